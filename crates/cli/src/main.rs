@@ -1,0 +1,2 @@
+//! The farandole command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Drives: takes requests, agrees with peers, runs schedules over links.

@@ -1,0 +1,1 @@
+//! Data parallelism for Rust programs: collectives over many processes.

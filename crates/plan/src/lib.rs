@@ -1,0 +1,22 @@
+//! Decides what the ranks of a job do: which requests are ready everywhere, in what order they run,
+//! which of them travel together, and the exact steps of every rank.
+//!
+//! Everything here is a function from values to values. There is no I/O, no clock (time is a parameter
+//! called `now`), no thread, no unsafe code and no tensor memory: a [`Request`] describes a tensor, it does not
+//! hold one. This is why every algorithm can be proved by running all ranks symbolically (`verify`)
+//! and why a simulator can drive the very code that production drives.
+//!
+//! The words used throughout: a *rank* is one process of the job; a *group* is a set of ranks that talk to
+//! each other, numbered anew from zero inside the group; a *request* is what a rank asks for; a *bucket* is a set of
+//! requests that travel together; a *chunk* is the part of a buffer that one rank is responsible for; a *schedule* is
+//! the list of *steps* of one rank.
+
+#![forbid(unsafe_code)]
+
+pub mod request;
+pub mod schedule;
+pub mod topology;
+
+pub use request::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
+pub use schedule::{Arrival, Buffer, Schedule, Span, Step};
+pub use topology::Topology;

@@ -1,0 +1,296 @@
+//! The vocabulary: what a rank can ask for.
+//!
+//! A [`Request`] describes one collective on one tensor completely enough that two ranks can find out whether they
+//! mean the same thing. It holds no memory. Whether requests of different ranks fit together is decided in
+//! `validate`; when they run is decided in `agree`.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A process of the job. Inside a group, ranks are numbered from zero in the order of their world ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// The rank as an index into per-rank tables.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl From<usize> for Rank {
+    fn from(index: usize) -> Self {
+        Rank(u32::try_from(index).expect("a world has fewer than 2^32 ranks"))
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A group of ranks (Horovod: process set). Zero is the whole world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u32);
+
+impl GroupId {
+    /// The group that holds every rank.
+    pub const WORLD: GroupId = GroupId(0);
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Element type of a tensor. The discriminants travel on the wire; never renumber them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// One byte, zero or one.
+    Bool = 0,
+    /// Unsigned 8-bit integer.
+    U8 = 1,
+    /// Signed 8-bit integer.
+    I8 = 2,
+    /// Unsigned 16-bit integer.
+    U16 = 3,
+    /// Signed 16-bit integer.
+    I16 = 4,
+    /// Unsigned 32-bit integer.
+    U32 = 5,
+    /// Signed 32-bit integer.
+    I32 = 6,
+    /// Unsigned 64-bit integer.
+    U64 = 7,
+    /// Signed 64-bit integer.
+    I64 = 8,
+    /// IEEE half precision.
+    F16 = 9,
+    /// The upper half of an IEEE single.
+    BF16 = 10,
+    /// IEEE single precision.
+    F32 = 11,
+    /// IEEE double precision.
+    F64 = 12,
+}
+
+impl Dtype {
+    /// Every element type, in wire order.
+    pub const ALL: [Dtype; 13] = [
+        Dtype::Bool,
+        Dtype::U8,
+        Dtype::I8,
+        Dtype::U16,
+        Dtype::I16,
+        Dtype::U32,
+        Dtype::I32,
+        Dtype::U64,
+        Dtype::I64,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::F32,
+        Dtype::F64,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Dtype::Bool | Dtype::U8 | Dtype::I8 => 1,
+            Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
+            Dtype::U64 | Dtype::I64 | Dtype::F64 => 8,
+        }
+    }
+
+    /// Whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
+    }
+
+    /// The element type with this wire number.
+    pub fn from_wire(number: u8) -> Option<Dtype> {
+        Dtype::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The name users know: `float32`, `bfloat16`, `int64`, …
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::Bool => "bool",
+            Dtype::U8 => "uint8",
+            Dtype::I8 => "int8",
+            Dtype::U16 => "uint16",
+            Dtype::I16 => "int16",
+            Dtype::U32 => "uint32",
+            Dtype::I32 => "int32",
+            Dtype::U64 => "uint64",
+            Dtype::I64 => "int64",
+            Dtype::F16 => "float16",
+            Dtype::BF16 => "bfloat16",
+            Dtype::F32 => "float32",
+            Dtype::F64 => "float64",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How contributions are combined. The discriminants are Horovod's constants and travel on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum ReduceOp {
+    /// The mean over the ranks; for integers truncated towards zero, for bool true where all are true.
+    Average = 0,
+    /// The sum; integers wrap, bool is "any".
+    Sum = 1,
+    /// Adaptive summation: sum where gradients are orthogonal, mean where they are parallel.
+    Adasum = 2,
+    /// The smallest; for bool "all".
+    Min = 3,
+    /// The largest; for bool "any".
+    Max = 4,
+    /// The product; integers wrap, bool is "all".
+    Product = 5,
+}
+
+impl ReduceOp {
+    /// Every operation, in wire order.
+    pub const ALL: [ReduceOp; 6] =
+        [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Adasum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+    /// The operation with this wire number.
+    pub fn from_wire(number: u8) -> Option<ReduceOp> {
+        ReduceOp::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The name users know.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Average => "Average",
+            ReduceOp::Sum => "Sum",
+            ReduceOp::Adasum => "Adasum",
+            ReduceOp::Min => "Min",
+            ReduceOp::Max => "Max",
+            ReduceOp::Product => "Product",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Host memory.
+    #[default]
+    Cpu,
+    /// Memory of the accelerator with this local index.
+    Gpu(u32),
+}
+
+/// Dimensions of a tensor, outermost first. Empty means a scalar (one element).
+pub type Shape = Vec<u64>;
+
+/// Which collective, with what is particular to it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Collective {
+    /// Every rank gets the combination of all contributions.
+    Allreduce {
+        /// How contributions are combined.
+        op: ReduceOp,
+        /// Factor applied to each contribution.
+        prescale: f64,
+        /// Factor applied to the result.
+        postscale: f64,
+    },
+    /// Every rank gets all contributions one after the other along the first dimension, which may differ.
+    Allgather,
+    /// Every rank gets the root's tensor.
+    Broadcast {
+        /// The rank (inside the group) whose tensor is sent.
+        root: Rank,
+    },
+    /// Rank i's j-th part goes to rank j as its i-th part.
+    Alltoall {
+        /// Rows for each rank of the group; `None` splits evenly.
+        splits: Option<Vec<u64>>,
+    },
+    /// Every rank gets its own part of the combination, along the first dimension.
+    ReduceScatter {
+        /// How contributions are combined.
+        op: ReduceOp,
+        /// Factor applied to each contribution.
+        prescale: f64,
+        /// Factor applied to the result.
+        postscale: f64,
+    },
+    /// Nobody leaves before everybody has come.
+    Barrier,
+    /// This rank has no more data: it contributes neutral values until all ranks have joined.
+    Join,
+}
+
+impl Collective {
+    /// The lower-case word users know: `allreduce`, `allgather`, …
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Collective::Allreduce { .. } => "allreduce",
+            Collective::Allgather => "allgather",
+            Collective::Broadcast { .. } => "broadcast",
+            Collective::Alltoall { .. } => "alltoall",
+            Collective::ReduceScatter { .. } => "reducescatter",
+            Collective::Barrier => "barrier",
+            Collective::Join => "join",
+        }
+    }
+}
+
+/// Requests that must run together or not at all.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Batch {
+    /// Name of the whole batch, equal on all ranks.
+    pub name: Arc<str>,
+    /// How many requests belong to it.
+    pub members: u32,
+}
+
+/// One collective on one tensor, as one rank asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The tensor's name; the same on all ranks for requests that belong together.
+    pub name: Arc<str>,
+    /// Which collective.
+    pub collective: Collective,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions of this rank's tensor.
+    pub shape: Shape,
+    /// Where this rank's tensor lies.
+    pub device: Device,
+    /// The batch this request belongs to, for grouped collectives.
+    pub batch: Option<Batch>,
+    /// Higher runs earlier among requests that are ready together (first needed first).
+    pub priority: i32,
+}
+
+impl Request {
+    /// Number of elements of this rank's tensor.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Number of bytes of this rank's tensor.
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.size_bytes() as u64
+    }
+}

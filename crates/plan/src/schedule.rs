@@ -1,0 +1,172 @@
+//! What one rank does, step by step, to carry out one collective.
+//!
+//! Every algorithm of this crate produces a [`Schedule`]: a flat list of [`Step`]s for one rank. A driver walks the list
+//! from front to back. Spans count elements, ranks are numbered inside the group. There are two families of steps.
+//!
+//! **Messages** ([`Step::Send`], [`Step::Recv`]) work over any link. A send is *posted*: the driver hands the span to the
+//! link and walks on; the bytes leave in the order of posting, first in, first out for each pair of ranks. The span of
+//! a posted send must not be written before it has left: a driver that reaches a receive into it first waits for the
+//! send. A receive waits for the next message of that peer, which must have exactly its length. With sends that never
+//! block, a set of schedules is free of deadlock exactly if it terminates in a symbolic run.
+//!
+//! **Window steps** work between ranks that see each other's memory. Each rank has a *window*: a shared-memory area with
+//! `slots` slots, each for one *tile* (tile `t` uses slot `t % slots`). Tiles cut the buffer into cache-sized pieces, so that
+//! what passes between ranks stays in cache:
+//! - [`Step::Publish`] copies this rank's contribution to the tile (all chunks but its own) into its slot; before, it waits
+//!   until every peer has folded tile `t - slots` (nobody still reads the slot).
+//! - [`Step::FoldTile`] waits until every peer has published the tile, combines all contributions to its own chunk in rank
+//!   order, leaves the result in its buffer and in its window; before, it waits until every peer has fetched this
+//!   rank's result of tile `t - slots`.
+//! - [`Step::Fetch`] waits until `from` has folded the tile and copies that rank's result into the buffer.
+//! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of it,
+//!   in rank order, on every rank alike: one hand-over instead of two, for small tensors.
+//!
+//! **Mapped steps** work on buffers that themselves lie in shared memory:
+//! - [`Step::Expose`] says that this rank's buffer is filled;
+//! - [`Step::FoldAcross`] waits until everybody has exposed, combines the span of all buffers in rank order and stores
+//!   the result in all of them;
+//! - [`Step::Settle`] says that this rank is done and waits until all are.
+//!
+//! What a step waits for is part of its meaning, so that a schedule cannot forget to wait. `verify` checks the rest.
+
+use crate::request::Rank;
+
+/// A range of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// First element.
+    pub start: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
+impl Span {
+    /// The elements from `start` up to and without `end`.
+    pub fn between(start: u64, end: u64) -> Span {
+        assert!(start <= end, "a span does not end before it starts");
+        Span { start, len: end - start }
+    }
+
+    /// One past the last element.
+    pub fn end(self) -> u64 {
+        self.start + self.len
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the two have an element in common.
+    pub fn overlaps(self, other: Span) -> bool {
+        self.start < other.end() && other.start < self.end() && !self.is_empty() && !other.is_empty()
+    }
+
+    /// The `part`-th of `parts` nearly equal pieces; earlier pieces get the extra elements.
+    pub fn piece(self, part: usize, parts: usize) -> Span {
+        let (part, parts) = (part as u64, parts as u64);
+        let (share, extra) = (self.len / parts, self.len % parts);
+        let start = self.start + part * share + part.min(extra);
+        Span { start, len: share + u64::from(part < extra) }
+    }
+}
+
+/// Which memory a send reads from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Buffer {
+    /// The buffer that receives write to.
+    Work,
+    /// The caller's input where it must stay as it is (alltoall).
+    Source,
+}
+
+/// What happens to arriving elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arrival {
+    /// They replace what is there.
+    Place,
+    /// They are combined with what is there.
+    Fold,
+}
+
+/// One step of one rank. See the module's text for what each waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Post a message.
+    Send {
+        /// The peer.
+        to: Rank,
+        /// Where the elements are.
+        from: Buffer,
+        /// Which elements.
+        span: Span,
+    },
+    /// Wait for a message.
+    Recv {
+        /// The peer.
+        from: Rank,
+        /// Where the elements go in [`Buffer::Work`].
+        span: Span,
+        /// What happens to them.
+        arrival: Arrival,
+    },
+    /// Make this rank's contribution to a tile visible.
+    Publish {
+        /// Number of the tile.
+        tile: u32,
+        /// The tile.
+        span: Span,
+        /// The part that nobody else needs (this rank's own chunk), inside `span`; may be empty.
+        except: Span,
+    },
+    /// Combine everybody's contribution to this rank's chunk of a tile.
+    FoldTile {
+        /// Number of the tile.
+        tile: u32,
+        /// The tile.
+        span: Span,
+        /// This rank's chunk of it.
+        chunk: Span,
+    },
+    /// Copy another rank's result of a tile.
+    Fetch {
+        /// Number of the tile.
+        tile: u32,
+        /// Whose result.
+        from: Rank,
+        /// That rank's chunk of the tile.
+        chunk: Span,
+    },
+    /// Combine everybody's contribution to a whole tile.
+    FoldWhole {
+        /// Number of the tile.
+        tile: u32,
+        /// The tile.
+        span: Span,
+    },
+    /// Say that this rank's mapped buffer is filled.
+    Expose,
+    /// Combine a span of all mapped buffers and store the result in all of them.
+    FoldAcross {
+        /// The span.
+        span: Span,
+    },
+    /// Say that this rank is done with the mapped buffers and wait until all are.
+    Settle,
+}
+
+/// The steps of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// In the order in which they are taken.
+    pub steps: Vec<Step>,
+    /// Slots of the window that window steps assume; zero if there are none.
+    pub slots: u32,
+}
+
+impl Schedule {
+    /// A schedule of message or mapped steps.
+    pub fn new(steps: Vec<Step>) -> Schedule {
+        Schedule { steps, slots: 0 }
+    }
+}

@@ -1,0 +1,1 @@
+//! Tensor memory: regions that someone else owns, and the arithmetic on them.

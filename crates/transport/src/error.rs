@@ -1,0 +1,132 @@
+//! What can go wrong between two ranks, by what the caller can do about it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use farandole_plan::Rank;
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The world misbehaved. Each variant names the peer; layers above add the tensor and the time.
+#[derive(Debug)]
+pub enum Error {
+    /// The peer's process ended or its host went away: the connection was closed without a word.
+    PeerGone {
+        /// The peer.
+        peer: Rank,
+        /// What showed it: end of file, connection reset, …
+        how: String,
+    },
+    /// The peer gave up and said why before it closed.
+    PeerAborted {
+        /// The peer that told us.
+        peer: Rank,
+        /// Its own words: the first cause.
+        cause: String,
+    },
+    /// The peer sent something that is not our protocol, or not what both had agreed on.
+    Garbled {
+        /// The peer.
+        peer: Rank,
+        /// What was wrong.
+        what: String,
+    },
+    /// The peer speaks another version of the protocol.
+    Version {
+        /// The peer, if it had said who it is.
+        peer: Option<Rank>,
+        /// Our version.
+        ours: u16,
+        /// Its version.
+        theirs: u16,
+    },
+    /// Payload arrived with a wrong checksum or seal.
+    Corrupt {
+        /// The peer.
+        peer: Rank,
+        /// What was wrong.
+        what: String,
+    },
+    /// Nothing moved for too long.
+    Deadline {
+        /// The peer that we were waiting for, if one can be named.
+        peer: Option<Rank>,
+        /// What we were waiting for.
+        waiting_for: String,
+        /// For how long.
+        waited: Duration,
+    },
+    /// The peer does not hold the job's key.
+    Untrusted {
+        /// Where it came from.
+        from: String,
+    },
+    /// The operating system refused something on this side.
+    Local {
+        /// What we tried.
+        doing: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Wraps an error of the operating system with what was being tried.
+    pub fn local(doing: impl Into<String>, source: impl Into<io::Error>) -> Error {
+        Error::Local { doing: doing.into(), source: source.into() }
+    }
+
+    /// The peer that is to blame, if one can be named.
+    pub fn peer(&self) -> Option<Rank> {
+        match self {
+            Error::PeerGone { peer, .. }
+            | Error::PeerAborted { peer, .. }
+            | Error::Garbled { peer, .. }
+            | Error::Corrupt { peer, .. } => Some(*peer),
+            Error::Version { peer, .. } | Error::Deadline { peer, .. } => *peer,
+            Error::Untrusted { .. } | Error::Local { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::PeerGone { peer, how } => write!(f, "rank {peer} is gone ({how})"),
+            Error::PeerAborted { peer: _, cause } => f.write_str(cause),
+            Error::Garbled { peer, what } => write!(f, "rank {peer} sent something unexpected: {what}"),
+            Error::Version { peer: Some(peer), ours, theirs } => {
+                write!(
+                    f,
+                    "rank {peer} speaks protocol version {theirs}, this rank speaks {ours}: install the same farandole everywhere"
+                )
+            }
+            Error::Version { peer: None, ours, theirs } => {
+                write!(
+                    f,
+                    "a peer speaks protocol version {theirs}, this rank speaks {ours}: install the same farandole everywhere"
+                )
+            }
+            Error::Corrupt { peer, what } => write!(f, "data from rank {peer} arrived damaged: {what}"),
+            Error::Deadline { peer: Some(peer), waiting_for, waited } => {
+                write!(f, "waited {:.1} s for rank {peer}: {waiting_for}", waited.as_secs_f64())
+            }
+            Error::Deadline { peer: None, waiting_for, waited } => {
+                write!(f, "waited {:.1} s: {waiting_for}", waited.as_secs_f64())
+            }
+            Error::Untrusted { from } => write!(f, "a connection from {from} does not hold this job's key"),
+            Error::Local { doing, source } => write!(f, "{doing}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Local { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

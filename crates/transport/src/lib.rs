@@ -1,0 +1,18 @@
+//! Moves bytes between two ranks.
+//!
+//! This room knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There is one folder
+//! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `tcp`
+//! (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no schedule.
+//!
+//! Nothing in here blocks except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it
+//! is finished; a driver goes round its links, and when nothing moves it waits, once, for all of them.
+
+#![deny(unsafe_code)]
+
+pub mod error;
+pub mod link;
+pub mod wait;
+
+pub use error::{Error, Result};
+pub use link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};
+pub use wait::{Bell, Waiter};

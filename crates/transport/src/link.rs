@@ -1,0 +1,94 @@
+//! The contract of a link: what every way of moving bytes between two ranks must do.
+//!
+//! A link joins this rank to one peer inside one group and carries *frames* in both directions, each direction first in,
+//! first out and independent of the other. A frame is a payload with a [`Tag`] that says which operation and which step of
+//! it the payload belongs to. Both sides know from their schedules which frames come and how long they are; the tag
+//! exists so that a difference of opinion is an error with a name and not a wrong sum.
+//!
+//! All calls return at once. [`Progress::Pending`] means "call again after the [`crate::Waiter`] has woken you", with the very
+//! same arguments: what has been done so far is kept in the cursor, never a pointer to the payload, which is why
+//! nothing here needs unsafe code. Frames of operations older than the one asked for (left behind by an operation that
+//! was given up) are skipped in silence; frames of newer ones are an error.
+//!
+//! [`Control`] carries whole small messages beside the frames. It is also the life-line: when the peer dies, `recv`
+//! says so, whatever the link for data is made of.
+
+use crate::error::Result;
+
+/// Which operation of the group, and which step of it, a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag {
+    /// Operations of a group are numbered; every rank of the group counts alike.
+    pub operation: u64,
+    /// Messages between these two ranks in this direction, counted within the operation.
+    pub message: u32,
+}
+
+/// Whether a call has finished its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Progress {
+    /// Finished.
+    Done,
+    /// Not finished, but something moved.
+    Moved,
+    /// Nothing can be done now.
+    Pending,
+}
+
+/// How far a frame has been sent. Starts as `default()`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendCursor {
+    /// Bytes of the payload that the link has taken. The meaning of the rest is the link's own.
+    pub taken: u64,
+    /// The link's own bookkeeping.
+    pub state: u64,
+}
+
+/// How far a frame has been received. Starts as `default()`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecvCursor {
+    /// Bytes of the payload that have been delivered.
+    pub delivered: u64,
+    /// The link's own bookkeeping.
+    pub state: u64,
+}
+
+/// Pieces that [`Link::recv`] delivers start at multiples of this many bytes from the start of the payload, and all
+/// but the last have a length that is a multiple of it. It is a multiple of every element size.
+pub const PIECE_ALIGN: usize = 64;
+
+/// A way to one peer. See the module's text for the contract.
+pub trait Link: Send {
+    /// Sends the frame `tag` with this payload.
+    fn send(&mut self, tag: Tag, payload: &[u8], cursor: &mut SendCursor) -> Result<Progress>;
+
+    /// Receives the frame `tag` of exactly `len` bytes and hands it on piece by piece, in order: `sink(offset, bytes)`.
+    fn recv(
+        &mut self,
+        tag: Tag,
+        len: u64,
+        cursor: &mut RecvCursor,
+        sink: &mut dyn FnMut(u64, &[u8]),
+    ) -> Result<Progress>;
+
+    /// Receives the frame `tag` into memory. Links that can read straight into it override this.
+    fn recv_into(&mut self, tag: Tag, target: &mut [u8], cursor: &mut RecvCursor) -> Result<Progress> {
+        let len = target.len() as u64;
+        self.recv(tag, len, cursor, &mut |offset, bytes| {
+            target[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        })
+    }
+}
+
+/// Whole small messages to and from one peer, in order, and the news of its death.
+pub trait Control: Send {
+    /// Queues a message. It leaves as soon as the peer takes it; `flush` reports when all have left.
+    fn send(&mut self, message: &[u8]) -> Result<()>;
+
+    /// Moves queued messages on.
+    fn flush(&mut self) -> Result<Progress>;
+
+    /// The next whole message, if one is there. Fails with [`crate::Error::PeerGone`] when the peer is dead.
+    fn recv(&mut self) -> Result<Option<Vec<u8>>>;
+}
