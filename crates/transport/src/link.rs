@@ -8,7 +8,9 @@
 //! All calls return at once. [`Progress::Pending`] means "call again after the [`crate::Waiter`] has woken you", with the very
 //! same arguments: what has been done so far is kept in the cursor, never a pointer to the payload, which is why
 //! nothing here needs unsafe code. Frames of operations older than the one asked for (left behind by an operation that
-//! was given up) are skipped in silence; frames of newer ones are an error.
+//! was given up) are skipped in silence; frames of newer ones are an error. Each direction carries one frame at a time:
+//! a frame must be [`Progress::Done`] before the next one of the same operation begins. An operation is given up by
+//! beginning a frame of a newer one; the cursors of the old one must not be used again.
 //!
 //! [`Control`] carries whole small messages beside the frames. It is also the life-line: when the peer dies, `recv`
 //! says so, whatever the link for data is made of.
@@ -22,6 +24,9 @@ pub struct Tag {
     pub operation: u64,
     /// Messages between these two ranks in this direction, counted within the operation.
     pub message: u32,
+    /// A hash of what this rank thinks the operation is (names, shapes, schedule). Ranks that count alike but think
+    /// differently find out here: a difference is an error that says so.
+    pub descriptor: u64,
 }
 
 /// Whether a call has finished its work.
@@ -63,7 +68,9 @@ pub trait Link: Send {
     /// Sends the frame `tag` with this payload.
     fn send(&mut self, tag: Tag, payload: &[u8], cursor: &mut SendCursor) -> Result<Progress>;
 
-    /// Receives the frame `tag` of exactly `len` bytes and hands it on piece by piece, in order: `sink(offset, bytes)`.
+    /// Receives the frame `tag` of exactly `len` bytes and hands it on piece by piece: `sink(offset, bytes)`. Each byte
+    /// is handed on exactly once; pieces may come in any order, because a large frame travels over several connections
+    /// at once.
     fn recv(
         &mut self,
         tag: Tag,
@@ -78,6 +85,12 @@ pub trait Link: Send {
         self.recv(tag, len, cursor, &mut |offset, bytes| {
             target[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         })
+    }
+
+    /// For the fault injector: damages the next frame that is sent, beneath its checksum and seal, so that the peer must
+    /// notice. Says whether this link can do that.
+    fn damage_next(&mut self) -> bool {
+        false
     }
 }
 
