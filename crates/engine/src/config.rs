@@ -1,0 +1,204 @@
+//! Every setting of the engine, once: field, type, default, environment variables and text.
+//!
+//! The first variable of a setting is its own name; the others are the names under which Horovod's users know it. The first one that
+//! is set counts. Times are in seconds and may have decimals. The settings of all ranks should agree; those that must
+//! (what fuses with what) are compared when the ranks meet.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// A type that a setting can have.
+pub trait SettingValue: Sized {
+    /// What a user may write, for messages.
+    const KIND: &'static str;
+    /// The value of a text, if it is one.
+    fn parse(text: &str) -> Option<Self>;
+    /// The text of a value; `parse` understands it.
+    fn show(&self) -> String;
+}
+
+impl SettingValue for u64 {
+    const KIND: &'static str = "a whole number";
+    fn parse(text: &str) -> Option<u64> {
+        text.parse().ok()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl SettingValue for bool {
+    const KIND: &'static str = "0 or 1";
+    fn parse(text: &str) -> Option<bool> {
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" | "on" => Some(true),
+            "" | "0" | "false" | "no" | "off" => Some(false),
+            _ => None,
+        }
+    }
+    fn show(&self) -> String {
+        u8::from(*self).to_string()
+    }
+}
+
+impl SettingValue for Duration {
+    const KIND: &'static str = "a number of seconds";
+    fn parse(text: &str) -> Option<Duration> {
+        Duration::try_from_secs_f64(text.parse().ok()?).ok()
+    }
+    fn show(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+impl SettingValue for Option<u64> {
+    const KIND: &'static str = "a whole number, or auto";
+    fn parse(text: &str) -> Option<Option<u64>> {
+        if text == "auto" { Some(None) } else { text.parse().ok().map(Some) }
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| "auto".to_owned(), |number| number.to_string())
+    }
+}
+
+/// One line of the table of settings, for documentation and `--help`.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The field of [`Config`].
+    pub name: &'static str,
+    /// Environment variables, the one that counts first.
+    pub variables: &'static [&'static str],
+    /// What may be written.
+    pub kind: &'static str,
+    /// The default, as it would be written.
+    pub default: String,
+    /// What it does.
+    pub text: &'static str,
+}
+
+macro_rules! settings {
+    ($($(#[doc = $text:literal])+ $name:ident: $kind:ty = $default:expr, [$($variable:literal),+];)+) => {
+        /// The settings of one engine.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $($(#[doc = $text])+ pub $name: $kind,)+
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config { $($name: $default,)+ }
+            }
+        }
+
+        impl Config {
+            /// The defaults, changed by what `lookup` finds under the settings' variables.
+            pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+                let mut config = Config::default();
+                $(for variable in [$($variable),+] {
+                    if let Some(text) = lookup(variable) {
+                        config.$name = read(variable, &text)?;
+                        break;
+                    }
+                })+
+                Ok(config)
+            }
+
+            /// The table of all settings.
+            pub fn table() -> Vec<Setting> {
+                let defaults = Config::default();
+                vec![$(Setting {
+                    name: stringify!($name),
+                    variables: &[$($variable),+],
+                    kind: <$kind as SettingValue>::KIND,
+                    default: defaults.$name.show(),
+                    text: concat!($($text),+).trim_ascii(),
+                },)+]
+            }
+        }
+    };
+}
+
+settings! {
+    /// Requests that are ready together travel together up to this many bytes. Larger buckets save start-up costs; smaller ones
+    /// let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter on any
+    /// link we know, and bounds the memory of the fusion buffer.
+    fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
+    /// Keeps requests of different batches (grouped collectives) apart.
+    separate_batches: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];
+    /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
+    /// response cache); any other number leaves it on.
+    replay: u64 = 1, ["FARANDOLE_REPLAY", "HOROVOD_CACHE_CAPACITY"];
+    /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
+    /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
+    patience: Duration = Duration::from_millis(10), ["FARANDOLE_PATIENCE_SECONDS"];
+    /// An operation that all ranks have agreed on fails when nothing has moved for this long. A dead process is noticed at once
+    /// by other means; this is for a host or a network that has silently gone.
+    deadline: Duration = Duration::from_secs(60), ["FARANDOLE_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"];
+    /// How long the ranks of a new group may take to find each other.
+    meet_deadline: Duration = Duration::from_secs(60), ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
+    /// After this long without all ranks having asked for a request, a report says who is missing.
+    stall_warning: Duration = Duration::from_secs(60),
+        ["FARANDOLE_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"];
+    /// After this long the stall ends the group. Zero means never.
+    stall_shutdown: Duration = Duration::ZERO,
+        ["FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"];
+    /// Switches the stall watch off.
+    stall_check_disable: bool = false, ["FARANDOLE_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"];
+    /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` spins only when the
+    /// host has a core for each of its ranks: on a crowded host spinning takes the core from the very peer that is
+    /// waited for.
+    spin_us: Option<u64> = None, ["FARANDOLE_SPIN_US"];
+}
+
+impl Config {
+    /// The defaults, changed by the environment.
+    pub fn from_env() -> Result<Config> {
+        Config::from_lookup(|variable| std::env::var(variable).ok())
+    }
+}
+
+fn read<V: SettingValue>(variable: &str, text: &str) -> Result<V> {
+    V::parse(text.trim()).ok_or_else(|| Error::Setting(format!("{variable}={text} is not {}", V::KIND).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(pairs: &'static [(&'static str, &'static str)]) -> Result<Config> {
+        Config::from_lookup(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn our_name_counts_before_the_alias() {
+        let config = with(&[("HOROVOD_FUSION_THRESHOLD", "1024")]).unwrap();
+        assert_eq!(config.fusion_threshold_bytes, 1024);
+        let config = with(&[("HOROVOD_FUSION_THRESHOLD", "1024"), ("FARANDOLE_FUSION_THRESHOLD", "2048")]).unwrap();
+        assert_eq!(config.fusion_threshold_bytes, 2048);
+    }
+
+    #[test]
+    fn times_may_have_decimals() {
+        let config = with(&[("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.25")]).unwrap();
+        assert_eq!(config.stall_warning, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn nonsense_names_the_variable() {
+        let error = with(&[("FARANDOLE_TIMEOUT_SECONDS", "soon")]).unwrap_err();
+        assert_eq!(error.to_string(), "setting FARANDOLE_TIMEOUT_SECONDS=soon is not a number of seconds");
+    }
+
+    #[test]
+    fn every_default_reads_back_and_every_variable_is_used_once() {
+        let mut seen = std::collections::HashSet::new();
+        for setting in Config::table() {
+            assert!(!setting.text.is_empty());
+            let variable = setting.variables[0];
+            let config = Config::from_lookup(|name| (name == variable).then(|| setting.default.clone())).unwrap();
+            assert_eq!(config, Config::default(), "{variable}");
+            assert!(setting.variables.iter().all(|name| seen.insert(*name)), "{variable}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What can go wrong, by what the caller can do about it.
+//!
+//! Three kinds. *Wrong use* is found before anything is sent and costs nothing: the engine goes on. *Refused* means that
+//! the ranks do not ask for the same thing; every rank gets the same explanation and the engine goes on. *Failed* means that the
+//! group (and, for the world, the engine) cannot go on: every outstanding and every later ticket carries the
+//! same [`Failure`], the first cause, not whatever broke next because of it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farandole_plan::{GroupId, Rank};
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a request was not carried out. Cheap to clone: many tickets share one cause.
+#[derive(Clone, Debug)]
+pub enum Error {
+    /// The engine has been shut down, by this process or because a peer said goodbye. Start a new one to go on.
+    ShutDown,
+    /// There is no such group.
+    UnknownGroup(GroupId),
+    /// This rank is not a member of the group.
+    ForeignGroup(GroupId),
+    /// A group of exactly these ranks exists already.
+    ExistingGroup(GroupId),
+    /// These ranks do not make a group.
+    InvalidGroup(Arc<str>),
+    /// A request of this name is still under way in the group.
+    Duplicate {
+        /// The name.
+        name: Arc<str>,
+        /// The group.
+        group: GroupId,
+    },
+    /// The memory that came with the request does not fit its description.
+    WrongMemory {
+        /// The request's name.
+        name: Arc<str>,
+        /// What does not fit.
+        what: Arc<str>,
+    },
+    /// The ranks do not ask for the same thing, or for something that cannot be done. All ranks get the same words.
+    Refused {
+        /// The request's name.
+        name: Arc<str>,
+        /// What differs, and on which ranks.
+        explanation: Arc<str>,
+    },
+    /// The wait's own deadline passed. The request is still under way; the ticket can be waited for again.
+    TimedOut {
+        /// The request's name.
+        name: Arc<str>,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// The result of this ticket has been taken before.
+    Taken,
+    /// This process is a fork of the one that started the engine. Start an engine in the child instead.
+    Forked,
+    /// A setting cannot be understood.
+    Setting(Arc<str>),
+    /// The group cannot go on; this is the first cause.
+    Failed(Arc<Failure>),
+}
+
+/// The first cause of a group's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What happened, complete with rank, host, tensor and times, in the words of the rank that noticed first.
+    pub what: String,
+    /// The world rank that is to blame, if one can be named.
+    pub rank: Option<Rank>,
+    /// The request that was under way.
+    pub tensor: Option<Arc<str>>,
+    /// How long that request had been under way.
+    pub elapsed: Option<Duration>,
+    /// Whether the peers left in an orderly way (shutdown), so that nothing is broken.
+    pub orderly: bool,
+}
+
+impl Error {
+    /// Whether the engine (or the group) can still be used after this error.
+    pub fn is_recoverable(&self) -> bool {
+        !matches!(self, Error::ShutDown | Error::Failed(_) | Error::Forked)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::ShutDown => f.write_str("the engine has been shut down; start a new one to go on"),
+            Error::UnknownGroup(group) => write!(f, "there is no group {group}"),
+            Error::ForeignGroup(group) => write!(f, "this rank is not a member of group {group}"),
+            Error::ExistingGroup(group) => write!(f, "a group of exactly these ranks exists already: group {group}"),
+            Error::InvalidGroup(why) => write!(f, "these ranks do not make a group: {why}"),
+            Error::Duplicate { name, group } => write!(
+                f,
+                "a request named \"{name}\" is still under way in group {group}; wait for it or choose another name"
+            ),
+            Error::WrongMemory { name, what } => write!(f, "memory of \"{name}\" does not fit the request: {what}"),
+            Error::Refused { name, explanation } => write!(f, "\"{name}\": {explanation}"),
+            Error::TimedOut { name, waited } => {
+                write!(f, "\"{name}\" is not done after {:.3} s; it is still under way", waited.as_secs_f64())
+            }
+            Error::Taken => f.write_str("the result of this ticket has been taken before"),
+            Error::Forked => {
+                f.write_str("this process was forked from the one that started the engine; start an engine here instead")
+            }
+            Error::Setting(what) => write!(f, "setting {what}"),
+            Error::Failed(failure) => failure.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Failed(failure) => Some(&**failure),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        if failure.orderly { Error::ShutDown } else { Error::Failed(Arc::new(failure)) }
+    }
+}
