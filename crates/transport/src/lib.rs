@@ -11,6 +11,7 @@
 
 pub mod error;
 pub mod link;
+pub mod shm;
 pub mod wait;
 
 pub use error::{Error, Result};

@@ -1,0 +1,65 @@
+//! Where things lie inside a segment.
+//!
+//! ```text
+//! board | small slots | tile slots | result slots | rings to each local rank | mapped buffers, appended as asked for
+//! ```
+//!
+//! All ranks of a host compute the same layout from the same numbers, which therefore travel in the hello of a mesh.
+
+use super::segment::PAGE_BYTES;
+
+/// Sizes that all ranks of a host must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Ranks on this host.
+    pub ranks: usize,
+    /// Bytes of one of the two slots for small contributions.
+    pub small_bytes: usize,
+    /// Bytes of a tile.
+    pub tile_bytes: usize,
+    /// Slots for tiles, and for results of tiles.
+    pub slots: usize,
+    /// Bytes of a ring between two ranks.
+    pub ring_bytes: usize,
+}
+
+impl Layout {
+    /// The layout used unless tests want small numbers.
+    ///
+    /// Small slots hold what one hand-over is best for at most. Four slots let a rank publish two tiles ahead
+    /// while it folds one and fetches another. A tile (and so a slot) is sized so that all slots that
+    /// two ranks touch stay within a core's second-level cache; a ring is as large as a few pieces in flight.
+    pub fn standard(ranks: usize) -> Layout {
+        Layout { ranks, small_bytes: 64 << 10, tile_bytes: 1 << 20, slots: 4, ring_bytes: 256 << 10 }
+    }
+
+    /// Offset of the small slot for operations of this parity.
+    pub(crate) fn small_offset(&self, parity: usize) -> usize {
+        PAGE_BYTES + parity * page_up(self.small_bytes)
+    }
+
+    /// Offset of a tile slot.
+    pub(crate) fn tile_offset(&self, slot: usize) -> usize {
+        self.small_offset(2) + slot * page_up(self.tile_bytes)
+    }
+
+    /// Offset of a result slot.
+    pub(crate) fn result_offset(&self, slot: usize) -> usize {
+        self.tile_offset(self.slots) + slot * page_up(self.tile_bytes)
+    }
+
+    /// Offset of the ring towards this local rank.
+    pub(crate) fn ring_offset(&self, to: usize) -> usize {
+        self.result_offset(self.slots) + to * (PAGE_BYTES + page_up(self.ring_bytes))
+    }
+
+    /// Bytes of everything but mapped buffers.
+    pub fn fixed_bytes(&self) -> usize {
+        self.ring_offset(self.ranks)
+    }
+}
+
+/// The next multiple of the page size.
+pub(crate) fn page_up(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE_BYTES)
+}

@@ -1,0 +1,174 @@
+//! One rank's shared memory: an anonymous file that every rank of the host maps.
+//!
+//! A [`Segment`] is a memfd. It has no name in any file system, so it is gone as soon as the last process that holds or maps
+//! it is gone, whatever killed it: there is nothing to clean up and nothing to leak. The owner decides its
+//! size; peers get the descriptor over a Unix socket and map the same bytes.
+//!
+//! This file owns the raw mapping and nothing else. Who may read or write which bytes when is decided by the
+//! protocols in `board`, `window`, `ring` and `mapped`, which alone turn parts of a mapping into references.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+
+/// Alignment of everything that has a place of its own inside a segment.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// A shared memory file.
+#[derive(Debug)]
+pub struct Segment {
+    fd: OwnedFd,
+}
+
+impl Segment {
+    /// A new segment of this many bytes. Pages cost memory only once they are touched.
+    pub fn create(bytes: usize) -> Result<Segment> {
+        let fd = rustix::fs::memfd_create("farandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| Error::local("creating shared memory (memfd_create)", e))?;
+        let segment = Segment { fd };
+        segment.grow(bytes)?;
+        // A peer that could shrink the file would turn our next access into SIGBUS.
+        rustix::fs::fcntl_add_seals(&segment.fd, SealFlags::SHRINK)
+            .map_err(|e| Error::local("sealing shared memory", e))?;
+        Ok(segment)
+    }
+
+    /// A segment that a peer has passed to us.
+    pub fn from_fd(fd: OwnedFd) -> Segment {
+        Segment { fd }
+    }
+
+    /// Another handle on the same memory.
+    pub fn duplicate(&self) -> Result<Segment> {
+        let fd = self.fd.try_clone().map_err(|e| Error::local("duplicating a descriptor", e))?;
+        Ok(Segment { fd })
+    }
+
+    /// The descriptor, to be passed to peers.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Makes the file at least this long.
+    pub(crate) fn grow(&self, bytes: usize) -> Result<()> {
+        if self.len()? < bytes {
+            rustix::fs::ftruncate(&self.fd, bytes as u64)
+                .map_err(|e| Error::local(format!("growing shared memory to {bytes} bytes"), e))?;
+        }
+        Ok(())
+    }
+
+    /// Length of the file.
+    pub(crate) fn len(&self) -> Result<usize> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|e| Error::local("looking at shared memory", e))?;
+        Ok(stat.st_size as usize)
+    }
+
+    /// Maps a part of the file, page by page when it is touched.
+    pub(crate) fn map(&self, offset: usize, bytes: usize) -> Result<Mapping> {
+        self.map_with(offset, bytes, MapFlags::SHARED)
+    }
+
+    /// Maps a part of the file with all its pages in place, so that no later access faults.
+    pub(crate) fn map_populated(&self, offset: usize, bytes: usize) -> Result<Mapping> {
+        self.map_with(offset, bytes, MapFlags::SHARED | MapFlags::POPULATE)
+    }
+
+    /// Gives the pages of a part of the file back to the system.
+    pub(crate) fn release(&self, offset: usize, bytes: usize) {
+        use rustix::fs::FallocateFlags as How;
+        // Only memory is at stake: if the system refuses, the pages are freed with the segment.
+        let _ = rustix::fs::fallocate(&self.fd, How::PUNCH_HOLE | How::KEEP_SIZE, offset as u64, bytes as u64);
+    }
+
+    fn map_with(&self, offset: usize, bytes: usize, flags: MapFlags) -> Result<Mapping> {
+        let length = self.len()?;
+        if offset % PAGE_BYTES != 0 || offset.checked_add(bytes).is_none_or(|end| end > length) {
+            let source = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+            return Err(Error::local(format!("mapping {bytes} bytes at {offset} of a segment of {length}"), source));
+        }
+        // SAFETY: a null hint lets the kernel choose a free range, so no existing mapping is replaced. The file is at
+        // least this long (checked above) and sealed against shrinking by its owner.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                &self.fd,
+                offset as u64,
+            )
+        }
+        .map_err(|e| Error::local(format!("mapping {bytes} bytes of shared memory"), e))?;
+        let start = NonNull::new(start.cast::<u8>()).expect("mmap does not return null");
+        Ok(Mapping { start, bytes })
+    }
+}
+
+/// A mapped part of a segment, unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping is plain memory that stays where it is until dropped; which thread holds the handle is irrelevant.
+// Access to the bytes goes through raw pointers, whose users keep their own protocol.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives out raw pointers only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Pointer to the byte at `offset`, with at least `bytes` bytes behind it.
+    pub(crate) fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "access stays inside its mapping");
+        // SAFETY: the offset was checked to lie inside the mapping.
+        unsafe { self.start.add(offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly this range was mapped in `map_with`, it is unmapped only here, and references into it borrow
+        // from structures that own the mapping.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_show_the_same_bytes() {
+        let segment = Segment::create(2 * PAGE_BYTES).unwrap();
+        let (one, two) = (segment.map(0, 2 * PAGE_BYTES).unwrap(), segment.map(PAGE_BYTES, PAGE_BYTES).unwrap());
+        // SAFETY: both pointers are inside live mappings, and nobody else has them.
+        let seen = unsafe {
+            one.at(PAGE_BYTES + 7, 1).write(42);
+            two.at(7, 1).read()
+        };
+        assert_eq!(seen, 42);
+    }
+
+    #[test]
+    fn mapping_beyond_the_end_is_refused() {
+        let segment = Segment::create(PAGE_BYTES).unwrap();
+        assert!(segment.map(0, PAGE_BYTES + 1).is_err());
+        assert!(segment.map(PAGE_BYTES, usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_segment_cannot_be_shrunk_by_a_peer() {
+        let segment = Segment::create(2 * PAGE_BYTES).unwrap();
+        assert!(rustix::fs::ftruncate(segment.fd(), 0).is_err());
+        segment.grow(4 * PAGE_BYTES).unwrap();
+        assert_eq!(segment.len().unwrap(), 4 * PAGE_BYTES);
+    }
+}
