@@ -1,2 +1,106 @@
-//! Chores.
-fn main() {}
+//! The project's own chores, run as `cargo xtask <chore>`.
+//!
+//! Each chore is a function that takes the words after its name. What continuous integration does is the chore `ci` and
+//! nothing else; every other chore is either one leg of it or something too slow or too demanding to be one. There is
+//! no second way to run any of them: no makefile, no scripts.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a chore talks to the person who started it")]
+
+mod bench;
+mod ci;
+mod deny;
+mod fuzz;
+mod memcheck;
+mod miri;
+mod model;
+mod peers;
+mod shell;
+mod tally;
+mod tidy;
+mod tools;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+/// A chore: its name, one line for the list, and what it does.
+struct Chore {
+    name: &'static str,
+    summary: &'static str,
+    run: fn(&[String]) -> Result<()>,
+}
+
+/// Every chore, in the order in which the list shows them.
+const CHORES: [Chore; 13] = [
+    Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
+    Chore { name: "fmt", summary: "format the tree", run: ci::format },
+    Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
+    Chore { name: "tidy", summary: "arrows between crates, rooms for unsafe code, sizes, documents", run: tidy::run },
+    Chore { name: "test", summary: "tests through nextest, then doctests", run: ci::test },
+    Chore { name: "doc", summary: "the API documents, warnings denied", run: ci::doc },
+    Chore {
+        name: "deny",
+        summary: "licences and sources of dependencies [--advisories: known holes too]",
+        run: deny::run,
+    },
+    Chore { name: "model", summary: "model-check the hand-over protocols", run: model::run },
+    Chore { name: "memcheck", summary: "tests of the unsafe rooms under valgrind", run: memcheck::run },
+    Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
+    Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
+    Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },
+    Chore {
+        name: "peers",
+        summary: "install what `--against` compares with: Open MPI, MPICH, Gloo",
+        run: install_peers,
+    },
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nxtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(words: &[String]) -> Result<()> {
+    let Some((name, rest)) = words.split_first() else {
+        print_list();
+        bail!("which chore?");
+    };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        print_list();
+        return Ok(());
+    }
+    match CHORES.iter().find(|chore| chore.name == name) {
+        Some(chore) => (chore.run)(rest),
+        None => {
+            print_list();
+            bail!("there is no chore `{name}`");
+        }
+    }
+}
+
+fn print_list() {
+    println!("cargo xtask <chore>\n");
+    for chore in &CHORES {
+        println!("  {:9} {}", chore.name, chore.summary);
+    }
+}
+
+fn install_peers(words: &[String]) -> Result<()> {
+    no_words("peers", words)?;
+    peers::install()
+}
+
+/// For chores that take no words: refuses any.
+fn no_words(chore: &str, words: &[String]) -> Result<()> {
+    match words.first() {
+        None => Ok(()),
+        Some(word) => bail!("`cargo xtask {chore}` takes no words, but got `{word}`"),
+    }
+}

@@ -1,0 +1,132 @@
+//! What continuous integration runs, in order, and the chores that are one leg of it.
+//!
+//! The first leg that fails ends the run with the line that repeats it. After the last leg stand the times of all and, alone
+//! on the last line, how many tests ran: `N passed, 0 failed`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+use crate::{deny, memcheck, model, no_words, tidy, tools};
+
+/// One leg: what the heading says, the chore that repeats it, and what it does.
+struct Leg {
+    heading: &'static str,
+    chore: &'static str,
+    run: fn() -> Result<Tally>,
+}
+
+/// All legs. Cheap and likely to fail comes first.
+const LEGS: [Leg; 11] = [
+    Leg { heading: "tools", chore: "ci", run: install_tools },
+    Leg { heading: "format", chore: "fmt", run: check_format },
+    Leg { heading: "clippy", chore: "clippy", run: lint },
+    Leg { heading: "tidy", chore: "tidy", run: tidy::check },
+    Leg { heading: "tests", chore: "test", run: run_tests },
+    Leg { heading: "doctests", chore: "test", run: run_doctests },
+    Leg { heading: "tests on the portable path", chore: "ci", run: run_portable_tests },
+    Leg { heading: "documents", chore: "doc", run: build_documents },
+    Leg { heading: "licences and sources of dependencies", chore: "deny", run: deny::check },
+    Leg { heading: "model checks", chore: "model", run: model::check },
+    Leg { heading: "memory checks", chore: "memcheck", run: memcheck::check },
+];
+
+/// `cargo xtask ci`.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    no_words("ci", words)?;
+    let started = Instant::now();
+    let mut total = Tally::default();
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for leg in &LEGS {
+        println!("\n=== {} ===", leg.heading);
+        let leg_started = Instant::now();
+        total += (leg.run)().with_context(|| {
+            format!("the leg \"{}\" failed; alone it runs as `cargo xtask {}`", leg.heading, leg.chore)
+        })?;
+        times.push((leg.heading, leg_started.elapsed()));
+    }
+    println!("\n=== times ===");
+    for (heading, time) in &times {
+        println!("{:7.1} s  {heading}", time.as_secs_f64());
+    }
+    println!("{:7.1} s  in all\n", started.elapsed().as_secs_f64());
+    if total.passed == 0 || total.failed > 0 {
+        bail!("every leg ended well, yet the tests counted are: {total}");
+    }
+    println!("{total}");
+    Ok(())
+}
+
+/// `cargo xtask fmt`.
+pub(crate) fn format(words: &[String]) -> Result<()> {
+    no_words("fmt", words)?;
+    Shell::cargo(&["fmt", "--all"]).run()?;
+    Shell::cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml"]).run().map(drop)
+}
+
+/// `cargo xtask clippy`.
+pub(crate) fn clippy(words: &[String]) -> Result<()> {
+    no_words("clippy", words)?;
+    lint().map(drop)
+}
+
+/// `cargo xtask test`.
+pub(crate) fn test(words: &[String]) -> Result<()> {
+    no_words("test", words)?;
+    install_tools()?;
+    let mut total = run_tests()?;
+    total += run_doctests()?;
+    println!("\n{total}");
+    Ok(())
+}
+
+/// `cargo xtask doc`.
+pub(crate) fn doc(words: &[String]) -> Result<()> {
+    no_words("doc", words)?;
+    build_documents().map(drop)
+}
+
+fn install_tools() -> Result<Tally> {
+    tools::need_packages(&[tools::IPROUTE, tools::VALGRIND])?;
+    tools::need_subcommand(tools::NEXTEST)?;
+    tools::need_subcommand(tools::DENY)?;
+    Ok(Tally::default())
+}
+
+fn check_format() -> Result<Tally> {
+    Shell::cargo(&["fmt", "--all", "--check"]).run()?;
+    Shell::cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]).run()
+}
+
+fn lint() -> Result<Tally> {
+    Shell::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]).run()?;
+    // The fuzz targets are a workspace of their own. Naming a fuzzer library, whichever, spares the machine the C++ compiler
+    // that building libFuzzer would need; nothing is linked here.
+    Shell::cargo(&["clippy", "--manifest-path", "fuzz/Cargo.toml", "--", "-D", "warnings"])
+        .env("CUSTOM_LIBFUZZER_PATH", "none")
+        .env("CARGO_TARGET_DIR", tools::target_dir().join("fuzz").to_string_lossy())
+        .run()
+}
+
+fn run_tests() -> Result<Tally> {
+    Shell::cargo(&["nextest", "run", "--workspace"]).run()
+}
+
+fn run_doctests() -> Result<Tally> {
+    Shell::cargo(&["test", "--doc", "--workspace"]).run()
+}
+
+/// The same tests where the compiler flag takes run-time detection of the instruction set away. The flag changes every
+/// crate, so the leg has a target folder of its own and builds nothing of the others twice.
+fn run_portable_tests() -> Result<Tally> {
+    Shell::cargo(&["nextest", "run", "--package", "farandole-tensor", "--package", "farandole-engine"])
+        .env("RUSTFLAGS", "--cfg farandole_portable")
+        .env("CARGO_TARGET_DIR", tools::target_dir().join("portable").to_string_lossy())
+        .run()
+}
+
+fn build_documents() -> Result<Tally> {
+    Shell::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+}

@@ -1,0 +1,34 @@
+//! Runs the tests of the crates with unsafe code under valgrind.
+//!
+//! The binaries are those that `test` has built; valgrind takes the place of the kernel's loader through cargo's runner
+//! variable, so that nextest keeps its deadlines. Which tests run is written in `.config/nextest.toml`, profile
+//! `memcheck`. An invalid access, a jump on an uninitialised value or a definite leak fails the test that did it.
+
+use anyhow::Result;
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+use crate::{no_words, tools};
+
+/// What stands before each test. Only definite leaks count: what lives until the process ends (the test runner's own
+/// threads, lazily built tables) is reported as possible or reachable and is nobody's fault.
+const VALGRIND: &str = "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
+                        --errors-for-leak-kinds=definite --num-callers=30";
+
+/// `cargo xtask memcheck`.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    no_words("memcheck", words)?;
+    tools::need_packages(&[tools::VALGRIND])?;
+    tools::need_subcommand(tools::NEXTEST)?;
+    println!("\n{}", check()?);
+    Ok(())
+}
+
+/// All tests of profile `memcheck`.
+pub(crate) fn check() -> Result<Tally> {
+    let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
+    Shell::cargo(&["nextest", "run", "--profile", "memcheck"])
+        .words(&["--package", "farandole-tensor", "--package", "farandole-transport"])
+        .env(&runner, VALGRIND)
+        .run()
+}

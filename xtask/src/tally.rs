@@ -1,0 +1,117 @@
+//! Counts tests by reading what the test runners print at their end.
+//!
+//! Two runners speak here: nextest (`Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 0 skipped`) and the one that
+//! rustc links into tests (`test result: ok. 8 passed; 1 failed; 0 ignored`). Lines of anything else count nothing.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// How many tests passed and how many did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tests that passed.
+    pub(crate) passed: u64,
+    /// Tests that failed, in whatever manner: wrong, too slow, not startable, leaking.
+    pub(crate) failed: u64,
+}
+
+impl Tally {
+    /// What one line of output tells.
+    pub(crate) fn of_line(line: &str) -> Tally {
+        let line = without_colors(line);
+        let line = line.trim();
+        let nextest = line.starts_with("Summary [") && line.contains(" run: ");
+        let libtest = line.starts_with("test result: ");
+        if !nextest && !libtest {
+            return Tally::default();
+        }
+        let bad = ["failed", "timed out", "exec failed"].into_iter().map(|word| number_before(line, word));
+        Tally { passed: number_before(line, "passed"), failed: bad.sum() }
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+/// The number that stands directly before this word, or zero.
+fn number_before(line: &str, word: &str) -> u64 {
+    let parts = line.split([',', ';', ':', '.']);
+    let counted = parts.filter_map(|part| part.trim().split_once(' '));
+    counted
+        .filter(|(_, rest)| *rest == word || rest.starts_with(&format!("{word} (")))
+        .find_map(|(n, _)| n.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The line without terminal colours.
+fn without_colors(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        if c == '\u{1b}' {
+            for c in chars.by_ref() {
+                if c.is_ascii_alphabetic() {
+                    break;
+                }
+            }
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(line: &str) -> (u64, u64) {
+        let Tally { passed, failed } = Tally::of_line(line);
+        (passed, failed)
+    }
+
+    #[test]
+    fn nextest_is_understood() {
+        assert_eq!(tally("     Summary [   0.005s] 4 tests run: 4 passed, 0 skipped"), (4, 0));
+        assert_eq!(tally("  Summary [  61.0s] 1 test run: 1 passed (1 slow), 12 skipped"), (1, 0));
+        assert_eq!(
+            tally("Summary [ 1.0s] 9 tests run: 5 passed (1 leaky), 2 failed, 1 timed out, 1 exec failed, 0 skipped"),
+            (5, 4)
+        );
+    }
+
+    #[test]
+    fn libtest_is_understood() {
+        assert_eq!(
+            tally("test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.1s"),
+            (5, 0)
+        );
+        assert_eq!(tally("test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured"), (7, 2));
+    }
+
+    #[test]
+    fn colours_do_not_hide_numbers() {
+        assert_eq!(
+            tally(
+                "\u{1b}[32;1m     Summary\u{1b}[0m [   0.005s] \u{1b}[1m4\u{1b}[0m tests run: \u{1b}[1m4\u{1b}[0m \u{1b}[32;1mpassed\u{1b}[0m, \u{1b}[1m0\u{1b}[0m skipped"
+            ),
+            (4, 0)
+        );
+    }
+
+    #[test]
+    fn other_lines_count_nothing() {
+        assert_eq!(tally("running 4 tests"), (0, 0));
+        assert_eq!(tally("3 passed, 0 failed"), (0, 0));
+    }
+}

@@ -1,0 +1,126 @@
+//! Which crate may know which.
+//!
+//! Dependencies go one way: plan decides, engine drives, transport moves. The table below is the law; what the
+//! manifests say is read from `cargo metadata`, tests and build scripts included.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::Complaint;
+
+/// Every crate of the workspace and the crates of the workspace that it may depend on.
+const ARROWS: [(&str, &[&str]); 9] = [
+    ("farandole-plan", &[]),
+    ("farandole-trace", &[]),
+    ("farandole-tensor", &["farandole-plan"]),
+    ("farandole-transport", &["farandole-plan", "farandole-trace"]),
+    ("farandole-engine", &["farandole-plan", "farandole-tensor", "farandole-transport", "farandole-trace"]),
+    ("farandole-cluster", &["farandole-plan", "farandole-transport", "farandole-trace"]),
+    ("farandole", LIBRARY),
+    ("farandole-cli", COMMAND),
+    ("xtask", &[]),
+];
+
+const LIBRARY: &[&str] = &[
+    "farandole-plan",
+    "farandole-trace",
+    "farandole-tensor",
+    "farandole-transport",
+    "farandole-engine",
+    "farandole-cluster",
+];
+
+const COMMAND: &[&str] = &[
+    "farandole",
+    "farandole-plan",
+    "farandole-trace",
+    "farandole-tensor",
+    "farandole-transport",
+    "farandole-engine",
+    "farandole-cluster",
+];
+
+/// Names that a crate must not have: they say nothing, and everything ends up in them.
+const DRAWERS: [&str; 6] = ["common", "core", "utils", "util", "types", "shared"];
+
+/// A crate of the workspace and what it depends on, for whatever purpose.
+#[derive(Debug, PartialEq)]
+pub(super) struct Package {
+    name: String,
+    dependencies: Vec<String>,
+}
+
+/// The crates of the workspace, as `cargo metadata --no-deps` tells.
+pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
+    let metadata: Value = serde_json::from_str(metadata).context("reading what cargo metadata says")?;
+    let name_of = |value: &Value| value["name"].as_str().map(str::to_owned).context("cargo metadata without names");
+    let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
+    list(&metadata, "packages")
+        .iter()
+        .map(|package| {
+            let dependencies = list(package, "dependencies").iter().map(name_of).collect::<Result<_>>()?;
+            Ok(Package { name: name_of(package)?, dependencies })
+        })
+        .collect()
+}
+
+/// Complaints about arrows that the table does not have.
+pub(super) fn check(packages: &[Package]) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    let ours = |name: &str| packages.iter().any(|package| package.name == name);
+    for Package { name, dependencies } in packages {
+        let complain = |what: String| Complaint::fault("Cargo.toml", 0, what);
+        let short = name.strip_prefix("farandole-").unwrap_or(name);
+        if DRAWERS.contains(&short) {
+            complaints
+                .push(complain(format!("a crate must not be called `{short}`: put things where their idea lives")));
+        }
+        let Some((_, allowed)) = ARROWS.iter().find(|(crate_, _)| crate_ == name) else {
+            complaints.push(complain(format!("`{name}` is not in the table of arrows (xtask/src/tidy/arrows.rs)")));
+            continue;
+        };
+        for dependency in dependencies.iter().filter(|dependency| ours(dependency)) {
+            if !allowed.contains(&dependency.as_str()) && dependency != name {
+                complaints.push(complain(format!("`{name}` must not depend on `{dependency}`: arrows go one way")));
+            }
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(name: &str, dependencies: &[&str]) -> Package {
+        Package { name: name.to_owned(), dependencies: dependencies.iter().map(|d| (*d).to_owned()).collect() }
+    }
+
+    fn complaints(packages: &[Package]) -> Vec<String> {
+        check(packages).into_iter().map(|complaint| complaint.what).collect()
+    }
+
+    #[test]
+    fn metadata_is_understood() {
+        let metadata = r#"{"packages": [{"name": "farandole-tensor", "dependencies": [{"name": "half"}]}]}"#;
+        assert_eq!(packages(metadata).unwrap(), [package("farandole-tensor", &["half"])]);
+    }
+
+    #[test]
+    fn arrows_go_one_way() {
+        let plan = || package("farandole-plan", &[]);
+        assert_eq!(complaints(&[plan(), package("farandole-tensor", &["farandole-plan", "half"])]), [""; 0]);
+        let found = complaints(&[package("farandole-plan", &["farandole-tensor"]), package("farandole-tensor", &[])]);
+        assert_eq!(found, ["`farandole-plan` must not depend on `farandole-tensor`: arrows go one way"]);
+    }
+
+    #[test]
+    fn new_crates_are_entered_in_the_table() {
+        assert!(complaints(&[package("farandole-new", &[])])[0].contains("table of arrows"));
+    }
+
+    #[test]
+    fn drawers_are_refused() {
+        assert!(complaints(&[package("farandole-utils", &[])])[0].contains("must not be called"));
+    }
+}

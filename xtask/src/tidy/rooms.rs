@@ -1,0 +1,163 @@
+//! Unsafe code lives in few rooms, and each use of it explains itself.
+//!
+//! The list of rooms is here and nowhere else. A new entry is a decision: it widens what valgrind, Miri and the model
+//! checker must cover, and ARCHITECTURE.md names the same rooms.
+
+use super::Complaint;
+use super::code::{Lines, word_positions};
+use super::tree::File;
+
+/// Files and folders that may hold unsafe code.
+const ROOMS: [&str; 3] = ["crates/tensor/src/", "crates/transport/src/shm/", "crates/cli/src/peer/mpi.rs"];
+
+/// Roots of crates that have a room: they deny unsafe code and allow it room by room. All other roots forbid it.
+const ROOTS_WITH_ROOMS: [&str; 3] =
+    ["crates/tensor/src/lib.rs", "crates/transport/src/lib.rs", "crates/cli/src/main.rs"];
+
+/// How far above an unsafe word its explanation may begin.
+const EXPLANATION_LINES: usize = 16;
+
+/// Complaints about unsafe code in this file.
+pub(super) fn check(file: &File) -> Vec<Complaint> {
+    let lines = Lines::of(&file.text);
+    let mut complaints: Vec<Complaint> = root_complaint(file, &lines).into_iter().collect();
+    for (index, code) in lines.code.iter().enumerate() {
+        for at in word_positions(code, "unsafe") {
+            let use_ = Use::at(&lines, index, at);
+            let Some(wanted) = use_.explanation() else { continue };
+            if !ROOMS.iter().any(|room| file.path.starts_with(room)) {
+                let what = "unsafe code outside its rooms (the list is in xtask/src/tidy/rooms.rs)";
+                complaints.push(Complaint::fault(&file.path, index + 1, what));
+            } else if !explained(&lines, index, wanted) {
+                let what = format!("unsafe code without `{wanted}` in the comment directly above it");
+                complaints.push(Complaint::fault(&file.path, index + 1, what));
+            }
+        }
+    }
+    complaints
+}
+
+/// What the word `unsafe` introduces.
+#[derive(Debug, PartialEq)]
+enum Use {
+    /// A block, an implementation, an extern block or an attribute: somebody vouches for something.
+    Vouches,
+    /// A function or trait that asks its caller to vouch.
+    Asks,
+    /// A type such as `unsafe fn(u8)`: nothing happens here.
+    Names,
+}
+
+impl Use {
+    fn at(lines: &Lines, index: usize, at: usize) -> Use {
+        let mut rest = lines.code[index][at + "unsafe".len()..].to_owned();
+        // The next word may stand on the next line.
+        rest.push(' ');
+        rest.push_str(lines.code.get(index + 1).map_or("", String::as_str));
+        let rest = rest.trim_start().trim_start_matches("extern").trim_start().trim_start_matches("\"\"").trim_start();
+        if rest.starts_with("trait") {
+            return Use::Asks;
+        }
+        match rest.strip_prefix("fn").map(str::trim_start) {
+            Some(after) if after.starts_with('(') || after.starts_with('<') => Use::Names,
+            Some(_) => Use::Asks,
+            None => Use::Vouches,
+        }
+    }
+
+    /// The words that the comment above must hold.
+    fn explanation(&self) -> Option<&'static str> {
+        match self {
+            Use::Vouches => Some("SAFETY:"),
+            Use::Asks => Some("# Safety"),
+            Use::Names => None,
+        }
+    }
+}
+
+/// Whether the comment directly above this line, or on it, holds these words. Attributes and earlier lines of the same
+/// statement may stand between. An implementation of an unsafe trait function inherits the trait's words, so
+/// `SAFETY:` is also right where `# Safety` is wanted.
+fn explained(lines: &Lines, index: usize, wanted: &str) -> bool {
+    let holds = |at: usize| lines.comment[at].contains(wanted) || lines.comment[at].contains("SAFETY:");
+    if holds(index) {
+        return true;
+    }
+    for above in (index.saturating_sub(EXPLANATION_LINES)..index).rev() {
+        if holds(above) {
+            return true;
+        }
+        let code = lines.code[above].trim();
+        let has_comment = !lines.comment[above].is_empty();
+        let attribute = code.starts_with("#[") || code.starts_with("#![");
+        let ends_statement = code.ends_with([';', '{', '}', ',']) && !attribute;
+        if ends_statement || (code.is_empty() && !has_comment) {
+            return false;
+        }
+    }
+    false
+}
+
+/// A root of a crate that does not say where it stands.
+fn root_complaint(file: &File, lines: &Lines) -> Option<Complaint> {
+    let is_root = file.path.ends_with("src/lib.rs") || file.path.ends_with("src/main.rs");
+    if !is_root {
+        return None;
+    }
+    let level = if ROOTS_WITH_ROOMS.contains(&file.path.as_str()) { "deny" } else { "forbid" };
+    let (wanted, stricter) = (format!("#![{level}(unsafe_code)]"), "#![forbid(unsafe_code)]");
+    let says = lines.code.iter().any(|code| code.contains(&wanted) || code.contains(stricter));
+    (!says).then(|| Complaint::fault(&file.path, 0, format!("the root of the crate lacks `{wanted}`")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaints(path: &str, text: &str) -> Vec<(usize, String)> {
+        let file = File { path: path.to_owned(), text: text.to_owned() };
+        check(&file).into_iter().map(|complaint| (complaint.line, complaint.what)).collect()
+    }
+
+    const ROOM: &str = "crates/transport/src/shm/map.rs";
+
+    #[test]
+    fn outside_the_rooms_there_is_no_unsafe_code() {
+        let found = complaints("crates/plan/src/ring.rs", "// SAFETY: none\nunsafe { x() }\n");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.contains("outside its rooms"));
+    }
+
+    #[test]
+    fn a_block_needs_its_explanation() {
+        assert_eq!(complaints(ROOM, "fn a() {\n    unsafe { x() }\n}\n").len(), 1);
+        assert_eq!(complaints(ROOM, "fn a() {\n    // SAFETY: x is fine.\n    unsafe { x() }\n}\n"), []);
+        assert_eq!(complaints(ROOM, "// SAFETY: long\n// story.\nlet a =\n    unsafe { x() };\n"), []);
+    }
+
+    #[test]
+    fn an_explanation_serves_one_statement() {
+        let text = "// SAFETY: x.\nunsafe { x() };\nunsafe { y() };\n";
+        assert_eq!(complaints(ROOM, text).into_iter().map(|(line, _)| line).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn functions_say_what_they_ask_and_types_say_nothing() {
+        assert_eq!(complaints(ROOM, "/// X.\n///\n/// # Safety\n/// Y.\n#[inline]\npub unsafe fn a() {}\n"), []);
+        assert_eq!(complaints(ROOM, "/// X.\npub unsafe fn a() {}\n").len(), 1);
+        assert_eq!(complaints(ROOM, "type F = unsafe extern \"C\" fn(u8);\n"), []);
+    }
+
+    #[test]
+    fn words_in_comments_and_texts_are_no_code() {
+        assert_eq!(complaints("crates/plan/src/a.rs", "// unsafe { }\nlet x = \"unsafe {\";\n"), []);
+    }
+
+    #[test]
+    fn roots_say_where_they_stand() {
+        assert_eq!(complaints("crates/plan/src/lib.rs", "//! X.\n").len(), 1);
+        assert_eq!(complaints("crates/plan/src/lib.rs", "//! X.\n#![forbid(unsafe_code)]\n"), []);
+        assert_eq!(complaints("crates/plan/src/lib.rs", "//! X.\n#![deny(unsafe_code)]\n").len(), 1);
+        assert_eq!(complaints("crates/transport/src/lib.rs", "//! X.\n#![deny(unsafe_code)]\n"), []);
+    }
+}

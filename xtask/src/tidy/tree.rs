@@ -1,0 +1,83 @@
+//! The text files of the project, read once.
+//!
+//! Walks the folders itself instead of asking git, because what is checked must not depend on what has been committed.
+//! Folders that tools fill (build output, fuzzing finds, virtual environments) are not the project's text.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::shell::root;
+
+/// Folders that are not walked, by name.
+const NOT_OURS: [&str; 8] = [".git", "target", ".venv", "artifacts", "coverage", "corpus", "bench-out", "__pycache__"];
+
+/// Endings of files that are text and ours. A file without an ending is taken too (`.ci/run`), if it is text.
+const TEXT: [&str; 8] = ["rs", "md", "toml", "sh", "py", "yml", "json", ""];
+
+/// One text file.
+pub(super) struct File {
+    /// Where it lies, relative to the root, with forward slashes.
+    pub(super) path: String,
+    /// What is in it.
+    pub(super) text: String,
+}
+
+impl File {
+    /// Whether it is Rust.
+    pub(super) fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// Whether it is a document.
+    pub(super) fn is_markdown(&self) -> bool {
+        self.path.ends_with(".md")
+    }
+}
+
+/// All text files of the project, in order of their paths.
+pub(super) struct Tree {
+    /// The files.
+    pub(super) files: Vec<File>,
+}
+
+impl Tree {
+    /// Reads the tree from disk.
+    pub(super) fn read() -> Result<Tree> {
+        let mut files = Vec::new();
+        walk(&root(), &root(), &mut files)?;
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(Tree { files })
+    }
+
+    /// The text of this file, if there is one.
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
+        self.files.iter().find(|file| file.path == path).map(|file| file.text.as_str())
+    }
+
+    /// Whether there is such a file or folder on disk.
+    pub(super) fn exists(&self, path: &str) -> bool {
+        let inside = format!("{}/", path.trim_end_matches('/'));
+        self.files.iter().any(|file| file.path == path || file.path.starts_with(&inside)) || root().join(path).exists()
+    }
+}
+
+fn walk(root: &Path, folder: &Path, files: &mut Vec<File>) -> Result<()> {
+    for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if kind.is_dir() && !NOT_OURS.contains(&name.as_str()) {
+            walk(root, &path, files)?;
+        }
+        let ending = path.extension().map_or(String::new(), |ending| ending.to_string_lossy().into_owned());
+        if !kind.is_file() || !TEXT.contains(&ending.as_str()) {
+            continue;
+        }
+        let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let Ok(text) = String::from_utf8(bytes) else { continue };
+        let path = path.strip_prefix(root).expect("invariant: the walk stays under the root");
+        files.push(File { path: path.to_string_lossy().into_owned(), text });
+    }
+    Ok(())
+}

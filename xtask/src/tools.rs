@@ -1,0 +1,129 @@
+//! Gets what a bare machine lacks: packages of the distribution and cargo's subcommands.
+//!
+//! A machine with rustup's cargo and a C linker is enough to start. What is already on the path is used as it is; what is
+//! missing is installed once: packages through `apt-get` (as root or through sudo), subcommands compiled into
+//! `target/tools`, so that nothing of the user's own is touched. What cannot be installed ends the chore: a check that
+//! quietly does not run is worse than none.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::shell::{Shell, root};
+
+/// A program and the Debian package that has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Package {
+    /// What must be on the path.
+    pub(crate) program: &'static str,
+    /// What `apt-get install` calls it.
+    pub(crate) package: &'static str,
+}
+
+/// A subcommand of cargo. Versions are exact, so that two machines check the same.
+#[derive(Clone, Copy)]
+pub(crate) struct Subcommand {
+    /// The crate, which is also the program.
+    pub(crate) name: &'static str,
+    /// What is compiled when none is on the path.
+    version: &'static str,
+}
+
+/// The tests join network namespaces by shaped links.
+pub(crate) const IPROUTE: Package = Package { program: "ip", package: "iproute2" };
+/// `memcheck` runs tests under it.
+pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "valgrind" };
+/// Runs tests, each in a process of its own with a deadline.
+pub(crate) const NEXTEST: Subcommand = Subcommand { name: "cargo-nextest", version: "0.9.143" };
+/// Looks at the licences and sources of dependencies.
+pub(crate) const DENY: Subcommand = Subcommand { name: "cargo-deny", version: "0.20.2" };
+/// Builds and runs fuzz targets.
+pub(crate) const FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0.13.2" };
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// Where subcommands that we compiled lie; [`Shell`] has it on its path.
+pub(crate) fn tools_bin() -> PathBuf {
+    target_dir().join("tools/bin")
+}
+
+/// Installs the packages whose programs are not on the path.
+pub(crate) fn need_packages(packages: &[Package]) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().filter(|p| !answers(p.program)).map(|p| p.package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let by_hand = format!("apt-get install {}", missing.join(" "));
+    if !answers("apt-get") {
+        bail!("this machine lacks {} and has no apt-get; install them and start again", missing.join(", "));
+    }
+    let is_root = Shell::new("id").words(&["-u"]).read()?.trim() == "0";
+    if !is_root && !answers("sudo") {
+        bail!("this machine lacks {}; as root: {by_hand}", missing.join(", "));
+    }
+    let apt = || if is_root { Shell::new("apt-get") } else { Shell::new("sudo").words(&["apt-get"]) };
+    apt().words(&["update"]).run()?;
+    let install = apt().words(&["install", "--yes", "--no-install-recommends"]).words(&missing);
+    install.env("DEBIAN_FRONTEND", "noninteractive").run().with_context(|| format!("as root: {by_hand}"))?;
+    Ok(())
+}
+
+/// Compiles the subcommand if it is not on the path. Without optimisation: they spend their time waiting for others, and
+/// compile in a third of the time.
+pub(crate) fn need_subcommand(tool: Subcommand) -> Result<()> {
+    if answers(tool.name) {
+        return Ok(());
+    }
+    let tools = target_dir().join("tools");
+    let build = tools.join("build");
+    let version = format!("={}", tool.version);
+    Shell::cargo(&["install", "--locked", "--debug", "--version", &version, "--root"])
+        .words(&[&tools.to_string_lossy(), tool.name])
+        .env("CARGO_TARGET_DIR", build.to_string_lossy())
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .run()?;
+    std::fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))
+}
+
+/// Fails, loudly and with the cure, where there is no nightly toolchain with this component's subcommand of cargo.
+pub(crate) fn need_nightly(component: Option<&str>) -> Result<()> {
+    let cure = "rustup toolchain install nightly --profile minimal";
+    if Shell::nightly_cargo(&["--version"]).read().is_err() {
+        bail!("this chore needs a nightly toolchain, and there is none: {cure}");
+    }
+    let Some(component) = component else { return Ok(()) };
+    if Shell::nightly_cargo(&[component, "--version"]).read().is_err() {
+        bail!("the nightly toolchain lacks {component}: rustup component add {component} rust-src --toolchain nightly");
+    }
+    Ok(())
+}
+
+/// Whether there is such a program that says its version.
+fn answers(program: &str) -> bool {
+    let asked = |path: PathBuf| {
+        let flag = if program == "ip" { "-V" } else { "--version" };
+        let status = Command::new(path).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    asked(PathBuf::from(program)) || asked(tools_bin().join(program))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_answers_and_a_made_up_program_does_not() {
+        assert!(answers("cargo"));
+        assert!(!answers("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn nothing_is_installed_when_nothing_is_missing() {
+        need_packages(&[Package { program: "cargo", package: "no-such-package" }]).unwrap();
+    }
+}
