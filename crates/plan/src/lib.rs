@@ -13,9 +13,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agree;
+pub mod fuse;
+pub mod message;
 pub mod request;
 pub mod schedule;
+pub mod stall;
 pub mod topology;
+pub mod validate;
 
 pub use request::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 pub use schedule::{Arrival, Buffer, Schedule, Span, Step};

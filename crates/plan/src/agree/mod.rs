@@ -1,0 +1,219 @@
+//! Which requests are ready on every rank, in what order they run, and when nobody needs to ask any more.
+//!
+//! One [`Member`] for each rank of each group. It is a state machine without I/O: the driver tells it what happened
+//! ([`Member::submit`], [`Member::receive`], [`Member::finished`], [`Member::handle_timeout`]) and asks it what to do
+//! ([`Member::poll_send`], [`Member::poll_action`], [`Member::next_timeout`]). Rank 0 of the group also plays the
+//! *coordinator*; its messages to itself never leave the machine.
+//!
+//! **Negotiation.** Members *announce* requests to the coordinator. Once every rank has announced a name (or has joined),
+//! the coordinator checks the requests against each other and appends the agreed [`Item`](crate::validate::Item) to
+//! the *agreed stream*, which every member receives in the same batches. Each member turns each batch into buckets
+//! with [`fuse`](crate::fuse::fuse), a pure function, so that all ranks hold the same buckets in the same order.
+//!
+//! **Replay.** When the stream repeats itself, the coordinator says so, once. From then on every rank runs the buckets of
+//! the *cycle* in order, each as soon as its requests have been submitted here, and no message passes at all.
+//!
+//! **Break.** A rank on which something does not fit (an unknown name, other metadata, a join, a close, or no progress for
+//! longer than its *patience*) sends `Break`. The coordinator sends `Halt`; every member stops entering buckets and answers
+//! how many it has *entered*. The least of these numbers, `until`, comes back in `Resume`: every bucket before `until`
+//! has been entered by all ranks and therefore finishes on all; no bucket from `until` on can have finished
+//! anywhere, because some rank never entered it. These are *abandoned*, their requests are announced again, and the
+//! next *generation* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory, before all
+//! ranks have entered it: buckets that could are marked [`Bucket::entry_barrier`], and the driver runs a barrier first.
+//!
+//! Buckets run one at a time: after [`Action::Run`] the next one comes only after [`Member::finished`].
+//!
+//! Not here: memory, sockets, threads, clocks (`now` is a parameter, counted from any fixed start), and the steps of a
+//! collective (`schedule`). Groups know nothing of each other.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fuse::BucketPlan;
+use crate::request::Rank;
+
+mod member;
+
+pub use member::Member;
+
+/// A request that was accepted and is not yet settled. Small numbers that are used again, fit to index a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
+
+impl RequestId {
+    /// The id as an index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The number of a bucket that runs in a group: the same on all ranks, never used twice.
+///
+/// The upper bits hold the generation, the lower [`Operation::INDEX_BITS`] count buckets. An abandoned bucket
+/// and the one that takes its place have the same index and different generations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Operation(pub u64);
+
+impl Operation {
+    /// Width of the counter: at a million buckets a second it lasts twelve days in one generation and never
+    /// restarts; the 24 bits above allow sixteen million breaks.
+    pub const INDEX_BITS: u32 = 40;
+
+    /// The `index`-th bucket, run in `generation`.
+    pub fn new(generation: u32, index: u64) -> Operation {
+        Operation(u64::from(generation) << Operation::INDEX_BITS | index & ((1 << Operation::INDEX_BITS) - 1))
+    }
+
+    /// The generation in which it was agreed.
+    pub fn generation(self) -> u32 {
+        (self.0 >> Operation::INDEX_BITS) as u32
+    }
+
+    /// How many buckets ran before it.
+    pub fn index(self) -> u64 {
+        self.0 & ((1 << Operation::INDEX_BITS) - 1)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.generation(), self.index())
+    }
+}
+
+/// Whether agreed cycles are replayed without messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replay {
+    /// As soon as the stream repeats itself.
+    #[default]
+    Allowed,
+    /// Never: every request is negotiated.
+    Never,
+}
+
+/// What can be set. `threshold_bytes`, `stage_below_bytes` and `replay` must be equal on all ranks of the group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Largest bucket of more than one tensor; zero turns fusion off.
+    pub threshold_bytes: u64,
+    /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that its
+    /// replay needs no entry barrier.
+    pub stage_below_bytes: u64,
+    /// How long a replaying rank with waiting requests may see no progress before it asks for a break. Doubles each
+    /// time such a break turns out to have been needless.
+    pub patience: Duration,
+    /// Where doubling of the patience ends.
+    pub patience_limit: Duration,
+    /// How long a replayed bucket may run before the rank asks for a break, so that the coordinator, who sees
+    /// nothing during replay, learns who is missing and a stall can be explained. Doubles like the patience.
+    pub run_limit: Duration,
+    /// Whether cycles are replayed.
+    pub replay: Replay,
+    /// World rank of each rank of the group, for texts that users read; empty if they are the same.
+    pub world_ranks: Vec<Rank>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            // Horovod's default: large enough for line rate, small enough that the first bucket leaves early.
+            threshold_bytes: 64 << 20,
+            // Copying 256 KiB in and out costs about as much as the barrier that it saves.
+            stage_below_bytes: 256 << 10,
+            // Longer than any pause of the scheduler, short against a training iteration.
+            patience: Duration::from_millis(10),
+            patience_limit: Duration::from_secs(10),
+            run_limit: Duration::from_secs(5),
+            replay: Replay::Allowed,
+            world_ranks: Vec::new(),
+        }
+    }
+}
+
+/// One bucket, ready to run on this rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// Its number, to be carried in frames.
+    pub operation: Operation,
+    /// What it consists of; shared between iterations.
+    pub plan: Arc<BucketPlan>,
+    /// This rank's request for each part of the plan, in order. `None` where this rank has joined: it takes part with
+    /// a neutral contribution and drops what it receives.
+    pub requests: Vec<Option<RequestId>>,
+    /// Whether it was replayed rather than negotiated.
+    pub replayed: bool,
+    /// Whether the driver must run a barrier before it touches any memory for this bucket.
+    pub entry_barrier: bool,
+}
+
+impl Bucket {
+    /// Whether the driver must pack this bucket into the fusion buffer instead of working in the caller's memory.
+    pub fn staged(&self) -> bool {
+        self.plan.staged
+    }
+}
+
+/// What the driver has to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Run the bucket, then call [`Member::finished`], then tell the callers.
+    Run(Bucket),
+    /// Drop the run of this bucket, which is the last one given out. Caller memory is untouched; its requests stay
+    /// valid and will run later. Do not call [`Member::finished`] for it.
+    Abandon {
+        /// The number of the bucket.
+        operation: Operation,
+    },
+    /// These requests will not run. Their ids are free again.
+    Refuse {
+        /// The requests.
+        requests: Vec<RequestId>,
+        /// Why; the same text on all ranks.
+        reason: Arc<str>,
+    },
+    /// All ranks have joined. The id is free again.
+    Joined {
+        /// This rank's join.
+        request: RequestId,
+        /// The rank that joined last.
+        last: Rank,
+    },
+    /// The group is closed: nothing is in flight, nothing more will come, requests are refused.
+    Closed {
+        /// Why.
+        cause: Arc<str>,
+    },
+}
+
+/// A request that is refused at once, on this rank alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why, for the user.
+    pub reason: Arc<str>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A peer sent something that no correct peer sends in this state. The group cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Who sent it.
+    pub from: Rank,
+    /// What was wrong with it.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} broke the agreement protocol: {}", self.from, self.what)
+    }
+}
+
+impl std::error::Error for Violation {}
