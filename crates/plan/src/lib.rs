@@ -14,14 +14,29 @@
 #![forbid(unsafe_code)]
 
 pub mod agree;
+pub mod algorithm;
+mod alltoall;
+mod barrier;
+mod broadcast;
+mod doubling;
 pub mod fuse;
+mod gather;
+mod halving;
+mod hierarchical;
+pub mod item;
 pub mod message;
 pub mod request;
+mod ring;
+mod scatter;
 pub mod schedule;
 pub mod stall;
+mod team;
 pub mod topology;
+mod tree;
 pub mod validate;
+mod window;
 
+pub use algorithm::{Algorithm, Tuning};
 pub use request::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 pub use schedule::{Arrival, Buffer, Schedule, Span, Step};
 pub use topology::Topology;

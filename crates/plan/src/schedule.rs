@@ -1,13 +1,16 @@
 //! What one rank does, step by step, to carry out one collective.
 //!
 //! Every algorithm of this crate produces a [`Schedule`]: a flat list of [`Step`]s for one rank. A driver walks the list
-//! from front to back. Spans count elements, ranks are numbered inside the group. There are two families of steps.
+//! from front to back. Spans count elements, ranks are numbered inside the group. There are three families of steps.
 //!
 //! **Messages** ([`Step::Send`], [`Step::Recv`]) work over any link. A send is *posted*: the driver hands the span to the
 //! link and walks on; the bytes leave in the order of posting, first in, first out for each pair of ranks. The span of
-//! a posted send must not be written before it has left: a driver that reaches a receive into it first waits for the
-//! send. A receive waits for the next message of that peer, which must have exactly its length. With sends that never
-//! block, a set of schedules is free of deadlock exactly if it terminates in a symbolic run.
+//! a posted send must not be written before it has left: a driver that reaches a receive into it takes the message
+//! from the link but writes it only after the send has left. (Waiting first and taking then would let two ranks that exchange
+//! the same span wait for each other.) A receive waits for the next message of that peer, which must have exactly
+//! its length. With sends that never block, a set of schedules is free of deadlock exactly if it terminates in a
+//! symbolic run. Where the order of operands matters, the contribution that comes from the lower rank is the left one.
+//! [`Step::Copy`] moves elements from the source to the work buffer inside one rank.
 //!
 //! **Window steps** work between ranks that see each other's memory. Each rank has a *window*: a shared-memory area with
 //! `slots` slots, each for one *tile* (tile `t` uses slot `t % slots`). Tiles cut the buffer into cache-sized pieces, so that
@@ -20,6 +23,21 @@
 //! - [`Step::Fetch`] waits until `from` has folded the tile and copies that rank's result into the buffer.
 //! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of it,
 //!   in rank order, on every rank alike: one hand-over instead of two, for small tensors.
+//!
+//! Some collectives have tiles that are not one span, or no results to fetch. They use:
+//! - [`Step::Stage`], which copies a span to a place in the slot, with the same wait as `Publish`; the `Publish` of the tile (of an
+//!   empty span) makes all of it visible;
+//! - [`Step::FoldChunk`], which waits until every peer has published the tile, combines all contributions to a chunk in rank
+//!   order and leaves the result in the buffer only;
+//! - [`Step::Take`], which waits until `from` has published the tile and copies it from the start of that rank's slot;
+//! - [`Step::Release`], which says that this rank no longer reads the tile or any before it in anybody's slots: to
+//!   those who wait, it has folded them;
+//! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule it keeps a
+//!   rank from going on to the next operation before all have begun this one.
+//!
+//! The peers of a window step are the other ranks of the group *on the same host*. Tiles of one schedule are published in the
+//! order of their numbers, starting from zero. Nobody may still be reading a slot that is written, also if the
+//! reader is in an earlier operation: what a step waits for in the first `slots` tiles, it waits for in the operation before.
 //!
 //! **Mapped steps** work on buffers that themselves lie in shared memory:
 //! - [`Step::Expose`] says that this rank's buffer is filled;
@@ -110,6 +128,13 @@ pub enum Step {
         /// What happens to them.
         arrival: Arrival,
     },
+    /// Copy elements of this rank from [`Buffer::Source`] to [`Buffer::Work`].
+    Copy {
+        /// Where they are.
+        source: Span,
+        /// Where they go; as long as `source`.
+        work: Span,
+    },
     /// Make this rank's contribution to a tile visible.
     Publish {
         /// Number of the tile.
@@ -143,6 +168,43 @@ pub enum Step {
         tile: u32,
         /// The tile.
         span: Span,
+    },
+    /// Put a part of a tile into this rank's slot, to be made visible by the tile's `Publish`.
+    Stage {
+        /// Number of the tile.
+        tile: u32,
+        /// The part.
+        span: Span,
+        /// How many elements of the slot lie before it.
+        at: u64,
+    },
+    /// Combine everybody's contribution to this rank's chunk of a tile, for itself only.
+    FoldChunk {
+        /// Number of the tile.
+        tile: u32,
+        /// This rank's chunk.
+        chunk: Span,
+        /// How many elements lie before it in everybody's slot.
+        at: u64,
+    },
+    /// Copy what another rank has published.
+    Take {
+        /// Number of the tile.
+        tile: u32,
+        /// Whose slot.
+        from: Rank,
+        /// Where it goes; it lies at the start of the slot.
+        span: Span,
+    },
+    /// Say that this rank has read all it needs of the tiles up to this one.
+    Release {
+        /// Number of the tile.
+        tile: u32,
+    },
+    /// Wait until all peers have folded or released the tile.
+    Drain {
+        /// Number of the tile.
+        tile: u32,
     },
     /// Say that this rank's mapped buffer is filled.
     Expose,
