@@ -1,7 +1,7 @@
 //! Moves bytes between two ranks.
 //!
 //! This room knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There is one folder
-//! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `tcp`
+//! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `stream`
 //! (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no schedule.
 //!
 //! Nothing in here blocks except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it
@@ -10,10 +10,18 @@
 #![deny(unsafe_code)]
 
 pub mod error;
+pub mod fault;
+pub mod frame;
+pub mod key;
 pub mod link;
+pub mod memory;
+pub mod mesh;
 pub mod shm;
+pub mod stream;
 pub mod wait;
 
 pub use error::{Error, Result};
+pub use key::Key;
 pub use link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};
+pub use mesh::{Mesh, Peer};
 pub use wait::{Bell, Waiter};

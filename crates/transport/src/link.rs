@@ -99,6 +99,10 @@ pub trait Control: Send {
     /// Queues a message. It leaves as soon as the peer takes it; `flush` reports when all have left.
     fn send(&mut self, message: &[u8]) -> Result<()>;
 
+    /// Queues the last word of a rank that gives up: the peer's `recv` fails with [`crate::Error::PeerAborted`] and this
+    /// cause as soon as it has taken the messages before it.
+    fn send_abort(&mut self, cause: &str) -> Result<()>;
+
     /// Moves queued messages on.
     fn flush(&mut self) -> Result<Progress>;
 

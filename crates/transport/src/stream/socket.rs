@@ -1,0 +1,103 @@
+//! A non-blocking socket, TCP or Unix.
+//!
+//! Differs from the streams of the standard library in two ways: gathered writes never raise SIGPIPE, whatever the program that
+//! hosts us does with signals, and both families are one type.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
+
+use crate::error::{Error, Result};
+
+/// After this silence TCP asks whether the peer's host is still there, and then every [`PROBE_EVERY`]. Only a host that
+/// vanished without a word needs this; a process that dies closes its sockets at once.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+
+/// See [`PROBE_AFTER`]. Five unanswered probes, ten seconds in all, mean that the host is gone.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// A connected, non-blocking socket.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+}
+
+impl Socket {
+    /// Takes a TCP connection over: small frames leave at once, a vanished host is noticed.
+    pub fn from_tcp(stream: TcpStream) -> Result<Socket> {
+        let set_up = || -> io::Result<()> {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            sockopt::set_socket_keepalive(&stream, true)?;
+            sockopt::set_tcp_keepidle(&stream, PROBE_AFTER)?;
+            sockopt::set_tcp_keepintvl(&stream, PROBE_EVERY)?;
+            sockopt::set_tcp_keepcnt(&stream, 5)?;
+            sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+            Ok(())
+        };
+        set_up().map_err(|e| Error::local("setting up a TCP connection", e))?;
+        Ok(Socket { fd: stream.into() })
+    }
+
+    /// Takes a Unix connection over.
+    pub fn from_unix(stream: UnixStream) -> Result<Socket> {
+        stream.set_nonblocking(true).map_err(|e| Error::local("setting up a Unix connection", e))?;
+        Ok(Socket { fd: stream.into() })
+    }
+
+    /// Asks the kernel for send and receive buffers of this size. It may give less.
+    pub fn set_buffer_bytes(&self, bytes: usize) -> Result<()> {
+        sockopt::set_socket_send_buffer_size(&self.fd, bytes)
+            .and_then(|()| sockopt::set_socket_recv_buffer_size(&self.fd, bytes))
+            .map_err(|e| Error::local("sizing socket buffers", e))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::read(&self.fd, &mut *target) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn read_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        loop {
+            match rustix::io::readv(&self.fd, targets) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        loop {
+            match sendmsg(&self.fd, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
