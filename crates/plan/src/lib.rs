@@ -35,6 +35,7 @@ pub mod topology;
 mod tree;
 pub mod validate;
 mod window;
+mod wire;
 
 pub use algorithm::{Algorithm, Tuning};
 pub use request::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};

@@ -6,7 +6,7 @@
 //! *coordinator*; its messages to itself never leave the machine.
 //!
 //! **Negotiation.** Members *announce* requests to the coordinator. Once every rank has announced a name (or has joined),
-//! the coordinator checks the requests against each other and appends the agreed [`Item`](crate::validate::Item) to
+//! the coordinator checks the requests against each other and appends the agreed [`Item`](crate::item::Item) to
 //! the *agreed stream*, which every member receives in the same batches. Each member turns each batch into buckets
 //! with [`fuse`](crate::fuse::fuse), a pure function, so that all ranks hold the same buckets in the same order.
 //!

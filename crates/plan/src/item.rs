@@ -1,0 +1,123 @@
+//! What all ranks agreed to do under one name.
+//!
+//! An [`Item`] holds all that any rank needs to take part, even a rank that has joined and has no request of its own: the
+//! dimensions that may differ between ranks are in it for every rank. It is written by `validate` on the
+//! coordinator, travels in the agreed stream, and is shared, never changed, from then on. Every product of its sizes fits
+//! into 64 bits; `validate` sees to that, and decoding checks it again.
+
+use std::sync::Arc;
+
+use crate::request::{Batch, Collective, Device, Dtype, Rank, Request, Shape};
+
+/// What all ranks agreed to do under one name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// Which collective; for alltoall without splits, which are in `rows`.
+    pub collective: Collective,
+    /// Element type.
+    pub dtype: Dtype,
+    /// The common shape. For allgather and alltoall the first dimension is that of no rank in particular and holds zero.
+    pub shape: Shape,
+    /// Whether the tensors lie in accelerator memory.
+    pub device: Placement,
+    /// Allgather: rows (first dimension) of each rank. Alltoall: rows that rank `i` set apart for rank `j`, at
+    /// `i * size + j`. Otherwise empty.
+    pub rows: Vec<u64>,
+    /// Ranks that take part without a request of their own, in order.
+    pub joined: Vec<Rank>,
+    /// The batch it belongs to.
+    pub batch: Option<Batch>,
+    /// Higher runs earlier among items that are ready together.
+    pub priority: i32,
+}
+
+/// Kind of memory, which must be the same on all ranks (the index of the accelerator need not).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Placement {
+    /// Host memory.
+    #[default]
+    Cpu,
+    /// Accelerator memory.
+    Gpu,
+}
+
+impl Item {
+    /// Elements of one row: the product of all dimensions but the first.
+    pub fn row_elems(&self) -> u64 {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Elements of the tensor that `rank` brings along; zero for a joined rank of an allgather or alltoall.
+    pub fn input_elems(&self, rank: Rank, size: usize) -> u64 {
+        match self.collective {
+            Collective::Allgather => self.rows[rank.index()] * self.row_elems(),
+            Collective::Alltoall { .. } => {
+                let of_rank = &self.rows[rank.index() * size..(rank.index() + 1) * size];
+                of_rank.iter().sum::<u64>() * self.row_elems()
+            }
+            _ => self.shape.iter().product(),
+        }
+    }
+
+    /// Alltoall: rows that travel from one rank to another. Rows meant for a joined rank stay where they are.
+    pub fn rows_sent(&self, from: Rank, to: Rank, size: usize) -> u64 {
+        if self.joined.contains(&to) { 0 } else { self.rows[from.index() * size + to.index()] }
+    }
+
+    /// Reducescatter: rows of the result that `rank` gets; lower ranks get the extra ones.
+    pub fn rows_kept(&self, rank: Rank, size: usize) -> u64 {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        rows / size as u64 + u64::from((rank.index() as u64) < rows % size as u64)
+    }
+
+    /// Whether `request`, made on rank `me`, asks for exactly what was agreed. This is the whole check that a request gets
+    /// while a cycle is replayed, so it allocates nothing. Priorities may change freely, because a cycle has its order.
+    pub fn fits(&self, me: Rank, request: &Request) -> bool {
+        if let (Collective::Barrier, Collective::Barrier) = (&self.collective, &request.collective) {
+            return self.batch == request.batch;
+        }
+        self.dtype == request.dtype
+            && self.device == Placement::of(request.device)
+            && self.batch == request.batch
+            && match (&self.collective, &request.collective) {
+                (Collective::Allgather, Collective::Allgather) => {
+                    self.same_row(request) && request.shape[0] == self.rows[me.index()]
+                }
+                (Collective::Alltoall { .. }, Collective::Alltoall { splits }) => {
+                    let size = self.rows.len().isqrt();
+                    let agreed = &self.rows[me.index() * size..(me.index() + 1) * size];
+                    self.same_row(request)
+                        && request.shape[0] == agreed.iter().sum::<u64>()
+                        && match splits {
+                            Some(splits) => splits == agreed,
+                            None => agreed.iter().all(|rows| *rows == agreed[0]),
+                        }
+                }
+                (agreed, asked) => agreed == asked && self.shape == request.shape,
+            }
+    }
+
+    fn same_row(&self, request: &Request) -> bool {
+        self.shape.len() == request.shape.len() && self.shape[1..] == request.shape[1..]
+    }
+}
+
+impl Placement {
+    /// The kind of memory of a device.
+    pub fn of(device: Device) -> Placement {
+        match device {
+            Device::Cpu => Placement::Cpu,
+            Device::Gpu(_) => Placement::Gpu,
+        }
+    }
+
+    /// The name users know.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Placement::Cpu => "CPU",
+            Placement::Gpu => "GPU",
+        }
+    }
+}
