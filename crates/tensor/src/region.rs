@@ -1,0 +1,236 @@
+//! Memory that someone else owns, lent to us: [`Region`].
+//!
+//! A region is a pointer, a length, an element type and whatever keeps the memory alive. The invariant: from its making to its
+//! drop, a region is the only one who writes these bytes, and nobody reads them either except through it. Whoever
+//! lends foreign memory promises that in [`Region::from_raw_parts`]; the safe constructors hold it by owning the memory.
+//!
+//! There is no shape and no stride here: a region is contiguous, and what its dimensions mean is said in the request.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use farandole_plan::Dtype;
+
+use crate::element::{self, Element};
+use crate::owned::OwnedBytes;
+
+/// Contiguous tensor memory, lent for reading and writing. Zero bytes are legal.
+pub struct Region {
+    ptr: NonNull<u8>,
+    len_bytes: usize,
+    dtype: Dtype,
+    /// Dropped last; what it is does not matter here, except to take a vector or buffer back out.
+    keep_alive: Box<dyn Any + Send>,
+}
+
+// SAFETY: the region is the only one with access to the memory (invariant of the module), and the keep-alive is `Send`.
+unsafe impl Send for Region {}
+// SAFETY: a shared region only gives out shared references to bytes; the keep-alive is never touched through one.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Lends foreign memory. `keep_alive` is dropped when the region is, possibly on another thread.
+    ///
+    /// # Safety
+    /// Until the region is dropped, `ptr` must be valid for reads and writes of `len_bytes` initialised bytes (it may
+    /// be anything when `len_bytes` is zero), and nobody else may read or write them.
+    ///
+    /// # Panics
+    /// If `len_bytes` is not a whole number of elements, or `ptr` is null although there are bytes.
+    pub unsafe fn from_raw_parts(
+        ptr: *mut u8,
+        len_bytes: usize,
+        dtype: Dtype,
+        keep_alive: impl Any + Send + 'static,
+    ) -> Region {
+        assert!(
+            len_bytes.is_multiple_of(dtype.size_bytes()),
+            "{len_bytes} bytes are no whole number of {dtype} elements"
+        );
+        let ptr = match NonNull::new(ptr) {
+            Some(ptr) if len_bytes > 0 => ptr,
+            _ => {
+                assert!(len_bytes == 0, "a region of {len_bytes} bytes cannot lie at the null address");
+                NonNull::dangling()
+            }
+        };
+        Region { ptr, len_bytes, dtype, keep_alive: Box::new(keep_alive) }
+    }
+
+    /// A region over a vector that it owns. [`Region::into_vec`] gives it back.
+    pub fn from_vec<T: Element>(elements: Vec<T>) -> Region {
+        let parts = VecParts::new(elements);
+        let (ptr, len_bytes) = (parts.ptr.as_ptr().cast(), parts.len_elems * size_of::<T>());
+        // SAFETY: `parts` owns the allocation, frees it only when dropped and gives nobody access.
+        unsafe { Region::from_raw_parts(ptr, len_bytes, T::DTYPE, parts) }
+    }
+
+    /// A region over a buffer that it owns. [`Region::into_owned_bytes`] gives it back.
+    pub fn from_owned_bytes(bytes: OwnedBytes, dtype: Dtype) -> Region {
+        let (ptr, len_bytes) = (bytes.start().as_ptr(), bytes.len());
+        // SAFETY: the buffer lives in the keep-alive, where nobody reaches it until the region is gone.
+        unsafe { Region::from_raw_parts(ptr, len_bytes, dtype, bytes) }
+    }
+
+    /// The vector this region was made from, or the region itself if it was not made from a `Vec<T>`.
+    pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>, Region> {
+        if !self.keep_alive.is::<VecParts<T>>() {
+            return Err(self);
+        }
+        // Bytes written through `as_bytes_mut` may be anything; a `bool` may not.
+        element::normalise(self.dtype, self.as_bytes_mut());
+        let parts = self.keep_alive.downcast::<VecParts<T>>().expect("invariant: the type was just checked");
+        Ok(parts.into_vec())
+    }
+
+    /// The buffer this region was made from, or the region itself if it was not made from one.
+    pub fn into_owned_bytes(self) -> Result<OwnedBytes, Region> {
+        if !self.keep_alive.is::<OwnedBytes>() {
+            return Err(self);
+        }
+        Ok(*self.keep_alive.downcast::<OwnedBytes>().expect("invariant: the type was just checked"))
+    }
+
+    /// The bytes, for reading.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: valid and initialised for `len_bytes` (promised to `from_raw_parts`), borrowed through `self`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len_bytes) }
+    }
+
+    /// The bytes, for writing.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_bytes`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Number of bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Number of elements.
+    pub fn len_elems(&self) -> usize {
+        self.len_bytes / self.dtype.size_bytes()
+    }
+
+    /// Whether there are no elements at all.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} x {} at {:p})", self.len_elems(), self.dtype, self.ptr)
+    }
+}
+
+/// A vector taken apart, so that the region's pointer is the only one in use while the region lives.
+struct VecParts<T: Element> {
+    ptr: NonNull<T>,
+    len_elems: usize,
+    capacity_elems: usize,
+}
+
+// SAFETY: it owns its allocation alone, as the vector did, and elements are `Send`.
+unsafe impl<T: Element> Send for VecParts<T> {}
+
+impl<T: Element> VecParts<T> {
+    fn new(elements: Vec<T>) -> Self {
+        let mut elements = ManuallyDrop::new(elements);
+        let ptr = NonNull::new(elements.as_mut_ptr()).expect("invariant: a vector's pointer is never null");
+        VecParts { ptr, len_elems: elements.len(), capacity_elems: elements.capacity() }
+    }
+
+    fn into_vec(self) -> Vec<T> {
+        let parts = ManuallyDrop::new(self);
+        // SAFETY: these are the parts of the vector given to `new`; `ManuallyDrop` keeps `drop` from freeing them too.
+        unsafe { Vec::from_raw_parts(parts.ptr.as_ptr(), parts.len_elems, parts.capacity_elems) }
+    }
+}
+
+impl<T: Element> Drop for VecParts<T> {
+    fn drop(&mut self) {
+        // SAFETY: as in `into_vec`. Elements have no destructors, so length zero frees the memory without reading
+        // it: bytes of a `bool` vector need not be valid here.
+        drop(unsafe { Vec::from_raw_parts(self.ptr.as_ptr(), 0, self.capacity_elems) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_vector_comes_back_with_what_was_written() {
+        let mut region = Region::from_vec(vec![1.0f32, 2.0, 3.0]);
+        assert_eq!((region.len_bytes(), region.len_elems(), region.dtype()), (12, 3, Dtype::F32));
+        region.as_bytes_mut()[4..8].copy_from_slice(&7.5f32.to_ne_bytes());
+        let region = region.into_vec::<i32>().expect_err("an f32 region holds no vector of i32");
+        assert_eq!(region.into_vec::<f32>().expect("the type it was made from"), [1.0, 7.5, 3.0]);
+    }
+
+    #[test]
+    fn bool_vectors_come_back_valid_whatever_was_written() {
+        let mut region = Region::from_vec(vec![false; 3]);
+        region.as_bytes_mut().copy_from_slice(&[0, 255, 1]);
+        assert_eq!(region.into_vec::<bool>().expect("the type it was made from"), [false, true, true]);
+        let mut dropped = Region::from_vec(vec![false; 3]);
+        dropped.as_bytes_mut().fill(9);
+    }
+
+    #[test]
+    fn empty_regions_are_legal() {
+        let mut region = Region::from_vec(Vec::<f64>::new());
+        assert!(region.is_empty() && region.as_bytes_mut().is_empty());
+        // SAFETY: there are no bytes to be valid.
+        let null = unsafe { Region::from_raw_parts(std::ptr::null_mut(), 0, Dtype::I8, ()) };
+        assert!(null.as_bytes().is_empty());
+        assert!(Region::from_owned_bytes(OwnedBytes::zeroed(0), Dtype::F32).into_owned_bytes().is_ok());
+    }
+
+    #[test]
+    fn owned_bytes_come_back() {
+        let mut region = Region::from_owned_bytes(OwnedBytes::zeroed(8), Dtype::U16);
+        region.as_bytes_mut()[3] = 4;
+        assert_eq!(region.into_owned_bytes().expect("made from a buffer")[..], [0, 0, 0, 4, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_keep_alive_goes_with_the_region_on_whichever_thread() {
+        struct Lender(Arc<AtomicBool>, Vec<u32>);
+        impl Drop for Lender {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let returned = Arc::new(AtomicBool::new(false));
+        let mut lender = Lender(Arc::clone(&returned), vec![1, 2]);
+        let (ptr, len_bytes) = (lender.1.as_mut_ptr().cast(), 8);
+        // SAFETY: the lender moves into the keep-alive, so its vector lives as long and nobody else uses it.
+        let mut region = unsafe { Region::from_raw_parts(ptr, len_bytes, Dtype::U32, lender) };
+        std::thread::spawn(move || {
+            region.as_bytes_mut().fill(1);
+            assert_eq!(element::from_bytes::<u32>(region.as_bytes()), Some(&[0x0101_0101u32; 2][..]));
+        })
+        .join()
+        .expect("the thread only writes");
+        assert!(returned.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    #[should_panic(expected = "no whole number of int32 elements")]
+    fn half_an_element_is_refused() {
+        Region::from_owned_bytes(OwnedBytes::zeroed(6), Dtype::I32);
+    }
+}

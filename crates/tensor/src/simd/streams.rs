@@ -1,0 +1,125 @@
+//! What a kernel reads and writes, gathered with borrows so that the unsafe part stays in `simd`.
+//!
+//! [`Streams`] collects sources (read, in the order in which they are folded), outputs (written) and updates, which are both at
+//! once. All have the same length. The borrow checker guarantees that nothing else overlaps, which is the promise that a kernel needs.
+
+use std::marker::PhantomData;
+
+use farandole_plan::Dtype;
+
+use super::Stores;
+use super::kernel::Job;
+use crate::finish::Finish;
+
+/// Pointers kept without an allocation. Ranks beyond these are rare enough to allocate for.
+const INLINE: usize = 16;
+
+/// Sources and outputs of one run of a kernel.
+pub(crate) struct Streams<'a> {
+    sources: List<*const u8>,
+    outputs: List<*mut u8>,
+    /// How many of the outputs, counted from the front, are no sources: these may be stored around the caches.
+    fresh: usize,
+    len_bytes: Option<usize>,
+    elem_bytes: usize,
+    borrows: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Streams<'a> {
+    pub(crate) fn new(dtype: Dtype) -> Self {
+        Streams {
+            sources: List::new(std::ptr::null()),
+            outputs: List::new(std::ptr::null_mut()),
+            fresh: 0,
+            len_bytes: None,
+            elem_bytes: dtype.size_bytes(),
+            borrows: PhantomData,
+        }
+    }
+
+    /// Adds a source.
+    pub(crate) fn read(mut self, source: &'a [u8]) -> Self {
+        self.check(source.len());
+        self.sources.push(source.as_ptr());
+        self
+    }
+
+    /// Adds sources, in this order.
+    pub(crate) fn read_all(self, sources: &[&'a [u8]]) -> Self {
+        sources.iter().fold(self, |streams, source| streams.read(source))
+    }
+
+    /// Adds an output.
+    pub(crate) fn write(mut self, output: &'a mut [u8]) -> Self {
+        self.check(output.len());
+        self.outputs.push_front(output.as_mut_ptr());
+        self.fresh += 1;
+        self
+    }
+
+    /// Adds a source that is an output as well.
+    pub(crate) fn update(mut self, both: &'a mut [u8]) -> Self {
+        self.check(both.len());
+        let start = both.as_mut_ptr();
+        self.sources.push(start.cast_const());
+        self.outputs.push(start);
+        self
+    }
+
+    /// The job for a kernel, or `None` if there is nothing to do.
+    pub(super) fn job(&self, finish: Finish, stores: Stores) -> Option<Job<'_>> {
+        let len_bytes = self.len_bytes.filter(|&len_bytes| len_bytes > 0)?;
+        assert!(!self.sources.as_slice().is_empty(), "a fold has at least one contribution");
+        let fresh = if stores == Stores::Streaming { self.fresh } else { 0 };
+        Some(Job {
+            sources: self.sources.as_slice(),
+            outputs: self.outputs.as_slice(),
+            streamed: fresh,
+            len_bytes,
+            elem_bytes: self.elem_bytes,
+            finish,
+        })
+    }
+
+    fn check(&mut self, len_bytes: usize) {
+        let expected = *self.len_bytes.get_or_insert(len_bytes);
+        assert!(len_bytes == expected, "contributions of {len_bytes} and {expected} bytes cannot be folded");
+        debug_assert!(len_bytes.is_multiple_of(self.elem_bytes), "{len_bytes} bytes are no whole number of elements");
+    }
+}
+
+/// A list that allocates only beyond `INLINE` items.
+struct List<T> {
+    inline: [T; INLINE],
+    len: usize,
+    /// Everything, once there are more than `INLINE`.
+    spilled: Vec<T>,
+}
+
+impl<T: Copy> List<T> {
+    fn new(filler: T) -> Self {
+        List { inline: [filler; INLINE], len: 0, spilled: Vec::new() }
+    }
+
+    fn push(&mut self, item: T) {
+        if self.len < INLINE {
+            self.inline[self.len] = item;
+        } else {
+            if self.len == INLINE {
+                self.spilled.extend_from_slice(&self.inline);
+            }
+            self.spilled.push(item);
+        }
+        self.len += 1;
+    }
+
+    fn push_front(&mut self, item: T) {
+        self.push(item);
+        let len = self.len;
+        if len <= INLINE { self.inline[..len].rotate_right(1) } else { self.spilled.rotate_right(1) }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        if self.len <= INLINE { &self.inline[..self.len] } else { &self.spilled }
+    }
+}

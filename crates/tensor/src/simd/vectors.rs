@@ -1,0 +1,169 @@
+//! What Adasum needs of whole vectors: three inner products, and a weighted sum. Both in f64 and in one fixed order.
+//!
+//! Element i of a block goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order depends on
+//! nothing but the length, so every level and every rank gets the same bits.
+
+use farandole_plan::Dtype;
+
+use super::block::{Brain, Half, Lane};
+use super::kernel::Through;
+use super::level::{Instructions, Level, Portable};
+
+/// Partial sums: two of the widest registers for each product.
+const SUMS: usize = 16;
+
+/// Inner products of two vectors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Dots {
+    /// The product of both.
+    pub(crate) both: f64,
+    /// The product of the first with itself.
+    pub(crate) first: f64,
+    /// The product of the second with itself.
+    pub(crate) second: f64,
+}
+
+/// The code for one float type on one level of instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct Vectors {
+    dots: unsafe fn(&[u8], &[u8]) -> Dots,
+    weigh: unsafe fn(&mut [u8], &[u8], [f64; 2]),
+}
+
+impl Vectors {
+    /// The code for this type, or `None` if it is not a float.
+    pub(crate) fn new(dtype: Dtype, level: Level) -> Option<Vectors> {
+        assert!(level.is_available(), "this processor has no {level}");
+        match dtype {
+            Dtype::F16 => Some(of_type::<Half>(level)),
+            Dtype::BF16 => Some(of_type::<Brain>(level)),
+            Dtype::F32 => Some(of_type::<f32>(level)),
+            Dtype::F64 => Some(of_type::<f64>(level)),
+            _ => None,
+        }
+    }
+
+    /// The inner products of two vectors.
+    pub(crate) fn dots(&self, a: &[u8], b: &[u8]) -> Dots {
+        check(a, b);
+        // SAFETY: the processor has the level (checked in `new`) and the lengths are equal.
+        unsafe { (self.dots)(a, b) }
+    }
+
+    /// a = a · factors[0] + b · factors[1].
+    pub(crate) fn weigh(&self, a: &mut [u8], b: &[u8], factors: [f64; 2]) {
+        check(a, b);
+        // SAFETY: the processor has the level (checked in `new`) and the lengths are equal.
+        unsafe { (self.weigh)(a, b, factors) }
+    }
+}
+
+fn check(a: &[u8], b: &[u8]) {
+    assert!(a.len() == b.len(), "vectors of {} and {} bytes cannot be combined", a.len(), b.len());
+}
+
+fn of_type<E: Lane>(level: Level) -> Vectors
+where
+    E::Block: Through<f64>,
+{
+    match level {
+        #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+        Level::Avx512 => Vectors { dots: dots_avx512::<E>, weigh: weigh_avx512::<E> },
+        #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+        Level::Avx2 => Vectors { dots: dots_avx2::<E>, weigh: weigh_avx2::<E> },
+        _ => Vectors { dots: dots_portable::<E>, weigh: weigh_portable::<E> },
+    }
+}
+
+macro_rules! level {
+    ($dots:ident, $weigh:ident, $instructions:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $dots<E: Lane>(a: &[u8], b: &[u8]) -> Dots
+        where
+            E::Block: Through<f64>,
+        {
+            // SAFETY: this function is compiled for the level; the caller vouches for the lengths.
+            unsafe { dots::<E, $instructions>(a, b) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $weigh<E: Lane>(a: &mut [u8], b: &[u8], factors: [f64; 2])
+        where
+            E::Block: Through<f64>,
+        {
+            // SAFETY: this function is compiled for the level; the caller vouches for the lengths.
+            unsafe { weigh::<E, $instructions>(a, b, factors) }
+        }
+    };
+}
+
+level!(dots_portable, weigh_portable, Portable);
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+level!(dots_avx2, weigh_avx2, super::level::Avx2, "avx2,f16c");
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+level!(dots_avx512, weigh_avx512, super::level::Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+
+/// # Safety
+/// The processor must have the level `L`; both slices have the same length.
+#[inline(always)]
+unsafe fn dots<E: Lane, L: Instructions>(a: &[u8], b: &[u8]) -> Dots
+where
+    E::Block: Through<f64>,
+{
+    let block_bytes = size_of::<E::Stored>();
+    let [mut both, mut first, mut second] = [[0.0f64; SUMS]; 3];
+    let mut at = 0;
+    while at < a.len() {
+        let len_bytes = block_bytes.min(a.len() - at);
+        // SAFETY: the block lies inside both. What is missing of a partial block is zero and adds zero.
+        let (x, y) = unsafe {
+            let x = E::load::<L>(a.as_ptr().add(at), len_bytes);
+            (x.into_wide(), E::load::<L>(b.as_ptr().add(at), len_bytes).into_wide())
+        };
+        for half in [0, SUMS] {
+            for i in 0..SUMS {
+                both[i] += x[half + i] * y[half + i];
+                first[i] += x[half + i] * x[half + i];
+                second[i] += y[half + i] * y[half + i];
+            }
+        }
+        at += len_bytes;
+    }
+    Dots { both: pairwise(both), first: pairwise(first), second: pairwise(second) }
+}
+
+fn pairwise(mut sums: [f64; SUMS]) -> f64 {
+    let mut width = SUMS / 2;
+    while width > 0 {
+        for i in 0..width {
+            sums[i] += sums[i + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// # Safety
+/// The processor must have the level `L`; both slices have the same length.
+#[inline(always)]
+unsafe fn weigh<E: Lane, L: Instructions>(a: &mut [u8], b: &[u8], factors: [f64; 2])
+where
+    E::Block: Through<f64>,
+{
+    let block_bytes = size_of::<E::Stored>();
+    let mut at = 0;
+    while at < a.len() {
+        let len_bytes = block_bytes.min(a.len() - at);
+        // SAFETY: the block lies inside both.
+        unsafe {
+            let mut sum = E::load::<L>(a.as_ptr().add(at), len_bytes).into_wide();
+            let other = E::load::<L>(b.as_ptr().add(at), len_bytes).into_wide();
+            for i in 0..sum.len() {
+                sum[i] = sum[i] * factors[0] + other[i] * factors[1];
+            }
+            let stored = E::narrow::<L>(E::Block::from_wide(sum));
+            a.as_mut_ptr().add(at).copy_from_nonoverlapping((&raw const stored).cast(), len_bytes);
+        }
+        at += len_bytes;
+    }
+}
