@@ -9,19 +9,27 @@
 
 #![deny(unsafe_code)]
 
+pub mod connect;
+pub mod contact;
 pub mod error;
 pub mod fault;
+pub mod fds;
 pub mod frame;
+pub mod hello;
 pub mod key;
 pub mod link;
+pub mod listen;
 pub mod memory;
 pub mod mesh;
 pub mod shm;
 pub mod stream;
 pub mod wait;
 
+pub use connect::{Local, Options};
+pub use contact::Contact;
 pub use error::{Error, Result};
 pub use key::Key;
 pub use link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};
+pub use listen::Listener;
 pub use mesh::{Mesh, Peer};
 pub use wait::{Bell, Waiter};

@@ -74,6 +74,11 @@ impl Waiter {
         self.add(socket, On::IN | On::OUT | On::RDHUP | On::ET, 0)
     }
 
+    /// Wakes no longer for this socket, which somebody else will watch.
+    pub fn unwatch(&self, socket: impl AsFd) -> Result<()> {
+        epoll::delete(&self.epoll, socket).map_err(|e| Error::local("removing from an epoll set", e))
+    }
+
     /// Blocks until something has happened or the time is up. Says which: `true` if something happened.
     pub fn wait(&self, at_most: Duration) -> Result<bool> {
         let timeout = rustix::time::Timespec {

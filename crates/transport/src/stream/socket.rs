@@ -49,6 +49,16 @@ impl Socket {
         Ok(Socket { fd: stream.into() })
     }
 
+    /// Connects to an abstract Unix socket. Fails at once if nobody listens there or too many are waiting.
+    pub fn to_abstract(name: &str) -> io::Result<Socket> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&fd, &address)?;
+        Ok(Socket { fd })
+    }
+
     /// Asks the kernel for send and receive buffers of this size. It may give less.
     pub fn set_buffer_bytes(&self, bytes: usize) -> Result<()> {
         sockopt::set_socket_send_buffer_size(&self.fd, bytes)

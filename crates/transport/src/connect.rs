@@ -1,0 +1,395 @@
+//! Builds the mesh of one rank of a group out of connections.
+//!
+//! For every pair of ranks the higher one connects to the lower one: first the control line, then the connections of the link.
+//! Between ranks of one host everything goes over Unix sockets, or, with [`Local::Shm`], data goes through shared memory, whose
+//! descriptors travel over the control line before it becomes one. Between hosts everything goes over TCP; the control
+//! line is always sealed there, data if the options say so.
+//!
+//! This is the one part of the crate that blocks, for at most the given time. A listener answers handshakes whether or not its
+//! rank has come here yet, so ranks may arrive in any order.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use farandole_plan::{Rank, Topology};
+use rustix::event::PollFlags;
+
+use crate::contact::Contact;
+use crate::error::{Error, Result};
+use crate::fds::{recv_fds, send_fds, wait_for};
+use crate::frame::Checksum;
+use crate::hello::{Established, Handshake, Hello, Purpose, Seal};
+use crate::link::{Control, Link};
+use crate::listen::{Listener, Place};
+use crate::mesh::{Mesh, Peer};
+use crate::shm::{Layout, Neighbour, Segment, Windows};
+use crate::stream::{Sealed, Shape, Socket, StreamControl, StreamLink};
+use crate::wait::{Bell, Waiter};
+
+/// One attempt to connect to one address gets this long before the next is tried.
+const ATTEMPT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Pause after a round of attempts in vain, doubled from the first to the second value: the peer may just be starting.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// How data goes between ranks of one host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Local {
+    /// Through shared memory.
+    #[default]
+    Shm,
+    /// Over a Unix socket.
+    Stream,
+}
+
+/// How a mesh is built. Must be the same on all ranks; a difference is an error that says so.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Connections for data between two ranks of different hosts.
+    pub connections: u16,
+    /// How frames are put on them.
+    pub shape: Shape,
+    /// Whether data between hosts is encrypted.
+    pub seal: Seal,
+    /// Size of the kernel's buffers of each socket for data; without it the kernel adapts them to the path.
+    pub socket_buffer_bytes: Option<usize>,
+    /// How data goes between ranks of one host.
+    pub local: Local,
+    /// Sizes of the shared memory; without it [`Layout::standard`].
+    pub layout: Option<Layout>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            connections: 2,
+            shape: Shape::default(),
+            seal: Seal::Off,
+            socket_buffer_bytes: None,
+            local: Local::default(),
+            layout: None,
+        }
+    }
+}
+
+impl Options {
+    /// These options with checksums on.
+    pub fn with_checksums(mut self) -> Options {
+        self.shape.checksum = Checksum::Crc32c;
+        self
+    }
+}
+
+impl Mesh {
+    /// Joins this rank to all others of a group. `id` names the mesh: the same on all its ranks, never used twice at the
+    /// same time. `contacts[r]` says where rank `r` is. The sockets of the mesh wake `waiter`.
+    pub fn connect(
+        id: u64,
+        me: Rank,
+        contacts: &[Contact],
+        listener: &Listener,
+        options: &Options,
+        waiter: &Waiter,
+        at_most: Duration,
+    ) -> Result<Mesh> {
+        let began = Instant::now();
+        let deadline = began + at_most;
+        let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
+        let built = building.join_all().and_then(|()| building.finish());
+        if built.is_err() {
+            listener.forget(id, me);
+        }
+        built
+    }
+}
+
+/// A mesh in the making.
+struct Building<'a> {
+    id: u64,
+    me: Rank,
+    contacts: &'a [Contact],
+    listener: &'a Listener,
+    options: &'a Options,
+    waiter: &'a Waiter,
+    began: Instant,
+    deadline: Instant,
+    /// The connections to each peer so far, in the order of ranks.
+    pairs: Vec<Pair>,
+}
+
+/// All connections to one peer.
+struct Pair {
+    peer: Rank,
+    control: Established<Socket>,
+    data: Vec<Established<Socket>>,
+}
+
+/// How long a builder looks away from the connections that it already has.
+const GLANCE: Duration = Duration::from_millis(100);
+
+impl Building<'_> {
+    fn join_all(&mut self) -> Result<()> {
+        for peer in (0..self.contacts.len()).map(Rank::from).filter(|&peer| peer != self.me) {
+            let control = self.join(peer, Purpose::Control)?;
+            let data = (0..self.connections(peer))
+                .map(|connection| self.join(peer, Purpose::Data { connection }))
+                .collect::<Result<Vec<_>>>()?;
+            self.pairs.push(Pair { peer, control, data });
+        }
+        Ok(())
+    }
+
+    fn is_local(&self, peer: Rank) -> bool {
+        self.contacts[self.me.index()].is_local_to(&self.contacts[peer.index()])
+    }
+
+    /// Connections for data to a peer.
+    fn connections(&self, peer: Rank) -> u16 {
+        match (self.is_local(peer), self.options.local) {
+            (true, Local::Shm) => 0,
+            (true, Local::Stream) => 1,
+            (false, _) => self.options.connections.max(1),
+        }
+    }
+
+    /// What this rank thinks of a connection to or from a peer.
+    fn hello(&self, peer: Rank, purpose: Purpose) -> Hello {
+        let seal = match (self.is_local(peer), purpose) {
+            (true, _) => Seal::Off,
+            (false, Purpose::Control) => Seal::On,
+            (false, Purpose::Data { .. }) => self.options.seal,
+        };
+        Hello {
+            mesh: self.id,
+            from: self.me.max(peer),
+            to: self.me.min(peer),
+            purpose,
+            seal,
+            connections: self.connections(peer),
+            stripe_from_bytes: self.options.shape.stripe_from_bytes,
+            nonce: [0; 32],
+        }
+    }
+
+    fn join(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
+        if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
+    }
+
+    /// Waits for a connection from a higher rank.
+    fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
+        let expected = self.hello(peer, purpose);
+        let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
+        loop {
+            if let Some(arrived) = self.listener.take(place, self.deadline.min(Instant::now() + GLANCE)) {
+                return match (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
+                    true => Ok(arrived),
+                    false => Err(differ(peer, &arrived.hello, &expected)),
+                };
+            }
+            self.check_alive()?;
+            if Instant::now() >= self.deadline {
+                return Err(self.never_came(peer));
+            }
+        }
+    }
+
+    /// The error for a peer that has not connected. Whoever was turned away meanwhile may have been it.
+    fn never_came(&self, peer: Rank) -> Error {
+        let refusals = self.listener.refusals();
+        let mut lately = refusals.iter().filter(|refusal| refusal.at >= self.began);
+        if let Some(theirs) = lately.clone().find_map(|refusal| refusal.version) {
+            return Error::Version { peer: None, ours: crate::frame::PROTOCOL_VERSION, theirs };
+        }
+        let waiting_for = match lately.next_back() {
+            None => "it has not connected".to_owned(),
+            Some(refusal) => format!("it has not connected; meanwhile a connection was refused: {}", refusal.why),
+        };
+        Error::Deadline { peer: Some(peer), waiting_for, waited: self.began.elapsed() }
+    }
+
+    /// Connects to a lower rank, trying all its addresses again and again.
+    fn reach(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
+        let contact = &self.contacts[peer.index()];
+        let hello = self.hello(peer, purpose);
+        let doors: Vec<Door<'_>> = match (self.is_local(peer), &contact.unix) {
+            (true, Some(name)) => vec![Door::Unix(name)],
+            _ => contact.addresses.iter().copied().map(Door::Tcp).collect(),
+        };
+        let mut pause = PAUSES.0;
+        let mut last = "there is no address".to_owned();
+        loop {
+            let mut final_answer = None;
+            for door in &doors {
+                match self.knock(door, &hello) {
+                    Ok(established) => return Ok(established),
+                    Err(error @ (Error::Version { .. } | Error::Untrusted { .. })) => final_answer = Some(error),
+                    Err(error) => last = error.to_string(),
+                }
+            }
+            match final_answer {
+                Some(Error::Version { ours, theirs, .. }) => {
+                    return Err(Error::Version { peer: Some(peer), ours, theirs });
+                }
+                Some(error) => return Err(error),
+                None => {}
+            }
+            self.check_alive()?;
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let doors = doors.iter().map(Door::to_string).collect::<Vec<_>>().join(", ");
+                let waiting_for = format!("it cannot be reached at {doors} (last answer: {last})");
+                return Err(Error::Deadline { peer: Some(peer), waiting_for, waited: self.began.elapsed() });
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// One attempt at one door.
+    fn knock(&self, door: &Door<'_>, hello: &Hello) -> Result<Established<Socket>> {
+        let deadline = self.deadline.min(Instant::now() + ATTEMPT_PATIENCE);
+        let socket = door.open(deadline)?;
+        let mut handshake = Handshake::connect(socket, door.to_string(), self.listener.key(), hello)?;
+        while !handshake.advance()? {
+            wait_for(handshake.stream(), PollFlags::IN, deadline)?;
+        }
+        Ok(handshake.finish())
+    }
+
+    /// Fails if a peer that had joined has left again.
+    fn check_alive(&self) -> Result<()> {
+        for Pair { peer, control, .. } in &self.pairs {
+            let mut fds = [rustix::event::PollFd::new(&control.stream, PollFlags::RDHUP)];
+            let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            if matches!(rustix::event::poll(&mut fds, Some(&none)), Ok(count) if count > 0) {
+                let how = "it closed its connection while the mesh was being built".to_owned();
+                return Err(Error::PeerGone { peer: *peer, how });
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Mesh> {
+        let windows = self.open_windows()?;
+        let mut peers = Vec::with_capacity(self.pairs.len());
+        for Pair { peer, control, data } in std::mem::take(&mut self.pairs) {
+            self.waiter.watch(&control.stream)?;
+            for connection in &data {
+                self.waiter.watch(&connection.stream)?;
+                if let Some(bytes) = self.options.socket_buffer_bytes {
+                    connection.stream.set_buffer_bytes(bytes)?;
+                }
+            }
+            let seat = windows.as_ref().and_then(|windows| windows.peers().find(|&seat| windows.rank(seat) == peer));
+            let link: Box<dyn Link> = match (&windows, seat) {
+                (Some(windows), Some(seat)) => Box::new(windows.link(seat)),
+                _ => link_over(peer, data, self.options.shape),
+            };
+            peers.push(Peer { rank: peer, control: control_over(peer, control), link });
+        }
+        let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
+        let mut mesh = Mesh::new(self.me, Topology::from_host_names(&hosts), peers);
+        mesh.windows = windows;
+        Ok(mesh)
+    }
+
+    /// Shows this rank's shared memory to the others of this host and takes theirs.
+    fn open_windows(&self) -> Result<Option<Windows>> {
+        let local: Vec<&Pair> = self.pairs.iter().filter(|pair| self.is_local(pair.peer)).collect();
+        if local.is_empty() || self.options.local != Local::Shm {
+            return Ok(None);
+        }
+        let ranks = local.len() + 1;
+        let layout = Layout { ranks, ..self.options.layout.unwrap_or_else(|| Layout::standard(ranks)) };
+        let note = layout_note(&layout);
+        let segment = Segment::create(layout.fixed_bytes())?;
+        let bell = self.waiter.bell();
+        for pair in &local {
+            send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], self.deadline)?;
+        }
+        let mut neighbours = vec![Neighbour { rank: self.me, segment, bell }];
+        for pair in &local {
+            let peer = pair.peer;
+            let mut theirs = [0; NOTE_BYTES];
+            let fds = recv_fds(&pair.control.stream, &mut theirs, self.deadline)?;
+            let Ok([segment, bell]) = <[_; 2]>::try_from(fds) else {
+                return Err(Error::Garbled { peer, what: "not one segment and one bell".to_owned() });
+            };
+            if theirs != note {
+                return Err(Error::Garbled { peer, what: "shared memory of another layout".to_owned() });
+            }
+            neighbours.push(Neighbour { rank: peer, segment: Segment::from_fd(segment), bell: Bell::from_fd(bell) });
+        }
+        neighbours.sort_by_key(|neighbour| neighbour.rank);
+        let seat = neighbours.iter().position(|neighbour| neighbour.rank == self.me).expect("this rank is in the list");
+        Windows::open(seat, layout, neighbours).map(Some)
+    }
+}
+
+/// A way to a rank's listener.
+enum Door<'a> {
+    Unix(&'a str),
+    Tcp(SocketAddr),
+}
+
+impl std::fmt::Display for Door<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Door::Unix(name) => write!(f, "unix socket @{name}"),
+            Door::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl Door<'_> {
+    fn open(&self, deadline: Instant) -> Result<Socket> {
+        let refused = |e: std::io::Error| Error::local(format!("connecting to {self}"), e);
+        match self {
+            Door::Unix(name) => Socket::to_abstract(name).map_err(refused),
+            Door::Tcp(address) => {
+                // The standard library refuses a timeout of zero.
+                let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+                Socket::from_tcp(TcpStream::connect_timeout(address, left).map_err(refused)?)
+            }
+        }
+    }
+}
+
+fn control_over(peer: Rank, control: Established<Socket>) -> Box<dyn Control> {
+    match control.hello.seal {
+        Seal::Off => Box::new(StreamControl::new(peer, control.stream)),
+        Seal::On => Box::new(StreamControl::new(peer, Sealed::new(control.stream, &control.keys))),
+    }
+}
+
+fn link_over(peer: Rank, data: Vec<Established<Socket>>, shape: Shape) -> Box<dyn Link> {
+    if data.iter().any(|connection| connection.hello.seal == Seal::On) {
+        let sealed = data.into_iter().map(|connection| Sealed::new(connection.stream, &connection.keys)).collect();
+        return Box::new(StreamLink::new(peer, sealed, shape));
+    }
+    Box::new(StreamLink::new(peer, data.into_iter().map(|connection| connection.stream).collect(), shape))
+}
+
+fn differ(peer: Rank, theirs: &Hello, ours: &Hello) -> Error {
+    let say = |hello: &Hello| {
+        format!(
+            "{} connections, stripes from {} bytes, seal {:?}",
+            hello.connections, hello.stripe_from_bytes, hello.seal
+        )
+    };
+    let what = format!("its options differ: {} there, {} here", say(theirs), say(ours));
+    Error::Garbled { peer, what }
+}
+
+const NOTE_BYTES: usize = 40;
+
+/// What ranks of a host tell each other about the layout of their shared memory.
+fn layout_note(layout: &Layout) -> [u8; NOTE_BYTES] {
+    let numbers = [layout.ranks, layout.small_bytes, layout.tile_bytes, layout.slots, layout.ring_bytes];
+    let mut note = [0; NOTE_BYTES];
+    for (place, number) in note.chunks_exact_mut(8).zip(numbers) {
+        place.copy_from_slice(&(number as u64).to_le_bytes());
+    }
+    note
+}

@@ -1,0 +1,84 @@
+//! File descriptors over a Unix connection, before it becomes a control line.
+//!
+//! A rank shows its shared memory and its bell to a rank of the same host by passing the descriptors (SCM_RIGHTS), with a note of
+//! fixed size that says how to read the memory.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+
+use crate::error::{Error, Result};
+
+/// More descriptors than anybody passes at once.
+const MOST_FDS: usize = 8;
+
+/// Passes descriptors and a note. Both are small enough for the buffer of any socket, so this does not wait unless the
+/// peer has never read anything.
+pub fn send_fds(socket: impl AsFd, note: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<()> {
+    assert!(fds.len() <= MOST_FDS && !note.is_empty(), "a few descriptors travel with at least one byte");
+    let failed = |e: Errno| Error::local("passing file descriptors", e);
+    let mut left = note;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let pushed = control.push(SendAncillaryMessage::ScmRights(fds));
+    assert!(pushed, "the buffer has room for the descriptors");
+    while !left.is_empty() {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(left)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(count) => {
+                left = &left[count..];
+                control.clear();
+            }
+            Err(Errno::AGAIN) => wait_for(&socket, PollFlags::OUT, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Takes what the peer passes with [`send_fds`]; its note must fill `note`.
+pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: Instant) -> Result<Vec<OwnedFd>> {
+    let failed = |e: io::Error| Error::local("taking passed file descriptors", e);
+    let (mut filled, mut fds) = (0, Vec::new());
+    while filled < note.len() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let place = &mut [IoSliceMut::new(&mut note[filled..])];
+        match rustix::net::recvmsg(&socket, place, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) if received.bytes == 0 => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+            Ok(received) => filled += received.bytes,
+            Err(Errno::AGAIN) => wait_for(&socket, PollFlags::IN, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                fds.extend(passed);
+            }
+        }
+    }
+    Ok(fds)
+}
+
+/// Blocks until the socket is ready or the time is up.
+pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: Instant) -> Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Error::local("waiting for a peer", io::Error::from(io::ErrorKind::TimedOut)));
+    }
+    let timeout = rustix::time::Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    match poll(&mut [PollFd::new(&socket, events)], Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(Error::local("waiting for a peer", error)),
+    }
+}

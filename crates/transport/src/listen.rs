@@ -1,0 +1,306 @@
+//! Where connections of peers arrive.
+//!
+//! A [`Listener`] has one TCP socket, bound to one address only, and one abstract Unix socket, and a thread of its own that
+//! accepts connections and shakes hands on all of them at once. A stranger who says nothing, says it slowly, or
+//! says something else costs one entry in a table for [`HANDSHAKE_PATIENCE`], and never holds up a peer. Connections that have
+//! proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so meshes can be
+//! built in any order and from several threads.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farandole_plan::Rank;
+
+use crate::contact::Contact;
+use crate::error::{Error, Result};
+use crate::hello::{Established, Handshake, Purpose};
+use crate::key::{Key, random_bytes};
+use crate::stream::Socket;
+use crate::wait::{Bell, Waiter};
+
+/// A handshake that takes longer is dropped. An honest peer needs a few round trips; on a crowded machine it may lose
+/// the processor for a second. A peer that was dropped tries again.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// More unproved connections than this at once, and the oldest goes. A mesh of this many peers can still be built at
+/// once; each entry costs a few hundred bytes and a descriptor.
+const MOST_HANDSHAKES: usize = 512;
+
+/// When the system has no descriptor for a new connection, accepting is tried again after this time.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// So many refusals are remembered for error messages.
+const MOST_REFUSALS: usize = 16;
+
+/// Accepts connections for the meshes of one process.
+#[derive(Debug)]
+pub struct Listener {
+    lobby: Arc<Lobby>,
+    key: Key,
+    address: Option<SocketAddr>,
+    unix: String,
+    stop: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where the listening thread leaves connections and builders of meshes pick them up.
+#[derive(Debug, Default)]
+struct Lobby {
+    /// Locked by the listening thread when a handshake ends, and by builders while they look; never while waiting.
+    inside: Mutex<Inside>,
+    /// Rung by the listening thread when something was added to `inside`.
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    arrived: HashMap<Place, Established<Socket>>,
+    refusals: VecDeque<Refusal>,
+    /// Set when the listener is dropped, for its thread to see.
+    closing: Closing,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Closing {
+    #[default]
+    No,
+    Yes,
+}
+
+/// Which connection of which mesh. Of two for the same place the later counts: its connector has tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) mesh: u64,
+    pub(crate) from: Rank,
+    pub(crate) to: Rank,
+    pub(crate) purpose: Purpose,
+}
+
+/// A connection that was turned away.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// When.
+    pub at: Instant,
+    /// Why, naming where it came from.
+    pub why: String,
+    /// The version it spoke, if that was the reason.
+    pub version: Option<u16>,
+}
+
+impl Lobby {
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listener {
+    /// Listens on a fresh abstract Unix socket and, if an address is given, on exactly that (port 0: any free one).
+    /// Peers must hold `key`.
+    pub fn bind(address: Option<SocketAddr>, key: &Key) -> Result<Listener> {
+        let suffix: [u8; 8] = random_bytes()?;
+        let unix = format!("farandole-{:016x}", u64::from_le_bytes(suffix));
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(&unix)
+            .map_err(|e| Error::local("naming a Unix socket", e))?;
+        let unix_listener =
+            UnixListener::bind_addr(&name).map_err(|e| Error::local("listening on a Unix socket", e))?;
+        unix_listener.set_nonblocking(true).map_err(|e| Error::local("listening on a Unix socket", e))?;
+        let tcp_listener = address.map(bind_tcp).transpose()?;
+        let address = match &tcp_listener {
+            Some(listener) => {
+                Some(listener.local_addr().map_err(|e| Error::local("asking for the address of a socket", e))?)
+            }
+            None => None,
+        };
+        let waiter = Waiter::new()?;
+        waiter.watch(&unix_listener)?;
+        if let Some(listener) = &tcp_listener {
+            waiter.watch(listener)?;
+        }
+        let lobby = Arc::new(Lobby::default());
+        let stop = waiter.bell();
+        let doorman = Doorman {
+            tcp: tcp_listener,
+            unix: unix_listener,
+            key: key.clone(),
+            waiter,
+            lobby: lobby.clone(),
+            handshakes: VecDeque::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("farandole-listen".to_owned())
+            .spawn(move || doorman.run())
+            .map_err(|e| Error::local("starting the listening thread", e))?;
+        Ok(Listener { lobby, key: key.clone(), address, unix, stop, thread: Some(thread) })
+    }
+
+    /// The TCP address, with the port that was chosen.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// What to tell peers: the given identity of this host, and where this listener can be reached.
+    pub fn contact(&self, host: impl Into<String>) -> Contact {
+        Contact { host: host.into(), unix: Some(self.unix.clone()), addresses: self.address.into_iter().collect() }
+    }
+
+    /// The key that peers must hold.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Connections that were turned away lately.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        self.lobby.inside().refusals.iter().cloned().collect()
+    }
+
+    /// Drops connections that have arrived for a mesh which will not be built.
+    pub fn forget(&self, mesh: u64, to: Rank) {
+        self.lobby.inside().arrived.retain(|place, _| (place.mesh, place.to) != (mesh, to));
+    }
+
+    /// Waits for a connection to arrive. Nothing if it does not come in time.
+    pub(crate) fn take(&self, place: Place, deadline: Instant) -> Option<Established<Socket>> {
+        let mut inside = self.lobby.inside();
+        loop {
+            if let Some(arrived) = inside.arrived.remove(&place) {
+                return Some(arrived);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            inside = self.lobby.news.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
+    let doing = || format!("listening on {address}");
+    let listener = TcpListener::bind(address).map_err(|e| Error::local(doing(), e))?;
+    listener.set_nonblocking(true).map_err(|e| Error::local(doing(), e))?;
+    Ok(listener)
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.lobby.inside().closing = Closing::Yes;
+        self.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the listening thread has been printed; there is nobody to pass it to here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The listening thread.
+struct Doorman {
+    tcp: Option<TcpListener>,
+    unix: UnixListener,
+    key: Key,
+    waiter: Waiter,
+    lobby: Arc<Lobby>,
+    /// In the order of their arrival.
+    handshakes: VecDeque<Visitor>,
+}
+
+struct Visitor {
+    handshake: Handshake<Socket>,
+    came: Instant,
+    name: String,
+}
+
+impl Doorman {
+    fn run(mut self) {
+        while self.lobby.inside().closing == Closing::No {
+            let accepted_all = self.accept();
+            self.advance();
+            let mut at_most = Duration::from_secs(3600);
+            if let Some(oldest) = self.handshakes.front() {
+                at_most = HANDSHAKE_PATIENCE.saturating_sub(oldest.came.elapsed()) + Duration::from_millis(1);
+            }
+            if !accepted_all {
+                at_most = at_most.min(ACCEPT_AGAIN);
+            }
+            if self.waiter.wait(at_most).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Takes all connections that are there. Says whether the system let us.
+    fn accept(&mut self) -> bool {
+        use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+        while let Some(listener) = &self.tcp {
+            let accepted = listener.accept().map(|(stream, from)| (Socket::from_tcp(stream), from.to_string()));
+            match accepted {
+                Ok((socket, from)) => self.welcome(socket, from),
+                Err(error) if error.kind() == WouldBlock => break,
+                Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.unix.accept() {
+                Ok((stream, _)) => self.welcome(Socket::from_unix(stream), "this host".to_owned()),
+                Err(error) if error.kind() == WouldBlock => return true,
+                Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn welcome(&mut self, socket: Result<Socket>, name: String) {
+        // A connection that cannot even be set up was closed already.
+        let Ok(socket) = socket else { return };
+        if self.waiter.watch(&socket).is_err() {
+            return;
+        }
+        if self.handshakes.len() == MOST_HANDSHAKES
+            && let Some(oldest) = self.handshakes.pop_front()
+        {
+            self.refuse(format!("{}: too many unproved connections", oldest.name), None);
+        }
+        let handshake = Handshake::accept(socket, name.clone(), &self.key);
+        self.handshakes.push_back(Visitor { handshake, came: Instant::now(), name });
+    }
+
+    /// Moves every handshake on; ends those that are over.
+    fn advance(&mut self) {
+        for mut visitor in std::mem::take(&mut self.handshakes) {
+            match visitor.handshake.advance() {
+                Ok(true) => self.admit(visitor.handshake.finish()),
+                Ok(false) if visitor.came.elapsed() < HANDSHAKE_PATIENCE => self.handshakes.push_back(visitor),
+                Ok(false) => self.refuse(format!("{} did not finish its greeting in time", visitor.name), None),
+                Err(Error::Version { theirs, ours, .. }) => {
+                    let why = format!("{} speaks protocol version {theirs}, this rank speaks {ours}", visitor.name);
+                    self.refuse(why, Some(theirs));
+                }
+                Err(error) => self.refuse(error.to_string(), None),
+            }
+        }
+    }
+
+    fn admit(&self, arrived: Established<Socket>) {
+        // From here on the mesh's driver watches it; this thread would only be woken in vain by its data.
+        if self.waiter.unwatch(&arrived.stream).is_err() {
+            return;
+        }
+        let hello = &arrived.hello;
+        let place = Place { mesh: hello.mesh, from: hello.from, to: hello.to, purpose: hello.purpose };
+        self.lobby.inside().arrived.insert(place, arrived);
+        self.lobby.news.notify_all();
+    }
+
+    fn refuse(&self, why: String, version: Option<u16>) {
+        let mut inside = self.lobby.inside();
+        if inside.refusals.len() == MOST_REFUSALS {
+            inside.refusals.pop_front();
+        }
+        inside.refusals.push_back(Refusal { at: Instant::now(), why, version });
+    }
+}
