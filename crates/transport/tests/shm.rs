@@ -147,8 +147,8 @@ fn pass_tiles(windows: &mut Windows, waiter: &Waiter, operation: u64, tiles: u64
                     true
                 })
             });
+            windows.fetched(tile);
         }
-        windows.fetched(tile);
     }
     windows.finish();
 }

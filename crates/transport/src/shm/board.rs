@@ -18,8 +18,8 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bits of a mark that count tiles within an operation.
 const TILE_BITS: u32 = 20;
 
-/// Tiles of one operation that a mark can tell apart. The last number is kept for "finished".
-pub const MAX_TILES: u64 = (1 << TILE_BITS) - 2;
+/// The last tile of an operation that a mark can tell apart: zero is kept for "begun", the last number for "finished".
+pub const MAX_TILES: u64 = (1 << TILE_BITS) - 3;
 
 /// Words of payload that travel on the posting itself: with the mark and the descriptor they fill one cache line, so
 /// a tiny contribution reaches a peer in a single transfer between cores.

@@ -72,7 +72,10 @@ impl Windows {
 
     /// Says that this rank no longer touches the parts of others.
     pub fn settle(&mut self) {
-        self.reach(Stage::Folded, Mark::finished(self.operation()));
+        let mark = Mark::finished(self.operation());
+        if !self.own_has_reached(Stage::Folded, mark) {
+            self.reach(Stage::Folded, mark);
+        }
     }
 
     /// Whether nobody touches the parts of others any more.

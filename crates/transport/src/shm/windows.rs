@@ -8,8 +8,8 @@
 //! | bytes | written by | readable once | written again once |
 //! |---|---|---|---|
 //! | small slot of operation `k` | owner, in `begin` of `k` | owner has begun `k` | every peer has begun `k + 1` |
-//! | tile slot `t % slots` | owner, in `publish` | owner has `Published` `t` | every peer has `Folded` `t` |
-//! | result slot `t % slots` | owner, in `fold` | owner has `Folded` `t` | every peer has `Fetched` `t` |
+//! | tile slot `t % slots` | owner, before `publish` | owner has `Published` `t` | every peer has `Folded` `t` |
+//! | result slot `t % slots` | owner, before `folded` | owner has `Folded` `t` | every peer has `Fetched` `t` |
 //!
 //! Every operation on windows is one that a rank finishes only after every other has begun it; an operation that was
 //! given up counts as finished once all ranks have stopped it. Ranks are numbered within the host here (*seats*).
@@ -23,6 +23,7 @@ use std::sync::Arc;
 use farandole_plan::Rank;
 
 use super::board::{Board, INLINE_BYTES, Mark, Stage, announced};
+use super::copy::copy;
 use super::layout::Layout;
 use super::segment::{Mapping, Segment};
 use crate::error::{Error, Result};
@@ -73,9 +74,15 @@ pub struct Windows {
     descriptor: u64,
     /// The last operation before the current one whose results peers may still be fetching.
     previous: Option<u64>,
+    /// The last operation before the current one in which peers read contributions of ours that we did not wait for.
+    previous_taken: Option<u64>,
+    /// Whether the current operation is of that kind.
+    taking: bool,
     /// Peers that have been seen to have begun the current operation.
     begun: Vec<bool>,
     waiting: usize,
+    /// Results of the current tile that have been fetched.
+    fetches: usize,
     /// End of the last mapped buffer in every segment.
     pub(crate) mapped_end: usize,
 }
@@ -91,7 +98,20 @@ impl Windows {
         }
         let begun = vec![true; seats.len()];
         let mapped_end = layout.fixed_bytes();
-        Ok(Windows { me, layout, seats, operation: 0, descriptor: 0, previous: None, begun, waiting: 0, mapped_end })
+        Ok(Windows {
+            me,
+            layout,
+            seats,
+            operation: 0,
+            descriptor: 0,
+            previous: None,
+            previous_taken: None,
+            taking: false,
+            begun,
+            waiting: 0,
+            fetches: 0,
+            mapped_end,
+        })
     }
 
     /// The windows of several ranks that are threads of this process, one for each bell.
@@ -128,6 +148,11 @@ impl Windows {
         self.seats[seat].rank
     }
 
+    /// The seat of a group rank, which must be on this host.
+    pub fn seat(&self, rank: Rank) -> usize {
+        self.seats.binary_search_by_key(&rank, |seat| seat.rank).expect("window steps stay on their host")
+    }
+
     /// The seats of all peers.
     pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
@@ -144,7 +169,7 @@ impl Windows {
         self.begun[self.me] = true;
         self.waiting = self.seats.len() - 1;
         if small.len() > INLINE_BYTES {
-            self.small_slot_mut(small.len()).copy_from_slice(small);
+            copy(self.small_slot_mut(small.len()), small);
             self.board().begin(operation, descriptor, &[]);
         } else {
             self.board().begin(operation, descriptor, small);
@@ -195,14 +220,19 @@ impl Windows {
     /// This rank's slot for a tile, once no peer reads it any more. Call [`Windows::publish`] when it is filled.
     pub fn vacant_slot(&mut self, tile: u64, len: usize) -> Option<&mut [u8]> {
         let slots = self.layout.slots as u64;
-        if tile >= slots && !self.all_reached(Stage::Folded, Mark::tile(self.operation, tile - slots)) {
+        let free = match tile.checked_sub(slots) {
+            Some(before) => self.all_reached(Stage::Folded, Mark::tile(self.operation, before)),
+            None => self.previous_taken.is_none_or(|taken| self.all_reached(Stage::Folded, Mark::finished(taken))),
+        };
+        if !free {
             return None;
         }
         assert!(len <= self.layout.tile_bytes, "a tile fits its slot");
         let start = self.seats[self.me].mapping.at(self.layout.tile_offset((tile % slots) as usize), len);
         // SAFETY: the slot is ours. Peers read it between our `Published` and their `Folded` of the tile before in this
-        // slot, which was checked above; slots of operations before are free because we have finished those, and we
-        // finish only after all peers have folded. `&mut self` keeps us from having it twice.
+        // slot, which was checked above, also where that tile belongs to an operation in which peers take what they
+        // need; from other operations slots are free because we have fetched everybody's result of the last tile, so
+        // all have folded. `&mut self` keeps us from having it twice.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
@@ -238,7 +268,7 @@ impl Windows {
         self.reach(Stage::Folded, Mark::tile(self.operation, tile));
     }
 
-    /// A peer's result of a tile, once it is there. Call [`Windows::fetched`] when all peers' have been read.
+    /// A peer's result of a tile, once it is there. Call [`Windows::fetched`] when it has been read.
     pub fn result(&self, seat: usize, tile: u64, len: usize) -> Option<&[u8]> {
         if !self.seats[seat].board().has_reached(Stage::Folded, Mark::tile(self.operation, tile)) {
             return None;
@@ -251,20 +281,60 @@ impl Windows {
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
-    /// Says that this rank has read all peers' results of a tile.
+    /// What a peer has published of a tile, once it is there. Call [`Windows::release`] when it is no longer read.
+    pub fn contribution(&self, seat: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
+        assert_ne!(seat, self.me, "a rank does not look into its own window");
+        if !self.seats[seat].board().has_reached(Stage::Published, Mark::tile(self.operation, tile)) {
+            return None;
+        }
+        assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
+        let slot = (tile % self.layout.slots as u64) as usize;
+        let start = self.seats[seat].mapping.at(self.layout.tile_offset(slot) + offset, len);
+        // SAFETY: the owner has published the tile (checked), and writes the slot again after it has seen our `Folded` of it,
+        // which takes `&mut self`.
+        Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
+    }
+
+    /// Says that this rank no longer reads what others have published of the tiles up to this one.
+    pub fn release(&mut self, tile: u64) {
+        self.taking = true;
+        self.reach(Stage::Folded, Mark::tile(self.operation, tile));
+    }
+
+    /// Whether every peer has published a tile.
+    pub fn all_published(&self, tile: u64) -> bool {
+        self.all_reached(Stage::Published, Mark::tile(self.operation, tile))
+    }
+
+    /// Whether every peer has folded or released a tile.
+    pub fn all_folded(&self, tile: u64) -> bool {
+        self.all_reached(Stage::Folded, Mark::tile(self.operation, tile))
+    }
+
+    /// Says that this rank has read the result of one more peer of a tile. Tiles are fetched in order.
     pub fn fetched(&mut self, tile: u64) {
-        self.reach(Stage::Fetched, Mark::tile(self.operation, tile));
+        self.fetches += 1;
+        if self.fetches == self.seats.len() - 1 {
+            self.fetches = 0;
+            self.reach(Stage::Fetched, Mark::tile(self.operation, tile));
+        }
     }
 
     /// Ends an operation that used tiles.
     pub fn finish(&mut self) {
         self.previous = Some(self.operation);
+        if std::mem::take(&mut self.taking) {
+            self.previous_taken = self.previous;
+            self.board().reach(Stage::Folded, Mark::finished(self.operation));
+        }
         self.reach(Stage::Fetched, Mark::finished(self.operation));
     }
 
     /// Ends an operation that was given up. All ranks must have stopped it before any begins another.
     pub fn give_up(&mut self) {
         self.waiting = 0;
+        self.taking = false;
+        self.fetches = 0;
         self.begun.fill(true);
         for stage in [Stage::Published, Stage::Folded, Stage::Fetched] {
             self.reach(stage, Mark::finished(self.operation));
@@ -275,6 +345,11 @@ impl Windows {
     pub(crate) fn reach(&mut self, stage: Stage, mark: Mark) {
         self.board().reach(stage, mark);
         self.wake_sleepers();
+    }
+
+    /// Whether this rank has reached a mark.
+    pub(crate) fn own_has_reached(&self, stage: Stage, mark: Mark) -> bool {
+        self.board().has_reached(stage, mark)
     }
 
     /// Whether every peer has reached a mark.

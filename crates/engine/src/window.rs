@@ -1,0 +1,166 @@
+//! The steps of a schedule that go through shared memory.
+//!
+//! [`take`] carries out one window or mapped step if what it waits for has happened, and says [`Progress::Pending`] if not. What each
+//! step waits for is defined in `plan::schedule`; where the bytes lie and why they may be touched is the business of
+//! `transport::shm`; the arithmetic is `tensor`'s. Here the three meet, and nothing else is here.
+//!
+//! Contributions are folded in the order of the ranks, whoever folds, so that all ranks and all runs get the same bits.
+
+use farandole_plan::{Span, Step};
+use farandole_tensor::{Finish, Fold};
+use farandole_transport::shm::{Mapped, Windows, copy};
+use farandole_transport::{Progress, Result};
+
+/// The memory that window steps work on.
+pub(crate) struct Shared<'a> {
+    /// The rank's own buffer. Empty for mapped steps.
+    pub(crate) work: &'a mut [u8],
+    /// The buffer that all ranks map, for mapped steps.
+    pub(crate) mapped: Option<&'a mut Mapped>,
+    /// Bytes of an element.
+    pub(crate) elem_bytes: usize,
+    /// Combines contributions. Only schedules that copy do without.
+    pub(crate) fold: Option<Fold>,
+    /// Applied to results as they are stored.
+    pub(crate) finish: Finish,
+}
+
+impl Shared<'_> {
+    fn range(&self, span: Span) -> std::ops::Range<usize> {
+        span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
+    }
+
+    fn fold(&self) -> Fold {
+        self.fold.expect("invariant: a schedule that folds comes with an operation")
+    }
+}
+
+/// Takes a step if it can be taken now.
+pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
+    let taken = match *step {
+        Step::Publish { tile, span, except } => publish(windows, memory, tile.into(), span, except),
+        Step::Stage { tile, span, at } => stage(windows, memory, tile.into(), span, at),
+        Step::Expose => {
+            windows.expose();
+            true
+        }
+        // Everything else looks at what peers do, which makes sense only if they are about the same thing.
+        _ if !windows.all_begun()? => false,
+        Step::FoldTile { tile, span, chunk } => fold_tile(windows, memory, tile.into(), span, chunk),
+        Step::Fetch { tile, from, chunk } => fetch(windows, memory, tile.into(), windows.seat(from), chunk),
+        Step::FoldWhole { tile, span } => {
+            let folded = fold_published(windows, memory, tile.into(), span, 0);
+            if folded {
+                windows.release(tile.into());
+            }
+            folded
+        }
+        Step::FoldChunk { tile, chunk, at } => fold_published(windows, memory, tile.into(), chunk, at),
+        Step::Take { tile, from, span } => take_published(windows, memory, tile.into(), windows.seat(from), span),
+        Step::Release { tile } => {
+            windows.release(tile.into());
+            true
+        }
+        Step::Drain { tile } => windows.all_folded(tile.into()),
+        Step::FoldAcross { span } => fold_across(windows, memory, span),
+        Step::Settle => {
+            windows.settle();
+            windows.all_settled()
+        }
+        Step::Send { .. } | Step::Recv { .. } | Step::Copy { .. } => {
+            panic!("invariant: messages do not go through windows")
+        }
+    };
+    Ok(if taken { Progress::Done } else { Progress::Pending })
+}
+
+fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, except: Span) -> bool {
+    let whole = memory.range(span);
+    if !whole.is_empty() {
+        let Some(slot) = windows.vacant_slot(tile, whole.len()) else { return false };
+        let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
+        for part in [whole.start..except.start, except.end..whole.end] {
+            let place = part.start - whole.start..part.end - whole.start;
+            copy(&mut slot[place], &memory.work[part]);
+        }
+    } else if windows.vacant_slot(tile, 0).is_none() {
+        return false;
+    }
+    windows.publish(tile);
+    true
+}
+
+fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, at: u64) -> bool {
+    let source = memory.range(span);
+    let start = at as usize * memory.elem_bytes;
+    let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
+    copy(&mut slot[start..], &memory.work[source]);
+    true
+}
+
+fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Span, chunk: Span) -> bool {
+    let (own, whole) = (memory.range(chunk), memory.range(span));
+    let (me, size) = (windows.me(), windows.size());
+    let Some(folding) = windows.folding(tile, own.len()) else { return false };
+    let (offset, len) = (own.start - whole.start, own.len());
+    if len > 0 {
+        let (fold, finish) = (memory.fold(), memory.finish);
+        let target = &mut memory.work[own];
+        if size == 2 {
+            let other = [folding.contribution(1 - me, offset, len)];
+            let (before, after) = other.split_at(usize::from(me == 1));
+            fold.fold_ranks(target, before, after, Some(folding.result), finish);
+        } else {
+            let others: Vec<&[u8]> =
+                (0..size).filter(|&seat| seat != me).map(|seat| folding.contribution(seat, offset, len)).collect();
+            let (before, after) = others.split_at(me);
+            fold.fold_ranks(target, before, after, Some(folding.result), finish);
+        }
+    }
+    windows.folded(tile);
+    true
+}
+
+fn fetch(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, chunk: Span) -> bool {
+    let target = memory.range(chunk);
+    let Some(result) = windows.result(seat, tile, target.len()) else { return false };
+    copy(&mut memory.work[target], result);
+    windows.fetched(tile);
+    true
+}
+
+fn fold_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, chunk: Span, at: u64) -> bool {
+    if !windows.all_published(tile) {
+        return false;
+    }
+    let own = memory.range(chunk);
+    let (offset, len) = (at as usize * memory.elem_bytes, own.len());
+    if len > 0 {
+        let (fold, finish) = (memory.fold(), memory.finish);
+        let others: Vec<&[u8]> = windows
+            .peers()
+            .map(|seat| windows.contribution(seat, tile, offset, len).expect("all have published"))
+            .collect();
+        let (before, after) = others.split_at(windows.me());
+        fold.fold_ranks(&mut memory.work[own], before, after, None, finish);
+    }
+    true
+}
+
+fn take_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, span: Span) -> bool {
+    let target = memory.range(span);
+    let Some(published) = windows.contribution(seat, tile, 0, target.len()) else { return false };
+    copy(&mut memory.work[target], published);
+    true
+}
+
+fn fold_across(windows: &mut Windows, memory: &mut Shared<'_>, span: Span) -> bool {
+    if !windows.all_exposed() {
+        return false;
+    }
+    let range = memory.range(span);
+    let (fold, finish) = (memory.fold(), memory.finish);
+    let mapped = memory.mapped.as_deref_mut().expect("invariant: mapped steps come with a mapped buffer");
+    fold.fold_all(&mut mapped.across(windows, range), finish);
+    true
+}
