@@ -1,2 +1,91 @@
-//! The farandole command.
-fn main() {}
+//! The farandole command: one binary, one module for each subcommand.
+
+#![deny(unsafe_code)]
+
+mod bench;
+mod peer;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use bench::args::BenchArgs;
+use bench::contestant::{Contestant, serve};
+use peer::mpi::Mpi;
+use peer::start::Pin;
+
+/// Distributed training: collectives over many processes, launched, measured and explained.
+#[derive(Parser)]
+#[command(name = "farandole", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(Box<BenchArgs>),
+
+    /// One rank of another library that is being measured. Started by `bench`.
+    #[command(subcommand, hide = true)]
+    BenchPeer(PeerCommand),
+}
+
+#[derive(Subcommand)]
+enum PeerCommand {
+    /// A rank of an MPI job.
+    Mpi {
+        /// The MPI library to open.
+        #[arg(long)]
+        lib: String,
+        /// Where the driver listens.
+        #[arg(long)]
+        socket: PathBuf,
+        /// Bind to a core.
+        #[arg(long)]
+        pin: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(std::env::args_os().map(long_np));
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farandole: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Launchers have always spelled the number of ranks `-np`, which is no regular option.
+fn long_np(arg: OsString) -> OsString {
+    if arg == "-np" { "--np".into() } else { arg }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
+            let mut mpi = Mpi::init(&lib)?;
+            let pin = if pin { Pin::Cores } else { Pin::Free };
+            pin.bind_this_thread(mpi.rank())?;
+            serve(&mut mpi, &socket)?;
+            mpi.finalize()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,171 @@
+//! The command line of `farandole bench`, and what of it does not fit together.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use farandole_plan::{Dtype, ReduceOp};
+
+use super::driver::Effort;
+use super::sizes::Sizes;
+use super::task::{Kind, Memory, Pace, Task, Through, dtype_named, op_named};
+use crate::peer::start::{Peer, Pin};
+
+/// More ranks than this on one host can only be a slip of the finger.
+const MAX_RANKS: usize = 1024;
+
+/// Measure a collective on this machine, alone or in turns with other libraries.
+///
+/// Starts the ranks itself, runs the collective at every size, checks every result and prints a table. With --against, the
+/// named libraries run the same collective in the same run, round by round in turns, and the table shows how many times as
+/// long they take. With --limit it shows how far from the machine's own bound the times are.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  farandole bench allreduce -np 2
+  farandole bench allreduce -np 4 --sizes 64K..64M:2 --against openmpi,mpich,gloo --limit
+  farandole bench allreduce -np 2 --through engine --tensors 1000 --sizes 1K
+  farandole bench alltoall -np 8 --sizes 1M --json -")]
+pub(crate) struct BenchArgs {
+    /// Which collective.
+    pub(crate) collective: Kind,
+
+    /// Number of ranks (also written -np), all on this machine.
+    #[arg(long = "np", short = 'n', value_name = "RANKS")]
+    pub(crate) ranks: usize,
+
+    /// Sizes: a list (4,64K,1M) of single sizes and ranges (4..256M, factor 4; 4..256M:2, factor 2). K, M, G count in steps
+    /// of 1024. The size is that of the larger side: the buffer of a rank, or all parts together.
+    #[arg(long, default_value = "4..256M", value_name = "SIZES")]
+    pub(crate) sizes: Sizes,
+
+    /// Element type: bool, uint8 to uint64, int8 to int64, float16, bfloat16, float32, float64.
+    #[arg(long, default_value = "float32", value_parser = parse_dtype)]
+    pub(crate) dtype: Dtype,
+
+    /// How contributions are combined: sum, average, min, max or product.
+    #[arg(long, default_value = "sum", value_parser = parse_op)]
+    pub(crate) op: ReduceOp,
+
+    /// Whose memory: the caller's own, or buffers that the engine owns and all ranks of this machine have mapped.
+    #[arg(long, value_enum, default_value_t = Memory::Own)]
+    pub(crate) memory: Memory,
+
+    /// By which door: direct calls in the same order on all ranks, or the engine, by name (submit, agree, fuse, wait).
+    #[arg(long, value_enum, default_value_t = Through::Direct)]
+    pub(crate) through: Through,
+
+    /// Through the engine: so many tensors of the size, submitted one after the other and then awaited, make one iteration.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    pub(crate) tensors: usize,
+
+    /// Timed iterations in each round [default: as many as the time allows, 2 to 2000].
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) iters: Option<usize>,
+
+    /// Rounds at each size; contestants take turns, one round each.
+    #[arg(long, default_value_t = 7, value_name = "COUNT")]
+    pub(crate) rounds: usize,
+
+    /// Time for each contestant at each size, in seconds.
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    pub(crate) seconds: f64,
+
+    /// Start each iteration after a barrier (not timed), or as soon as the one before has ended.
+    #[arg(long, value_enum, default_value_t = Pace::Aligned)]
+    pub(crate) pace: Pace,
+
+    /// Also measure these libraries, in turns: gloo, openmpi, mpich. `cargo xtask peers` installs them.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PEERS")]
+    pub(crate) against: Vec<Peer>,
+
+    /// Measure only the libraries of --against; the first is what the others are compared with.
+    #[arg(long, requires = "against")]
+    pub(crate) peers_only: bool,
+
+    /// Also measure this machine's own bound: memory rates, and the least time that an allreduce of each size can take.
+    #[arg(long)]
+    pub(crate) limit: bool,
+
+    /// Bind rank r of every contestant to core r modulo the number of cores [default: the kernel decides].
+    #[arg(long)]
+    pub(crate) pin: bool,
+
+    /// Write the result as JSON to this file; `-` writes it to standard output and the table to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Refuses what does not fit together, before anything is started.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!((1..=MAX_RANKS).contains(&self.ranks), "-np {}: give 1 to {MAX_RANKS} ranks", self.ranks);
+        ensure!(self.rounds > 0, "--rounds 0: nothing would be measured");
+        ensure!(self.iters != Some(0), "--iters 0: nothing would be measured");
+        ensure!(self.tensors > 0, "--tensors 0: nothing would be measured");
+        ensure!(self.seconds > 0.0 && self.seconds.is_finite(), "--seconds {}: give a time above zero", self.seconds);
+        ensure!(
+            self.op != ReduceOp::Adasum,
+            "--op adasum: its result cannot be checked exactly, so it is not measured here"
+        );
+        ensure!(
+            self.tensors == 1 || self.through == Through::Engine,
+            "--tensors {}: direct calls run one tensor at a time; add --through engine",
+            self.tensors
+        );
+        ensure!(
+            self.memory == Memory::Own || self.collective == Kind::Allreduce,
+            "--memory mapped: only allreduce works on mapped buffers"
+        );
+        ensure!(
+            self.memory == Memory::Own || self.through == Through::Direct,
+            "--memory mapped: the engine maps its fusion buffers itself; leave out --memory or --through engine"
+        );
+        ensure!(
+            !self.limit || self.collective == Kind::Allreduce,
+            "--limit: the bound is defined for allreduce, not for {}",
+            self.collective
+        );
+        Ok(())
+    }
+
+    /// The tasks of the run, one for each size.
+    pub(crate) fn tasks(&self) -> Vec<Task> {
+        let sizes = if self.collective == Kind::Barrier { &[0][..] } else { &self.sizes.0 };
+        let rounded = sizes.iter().map(|&size| match self.collective {
+            Kind::Barrier => 0,
+            kind => kind.round_size(size, self.dtype, self.ranks),
+        });
+        let mut rounded: Vec<u64> = rounded.collect();
+        rounded.dedup();
+        let task = |bytes| Task {
+            kind: self.collective,
+            bytes,
+            dtype: self.dtype,
+            op: self.op,
+            pace: self.pace,
+            memory: self.memory,
+            through: self.through,
+            tensors: self.tensors,
+        };
+        rounded.into_iter().map(task).collect()
+    }
+
+    pub(crate) fn effort(&self) -> Effort {
+        Effort { rounds: self.rounds, iterations: self.iters, budget_s: self.seconds }
+    }
+
+    pub(crate) fn pinning(&self) -> Pin {
+        if self.pin { Pin::Cores } else { Pin::Free }
+    }
+}
+
+fn parse_dtype(text: &str) -> Result<Dtype, String> {
+    dtype_named(text).ok_or_else(|| {
+        let names: Vec<&str> = Dtype::ALL.iter().map(|dtype| dtype.name()).collect();
+        format!("there is: {}", names.join(", "))
+    })
+}
+
+fn parse_op(text: &str) -> Result<ReduceOp, String> {
+    op_named(text).ok_or_else(|| "there is: sum, average, min, max, product".to_string())
+}

@@ -1,0 +1,175 @@
+//! The driver's side: a contestant that has been started and can be asked to run a round.
+//!
+//! Ranks are long-lived processes, started once for a whole run; between rounds they block. Whatever goes wrong with one of
+//! them ends in an error that names the contestant and, where one can be named, the rank.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::line::{Answer, Line, Order};
+use super::statistics::slowest_rank;
+use super::task::Task;
+
+/// Importing PyTorch on a cold disk takes the longest; a start that takes longer than this has failed.
+const START_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The longest a round may take. Rounds are sized to take well under a second unless an iteration itself takes longer.
+const ROUND_PATIENCE: Duration = Duration::from_secs(300);
+
+/// How long ranks get to leave by themselves after the driver has hung up.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a round has brought.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    /// Times of the iterations, each that of the slowest rank.
+    Measured {
+        /// In nanoseconds.
+        times_ns: Vec<u64>,
+        /// Wrong elements, over all ranks.
+        wrong: u64,
+    },
+    /// The contestant cannot run the task.
+    Unsupported {
+        /// What it lacks.
+        why: String,
+    },
+}
+
+/// Somebody whose rounds can be timed.
+pub(crate) trait Entrant {
+    /// The word in the table.
+    fn word(&self) -> &str;
+    /// Product and version, for the header.
+    fn product(&self) -> &str;
+    /// Runs one round.
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome>;
+}
+
+/// A contestant whose ranks are processes at the other end of lines.
+pub(crate) struct Processes {
+    word: String,
+    product: String,
+    lines: Vec<Line>,
+    children: Vec<Child>,
+}
+
+impl Processes {
+    /// Starts the commands and waits until all ranks have said hello at `socket`.
+    pub(crate) fn start(word: &str, ranks: usize, socket: &Path, commands: Vec<Command>) -> Result<Processes> {
+        let listener = UnixListener::bind(socket).with_context(|| format!("listening at {}", socket.display()))?;
+        let mut started =
+            Processes { word: word.to_string(), product: String::new(), lines: Vec::new(), children: Vec::new() };
+        for mut command in commands {
+            let child = command.spawn().with_context(|| format!("starting {word}: {:?}", command.get_program()))?;
+            started.children.push(child);
+        }
+        started.welcome(&listener, ranks)?;
+        Ok(started)
+    }
+
+    fn welcome(&mut self, listener: &UnixListener, ranks: usize) -> Result<()> {
+        let deadline = Instant::now() + START_PATIENCE;
+        listener.set_nonblocking(true).context("making a socket non-blocking")?;
+        let mut seats: Vec<Option<Line>> = (0..ranks).map(|_| None).collect();
+        while let Some(missing) = seats.iter().position(Option::is_none) {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false).context("making a socket blocking")?;
+                    let mut line = Line::new(stream);
+                    line.set_patience(Some(ROUND_PATIENCE))?;
+                    let (rank, product) = hello(&mut line).with_context(|| format!("{}: greeting", self.word))?;
+                    ensure!(rank < ranks && seats[rank].is_none(), "{}: rank {rank} came unexpectedly", self.word);
+                    seats[rank] = Some(line);
+                    self.product = product;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.ensure_alive()?;
+                    ensure!(Instant::now() < deadline, "{}: rank {missing} has not started", self.word);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => return Err(error).context("accepting a rank"),
+            }
+        }
+        self.lines = seats.into_iter().flatten().collect();
+        Ok(())
+    }
+
+    fn ensure_alive(&mut self) -> Result<()> {
+        for child in &mut self.children {
+            if let Some(status) = child.try_wait().context("looking after a child")? {
+                bail!(
+                    "{} ended at once ({status}); its own words are above. `cargo xtask peers` installs the peers",
+                    self.word
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn hello(line: &mut Line) -> Result<(usize, String)> {
+    match line.receive()? {
+        Some(Answer::Hello { rank, product }) => Ok((rank, product)),
+        other => bail!("expected a greeting, got {other:?}"),
+    }
+}
+
+impl Entrant for Processes {
+    fn word(&self) -> &str {
+        &self.word
+    }
+
+    fn product(&self) -> &str {
+        &self.product
+    }
+
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+        let order = Order::Measure { task: task.clone(), warmup, iterations };
+        for line in &mut self.lines {
+            line.send(&order).with_context(|| format!("{} has gone", self.word))?;
+        }
+        let mut per_rank = Vec::with_capacity(self.lines.len());
+        let mut wrong_in_all = 0;
+        let mut lacking = None;
+        for (rank, line) in self.lines.iter_mut().enumerate() {
+            let answer = line.receive().with_context(|| format!("{}, rank {rank}", self.word))?;
+            match answer {
+                Some(Answer::Measured { times_ns, wrong }) => {
+                    per_rank.push(times_ns);
+                    wrong_in_all += wrong;
+                }
+                Some(Answer::Unsupported { why }) => lacking = Some(why),
+                Some(Answer::Failed { why }) => bail!("{}, rank {rank}: {why}", self.word),
+                Some(Answer::Hello { .. }) => bail!("{}, rank {rank} greets twice", self.word),
+                None => bail!("{}, rank {rank} died in {} of {} bytes", self.word, task.kind, task.bytes),
+            }
+        }
+        Ok(match lacking {
+            Some(why) => Outcome::Unsupported { why },
+            None => Outcome::Measured { times_ns: slowest_rank(&per_rank), wrong: wrong_in_all },
+        })
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        // Ranks leave when their line closes; whoever has not left in time is made to.
+        self.lines.clear();
+        let deadline = Instant::now() + LEAVE_PATIENCE;
+        for child in &mut self.children {
+            while matches!(child.try_wait(), Ok(None)) {
+                if Instant::now() > deadline {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What this machine could do at best: rates of memory and the least time that an allreduce can take.
+//!
+//! The bound for a size is the time of its unavoidable memory traffic and of nothing else. On the caller's own memory each
+//! rank must read its `size` bytes once and write them once; whatever passes between ranks can stay in a cache. On mapped
+//! buffers each rank reads its shard, `size / ranks` bytes, of every buffer and writes the result back to every buffer:
+//! the same amount, in another order. All ranks do so at once, since they share the memory. Once a size fits into the
+//! caches the bound becomes that of the caches; synchronisation is never part of it.
+//!
+//! Ranks are threads here. Memory does not know the difference, and threads can be started and awaited without a
+//! contestant's help. A pass takes from the first thread's start to the last one's end, so that the bound is also true
+//! where ranks outnumber cores and take turns.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+
+use super::entrant::{Entrant, Outcome};
+use super::task::{Kind, Memory, Task};
+use crate::peer::start::Pin;
+
+/// Bytes of each array in the measurement of rates: beyond the last-level cache of any server together with its partner.
+const RATE_BYTES: usize = 128 << 20;
+
+/// Repetitions in the measurement of rates; the best one counts, because a disturbance only ever slows.
+const RATE_REPETITIONS: usize = 5;
+
+/// Rates of memory with all ranks at work, in bytes of the target per second, summed over the ranks.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub(crate) struct Rates {
+    /// `a = b`.
+    pub(crate) copy_bytes_per_s: f64,
+    /// `a += b`.
+    pub(crate) add_bytes_per_s: f64,
+}
+
+/// Measures the rates with this many ranks.
+pub(crate) fn rates(ranks: usize, pin: Pin) -> Rates {
+    let elems = RATE_BYTES / 4 / ranks;
+    let mut pairs: Vec<(Vec<f32>, Vec<f32>)> = (0..ranks).map(|_| (vec![1.0; elems], vec![2.0; elems])).collect();
+    let mut best = |work: fn(&mut [f32], &[f32])| {
+        let shares: Vec<_> = pairs.iter_mut().collect();
+        let times = timed(shares, RATE_REPETITIONS, pin, |(target, source)| work(target, source));
+        let best_ns = times.into_iter().min().expect("at least one repetition");
+        (elems * 4 * ranks) as f64 / (best_ns as f64 * 1e-9)
+    };
+    Rates { copy_bytes_per_s: best(|a, b| a.copy_from_slice(b)), add_bytes_per_s: best(add) }
+}
+
+/// The bound as a contestant, so that it is measured among the others and under the same disturbances.
+pub(crate) struct Limit {
+    ranks: usize,
+    pin: Pin,
+    buffers: Vec<Vec<f32>>,
+}
+
+impl Limit {
+    pub(crate) fn new(ranks: usize, pin: Pin) -> Limit {
+        Limit { ranks, pin, buffers: Vec::new() }
+    }
+
+    fn prepare(&mut self, bytes: u64) {
+        let elems = (bytes as usize).div_ceil(4);
+        if self.buffers.first().map(Vec::len) != Some(elems) {
+            self.buffers.clear();
+            self.buffers.resize_with(self.ranks, || vec![1.0; elems]);
+        }
+    }
+}
+
+impl Entrant for Limit {
+    fn word(&self) -> &str {
+        "limit"
+    }
+
+    fn product(&self) -> &str {
+        "least memory traffic"
+    }
+
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+        ensure!(task.kind == Kind::Allreduce, "the bound is defined for allreduce");
+        self.prepare(task.bytes);
+        let ranks = self.ranks;
+        let mut times_ns = match task.memory {
+            Memory::Own => {
+                let shares = self.buffers.iter_mut().collect();
+                timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut Vec<f32>| rescale(buffer))
+            }
+            Memory::Mapped => {
+                let shares = shards(&mut self.buffers, ranks);
+                timed(shares, warmup + iterations, self.pin, |shard: &mut Vec<&mut [f32]>| combine(shard))
+            }
+        };
+        times_ns.drain(..warmup);
+        Ok(Outcome::Measured { times_ns, wrong: 0 })
+    }
+}
+
+/// Lets one thread for each share work on it, all at once, `repetitions` times. The time of a repetition goes from the
+/// first start to the last end.
+fn timed<S: Send>(shares: Vec<S>, repetitions: usize, pin: Pin, work: impl Fn(&mut S) + Sync) -> Vec<u64> {
+    let gate = Gate { threads: shares.len(), arrived: AtomicUsize::new(0) };
+    let origin = Instant::now();
+    let since_ns = || origin.elapsed().as_nanos() as u64;
+    let run_share = |rank: usize, mut share: S| -> Vec<(u64, u64)> {
+        // A machine that refuses to bind still has a bound; it is only measured with more noise.
+        let _ = pin.bind_this_thread(rank);
+        let mut spans = Vec::with_capacity(repetitions);
+        for repetition in 0..repetitions {
+            gate.pass(repetition);
+            let start = since_ns();
+            work(&mut share);
+            spans.push((start, since_ns()));
+        }
+        spans
+    };
+    let spans: Vec<Vec<(u64, u64)>> = std::thread::scope(|scope| {
+        let run_share = &run_share;
+        let ranks = shares.into_iter().enumerate();
+        let threads: Vec<_> = ranks.map(|(rank, share)| scope.spawn(move || run_share(rank, share))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a pass over memory does not panic")).collect()
+    });
+    let of_repetition = |i: usize| spans.iter().map(move |rank| rank[i]);
+    (0..repetitions)
+        .map(|i| {
+            let first_start = of_repetition(i).map(|(start, _)| start).min().unwrap_or(0);
+            let last_end = of_repetition(i).map(|(_, end)| end).max().unwrap_or(0);
+            last_end - first_start
+        })
+        .collect()
+}
+
+/// Nobody passes before everybody has come. It yields instead of sleeping, so that threads leave it together: waking
+/// from sleep takes longer than a pass over a small buffer.
+struct Gate {
+    threads: usize,
+    /// Arrivals of all threads at all passages. Every thread adds to it and reads it; it orders nothing but itself, since
+    /// the threads share no other data.
+    arrived: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self, passage: usize) {
+        self.arrived.fetch_add(1, Ordering::Relaxed);
+        while self.arrived.load(Ordering::Relaxed) < (passage + 1) * self.threads {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn add(target: &mut [f32], source: &[f32]) {
+    for (a, b) in target.iter_mut().zip(source) {
+        *a += *b;
+    }
+}
+
+/// Reads and writes every element once. The factor is hidden from the compiler, which would otherwise leave it out.
+fn rescale(buffer: &mut [f32]) {
+    let one = black_box(1.0);
+    for element in buffer {
+        *element *= one;
+    }
+}
+
+/// Reads the shard of every buffer once and writes their combination to each of them, in pieces that stay in the cache
+/// between reading and writing.
+fn combine(shard: &mut [&mut [f32]]) {
+    const PIECE_ELEMS: usize = 2048;
+    let mut sum = [0.0f32; PIECE_ELEMS];
+    let len = shard.first().map_or(0, |part| part.len());
+    for first in (0..len).step_by(PIECE_ELEMS) {
+        let range = first..len.min(first + PIECE_ELEMS);
+        let sum = &mut sum[..range.len()];
+        sum.fill(0.0);
+        for part in shard.iter() {
+            add(sum, &part[range.clone()]);
+        }
+        for part in shard.iter_mut() {
+            part[range.clone()].copy_from_slice(sum);
+        }
+    }
+}
+
+/// Shard `r` of every buffer, for each rank `r`.
+fn shards(buffers: &mut [Vec<f32>], ranks: usize) -> Vec<Vec<&mut [f32]>> {
+    let mut shards: Vec<Vec<&mut [f32]>> = (0..ranks).map(|_| Vec::new()).collect();
+    for buffer in buffers {
+        let shard_elems = buffer.len().div_ceil(ranks).max(1);
+        let mut parts = buffer.chunks_mut(shard_elems);
+        for shard in &mut shards {
+            shard.push(parts.next().unwrap_or_default());
+        }
+    }
+    shards
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combining_writes_the_sum_to_every_buffer() {
+        let mut buffers = vec![vec![1.0; 5001], vec![2.0; 5001], vec![4.0; 5001]];
+        for mut shard in shards(&mut buffers, 3) {
+            combine(&mut shard);
+        }
+        assert!(buffers.iter().flatten().all(|&element| element == 7.0));
+    }
+
+    #[test]
+    fn fewer_elements_than_ranks_leave_some_shards_empty() {
+        let mut buffers = vec![vec![1.0; 2]; 4];
+        let lens: Vec<usize> = shards(&mut buffers, 4).iter().map(|shard| shard[0].len()).collect();
+        assert_eq!(lens, [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn every_repetition_has_a_time() {
+        let times = timed(vec![(), (), ()], 10, Pin::Free, |_| std::thread::yield_now());
+        assert_eq!(times.len(), 10);
+        assert!(times.iter().all(|&ns| ns > 0));
+    }
+}

@@ -1,0 +1,143 @@
+//! `farandole bench`: how long collectives take here, whether their results are right, and how that compares.
+//!
+//! The parent process (`driver`, `entrant`) starts all contestants, lets them take turns and does the arithmetic; it takes
+//! no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this room knows how a collective
+//! works; it knows tasks, times and what the right result is.
+
+pub(crate) mod args;
+pub(crate) mod contestant;
+mod driver;
+mod entrant;
+mod limit;
+mod line;
+mod machine;
+mod pattern;
+mod report;
+mod sizes;
+mod statistics;
+mod table;
+pub(crate) mod task;
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use args::BenchArgs;
+use entrant::{Entrant, Processes};
+use limit::Limit;
+use machine::Machine;
+use report::{Entry, Report, Row};
+use task::Task;
+
+/// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    args.check()?;
+    let room = Room::create()?;
+    let mut entrants = start_all(args, &room)?;
+    let mut limit: Vec<Box<dyn Entrant>> = Vec::new();
+    if args.limit {
+        limit.push(Box::new(Limit::new(args.ranks, args.pinning())));
+    }
+    let entry = |entrant: &Box<dyn Entrant>| Entry { word: entrant.word().into(), product: entrant.product().into() };
+    let tasks = args.tasks();
+    let mut report = Report {
+        machine: Machine::this(),
+        ranks: args.ranks,
+        task: tasks.first().cloned().context("--sizes names no size")?,
+        entries: entrants.iter().map(entry).collect(),
+        rates: args.limit.then(|| limit::rates(args.ranks, args.pinning())),
+        rows: Vec::new(),
+    };
+    let mut out = table_output(args);
+    out.write_all(table::heading(&report).as_bytes())?;
+    writeln!(out)?;
+    out.write_all(table::column_names(&report).as_bytes())?;
+    entrants.append(&mut limit);
+    for task in &tasks {
+        let row = measure_row(&mut entrants, task, args)?;
+        out.write_all(table::line(&report, &row).as_bytes())?;
+        out.flush()?;
+        report.rows.push(row);
+    }
+    writeln!(out)?;
+    out.write_all(table::footnotes(&report).as_bytes())?;
+    write_json(args, &report)?;
+    match report.wrong() {
+        0 => Ok(()),
+        wrong => bail!("{wrong} elements of results were wrong"),
+    }
+}
+
+fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs) -> Result<Row> {
+    let mut showings = driver::measure(entrants, task, args.effort())?;
+    let limit = if args.limit { showings.pop() } else { None };
+    Ok(Row { bytes: task.bytes, showings, limit })
+}
+
+fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
+    let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
+    let mut peers = Vec::new();
+    for &peer in &args.against {
+        if !peers.contains(&peer) {
+            peers.push(peer);
+        }
+    }
+    for peer in peers {
+        let socket = room.path().join(peer.word());
+        let commands = peer.commands(args.ranks, &socket, room.path(), args.pinning())?;
+        entrants.push(Box::new(Processes::start(peer.word(), args.ranks, &socket, commands)?));
+    }
+    if entrants.is_empty() {
+        bail!("there is nobody to measure");
+    }
+    Ok(entrants)
+}
+
+fn table_output(args: &BenchArgs) -> Box<dyn Write> {
+    match &args.json {
+        Some(file) if file.as_os_str() == "-" => Box::new(io::stderr()),
+        _ => Box::new(io::stdout()),
+    }
+}
+
+fn write_json(args: &BenchArgs, report: &Report) -> Result<()> {
+    let Some(file) = &args.json else { return Ok(()) };
+    let mut text = serde_json::to_string_pretty(&report.to_json()).context("writing the result as JSON")?;
+    text.push('\n');
+    if file.as_os_str() == "-" {
+        io::stdout().write_all(text.as_bytes()).context("writing the result to standard output")
+    } else {
+        fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+    }
+}
+
+/// A directory for the sockets of this run that only this user can enter. It goes when the run ends.
+struct Room(PathBuf);
+
+impl Room {
+    fn create() -> Result<Room> {
+        let parent = std::env::temp_dir();
+        for attempt in 0..100 {
+            let path = parent.join(format!("farandole-bench-{}-{attempt}", std::process::id()));
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Room(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| format!("creating {}", path.display())),
+            }
+        }
+        bail!("no free name for a directory in {}", parent.display())
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,121 @@
+//! The result of a run as data: what the table shows and what `--json` writes.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::driver::Showing;
+use super::limit::Rates;
+use super::machine::Machine;
+use super::task::{Kind, Task};
+
+/// One contestant of the run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Entry {
+    pub(crate) word: String,
+    pub(crate) product: String,
+}
+
+/// One size.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) bytes: u64,
+    /// In the order of [`Report::entries`].
+    pub(crate) showings: Vec<Showing>,
+    /// The bound, where it was measured.
+    pub(crate) limit: Option<Showing>,
+}
+
+/// A whole run. The first entry is the one that the others are compared with.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) machine: Machine,
+    pub(crate) ranks: usize,
+    /// The task of the first size, for everything that does not change with the size.
+    pub(crate) task: Task,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) rates: Option<Rates>,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Report {
+    /// Bytes moved for one iteration, as the user counts them: size times tensors.
+    pub(crate) fn payload_bytes(&self, row: &Row) -> f64 {
+        row.bytes as f64 * self.task.tensors as f64
+    }
+
+    /// Size divided by time, in bytes per second.
+    pub(crate) fn algorithm_bandwidth(&self, row: &Row, median_us: f64) -> f64 {
+        self.payload_bytes(row) / (median_us * 1e-6)
+    }
+
+    /// Algorithm bandwidth times what the busiest link must carry for each byte.
+    pub(crate) fn bus_bandwidth(&self, row: &Row, median_us: f64) -> f64 {
+        self.algorithm_bandwidth(row, median_us) * self.task.kind.bus_factor(self.ranks)
+    }
+
+    /// How many times as long as the first entry this one takes; above one, the first is faster.
+    pub(crate) fn ratio(row: &Row, entry: usize) -> Option<f64> {
+        Some(row.showings[entry].median_us()? / row.showings[0].median_us()?)
+    }
+
+    /// The ratio of the fastest of the other entries.
+    pub(crate) fn best_ratio(row: &Row) -> Option<f64> {
+        (1..row.showings.len()).filter_map(|entry| Report::ratio(row, entry)).min_by(f64::total_cmp)
+    }
+
+    /// Wrong elements of all entries, sizes, rounds and ranks.
+    pub(crate) fn wrong(&self) -> u64 {
+        let showings = self.rows.iter().flat_map(|row| &row.showings);
+        showings.map(|showing| if let Showing::Measured { wrong, .. } = showing { *wrong } else { 0 }).sum()
+    }
+
+    /// The run as JSON.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut report = json!({
+            "collective": self.task.kind,
+            "ranks": self.ranks,
+            "dtype": self.task.dtype.name(),
+            "pace": self.task.pace,
+            "memory": self.task.memory,
+            "through": self.task.through,
+            "tensors": self.task.tensors,
+            "machine": self.machine,
+            "contestants": self.entries,
+            "sizes": self.rows.iter().map(|row| self.row_json(row)).collect::<Vec<_>>(),
+        });
+        if self.task.kind.reduces() {
+            report["op"] = json!(self.task.op.name());
+        }
+        if let Some(rates) = self.rates {
+            report["rates"] = json!(rates);
+        }
+        report
+    }
+
+    fn row_json(&self, row: &Row) -> Value {
+        let mut object = Map::new();
+        object.insert("bytes".into(), json!(row.bytes));
+        for (entry, showing) in self.entries.iter().zip(&row.showings) {
+            object.insert(entry.word.clone(), self.showing_json(row, showing));
+        }
+        if let Some(limit) = &row.limit {
+            object.insert("limit".into(), self.showing_json(row, limit));
+        }
+        Value::Object(object)
+    }
+
+    fn showing_json(&self, row: &Row, showing: &Showing) -> Value {
+        match showing {
+            Showing::Unsupported { why } => json!({ "unsupported": why }),
+            Showing::Measured { summary, wrong } => {
+                let mut value = json!(summary);
+                value["wrong"] = json!(wrong);
+                if self.task.kind != Kind::Barrier {
+                    value["algbw_bytes_per_s"] = json!(self.algorithm_bandwidth(row, summary.median_us));
+                    value["busbw_bytes_per_s"] = json!(self.bus_bandwidth(row, summary.median_us));
+                }
+                value
+            }
+        }
+    }
+}

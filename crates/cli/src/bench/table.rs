@@ -1,0 +1,291 @@
+//! The result of a run as a table for people.
+//!
+//! Lines are written as soon as their size has been measured, so that a long run can be watched; column widths are
+//! therefore fixed beforehand.
+
+use std::fmt::Write;
+
+use super::driver::Showing;
+use super::report::{Report, Row};
+use super::sizes::Size;
+use super::task::{Kind, Memory, Pace, Through};
+
+/// A load average above this before the run means that the cores are not the contestants' alone. A shell and its friends
+/// stay well below.
+const BUSY_LOAD: f64 = 0.7;
+
+/// What stands above the table: what is measured, on what, by whom.
+pub(crate) fn heading(report: &Report) -> String {
+    let task = &report.task;
+    let mut words = vec![format!("{} ranks", report.ranks)];
+    if task.kind != Kind::Barrier {
+        words.push(task.dtype.to_string());
+    }
+    if task.kind.reduces() {
+        words.push(task.op.to_string());
+    }
+    words.push(if task.memory == Memory::Own { "caller's own memory" } else { "mapped buffers" }.to_string());
+    words.push(match (task.through, task.tensors) {
+        (Through::Direct, _) => "direct".to_string(),
+        (Through::Engine, 1) => "through the engine, by name".to_string(),
+        (Through::Engine, tensors) => format!("through the engine, {tensors} tensors of the size at once"),
+    });
+    words.push(if task.pace == Pace::Aligned { "starts aligned" } else { "back to back" }.to_string());
+    let products: Vec<&str> = report.entries.iter().map(|entry| entry.product.as_str()).collect();
+    let machine = &report.machine;
+    let mut text = String::new();
+    let _ = writeln!(text, "{}: {}", task.kind, words.join(", "));
+    let _ = writeln!(
+        text,
+        "machine:  {}, {} cores, {}, Linux {}",
+        machine.host, machine.cores, machine.processor, machine.kernel
+    );
+    if machine.load > BUSY_LOAD {
+        let _ = writeln!(
+            text,
+            "          BUSY: load average {:.1}; others are at work here, and the times below are theirs, too",
+            machine.load
+        );
+    }
+    let _ = writeln!(text, "measured: {}", products.join(", "));
+    if let Some(rates) = report.rates {
+        let _ = writeln!(
+            text,
+            "memory:   {} ranks together copy {:.1} GB/s and add (a += b) {:.1} GB/s",
+            report.ranks,
+            rates.copy_bytes_per_s / 1e9,
+            rates.add_bytes_per_s / 1e9
+        );
+    }
+    text
+}
+
+/// The two lines that name the columns.
+pub(crate) fn column_names(report: &Report) -> String {
+    let first = &report.entries[0].word;
+    let mut names = format!("{:>9} {:>6} {:>9} {:>9} {:>9}", "size", "iters", first, "p90", "max");
+    let mut units = format!("{:>9} {:>6} {:>9} {:>9} {:>9}", "", "", "us", "us", "us");
+    let _ = write!(names, " {:>7} {:>7} {:>6}", "algbw", "busbw", "wrong");
+    let _ = write!(units, " {:>7} {:>7} {:>6}", "GB/s", "GB/s", "");
+    if report.rates.is_some() {
+        let _ = write!(names, " | {:>9} {:>6}", "limit", "times");
+        let _ = write!(units, " | {:>9} {:>6}", "us", "limit");
+    }
+    for entry in &report.entries[1..] {
+        let _ = write!(names, " | {:>9} {:>6}", entry.word, "ratio");
+        let _ = write!(units, " | {:>9} {:>6}", "us", "");
+    }
+    if report.entries.len() > 2 {
+        let _ = write!(names, " | {:>6}", "best");
+        let _ = write!(units, " | {:>6}", "ratio");
+    }
+    format!("{names}\n{units}\n")
+}
+
+/// The line of one size.
+pub(crate) fn line(report: &Report, row: &Row) -> String {
+    let size = if report.task.kind == Kind::Barrier { "-".to_string() } else { Size(row.bytes).to_string() };
+    let mut text = format!("{size:>9}");
+    match &row.showings[0] {
+        Showing::Measured { summary, wrong } => {
+            let (median, p90, max) = (us(summary.median_us), us(summary.p90_us), us(summary.max_us));
+            let _ = write!(text, " {:>6} {median:>9} {p90:>9} {max:>9}", summary.iterations);
+            let algbw = report.algorithm_bandwidth(row, summary.median_us) / 1e9;
+            let busbw = report.bus_bandwidth(row, summary.median_us) / 1e9;
+            let _ = write!(text, " {algbw:>7.3} {busbw:>7.3} {wrong:>6}");
+        }
+        Showing::Unsupported { .. } => {
+            let _ = write!(text, " {:>6} {:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "-", "-", "-", "-", "-", "-", "-");
+        }
+    }
+    if let Some(limit) = &row.limit {
+        let times = row.showings[0].median_us().zip(limit.median_us()).map(|(ours, limit)| ours / limit);
+        let _ = write!(text, " | {:>9} {:>6}", cell(limit), ratio(times));
+    }
+    for entry in 1..row.showings.len() {
+        let _ = write!(text, " | {:>9} {:>6}", cell(&row.showings[entry]), ratio(Report::ratio(row, entry)));
+    }
+    if row.showings.len() > 2 {
+        let _ = write!(text, " | {:>6}", ratio(Report::best_ratio(row)));
+    }
+    text.push('\n');
+    text
+}
+
+/// What stands below the table: how to read it, and what was lacking.
+pub(crate) fn footnotes(report: &Report) -> String {
+    let first = &report.entries[0].word;
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "An iteration takes as long as its slowest rank; {first}: median over all iterations of all rounds, then p90 and max."
+    );
+    if report.task.kind != Kind::Barrier {
+        let _ = writeln!(
+            text,
+            "algbw = size / median; busbw = algbw x {:.3}, what the busiest link must carry, comparable between rank counts. \
+             KB, MB: steps of 1024; GB/s: 10^9.",
+            report.task.kind.bus_factor(report.ranks)
+        );
+    }
+    if report.entries.len() > 1 {
+        let _ = writeln!(
+            text,
+            "Contestants took turns at each size; ratio = their median / {first}'s (above 1: {first} is faster); best: the fastest of them."
+        );
+    }
+    if report.rates.is_some() {
+        let _ = writeln!(text, "{}", limit_footnote(report.task.memory));
+    }
+    for (index, entry) in report.entries.iter().enumerate() {
+        let mut wrong_in_all = 0;
+        let mut lacking = None;
+        for row in &report.rows {
+            match &row.showings[index] {
+                Showing::Measured { wrong, .. } => wrong_in_all += wrong,
+                Showing::Unsupported { why } => lacking = Some(why),
+            }
+        }
+        if wrong_in_all > 0 {
+            let _ = writeln!(text, "WRONG RESULTS: {} gave {wrong_in_all} wrong elements.", entry.word);
+        }
+        if let Some(why) = lacking {
+            let _ = writeln!(text, "- : {} did not run: {why}", entry.word);
+        }
+    }
+    text
+}
+
+fn limit_footnote(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Own => {
+            "limit = all ranks at once read and write their buffer once (x *= 1), the least that memory must do; \
+             sizes that fit the caches are bounded by these, and synchronising is not in it."
+        }
+        Memory::Mapped => {
+            "limit = all ranks at once read their shard of every buffer and write the sum to every buffer, the least that \
+             memory must do; sizes that fit the caches are bounded by these, and synchronising is not in it."
+        }
+    }
+}
+
+fn cell(showing: &Showing) -> String {
+    match showing {
+        Showing::Measured { summary, wrong: 0 } => us(summary.median_us),
+        Showing::Measured { summary, .. } => format!("{}!", us(summary.median_us)),
+        Showing::Unsupported { .. } => "-".to_string(),
+    }
+}
+
+/// Microseconds with as many digits as mean something.
+fn us(value: f64) -> String {
+    match value {
+        ..100.0 => format!("{value:.2}"),
+        ..10_000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+fn ratio(value: Option<f64>) -> String {
+    match value {
+        Some(value) if value < 100.0 => format!("{value:.2}"),
+        Some(value) => format!("{value:.0}"),
+        None => "-".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::limit::Rates;
+    use crate::bench::machine::Machine;
+    use crate::bench::report::Entry;
+    use crate::bench::statistics::Summary;
+    use crate::bench::task::Task;
+    use farandole_plan::{Dtype, ReduceOp};
+
+    fn ran(median_us: f64, wrong: u64) -> Showing {
+        let summary = Summary {
+            iterations: 100,
+            min_us: median_us,
+            median_us,
+            p90_us: median_us * 2.0,
+            max_us: median_us * 10.0,
+            round_medians_us: vec![],
+        };
+        Showing::Measured { summary, wrong }
+    }
+
+    fn report() -> Report {
+        let entry = |word: &str| Entry { word: word.into(), product: format!("{word} 1.0") };
+        let lacking = Showing::Unsupported { why: "mpich has no bfloat16".into() };
+        Report {
+            machine: Machine { host: "box".into(), cores: 2, processor: "CPU".into(), kernel: "6.1".into(), load: 0.1 },
+            ranks: 2,
+            task: Task {
+                kind: Kind::Allreduce,
+                bytes: 4,
+                dtype: Dtype::BF16,
+                op: ReduceOp::Sum,
+                pace: Pace::Aligned,
+                memory: Memory::Own,
+                through: Through::Direct,
+                tensors: 1,
+            },
+            entries: vec![entry("farandole"), entry("openmpi"), entry("mpich")],
+            rates: Some(Rates { copy_bytes_per_s: 1e10, add_bytes_per_s: 5e9 }),
+            rows: vec![
+                Row { bytes: 4, showings: vec![ran(1.5, 0), ran(3.0, 0), lacking.clone()], limit: Some(ran(0.5, 0)) },
+                Row {
+                    bytes: 64 << 20,
+                    showings: vec![ran(20_000.0, 0), ran(31_017.0, 7), lacking],
+                    limit: Some(ran(16_000.0, 0)),
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn columns_stand_under_their_names() {
+        let report = report();
+        let mut text = column_names(&report);
+        for row in &report.rows {
+            text += &line(&report, row);
+        }
+        let expected = [
+            "     size  iters farandole       p90       max   algbw   busbw  wrong |     limit  times |   openmpi  ratio |     mpich  ratio |   best",
+            "                        us        us        us    GB/s    GB/s        |        us  limit |        us        |        us        |  ratio",
+            "      4 B    100      1.50      3.00     15.00   0.003   0.003      0 |      0.50   3.00 |      3.00   2.00 |         -      - |   2.00",
+            "    64 MB    100     20000     40000    200000   3.355   3.355      0 |     16000   1.25 |    31017!   1.55 |         -      - |   1.55",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn the_heading_says_what_where_and_who() {
+        let expected = "\
+allreduce: 2 ranks, bfloat16, Sum, caller's own memory, direct, starts aligned
+machine:  box, 2 cores, CPU, Linux 6.1
+measured: farandole 1.0, openmpi 1.0, mpich 1.0
+memory:   2 ranks together copy 10.0 GB/s and add (a += b) 5.0 GB/s
+";
+        assert_eq!(heading(&report()), expected);
+    }
+
+    #[test]
+    fn footnotes_name_who_was_wrong_and_who_did_not_run() {
+        let text = footnotes(&report());
+        assert!(text.contains("WRONG RESULTS: openmpi gave 7 wrong elements."), "{text}");
+        assert!(text.contains("- : mpich did not run: mpich has no bfloat16"), "{text}");
+        assert!(text.contains("busbw = algbw x 1.000"), "{text}");
+    }
+
+    #[test]
+    fn json_holds_every_contestant_at_every_size() {
+        let json = report().to_json();
+        assert_eq!(json["sizes"][1]["openmpi"]["wrong"], 7);
+        assert_eq!(json["sizes"][1]["mpich"]["unsupported"], "mpich has no bfloat16");
+        assert_eq!(json["sizes"][0]["farandole"]["median_us"], 1.5);
+        assert_eq!(json["op"], "Sum");
+    }
+}
