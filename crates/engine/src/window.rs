@@ -6,7 +6,9 @@
 //!
 //! Contributions are folded in the order of the ranks, whoever folds, so that all ranks and all runs get the same bits.
 
-use farandole_plan::{Span, Step};
+use std::sync::Arc;
+
+use farandole_plan::{Rank, Schedule, Span, Step};
 use farandole_tensor::{Finish, Fold};
 use farandole_transport::shm::{Mapped, Windows, copy};
 use farandole_transport::{Progress, Result};
@@ -163,4 +165,47 @@ fn fold_across(windows: &mut Windows, memory: &mut Shared<'_>, span: Span) -> bo
     let mapped = memory.mapped.as_deref_mut().expect("invariant: mapped steps come with a mapped buffer");
     fold.fold_all(&mut mapped.across(windows, range), finish);
     true
+}
+
+/// One rank's walk through a schedule of window or mapped steps.
+#[derive(Debug)]
+pub(crate) struct WindowRun {
+    schedule: Arc<Schedule>,
+    step: usize,
+}
+
+impl WindowRun {
+    /// Begins an operation. `descriptor` stands for what this rank takes it to be.
+    pub(crate) fn begin(schedule: Arc<Schedule>, windows: &mut Windows, operation: u64, descriptor: u64) -> WindowRun {
+        if !schedule.steps.is_empty() {
+            windows.begin(operation, descriptor, &[]);
+        }
+        WindowRun { schedule, step: 0 }
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn advance(&mut self, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
+        let before = self.step;
+        while let Some(step) = self.schedule.steps.get(self.step) {
+            if take(step, windows, memory)? != Progress::Done {
+                return Ok(if self.step > before { Progress::Moved } else { Progress::Pending });
+            }
+            self.step += 1;
+        }
+        if self.step > before {
+            windows.finish();
+        }
+        Ok(Progress::Done)
+    }
+
+    /// A peer that the walk is waiting for, if one can be named.
+    pub(crate) fn waiting_for(&self, windows: &Windows) -> Option<Rank> {
+        if let Some(absent) = windows.first_absent() {
+            return Some(windows.rank(absent));
+        }
+        match self.schedule.steps.get(self.step)? {
+            Step::Fetch { from, .. } | Step::Take { from, .. } => Some(*from),
+            _ => windows.last_behind().map(|seat| windows.rank(seat)),
+        }
+    }
 }

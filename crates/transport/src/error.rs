@@ -33,6 +33,18 @@ pub enum Error {
         /// What was wrong.
         what: String,
     },
+    /// The peer has begun the operation, but takes it to be another one: the ranks do not make the same calls in
+    /// the same order.
+    Disagree {
+        /// The peer.
+        peer: Rank,
+        /// Number of the operation.
+        operation: u64,
+        /// What this rank takes it to be, in a form that only the layers above can read.
+        ours: u64,
+        /// What the peer takes it to be.
+        theirs: u64,
+    },
     /// The peer speaks another version of the protocol.
     Version {
         /// The peer, if it had said who it is.
@@ -84,6 +96,7 @@ impl Error {
             Error::PeerGone { peer, .. }
             | Error::PeerAborted { peer, .. }
             | Error::Garbled { peer, .. }
+            | Error::Disagree { peer, .. }
             | Error::Corrupt { peer, .. } => Some(*peer),
             Error::Version { peer, .. } | Error::Deadline { peer, .. } => *peer,
             Error::Untrusted { .. } | Error::Local { .. } => None,
@@ -97,6 +110,11 @@ impl fmt::Display for Error {
             Error::PeerGone { peer, how } => write!(f, "rank {peer} is gone ({how})"),
             Error::PeerAborted { peer: _, cause } => f.write_str(cause),
             Error::Garbled { peer, what } => write!(f, "rank {peer} sent something unexpected: {what}"),
+            Error::Disagree { peer, operation, ours, theirs } => write!(
+                f,
+                "rank {peer} takes operation {operation} to be {theirs:016x}, this rank takes it to be {ours:016x}: \
+                 the ranks do not make the same calls in the same order"
+            ),
             Error::Version { peer: Some(peer), ours, theirs } => {
                 write!(
                     f,

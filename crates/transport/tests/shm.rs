@@ -193,7 +193,7 @@ fn ranks_that_mean_different_things_find_out() {
     let (mut two, mut one) = (all.pop().unwrap(), all.pop().unwrap());
     one.begin(1, 11, &[]);
     two.begin(1, 12, &[]);
-    assert!(one.all_begun().unwrap_err().to_string().contains("do not call the same collectives"));
+    assert!(one.all_begun().unwrap_err().to_string().contains("do not make the same calls"));
     assert!(two.all_begun().is_err());
 }
 

@@ -141,6 +141,14 @@ impl Board {
         self.word(stage).load(Ordering::Acquire) >= mark.0
     }
 
+    /// All marks together, to compare how far ranks have come. Only a hint: the words are read one after the other.
+    pub fn total_reached(&self) -> u128 {
+        [Stage::Published, Stage::Folded, Stage::Fetched]
+            .map(|stage| u128::from(self.word(stage).load(Ordering::Relaxed)))
+            .iter()
+            .sum()
+    }
+
     /// Sleeper's half of "looked, then slept". Look again after this call, before blocking.
     pub fn raise_asleep(&self) {
         self.asleep.0.store(1, Ordering::Relaxed);

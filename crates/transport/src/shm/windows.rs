@@ -203,6 +203,11 @@ impl Windows {
         (0..self.seats.len()).find(|&seat| !self.begun[seat])
     }
 
+    /// The peer whose marks are lowest: the one that the others are probably waiting for.
+    pub fn last_behind(&self) -> Option<usize> {
+        self.peers().min_by_key(|&seat| self.seats[seat].board().total_reached())
+    }
+
     /// A peer's small contribution of `len` bytes; only after [`Windows::all_begun`] has said yes.
     pub fn small<'a>(&'a self, seat: usize, len: usize, inline: &'a mut [u8; INLINE_BYTES]) -> &'a [u8] {
         assert!(self.begun[seat], "a contribution is read after its owner has begun");
@@ -397,15 +402,8 @@ impl Windows {
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
-    fn disagreement(&self, seat: usize, descriptor: u64) -> Error {
-        Error::Garbled {
-            peer: self.rank(seat),
-            what: format!(
-                "it takes operation {} to be {descriptor:016x}, this rank takes it to be {:016x}: \
-                 the ranks do not call the same collectives with the same arguments in the same order",
-                self.operation, self.descriptor
-            ),
-        }
+    fn disagreement(&self, seat: usize, theirs: u64) -> Error {
+        Error::Disagree { peer: self.rank(seat), operation: self.operation, ours: self.descriptor, theirs }
     }
 }
 

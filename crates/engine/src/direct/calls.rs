@@ -1,0 +1,308 @@
+//! The calls: each checks its arguments, chooses the road and drives the operation to its end.
+
+use std::sync::Arc;
+
+use farandole_plan::algorithm::{self, Algorithm, Tuning};
+use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
+use farandole_tensor::element::{as_bytes, with_bytes_mut};
+use farandole_tensor::{Element, Finish, Fold, OwnedBytes, scale};
+
+use super::operation::Operation;
+use super::{Call, Communicator, Descriptor, Kind};
+use crate::error::{Error, Result};
+use crate::run::{Memory, Run};
+use crate::window::{Shared, WindowRun};
+
+impl Communicator {
+    /// Combines the data of all ranks, element by element; all ranks get the result.
+    pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        with_bytes_mut(data, |bytes| self.allreduce_bytes(bytes, T::DTYPE, op, 1.0, 1.0))
+    }
+
+    /// As [`Communicator::allreduce`], on bytes, with a factor for each contribution and one for the result.
+    pub fn allreduce_bytes(
+        &mut self,
+        data: &mut [u8],
+        dtype: Dtype,
+        op: ReduceOp,
+        prescale: f64,
+        postscale: f64,
+    ) -> Result<()> {
+        let elems = whole_elements(data.len(), dtype)?;
+        let descriptor = Descriptor::new(Kind::Allreduce, dtype, Some(op), 0, elems);
+        if op == ReduceOp::Adasum {
+            return Err(wrong("Adasum works on named tensors; submit it to the engine"));
+        }
+        let number = self.next_operation()?;
+        if prescale != 1.0 {
+            scale(dtype, data, prescale);
+        }
+        let fold = Fold::new(dtype, op);
+        let finish = Finish::new(dtype, op, self.size() as u64, postscale);
+        let one_host = self.is_one_host();
+        let forced = self.settings.algorithm.filter(|algorithm| {
+            algorithm.fits(self.topology())
+                && (!algorithm.needs_windows() || one_host)
+                && *algorithm != Algorithm::Mapped
+        });
+        if self.size() == 1 || data.is_empty() {
+            finish.apply(dtype, data);
+            return Ok(());
+        }
+        if one_host && forced.is_none() && data.len() <= self.small_limit() {
+            let windows = self.mesh.windows.as_mut().expect("one host has windows");
+            windows.begin(number, descriptor.word(), data);
+            return self.drive(descriptor, Operation::Small { data, fold, finish });
+        }
+        let algorithm = forced.unwrap_or_else(|| self.choose(elems, dtype));
+        let call = Call { kind: algorithm as u8 | 0x80, dtype, root: 0, counts: vec![elems], more_counts: vec![] };
+        let schedule = self.schedule(call, |this| {
+            algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(dtype))
+        });
+        if algorithm.needs_windows() {
+            return self.through_windows(number, descriptor, schedule, data, dtype, Some(fold), finish);
+        }
+        self.over_links(number, descriptor, schedule, data, &[], dtype, Some(fold))?;
+        finish.apply(dtype, data);
+        Ok(())
+    }
+
+    /// All ranks get the root's data.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: Rank) -> Result<()> {
+        if root.index() >= self.size() {
+            return Err(wrong(format!("there is no rank {root} in a world of {}", self.size())));
+        }
+        let elems = data.len() as u64;
+        let descriptor = Descriptor::new(Kind::Broadcast, T::DTYPE, None, root.index(), elems);
+        let number = self.next_operation()?;
+        let call = Call {
+            kind: Kind::Broadcast as u8,
+            dtype: T::DTYPE,
+            root: root.index(),
+            counts: vec![elems],
+            more_counts: vec![],
+        };
+        let one_host = self.is_one_host();
+        let schedule = self.schedule(call, |this| {
+            let tuning = this.tuning(T::DTYPE);
+            if one_host {
+                algorithm::broadcast_window(elems, root, this.size(), this.rank(), &tuning)
+            } else {
+                algorithm::broadcast(elems, root, this.topology(), this.rank(), &tuning)
+            }
+        });
+        with_bytes_mut(data, |bytes| self.run(number, descriptor, schedule, bytes, &[], T::DTYPE, None))
+    }
+
+    /// All ranks get the data of all, one after the other; `counts[r]` elements come from rank `r`.
+    pub fn allgather<T: Element>(&mut self, own: &[T], counts: &[usize], all: &mut [T]) -> Result<()> {
+        let blocks = self.blocks(counts)?;
+        let mine = blocks[self.rank().index()];
+        if own.len() as u64 != mine.len || all.len() as u64 != blocks[blocks.len() - 1].end() {
+            return Err(wrong("the counts do not add up to the lengths of the buffers"));
+        }
+        let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, 0, all.len() as u64);
+        let number = self.next_operation()?;
+        all[mine.start as usize..mine.end() as usize].copy_from_slice(own);
+        let call = self.call(Kind::Allgather, T::DTYPE, counts, &[]);
+        let one_host = self.is_one_host();
+        let schedule = self.schedule(call, |this| {
+            let tuning = this.tuning(T::DTYPE);
+            if one_host {
+                algorithm::allgather_window(&blocks, this.rank(), &tuning)
+            } else {
+                algorithm::allgather(&blocks, this.topology(), this.rank(), &tuning)
+            }
+        });
+        with_bytes_mut(all, |bytes| self.run(number, descriptor, schedule, bytes, &[], T::DTYPE, None))
+    }
+
+    /// Combines the data of all ranks; rank `r` gets the `counts[r]` elements of the result that are its own.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        data: &[T],
+        counts: &[usize],
+        own: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let blocks = self.blocks(counts)?;
+        let mine = blocks[self.rank().index()];
+        if own.len() as u64 != mine.len || data.len() as u64 != blocks[blocks.len() - 1].end() {
+            return Err(wrong("the counts do not add up to the lengths of the buffers"));
+        }
+        if op == ReduceOp::Adasum {
+            return Err(wrong("reducescatter cannot be combined with Adasum"));
+        }
+        let descriptor = Descriptor::new(Kind::ReduceScatter, T::DTYPE, Some(op), 0, data.len() as u64);
+        let number = self.next_operation()?;
+        let call = self.call(Kind::ReduceScatter, T::DTYPE, counts, &[]);
+        let one_host = self.is_one_host();
+        let schedule = self.schedule(call, |this| {
+            let tuning = this.tuning(T::DTYPE);
+            if one_host {
+                algorithm::reduce_scatter_window(&blocks, this.rank(), &tuning)
+            } else {
+                algorithm::reduce_scatter(&blocks, this.topology(), this.rank(), &tuning)
+            }
+        });
+        // The contributions of others are folded into a copy: the caller's data stays as it is.
+        let mut work = OwnedBytes::from_slice(as_bytes(data));
+        let elem_bytes = T::DTYPE.size_bytes();
+        self.run(number, descriptor, schedule, &mut work, &[], T::DTYPE, Some(Fold::new(T::DTYPE, op)))?;
+        let result = &mut work[mine.start as usize * elem_bytes..mine.end() as usize * elem_bytes];
+        Finish::new(T::DTYPE, op, self.size() as u64, 1.0).apply(T::DTYPE, result);
+        with_bytes_mut(own, |bytes| bytes.copy_from_slice(result));
+        Ok(())
+    }
+
+    /// Sends `send_counts[r]` elements to rank `r` and gets `recv_counts[r]` from it.
+    pub fn alltoall<T: Element>(
+        &mut self,
+        data: &[T],
+        send_counts: &[usize],
+        received: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        let (send, recv) = (self.blocks(send_counts)?, self.blocks(recv_counts)?);
+        let (sent, got) = (send[send.len() - 1].end(), recv[recv.len() - 1].end());
+        if data.len() as u64 != sent || received.len() as u64 != got {
+            return Err(wrong("the counts do not add up to the lengths of the buffers"));
+        }
+        if send[self.rank().index()].len != recv[self.rank().index()].len {
+            return Err(wrong("what a rank sends to itself it also receives"));
+        }
+        let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, 0, 0);
+        let number = self.next_operation()?;
+        let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
+        let schedule =
+            self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));
+        let source = as_bytes(data);
+        with_bytes_mut(received, |bytes| self.over_links(number, descriptor, schedule, bytes, source, T::DTYPE, None))
+    }
+
+    /// Nobody returns before everybody has called.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.meet(Descriptor::new(Kind::Barrier, Dtype::U8, None, 0, 0))
+    }
+
+    /// Waits until all ranks have come to this operation.
+    pub(super) fn meet(&mut self, descriptor: Descriptor) -> Result<()> {
+        let number = self.next_operation()?;
+        if self.size() == 1 {
+            return Ok(());
+        }
+        if self.is_one_host() {
+            let windows = self.mesh.windows.as_mut().expect("one host has windows");
+            windows.begin(number, descriptor.word(), &[]);
+            return self.drive(descriptor, Operation::Meeting);
+        }
+        let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
+        self.over_links(number, descriptor, schedule, &mut [], &[], Dtype::U8, None)
+    }
+
+    fn small_limit(&self) -> usize {
+        let slot = self.mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
+        self.settings.small_bytes.min(slot)
+    }
+
+    /// The algorithm for tensors that do not take the shortest road.
+    fn choose(&self, elems: u64, dtype: Dtype) -> Algorithm {
+        if self.is_one_host() {
+            return Algorithm::WindowTiles;
+        }
+        let Tuning { small_elems, .. } = self.tuning(dtype);
+        let topology = self.topology();
+        if elems <= small_elems {
+            Algorithm::Doubling
+        } else if topology.hosts() > 1 && topology.hosts() < topology.size() {
+            Algorithm::Hierarchical
+        } else {
+            Algorithm::Ring
+        }
+    }
+
+    fn call(&self, kind: Kind, dtype: Dtype, counts: &[usize], more: &[usize]) -> Call {
+        let widen = |counts: &[usize]| counts.iter().map(|&count| count as u64).collect();
+        Call { kind: kind as u8, dtype, root: 0, counts: widen(counts), more_counts: widen(more) }
+    }
+
+    /// Blocks of these lengths, one for each rank, one after the other.
+    fn blocks(&self, counts: &[usize]) -> Result<Vec<Span>> {
+        if counts.len() != self.size() {
+            return Err(wrong(format!("{} counts for {} ranks", counts.len(), self.size())));
+        }
+        let mut start = 0;
+        Ok(counts
+            .iter()
+            .map(|&count| {
+                let block = Span { start, len: count as u64 };
+                start = block.end();
+                block
+            })
+            .collect())
+    }
+
+    /// Carries out a schedule on whichever road its steps need.
+    #[allow(clippy::too_many_arguments)]
+    fn run(
+        &mut self,
+        number: u64,
+        descriptor: Descriptor,
+        schedule: Arc<Schedule>,
+        work: &mut [u8],
+        source: &[u8],
+        dtype: Dtype,
+        fold: Option<Fold>,
+    ) -> Result<()> {
+        if schedule.slots > 0 {
+            self.through_windows(number, descriptor, schedule, work, dtype, fold, Finish::Nothing)
+        } else {
+            self.over_links(number, descriptor, schedule, work, source, dtype, fold)
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn through_windows(
+        &mut self,
+        number: u64,
+        descriptor: Descriptor,
+        schedule: Arc<Schedule>,
+        work: &mut [u8],
+        dtype: Dtype,
+        fold: Option<Fold>,
+        finish: Finish,
+    ) -> Result<()> {
+        let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
+        let run = WindowRun::begin(schedule, windows, number, descriptor.word());
+        let memory = Shared { work, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish };
+        self.drive(descriptor, Operation::Windows { run, memory })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn over_links(
+        &mut self,
+        number: u64,
+        descriptor: Descriptor,
+        schedule: Arc<Schedule>,
+        work: &mut [u8],
+        source: &[u8],
+        dtype: Dtype,
+        fold: Option<Fold>,
+    ) -> Result<()> {
+        let run = Run::new(schedule, self.size(), number, descriptor.word());
+        let memory = Memory { work, source, elem_bytes: dtype.size_bytes(), fold };
+        self.drive(descriptor, Operation::Messages { run, memory })
+    }
+}
+
+fn wrong(what: impl Into<String>) -> Error {
+    Error::WrongMemory { name: "direct call".into(), what: what.into().into() }
+}
+
+fn whole_elements(bytes: usize, dtype: Dtype) -> Result<u64> {
+    if bytes % dtype.size_bytes() == 0 {
+        Ok((bytes / dtype.size_bytes()) as u64)
+    } else {
+        Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")))
+    }
+}

@@ -1,0 +1,258 @@
+//! Direct collectives: on the caller's thread, in the caller's order, without names.
+//!
+//! A [`Communicator`] is for programs that know that all ranks make the same calls in the same order, as in MPI. There is no
+//! agreement and no other thread: the call itself moves the bytes and returns when this rank's part is done. Each call is
+//! an *operation* with the next number; ranks that do not make the same call find out (`descriptor`).
+//!
+//! Three roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go through
+//! windows in tiles, and shared buffers are worked on where they lie; between hosts, schedules of messages run over links.
+//! The road depends only on what all ranks know (bytes, placement, settings), so all take the same one.
+//!
+//! An error is final: the communicator remembers the first cause and gives it as the answer to every later call, and the
+//! peers are told. Named, unordered and asynchronous requests are the business of [`crate::Engine`], which has
+//! connections of its own, so that the two never mix.
+
+mod calls;
+mod descriptor;
+mod operation;
+mod patience;
+mod shared;
+mod small;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farandole_plan::algorithm::{Algorithm, Tuning};
+use farandole_plan::{Dtype, Rank, Schedule, Topology};
+use farandole_transport::shm::ForkGuard;
+use farandole_transport::{Mesh, Progress, Waiter};
+
+use crate::error::{Error, Failure, Result};
+use descriptor::{Descriptor, Kind};
+use operation::Operation;
+use patience::{LONGEST_SLEEP, Next, Patience};
+
+pub use shared::SharedBuffer;
+
+/// Schedules kept at most; programs repeat a few calls.
+const KEPT_SCHEDULES: usize = 256;
+
+/// How long a failing rank listens for a peer that knows the first cause.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
+
+/// What can be set for a communicator. Must be the same on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectSettings {
+    /// An operation in which nothing moves for this long fails.
+    pub deadline: Duration,
+    /// Tensors of up to this many bytes take a single hand-over on one host.
+    pub small_bytes: usize,
+    /// Longest tile in bytes, on one host.
+    pub tile_bytes: usize,
+    /// Algorithm for every allreduce that it fits, instead of the chosen one.
+    pub algorithm: Option<Algorithm>,
+}
+
+impl Default for DirectSettings {
+    fn default() -> DirectSettings {
+        DirectSettings {
+            deadline: Duration::from_secs(60),
+            small_bytes: 32 << 10,
+            tile_bytes: 512 << 10,
+            algorithm: None,
+        }
+    }
+}
+
+/// What a kept schedule was made for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Call {
+    kind: u8,
+    dtype: Dtype,
+    root: usize,
+    counts: Vec<u64>,
+    more_counts: Vec<u64>,
+}
+
+/// The ranks of a group, for direct collectives.
+#[derive(Debug)]
+pub struct Communicator {
+    mesh: Mesh,
+    waiter: Waiter,
+    settings: DirectSettings,
+    patience: Patience,
+    operation: u64,
+    kept: HashMap<Call, Arc<Schedule>>,
+    fork: ForkGuard,
+    failure: Option<Arc<Failure>>,
+}
+
+impl Communicator {
+    /// Takes over the mesh of a group. The waiter must be the one that the mesh was made with.
+    pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
+        let patience = Patience::new(mesh.topology().local_size(mesh.me()));
+        let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
+        Ok(Communicator { mesh, waiter, settings, patience, operation: 0, kept: HashMap::new(), fork, failure: None })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.mesh.me()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.mesh.size()
+    }
+
+    /// Where the ranks are.
+    pub fn topology(&self) -> &Topology {
+        self.mesh.topology()
+    }
+
+    /// Whether all ranks share memory.
+    pub fn is_one_host(&self) -> bool {
+        self.mesh.windows.as_ref().is_some_and(|windows| windows.size() == self.mesh.size())
+    }
+
+    fn tuning(&self, dtype: Dtype) -> Tuning {
+        let mut tuning = Tuning::for_dtype(dtype);
+        if let Some(windows) = &self.mesh.windows {
+            let layout = windows.layout();
+            let tile_bytes = self.settings.tile_bytes.min(layout.tile_bytes);
+            tuning.tile_elems = (tile_bytes / dtype.size_bytes()) as u64;
+            tuning.slots = layout.slots as u32;
+        }
+        tuning
+    }
+
+    /// Checks that a call may be made, and counts it.
+    fn next_operation(&mut self) -> Result<u64> {
+        if let Some(failure) = &self.failure {
+            return Err(Error::Failed(Arc::clone(failure)));
+        }
+        if !self.fork.is_owner() {
+            return Err(Error::Forked);
+        }
+        self.operation += 1;
+        Ok(self.operation)
+    }
+
+    /// The schedule of a call, made at its first time.
+    fn schedule(&mut self, call: Call, make: impl FnOnce(&Communicator) -> Schedule) -> Arc<Schedule> {
+        if let Some(schedule) = self.kept.get(&call) {
+            return Arc::clone(schedule);
+        }
+        if self.kept.len() >= KEPT_SCHEDULES {
+            self.kept.clear();
+        }
+        let schedule = Arc::new(make(self));
+        self.kept.insert(call, Arc::clone(&schedule));
+        schedule
+    }
+
+    /// Advances an operation until it is done.
+    fn drive(&mut self, descriptor: Descriptor, mut operation: Operation<'_>) -> Result<()> {
+        self.patience.renew();
+        let mut began = None;
+        let mut moved_at = None;
+        loop {
+            match operation.advance(&mut self.mesh) {
+                Ok(Progress::Done) => return Ok(()),
+                Ok(Progress::Moved) => {
+                    self.patience.renew();
+                    moved_at = None;
+                    continue;
+                }
+                Ok(Progress::Pending) => {}
+                Err(error) => return Err(self.fail(descriptor, began, error)),
+            }
+            if self.patience.spend() == Next::Look {
+                continue;
+            }
+            let now = Instant::now();
+            began.get_or_insert(now);
+            let waited = now - *moved_at.get_or_insert(now);
+            if waited > self.settings.deadline {
+                let error = farandole_transport::Error::Deadline {
+                    peer: operation.waiting_for(&self.mesh),
+                    waiting_for: "it has not come to this operation, or its host cannot be reached".to_owned(),
+                    waited,
+                };
+                return Err(self.fail(descriptor, began, error));
+            }
+            if let Err(error) = self.sleep(&mut operation) {
+                match error {
+                    Woken::Done => return Ok(()),
+                    Woken::Moved => {
+                        self.patience.renew();
+                        moved_at = None;
+                    }
+                    Woken::Failed(error) => return Err(self.fail(descriptor, began, error)),
+                }
+            }
+        }
+    }
+
+    /// Sleeps until somebody rings, unless something moves after the flag is up ("looked, then slept").
+    fn sleep(&mut self, operation: &mut Operation<'_>) -> std::result::Result<(), Woken> {
+        if let Some(windows) = &self.mesh.windows {
+            windows.raise_asleep();
+        }
+        let outcome = match operation.advance(&mut self.mesh) {
+            Ok(Progress::Done) => Err(Woken::Done),
+            Ok(Progress::Moved) => Err(Woken::Moved),
+            Ok(Progress::Pending) => {
+                self.waiter.wait(LONGEST_SLEEP.min(self.settings.deadline)).map(drop).map_err(Woken::Failed)
+            }
+            Err(error) => Err(Woken::Failed(error)),
+        };
+        if let Some(windows) = &self.mesh.windows {
+            windows.lower_asleep();
+        }
+        outcome?;
+        self.listen().map_err(Woken::Failed)
+    }
+
+    /// Hears what peers say outside of operations: that they give up, or nothing more at all.
+    fn listen(&mut self) -> farandole_transport::Result<()> {
+        for peer in self.mesh.peers_mut() {
+            while peer.control.recv()?.is_some() {}
+        }
+        Ok(())
+    }
+
+    /// Remembers the first cause, tells the peers and makes the caller's error of it.
+    fn fail(&mut self, descriptor: Descriptor, began: Option<Instant>, error: farandole_transport::Error) -> Error {
+        use farandole_transport::Error as Cause;
+        let error = self.mesh.first_cause(error, &self.waiter, CAUSE_PATIENCE);
+        let what = match &error {
+            Cause::Disagree { peer, ours, theirs, .. } => format!(
+                "rank {peer} called {}, rank {} called {}: the ranks do not make the same calls in the same order",
+                Descriptor::describe(*theirs),
+                self.mesh.me(),
+                Descriptor::describe(*ours)
+            ),
+            Cause::PeerAborted { cause, .. } => cause.clone(),
+            other => format!("{other}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),
+        };
+        let failure = failed(error.peer(), began.map(|began| began.elapsed()), &what);
+        self.mesh.abort(&what);
+        if let Error::Failed(failure) = &failure {
+            self.failure = Some(Arc::clone(failure));
+        }
+        failure
+    }
+}
+
+/// Why a sleep ended early.
+enum Woken {
+    Done,
+    Moved,
+    Failed(farandole_transport::Error),
+}
+
+fn failed(rank: Option<Rank>, elapsed: Option<Duration>, what: &str) -> Error {
+    Error::Failed(Arc::new(Failure { what: what.to_owned(), rank, tensor: None, elapsed, orderly: false }))
+}

@@ -1,0 +1,53 @@
+//! One direct operation under way, on whichever road it takes.
+
+use farandole_plan::Rank;
+use farandole_tensor::{Finish, Fold};
+use farandole_transport::{Mesh, Progress, Result};
+
+use super::small;
+use crate::run::{Memory, Run};
+use crate::window::{Shared, WindowRun};
+
+/// An operation and its memory.
+pub(super) enum Operation<'a> {
+    /// Nothing but the hand-over: everybody has come.
+    Meeting,
+    /// One hand-over with the whole contribution.
+    Small { data: &'a mut [u8], fold: Fold, finish: Finish },
+    /// Through shared memory.
+    Windows { run: WindowRun, memory: Shared<'a> },
+    /// Over links.
+    Messages { run: Run, memory: Memory<'a> },
+}
+
+impl Operation<'_> {
+    /// Does what can be done now.
+    #[inline]
+    pub(super) fn advance(&mut self, mesh: &mut Mesh) -> Result<Progress> {
+        match self {
+            Operation::Messages { run, memory } => run.advance(mesh, memory),
+            shared => {
+                let windows = mesh.windows.as_mut().expect("invariant: these operations are for ranks with windows");
+                match shared {
+                    Operation::Meeting if windows.all_begun()? => Ok(Progress::Done),
+                    Operation::Meeting => Ok(Progress::Pending),
+                    Operation::Small { data, fold, finish } => small::fold_when_all_begun(windows, data, fold, *finish),
+                    Operation::Windows { run, memory } => run.advance(windows, memory),
+                    Operation::Messages { .. } => unreachable!("handled above"),
+                }
+            }
+        }
+    }
+
+    /// The peer that is being waited for, if one can be named.
+    pub(super) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
+        let windows = mesh.windows.as_ref();
+        match self {
+            Operation::Messages { run, .. } => run.waiting_for(),
+            Operation::Windows { run, .. } => windows.and_then(|windows| run.waiting_for(windows)),
+            Operation::Meeting | Operation::Small { .. } => {
+                windows.and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! How a caller's thread waits for its peers: first by looking again and again, then by letting others run, then asleep.
+//!
+//! A hand-over between two cores takes a tenth of a microsecond; going to sleep and being woken takes several. So while every
+//! rank of the host has a core of its own, it pays to look again at once, for longer than a peer is usually late. When there
+//! are more ranks than cores, the peer that is waited for may need this very core: looking again is then pointless, but
+//! yielding it is cheaper than sleeping, because the peers will be back soon.
+
+use std::thread;
+use std::time::Duration;
+
+/// Looks of a rank that has a core of its own before it starts to yield: about 100 µs.
+const LOOKS_WITH_CORE: u32 = 4_000;
+/// Yields before a rank goes to sleep. With a core to spare a yield returns at once (about 0.3 µs), without it runs every
+/// other rank of the core in between; either way about the time that two wake-ups would cost, a few times over.
+const YIELDS: u32 = 200;
+/// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+
+/// What to do when nothing moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Look again.
+    Look,
+    /// Sleep until somebody rings.
+    Sleep,
+}
+
+/// Counts the looks in vain since something last moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    looks_before_yield: u32,
+    in_vain: u32,
+}
+
+impl Patience {
+    /// For a host with this many ranks of the job.
+    pub(crate) fn new(local_ranks: usize) -> Patience {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        Patience { looks_before_yield: if local_ranks <= cores { LOOKS_WITH_CORE } else { 0 }, in_vain: 0 }
+    }
+
+    /// Something moved.
+    pub(crate) fn renew(&mut self) {
+        self.in_vain = 0;
+    }
+
+    /// Nothing moved: spends a moment and says what to do.
+    pub(crate) fn spend(&mut self) -> Next {
+        self.in_vain += 1;
+        if self.in_vain <= self.looks_before_yield {
+            std::hint::spin_loop();
+            Next::Look
+        } else if self.in_vain <= self.looks_before_yield + YIELDS {
+            thread::yield_now();
+            Next::Look
+        } else {
+            Next::Sleep
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends_in_sleep_and_is_renewed_by_movement() {
+        for ranks in [1, 1000] {
+            let mut patience = Patience::new(ranks);
+            let looks = std::iter::repeat_with(|| patience.spend()).take_while(|next| *next == Next::Look).count();
+            assert!(looks >= YIELDS as usize);
+            assert_eq!(patience.spend(), Next::Sleep);
+            patience.renew();
+            assert_eq!(patience.spend(), Next::Look);
+        }
+    }
+}
