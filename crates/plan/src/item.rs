@@ -75,12 +75,16 @@ impl Item {
     /// Whether `request`, made on rank `me`, asks for exactly what was agreed. This is the whole check that a request gets
     /// while a cycle is replayed, so it allocates nothing. Priorities may change freely, because a cycle has its order.
     pub fn fits(&self, me: Rank, request: &Request) -> bool {
+        self.batch == request.batch && self.fits_tensor(me, request)
+    }
+
+    /// The same without a look at batches.
+    pub(crate) fn fits_tensor(&self, me: Rank, request: &Request) -> bool {
         if let (Collective::Barrier, Collective::Barrier) = (&self.collective, &request.collective) {
-            return self.batch == request.batch;
+            return true;
         }
         self.dtype == request.dtype
             && self.device == Placement::of(request.device)
-            && self.batch == request.batch
             && match (&self.collective, &request.collective) {
                 (Collective::Allgather, Collective::Allgather) => {
                     self.same_row(request) && request.shape[0] == self.rows[me.index()]
@@ -97,6 +101,40 @@ impl Item {
                 }
                 (agreed, asked) => agreed == asked && self.shape == request.shape,
             }
+    }
+
+    /// Whether `other` asks for the same; only the priority may differ.
+    pub(crate) fn same_terms(&self, other: &Item) -> bool {
+        self.dtype == other.dtype
+            && self.device == other.device
+            && self.collective == other.collective
+            && self.shape == other.shape
+            && self.rows == other.rows
+            && self.joined == other.joined
+            && self.batch == other.batch
+    }
+
+    /// Whether it can be an item of a group of this size: the lists that have an entry for each rank are complete, and
+    /// ranks exist. Items of our own making always are.
+    pub(crate) fn is_sound(&self, size: usize) -> bool {
+        let rows = match self.collective {
+            Collective::Allgather => size,
+            Collective::Alltoall { .. } => size * size,
+            _ => 0,
+        };
+        let has_rows = matches!(
+            self.collective,
+            Collective::Allgather | Collective::Alltoall { .. } | Collective::ReduceScatter { .. }
+        );
+        let root_exists = match self.collective {
+            Collective::Broadcast { root } => root.index() < size && !self.joined.contains(&root),
+            Collective::Join => false,
+            _ => true,
+        };
+        self.rows.len() == rows
+            && (!has_rows || !self.shape.is_empty())
+            && root_exists
+            && self.joined.iter().all(|rank| rank.index() < size)
     }
 
     fn same_row(&self, request: &Request) -> bool {

@@ -34,6 +34,7 @@ mod team;
 pub mod topology;
 mod tree;
 pub mod validate;
+pub mod verify;
 mod window;
 mod wire;
 

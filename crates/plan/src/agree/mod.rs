@@ -33,7 +33,12 @@ use std::time::Duration;
 use crate::fuse::BucketPlan;
 use crate::request::Rank;
 
+mod coordinator;
+mod follow;
+mod learn;
 mod member;
+mod replay;
+mod table;
 
 pub use member::Member;
 

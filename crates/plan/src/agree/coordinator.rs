@@ -1,0 +1,397 @@
+//! What rank 0 does for its group: collects announcements, decides, and sends everybody the same.
+//!
+//! Invariant: at any moment of one generation, the messages sent to the members are the same for all, in the same order, but
+//! for refusals, which go to those ranks that had announced the request. (A rank whose announcement is still on
+//! its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
+//!
+//! While a cycle is replayed the coordinator knows nothing and needs to know nothing; announcements that cross the start of
+//! a replay on their way are dropped, because their senders account for them when they start the replay themselves.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Violation;
+use super::table::{ByName, NameHasher};
+use crate::item::Item;
+use crate::message::{Agreed, Announcement, Message};
+use crate::request::{Batch, Collective, Rank, Request};
+use crate::stall;
+use crate::validate::agree_on;
+
+/// Who gets a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    All,
+    One(Rank),
+}
+
+/// The coordinator's part of a group.
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    size: usize,
+    world_ranks: Vec<Rank>,
+    generation: u32,
+    phase: Phase,
+    table: ByName<Entry>,
+    /// Batches of which something has been announced. Batches are told apart by their size too, because what is left of a
+    /// batch that a break has cut in two is announced under its name with a smaller size.
+    batches: HashMap<(Arc<str>, u32), BatchState, BuildHasherDefault<NameHasher>>,
+    /// Agreed, not yet sent.
+    ready: Vec<Agreed>,
+    joined: Vec<bool>,
+    /// Ranks in the order in which they joined; outlives generations, unlike `joined`, which is announced anew.
+    join_order: Vec<Rank>,
+    /// The rank that has asked to close the group.
+    closing: Option<Rank>,
+    out: VecDeque<(Target, Message)>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Phase {
+    Negotiating,
+    Replaying,
+    /// Waits for answers: for each rank how many buckets it has entered and finished.
+    Halting(Vec<Option<(u64, u64)>>),
+    Closed,
+}
+
+/// What has been announced under one name.
+#[derive(Debug)]
+struct Entry {
+    requests: Vec<Option<Request>>,
+    announced: usize,
+    seen: u64,
+    since: Duration,
+}
+
+#[derive(Debug)]
+struct BatchState {
+    /// Items that every rank has announced.
+    done: Vec<Agreed>,
+    /// How many requests of the batch each rank has announced.
+    announced: Vec<u32>,
+    /// Set once one of its requests was refused: then all are.
+    refused: Option<Arc<str>>,
+}
+
+impl BatchState {
+    fn new(size: usize) -> BatchState {
+        BatchState { done: Vec::new(), announced: vec![0; size], refused: None }
+    }
+}
+
+impl Coordinator {
+    pub(super) fn new(size: usize, world_ranks: Vec<Rank>) -> Coordinator {
+        Coordinator {
+            size,
+            world_ranks,
+            generation: 0,
+            phase: Phase::Negotiating,
+            table: ByName::default(),
+            batches: HashMap::default(),
+            ready: Vec::new(),
+            joined: vec![false; size],
+            join_order: Vec::new(),
+            closing: None,
+            out: VecDeque::new(),
+        }
+    }
+
+    /// The next message to send. Call [`Coordinator::flush`] first.
+    pub(super) fn pop(&mut self) -> Option<(Target, Message)> {
+        self.out.pop_front()
+    }
+
+    /// Takes in a message that a member sends to the coordinator.
+    pub(super) fn receive(&mut self, from: Rank, message: Message, now: Duration) -> Result<(), Violation> {
+        match message {
+            Message::Announce { generation, requests } => {
+                self.check_generation(from, generation)?;
+                if generation == self.generation && self.phase == Phase::Negotiating {
+                    for announcement in requests {
+                        self.announced(from, announcement, now)?;
+                    }
+                }
+                Ok(())
+            }
+            Message::Break { generation } => {
+                self.check_generation(from, generation)?;
+                match self.phase {
+                    Phase::Negotiating if generation == self.generation => {
+                        Err(self.violation(from, "it breaks a replay that has not begun"))
+                    }
+                    Phase::Replaying if generation == self.generation => {
+                        self.halt();
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Message::Halted { generation, entered, completed } => {
+                self.check_generation(from, generation)?;
+                self.halted(from, entered, completed)
+            }
+            Message::Close => {
+                self.closing.get_or_insert(from);
+                if self.phase == Phase::Replaying {
+                    self.halt();
+                }
+                Ok(())
+            }
+            _ => Err(self.violation(from, "only rank 0 sends this message")),
+        }
+    }
+
+    /// Puts everything that has been decided since into messages.
+    pub(super) fn flush(&mut self) {
+        if self.phase != Phase::Negotiating {
+            return;
+        }
+        if !self.ready.is_empty() {
+            // The sort is stable: equal priorities keep the order in which they became ready.
+            self.ready.sort_by_key(|agreed| std::cmp::Reverse(agreed.item.priority));
+            let items = std::mem::take(&mut self.ready);
+            self.out.push_back((Target::All, Message::Agreed { generation: self.generation, items }));
+        }
+        if self.joined.iter().all(|joined| *joined) {
+            self.all_joined();
+        }
+        if let Some(rank) = self.closing {
+            let rank = self.world_ranks.get(rank.index()).copied().unwrap_or(rank);
+            let cause = format!(
+                "Farandole has been shut down: rank {rank} has closed the group. Requests that were not ready on all \
+                 ranks by then cannot run any more."
+            );
+            self.out.push_back((Target::All, Message::Closed { cause: cause.into() }));
+            self.phase = Phase::Closed;
+        }
+    }
+
+    /// Whether a replay of a cycle with these names can begin: nobody has joined or asked for something else.
+    pub(super) fn can_replay(&self, is_in_cycle: impl Fn(&str) -> bool) -> bool {
+        self.phase == Phase::Negotiating
+            && self.closing.is_none()
+            && self.ready.is_empty()
+            && self.joined.iter().all(|joined| !joined)
+            && self.table.keys().all(|name| is_in_cycle(name))
+    }
+
+    /// Begins a replay of the last `items` items of the stream.
+    pub(super) fn replay(&mut self, items: u32, hash: u64) {
+        self.forget();
+        self.phase = Phase::Replaying;
+        self.out.push_back((Target::All, Message::Replay { generation: self.generation, items, hash }));
+    }
+
+    /// Which names wait for which ranks.
+    pub(super) fn waiting(&self) -> Vec<stall::Waiting> {
+        let waiting = |(name, entry): (&Arc<str>, &Entry)| {
+            let missing = |rank: &usize| entry.requests[*rank].is_none() && !self.joined[*rank];
+            stall::Waiting {
+                name: Arc::clone(name),
+                since: entry.since,
+                missing: (0..self.size).filter(missing).map(Rank::from).collect(),
+            }
+        };
+        self.table.iter().map(waiting).collect()
+    }
+
+    fn violation(&self, from: Rank, what: impl Into<String>) -> Violation {
+        Violation { from, what: what.into() }
+    }
+
+    fn check_generation(&self, from: Rank, generation: u32) -> Result<(), Violation> {
+        if generation <= self.generation {
+            return Ok(());
+        }
+        Err(self.violation(from, format!("generation {generation} has not begun, this is {}", self.generation)))
+    }
+
+    fn announced(&mut self, from: Rank, announcement: Announcement, now: Duration) -> Result<(), Violation> {
+        let Announcement { request, seen } = announcement;
+        if self.joined[from.index()] {
+            return Err(self.violation(from, format!("it asks for {:?} after it has joined", request.name)));
+        }
+        if request.collective == Collective::Join {
+            self.join(from);
+            return Ok(());
+        }
+        if let Some(batch) = &request.batch
+            && let Some(reason) = self.count_in_batch(from, batch)
+        {
+            self.refuse(from, vec![request.name], reason);
+            return Ok(());
+        }
+        let size = self.size;
+        let name = Arc::clone(&request.name);
+        let entry = self.table.entry(Arc::clone(&name)).or_insert_with(|| Entry {
+            requests: vec![None; size],
+            announced: 0,
+            seen: 0,
+            since: now,
+        });
+        if entry.requests[from.index()].is_some() {
+            return Err(self.violation(from, format!("it announces {name:?} twice")));
+        }
+        entry.requests[from.index()] = Some(request);
+        entry.announced += 1;
+        entry.seen = entry.seen.max(seen);
+        if self.is_complete(&name) {
+            self.complete(&name);
+        }
+        Ok(())
+    }
+
+    /// Whether every rank has announced the name or has joined.
+    fn is_complete(&self, name: &Arc<str>) -> bool {
+        let entry = &self.table[name];
+        entry.announced == self.size
+            || entry.requests.iter().zip(&self.joined).all(|(request, joined)| *joined || request.is_some())
+    }
+
+    /// Every rank that has to has announced this name: decides.
+    fn complete(&mut self, name: &Arc<str>) {
+        let Entry { requests, seen, .. } = self.table.remove(name).expect("a complete name is in the table");
+        match agree_on(&requests, &self.world_ranks) {
+            Ok(item) => self.agreed(Agreed { item: Arc::new(item), seen }),
+            Err(reason) => {
+                let reason: Arc<str> = reason.into();
+                self.refuse_announcers(&requests, &reason);
+                let mut batches: Vec<Batch> = requests.into_iter().flatten().filter_map(|r| r.batch).collect();
+                batches.dedup();
+                for batch in batches {
+                    self.refuse_batch(&batch, &reason);
+                }
+            }
+        }
+    }
+
+    fn agreed(&mut self, agreed: Agreed) {
+        let Some(batch) = &agreed.item.batch else {
+            self.ready.push(agreed);
+            return;
+        };
+        let key = (Arc::clone(&batch.name), batch.members);
+        let size = self.size;
+        // A batch of which more is announced than it has members is let through and then begins anew.
+        let state = self.batches.entry(key.clone()).or_insert_with(|| BatchState::new(size));
+        state.done.push(agreed);
+        if state.done.len() >= key.1 as usize {
+            let state = self.batches.remove(&key).expect("it was there just now");
+            self.ready.extend(state.done);
+        }
+    }
+
+    fn join(&mut self, rank: Rank) {
+        self.joined[rank.index()] = true;
+        if !self.join_order.contains(&rank) {
+            self.join_order.push(rank);
+        }
+        let mut complete: Vec<Arc<str>> = self.table.keys().filter(|name| self.is_complete(name)).cloned().collect();
+        // The table has no order of its own; that of the first announcements is the natural one, names break ties.
+        complete.sort_by(|a, b| (self.table[a].since, a).cmp(&(self.table[b].since, b)));
+        for name in complete {
+            // Refusing a batch may have taken it away.
+            if self.table.contains_key(&name) {
+                self.complete(&name);
+            }
+        }
+    }
+
+    /// Everybody has joined, and so everything announced is complete, but for batches that lack members.
+    fn all_joined(&mut self) {
+        let reason: Arc<str> = "All ranks have joined before this batch of requests was complete.".into();
+        let states: Vec<BatchState> = self.batches.drain().map(|(_, state)| state).collect();
+        for agreed in states.iter().flat_map(|state| &state.done) {
+            self.refuse_item(&agreed.item, &reason);
+        }
+        let last = *self.join_order.last().expect("somebody was the last to join");
+        self.join_order.clear();
+        self.joined.fill(false);
+        self.out.push_back((Target::All, Message::Joined { last }));
+    }
+
+    /// Counts a request of a batch. Gives the reason if the batch has been refused already.
+    fn count_in_batch(&mut self, from: Rank, batch: &Batch) -> Option<Arc<str>> {
+        let size = self.size;
+        let state =
+            self.batches.entry((Arc::clone(&batch.name), batch.members)).or_insert_with(|| BatchState::new(size));
+        if state.refused.is_some() && state.announced[from.index()] >= batch.members {
+            // This rank has had its refusals for all of the batch: it begins the next one of that name.
+            *state = BatchState::new(size);
+        }
+        state.announced[from.index()] += 1;
+        state.refused.clone()
+    }
+
+    /// Refuses all that has been announced of a batch, and lets the rest be refused when it is announced.
+    fn refuse_batch(&mut self, batch: &Batch, reason: &Arc<str>) {
+        let key = (Arc::clone(&batch.name), batch.members);
+        let Some(state) = self.batches.get_mut(&key).filter(|state| state.refused.is_none()) else { return };
+        state.refused = Some(Arc::clone(reason));
+        for agreed in std::mem::take(&mut state.done) {
+            self.refuse_item(&agreed.item, reason);
+        }
+        let of_batch = |entry: &Entry| entry.requests.iter().flatten().any(|r| r.batch.as_ref() == Some(batch));
+        let mut names: Vec<Arc<str>> =
+            self.table.iter().filter(|(_, entry)| of_batch(entry)).map(|(name, _)| Arc::clone(name)).collect();
+        names.sort();
+        for name in names {
+            let entry = self.table.remove(&name).expect("the name was in the table just now");
+            self.refuse_announcers(&entry.requests, reason);
+        }
+    }
+
+    fn refuse_announcers(&mut self, requests: &[Option<Request>], reason: &Arc<str>) {
+        for (rank, request) in requests.iter().enumerate() {
+            if let Some(request) = request {
+                self.refuse(Rank::from(rank), vec![Arc::clone(&request.name)], Arc::clone(reason));
+            }
+        }
+    }
+
+    fn refuse_item(&mut self, item: &Item, reason: &Arc<str>) {
+        for rank in (0..self.size).map(Rank::from).filter(|rank| !item.joined.contains(rank)) {
+            self.refuse(rank, vec![Arc::clone(&item.name)], Arc::clone(reason));
+        }
+    }
+
+    fn refuse(&mut self, rank: Rank, names: Vec<Arc<str>>, reason: Arc<str>) {
+        self.out.push_back((Target::One(rank), Message::Refuse { names, reason }));
+    }
+
+    fn halt(&mut self) {
+        self.phase = Phase::Halting(vec![None; self.size]);
+        self.out.push_back((Target::All, Message::Halt { generation: self.generation }));
+    }
+
+    fn halted(&mut self, from: Rank, entered: u64, completed: u64) -> Result<(), Violation> {
+        let Phase::Halting(answers) = &mut self.phase else {
+            return Err(self.violation(from, "it answers a halt that nobody asked for"));
+        };
+        if answers[from.index()].replace((entered, completed)).is_some() {
+            return Err(self.violation(from, "it answers a halt twice"));
+        }
+        let Some(answers) = answers.iter().copied().collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let until = answers.iter().map(|(entered, _)| *entered).min().expect("a group has ranks");
+        if let Some(rank) = answers.iter().position(|(_, completed)| *completed > until) {
+            let completed = answers[rank].1;
+            let what = format!("it has finished {completed} buckets although a rank has entered only {until}");
+            return Err(self.violation(Rank::from(rank), what));
+        }
+        self.generation += 1;
+        self.phase = Phase::Negotiating;
+        self.forget();
+        self.out.push_back((Target::All, Message::Resume { generation: self.generation, until }));
+        Ok(())
+    }
+
+    /// Forgets what was announced; the members announce it again in the next generation.
+    fn forget(&mut self) {
+        self.table.clear();
+        self.batches.clear();
+        self.joined.fill(false);
+    }
+}
