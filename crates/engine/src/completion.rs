@@ -40,10 +40,7 @@ struct Phase<T> {
 impl<T> Slot<T> {
     /// An open promise.
     pub(crate) fn new() -> Slot<T> {
-        Slot {
-            phase: Mutex::new(Phase { value: None, fulfilled: false, sleepers: 0 }),
-            arrived: Condvar::new(),
-        }
+        Slot { phase: Mutex::new(Phase { value: None, fulfilled: false, sleepers: 0 }), arrived: Condvar::new() }
     }
 
     /// Keeps the promise. The first value counts; a later one is dropped, so that a failure which reaches all tickets at

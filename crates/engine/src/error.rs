@@ -113,9 +113,9 @@ impl fmt::Display for Error {
                 write!(f, "\"{name}\" is not done after {:.3} s; it is still under way", waited.as_secs_f64())
             }
             Error::Taken => f.write_str("the result of this ticket has been taken before"),
-            Error::Forked => {
-                f.write_str("this process was forked from the one that started the engine; start an engine here instead")
-            }
+            Error::Forked => f.write_str(
+                "this process was forked from the one that started the engine; start an engine here instead",
+            ),
             Error::Setting(what) => write!(f, "setting {what}"),
             Error::Failed(failure) => failure.fmt(f),
         }

@@ -1,12 +1,70 @@
 //! Drives: takes requests, agrees with peers, runs schedules over links.
+//!
+//! A front end hands an [`Engine`] requests with memory ([`Submission`]) and gets [`Ticket`]s. Requests are matched by name, so ranks
+//! may submit in any order; they run as soon as every rank of the group has asked for them. From the second iteration on
+//! the ranks know the order and no longer talk about it.
+//!
+//! One gradient's way: `engine` (checks, enters the name) → `intake` → `worker` (the loop) → `group` (agreement, the
+//! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links) and
+//! back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `baton`.
+//!
+//! ```
+//! use farandole_engine::{Config, Engine, Submission};
+//! use farandole_engine::meeting::{Hall, Medium};
+//! use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+//! use farandole_tensor::Region;
+//!
+//! // Two ranks, here as threads of one process.
+//! let hall = Hall::new(2, Medium::Pipes(Default::default()));
+//! std::thread::scope(|threads| {
+//!     for rank in 0..2u32 {
+//!         let meeting = hall.enter(Rank(rank));
+//!         threads.spawn(move || {
+//!             let engine = Engine::start(meeting, Config::default()).unwrap();
+//!             let request = Request {
+//!                 name: "gradient".into(),
+//!                 collective: Collective::Allreduce { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0 },
+//!                 dtype: Dtype::F32,
+//!                 shape: vec![3],
+//!                 device: Device::Cpu,
+//!                 batch: None,
+//!                 priority: 0,
+//!             };
+//!             let gradient = Region::from_vec(vec![rank as f32; 3]);
+//!             let ticket = engine.submit(Submission::new(request, gradient)).unwrap();
+//!             let mean = ticket.wait().unwrap().into_result().unwrap();
+//!             assert_eq!(mean.into_vec::<f32>().unwrap(), [0.5; 3]);
+//!         });
+//!     }
+//! });
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod adasum;
+mod baton;
+mod bucket;
 mod completion;
 pub mod config;
+pub mod direct;
+mod engine;
 pub mod error;
+mod group;
 mod intake;
+pub mod meeting;
+mod roster;
+mod route;
+mod run;
+mod shared;
+mod submission;
 mod sync;
+mod ticket;
+mod window;
+mod worker;
 
 pub use config::Config;
+pub use direct::{Communicator, DirectSettings, SharedBuffer};
+pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
+pub use submission::{Outcome, Submission};
+pub use ticket::{Ticket, wait_all};

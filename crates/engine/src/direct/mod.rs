@@ -24,11 +24,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
-use farandole_plan::{Dtype, Rank, Schedule, Topology};
+use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Progress, Waiter};
 
 use crate::error::{Error, Failure, Result};
+use crate::meeting::Meeting;
 use descriptor::{Descriptor, Kind};
 use operation::Operation;
 use patience::{LONGEST_SLEEP, Next, Patience};
@@ -37,6 +38,9 @@ pub use shared::SharedBuffer;
 
 /// Schedules kept at most; programs repeat a few calls.
 const KEPT_SCHEDULES: usize = 256;
+
+/// The number under which the ranks of the world meet for direct collectives, beside the engine's own groups.
+const DIRECT_GROUP: GroupId = GroupId(u32::MAX);
 
 /// How long a failing rank listens for a peer that knows the first cause.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
@@ -94,6 +98,15 @@ impl Communicator {
         let patience = Patience::new(mesh.topology().local_size(mesh.me()));
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
         Ok(Communicator { mesh, waiter, settings, patience, operation: 0, kept: HashMap::new(), fork, failure: None })
+    }
+
+    /// Joins this rank to all others of a world, with connections of its own.
+    pub fn join(meeting: &mut dyn Meeting, settings: DirectSettings, at_most: Duration) -> Result<Communicator> {
+        let fail = |error: farandole_transport::Error| failed(error.peer(), None, &error.to_string());
+        let waiter = Waiter::new().map_err(fail)?;
+        let world: Vec<Rank> = (0..meeting.hosts().len()).map(Rank::from).collect();
+        let mesh = meeting.mesh(DIRECT_GROUP, &world, &waiter, at_most).map_err(fail)?;
+        Communicator::new(mesh, waiter, settings)
     }
 
     /// This rank.

@@ -1,0 +1,123 @@
+//! Adasum over links: whole vectors are exchanged at doubling distances and combined tensor by tensor.
+//!
+//! Let `p` be the largest power of two that is at most `n`. Of the first `2 (n - p)` ranks the even ones are *extras*: each
+//! gives its vector to its *stand-in*, the next rank, and gets the result at the end. The other ranks are *active* and have
+//! *seats*, counted in rank order. In round `k` the active ranks whose seats differ in bit `k` exchange all they have; both
+//! compute the same combination (it does not depend on which of two comes first), so all ranks end with the same bits.
+//!
+//! The work buffer has two halves: this rank's vector, and the one that has just come in. Each *exchange* is a small
+//! schedule of one send, one receive, or both; when it is done the halves are combined, tensor by tensor, because the inner
+//! products that Adasum weighs by belong to whole tensors.
+//!
+//! Steps: `log2 p` exchanges, two more if there are extras. Bytes sent by each rank: `log2 p` times the bucket.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use farandole_plan::fuse::BucketPlan;
+use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
+use farandole_tensor::adasum::combine;
+use farandole_transport::{Progress, Result};
+
+use crate::bucket::Place;
+use crate::run::{Links, Memory, Run};
+
+/// One exchange, and what is done when it is over.
+#[derive(Debug)]
+struct Exchange {
+    schedule: Arc<Schedule>,
+    after: Combine,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Combine {
+    /// Nothing: the vector was given away, or the result has come.
+    Nothing,
+    /// The vector that came in is combined with this rank's own.
+    Halves,
+}
+
+/// One rank's way through an Adasum.
+#[derive(Debug)]
+pub(crate) struct Adasum {
+    run: Run,
+    now: Option<Combine>,
+    to_come: VecDeque<Exchange>,
+}
+
+impl Adasum {
+    /// `run` is a finished run of this operation (or one without steps).
+    pub(crate) fn new(run: Run, plan: &BucketPlan, place: Place) -> Adasum {
+        let to_come = if plan.elems == 0 { VecDeque::new() } else { exchanges(plan.elems, place) };
+        Adasum { run, now: None, to_come }
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn advance(&mut self, links: &mut dyn Links, plan: &BucketPlan, work: &mut [u8]) -> Result<Progress> {
+        let elem_bytes = plan.dtype.size_bytes();
+        let mut moved = false;
+        loop {
+            let mut memory = Memory { work: &mut *work, source: &[], elem_bytes, fold: None };
+            match self.run.advance(links, &mut memory)? {
+                Progress::Done => {}
+                progress if moved => return Ok(if progress == Progress::Pending { Progress::Moved } else { progress }),
+                progress => return Ok(progress),
+            }
+            if let Some(Combine::Halves) = self.now.take() {
+                combine_halves(plan, work);
+            }
+            let Some(next) = self.to_come.pop_front() else { return Ok(Progress::Done) };
+            self.run.then(next.schedule);
+            self.now = Some(next.after);
+            moved = true;
+        }
+    }
+
+    /// The peer that is being waited for.
+    pub(crate) fn waiting_for(&self) -> Option<Rank> {
+        self.run.waiting_for()
+    }
+}
+
+fn combine_halves(plan: &BucketPlan, work: &mut [u8]) {
+    let elem_bytes = plan.dtype.size_bytes();
+    let (own, other) = work.split_at_mut(plan.elems as usize * elem_bytes);
+    for part in &plan.parts {
+        let range = part.span.start as usize * elem_bytes..part.span.end() as usize * elem_bytes;
+        combine(plan.dtype, &mut own[range.clone()], &other[range]);
+    }
+}
+
+fn exchanges(elems: u64, Place { me, size }: Place) -> VecDeque<Exchange> {
+    let own = Span { start: 0, len: elems };
+    let other = Span { start: elems, len: elems };
+    let send = |to: usize| Step::Send { to: Rank::from(to), from: Buffer::Work, span: own };
+    let recv = |from: usize, span| Step::Recv { from: Rank::from(from), span, arrival: Arrival::Place };
+    let exchange = |steps, after| Exchange { schedule: Arc::new(Schedule::new(steps)), after };
+
+    let me = me.index();
+    let power = 1usize << size.ilog2();
+    let extras = size - power;
+    let rank_of = |seat: usize| if seat < extras { 2 * seat + 1 } else { seat + extras };
+    let has_partner = me < 2 * extras;
+    if has_partner && me % 2 == 0 {
+        let steps = vec![send(me + 1), recv(me + 1, own)];
+        return VecDeque::from([exchange(steps, Combine::Nothing)]);
+    }
+    let seat = if has_partner { me / 2 } else { me - extras };
+    let mut exchanges = VecDeque::new();
+    if has_partner {
+        exchanges.push_back(exchange(vec![recv(me - 1, other)], Combine::Halves));
+    }
+    let mut distance = 1;
+    while distance < power {
+        let partner = rank_of(seat ^ distance);
+        let steps = vec![send(partner), recv(partner, other)];
+        exchanges.push_back(exchange(steps, Combine::Halves));
+        distance *= 2;
+    }
+    if has_partner {
+        exchanges.push_back(exchange(vec![send(me - 1)], Combine::Nothing));
+    }
+    exchanges
+}

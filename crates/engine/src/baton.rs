@@ -1,0 +1,268 @@
+//! Who drives: the baton.
+//!
+//! All work of the engine (agreeing, moving bytes, completing tickets) is done by [`Driver::turn`], and the driver sits in one
+//! mutex: the *baton*. Whoever holds it drives. There are two kinds of holders.
+//!
+//! The *worker* is a thread of the engine. It makes sure that work goes on when no caller cares. It takes the baton, turns
+//! until nothing moves, puts the baton down and only then sleeps on the [`Waiter`] (*listens*).
+//!
+//! A *caller* that waits for a ticket has nothing better to do, so it takes the baton if it lies there and drives itself
+//! until its ticket is done. A small blocking collective therefore runs from submission to result on the caller's own
+//! thread: no thread is woken, no core changes hands. If the baton is taken, the caller sleeps on its ticket.
+//!
+//! The rule that keeps everything going: **whoever puts the baton down while there is work left, or while the intake is not
+//! empty, wakes the worker.** The scenarios, by name:
+//!
+//! - *blocking call*: the worker listens. The caller pushes its request without ringing, takes the baton, drives, finds its
+//!   ticket done, finds no work left, puts the baton down. The worker never woke up.
+//! - *fire and forget*: a caller pushes and goes away. The intake says whether the driver is asleep; if so, the push rings the
+//!   bell, the worker wakes and drives.
+//! - *a thousand pushes*: the first push rings, the worker wakes and takes what there is. It would fall asleep
+//!   again in the middle of the pushes and be rung for each of them. So after taking something in it *naps*: it sleeps
+//!   [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller that waits drives at once.
+//! - *two waiting callers*: one drives, one sleeps on its ticket. If the first is done first, work is left, and the worker
+//!   takes over.
+//! - *just too late*: a caller pushes quietly, and the holder has already looked into the intake for the last time but not
+//!   yet put the baton down. The caller fails to take the baton; the push told it that the driver was asleep,
+//!   so it rings, and the worker takes over.
+//! - *stolen edge*: the waiter reports an event once, to one thread. The worker listens while a caller drives and sleeps in
+//!   the same waiter; the event wakes the worker. It finds the baton taken, passes the event on by ringing the
+//!   bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for each event.
+//!   When its time is up it tries the baton; while a caller drives on, it stands aside again.
+//!
+//! What is deliberately not here: what a turn does (`worker`), and how a value gets to the caller (`completion`).
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use farandole_transport::{Bell, Waiter};
+
+use crate::completion::Slot;
+use crate::group::Look;
+use crate::intake::{After, Intake};
+use crate::worker::{Driver, Order, Turn};
+
+/// Length of the worker's nap after it has taken something in. About the time in which a script submits the gradients of
+/// a small model; it is also the delay of a request that nobody waits for.
+const NAP: Duration = Duration::from_micros(100);
+
+/// How long the worker stands aside while a caller drives. After a caller that leaves no work, nobody listens for this
+/// long: a peer's death is noticed that much later. Shorter would wake the worker for nothing more often.
+const ASIDE: Duration = Duration::from_millis(1);
+
+/// The longest sleep. Everything that must be noticed wakes us; this bounds the damage of a wake-up that was lost
+/// outside our hands.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// How long holders of the baton look around before they sleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spin {
+    /// A caller that waits.
+    pub(crate) caller: Duration,
+    /// The worker, beside which the callers want to compute.
+    pub(crate) worker: Duration,
+}
+
+/// The driver and the ways to it.
+pub(crate) struct Baton {
+    driver: Mutex<Driver>,
+    intake: Intake<Order>,
+    waiter: Arc<Waiter>,
+    bell: Bell,
+    worker: OnceLock<Thread>,
+    spin: Spin,
+}
+
+/// Whether a push wakes the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Push {
+    /// If nobody drives, the worker is woken.
+    Ringing,
+    /// The pusher is about to wait and will drive if it can.
+    Quiet,
+}
+
+impl Baton {
+    pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, spin: Spin) -> Baton {
+        let bell = waiter.bell();
+        Baton { driver: Mutex::new(driver), intake: Intake::new(), waiter, bell, worker: OnceLock::new(), spin }
+    }
+
+    /// Hands an order to the driver.
+    pub(crate) fn push(&self, order: Order, push: Push) -> After {
+        let after = self.intake.push(order);
+        if after == After::Ring && push == Push::Ringing {
+            self.bell.ring();
+        }
+        after
+    }
+
+    /// Waits until the slot is fulfilled or the deadline has passed; drives meanwhile if nobody else does. `after` is
+    /// what a quiet push said, if there was one.
+    pub(crate) fn wait<T>(&self, slot: &Slot<T>, deadline: Option<Instant>, after: After) -> bool {
+        self.wait_until(|| slot.is_fulfilled(), |deadline| slot.sleep(deadline), deadline, after)
+    }
+
+    /// As [`Baton::wait`], for any condition that comes true under the baton and a way to sleep until it does.
+    pub(crate) fn wait_until(
+        &self,
+        done: impl Fn() -> bool,
+        sleep: impl Fn(Option<Instant>) -> bool,
+        deadline: Option<Instant>,
+        after: After,
+    ) -> bool {
+        if after == After::Nothing && done() {
+            return true;
+        }
+        match self.try_take() {
+            Some(driver) => self.drive(driver, &done, deadline),
+            None => {
+                // Just too late.
+                if after == After::Ring {
+                    self.bell.ring();
+                }
+                sleep(deadline)
+            }
+        }
+    }
+
+    /// A caller's drive.
+    fn drive(&self, mut driver: MutexGuard<'_, Driver>, done: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
+        self.intake.wake_up();
+        driver.after_sleep();
+        let mut idle_since: Option<Instant> = None;
+        let finished = loop {
+            let turn = driver.turn(&self.intake, Look::Glance);
+            if done() {
+                break true;
+            }
+            if turn == Turn::Over {
+                break false;
+            }
+            if turn == Turn::Moved {
+                idle_since = None;
+                continue;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                break false;
+            }
+            if now - *idle_since.get_or_insert(now) < self.spin.caller {
+                std::hint::spin_loop();
+                continue;
+            }
+            let until = deadline.map_or(LONGEST_SLEEP, |deadline| deadline - now);
+            self.doze(&mut driver, until);
+            idle_since = None;
+        };
+        self.put_down(driver);
+        finished || done()
+    }
+
+    /// Sleeps with the baton in hand.
+    fn doze(&self, driver: &mut Driver, at_most: Duration) {
+        driver.before_sleep();
+        if self.intake.fall_asleep() && driver.turn(&self.intake, Look::Thorough) == Turn::Still {
+            let at_most = driver.next_timeout().min(at_most).min(LONGEST_SLEEP);
+            if let Err(error) = self.waiter.wait(at_most) {
+                driver.fail_all(error.into());
+            }
+        }
+        self.intake.wake_up();
+        driver.after_sleep();
+    }
+
+    fn put_down(&self, driver: MutexGuard<'_, Driver>) {
+        let work_left = driver.has_work();
+        let nothing_came = self.intake.fall_asleep();
+        drop(driver);
+        if work_left || !nothing_came {
+            self.wake_worker();
+        }
+    }
+
+    /// Makes the worker look, wherever it sleeps.
+    pub(crate) fn wake_worker(&self) {
+        self.bell.ring();
+        if let Some(worker) = self.worker.get() {
+            worker.unpark();
+        }
+    }
+
+    fn try_take(&self) -> Option<MutexGuard<'_, Driver>> {
+        match self.driver.try_lock() {
+            Ok(driver) => Some(driver),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The waiter that the driver's holders sleep on; new meshes are to wake it.
+    pub(crate) fn waiter(&self) -> &Waiter {
+        &self.waiter
+    }
+
+    /// The worker's life. Returns when the driver is over.
+    pub(crate) fn work(&self) {
+        self.worker.get_or_init(std::thread::current);
+        let mut heard_something = false;
+        loop {
+            let Some(mut driver) = self.try_take() else {
+                if heard_something {
+                    self.bell.ring();
+                }
+                heard_something = false;
+                std::thread::park_timeout(ASIDE);
+                continue;
+            };
+            match self.work_a_while(&mut driver) {
+                Sleep::Never => return,
+                Sleep::For(at_most) => {
+                    drop(driver);
+                    heard_something = self.waiter.wait(at_most).unwrap_or(true);
+                }
+            }
+        }
+    }
+
+    /// Turns until nothing moves and says how long to sleep.
+    fn work_a_while(&self, driver: &mut Driver) -> Sleep {
+        self.intake.wake_up();
+        driver.after_sleep();
+        let mut idle_since: Option<Instant> = None;
+        let mut took_something = false;
+        loop {
+            match driver.turn(&self.intake, Look::Glance) {
+                Turn::Over => return Sleep::Never,
+                Turn::Moved => {
+                    took_something |= driver.took_something();
+                    idle_since = None;
+                    continue;
+                }
+                Turn::Still => {}
+            }
+            if !self.spin.worker.is_zero() && driver.has_work() {
+                let now = Instant::now();
+                if now - *idle_since.get_or_insert(now) < self.spin.worker {
+                    std::hint::spin_loop();
+                    continue;
+                }
+            }
+            driver.before_sleep();
+            if took_something {
+                return Sleep::For(driver.next_timeout().min(NAP));
+            }
+            if self.intake.fall_asleep() && driver.turn(&self.intake, Look::Thorough) == Turn::Still {
+                return Sleep::For(driver.next_timeout().min(LONGEST_SLEEP));
+            }
+            self.intake.wake_up();
+            driver.after_sleep();
+        }
+    }
+}
+
+enum Sleep {
+    For(Duration),
+    Never,
+}

@@ -1,0 +1,380 @@
+//! The memory of a bucket: from the callers' regions into the buffer that the ranks work on, and back.
+//!
+//! Where the ranks work is the bucket's [`Workspace`]:
+//! - the *fusion buffer* of the group, for requests that travel together and for small ones. Packing copies the tensors in with
+//!   the prescale applied, unpacking copies them out with average and postscale applied; both copies were needed anyway.
+//! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
+//! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
+//!
+//! A rank that has joined has no regions. It contributes what changes nothing, and drops what it gets.
+//!
+//! [`Workspace::load`] reads the callers' memory, and in the caller's workspace also writes it, so the driver runs the entry
+//! barrier of a bucket that has one before it loads. Until then a bucket can be abandoned without a trace.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use farandole_plan::agree::{Bucket, RequestId};
+use farandole_plan::fuse::BucketPlan;
+use farandole_plan::item::Item;
+use farandole_plan::{Collective, Rank, ReduceOp, Shape, Span};
+use farandole_tensor::pack::unpack;
+use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
+
+use crate::submission::Outcome;
+use crate::ticket::Promise;
+
+/// A request that has been submitted and is not done.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) name: Arc<str>,
+    pub(crate) promise: Arc<Promise>,
+    pub(crate) input: Option<Region>,
+    pub(crate) output: Option<Region>,
+}
+
+impl Pending {
+    fn input(&self) -> &[u8] {
+        self.input.as_ref().expect("invariant: a collective on tensors has an input").as_bytes()
+    }
+
+    /// Where an in-place collective works: the output if there is one, else the input.
+    fn target(&mut self) -> &mut [u8] {
+        let region = self.output.as_mut().or(self.input.as_mut());
+        region.expect("invariant: a collective on tensors has an input").as_bytes_mut()
+    }
+}
+
+/// The requests of a group, by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    places: Vec<Option<Pending>>,
+    taken: usize,
+}
+
+impl Table {
+    /// Enters a request.
+    pub(crate) fn put(&mut self, id: RequestId, pending: Pending) {
+        if self.places.len() <= id.index() {
+            self.places.resize_with(id.index() + 1, || None);
+        }
+        let place = &mut self.places[id.index()];
+        assert!(place.is_none(), "invariant: an id belongs to one request at a time");
+        *place = Some(pending);
+        self.taken += 1;
+    }
+
+    /// Whether no request is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.taken == 0
+    }
+
+    /// Takes a request out.
+    pub(crate) fn take(&mut self, id: RequestId) -> Pending {
+        self.taken -= 1;
+        self.places[id.index()].take().expect("invariant: an agreed id is in the table")
+    }
+
+    /// Takes all requests out.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Pending> + '_ {
+        self.taken = 0;
+        self.places.drain(..).flatten()
+    }
+
+    /// The input of a request.
+    pub(crate) fn input(&self, id: RequestId) -> &[u8] {
+        self.get(id).input()
+    }
+
+    fn get(&self, id: RequestId) -> &Pending {
+        self.places[id.index()].as_ref().expect("invariant: an agreed id is in the table")
+    }
+
+    fn get_mut(&mut self, id: RequestId) -> &mut Pending {
+        self.places[id.index()].as_mut().expect("invariant: an agreed id is in the table")
+    }
+}
+
+/// This rank's place in the group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) me: Rank,
+    pub(crate) size: usize,
+}
+
+/// Where the ranks work on a bucket.
+#[derive(Debug)]
+pub(crate) enum Workspace {
+    /// Nowhere: there are no elements.
+    Nothing,
+    /// In the first bytes of the group's fusion buffer.
+    Fusion(usize),
+    /// In the memory of this request.
+    Caller(RequestId),
+    /// In memory made for this bucket.
+    Fresh(OwnedBytes),
+}
+
+impl Workspace {
+    /// Decides where to work on a bucket. Nothing is read or written.
+    pub(crate) fn choose(bucket: &Bucket, place: Place, fusion_limit_bytes: usize) -> Workspace {
+        let plan = &*bucket.plan;
+        let bytes = bytes_of(plan, plan.elems);
+        let staging = |bytes: usize| {
+            if bytes <= fusion_limit_bytes { Workspace::Fusion(bytes) } else { fresh(bytes) }
+        };
+        match &plan.collective {
+            Collective::Barrier | Collective::Join => Workspace::Nothing,
+            // One half is combined with the other.
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
+            Collective::Allreduce { .. } | Collective::Broadcast { .. } => match bucket.requests[..] {
+                [Some(id)] if !plan.staged => Workspace::Caller(id),
+                _ => staging(bytes),
+            },
+            Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
+            Collective::Allgather | Collective::ReduceScatter { .. } => staging(bytes),
+            Collective::Alltoall { .. } => {
+                fresh(bytes_of(plan, Exchange::of(&plan.parts[0].item, place).received_elems()))
+            }
+        }
+    }
+
+    /// The bytes to work on.
+    pub(crate) fn work<'a>(&'a mut self, table: &'a mut Table, fusion: &'a mut OwnedBytes) -> &'a mut [u8] {
+        match self {
+            Workspace::Nothing => &mut [],
+            Workspace::Fusion(bytes) => &mut fusion[..*bytes],
+            Workspace::Caller(id) => table.get_mut(*id).target(),
+            Workspace::Fresh(bytes) => bytes,
+        }
+    }
+
+    /// Brings this rank's contribution in.
+    pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut OwnedBytes) {
+        let plan = &*bucket.plan;
+        if let Workspace::Fusion(bytes) = *self
+            && fusion.len() < bytes
+        {
+            *fusion = OwnedBytes::zeroed(bytes.next_power_of_two());
+        }
+        if let Workspace::Caller(id) = *self {
+            return load_in_place(plan, place, table.get_mut(id));
+        }
+        let work = match self {
+            Workspace::Fusion(bytes) => &mut fusion[..*bytes],
+            Workspace::Fresh(bytes) => &mut bytes[..],
+            _ => return,
+        };
+        for (part, id) in bucket.requests.iter().enumerate() {
+            match id {
+                Some(id) => load_part(plan, part, place, work, table.input(*id)),
+                None => load_neutral(plan, part, work),
+            }
+        }
+    }
+
+    /// Takes the results out and makes the outcome of every request, for its promise.
+    pub(crate) fn unload(
+        self,
+        bucket: &Bucket,
+        place: Place,
+        table: &mut Table,
+        fusion: &OwnedBytes,
+        done: &mut Vec<(Pending, Outcome)>,
+    ) {
+        let plan = &*bucket.plan;
+        if let (Workspace::Caller(id), Some(finish)) = (&self, finish_of(plan, place)) {
+            finish.apply(plan.dtype, table.get_mut(*id).target());
+        }
+        let work: &[u8] = match &self {
+            Workspace::Fusion(bytes) => &fusion[..*bytes],
+            Workspace::Fresh(bytes) => bytes,
+            Workspace::Nothing | Workspace::Caller(_) => &[],
+        };
+        let in_place = matches!(self, Workspace::Caller(_));
+        for (part, id) in bucket.requests.iter().enumerate() {
+            let Some(id) = *id else { continue };
+            let mut pending = table.take(id);
+            let item = &*plan.parts[part].item;
+            let mut outcome = Outcome { shape: result_shape(item, place), ..Outcome::default() };
+            match plan.collective {
+                Collective::Barrier | Collective::Join => {}
+                _ if in_place => {}
+                Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, place).received_rows,
+                _ => unload_part(plan, part, place, work, &mut pending),
+            }
+            outcome.input = pending.input.take();
+            outcome.output = pending.output.take();
+            done.push((pending, outcome));
+        }
+        self.hand_over(plan, done.last_mut());
+    }
+
+    /// Fresh memory becomes the result where nothing was copied out of it.
+    fn hand_over(self, plan: &BucketPlan, last: Option<&mut (Pending, Outcome)>) {
+        let is_result = match plan.collective {
+            Collective::Alltoall { .. } => true,
+            Collective::Allgather => plan.parts.len() == 1,
+            _ => false,
+        };
+        if let (Workspace::Fresh(bytes), Some((_, outcome)), true) = (self, last, is_result) {
+            outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
+        }
+    }
+}
+
+/// Which rows of an alltoall come from and go where, for one rank.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    /// What goes to each rank, in the input.
+    pub(crate) send: Vec<Span>,
+    /// What comes from each rank, in the output.
+    pub(crate) recv: Vec<Span>,
+    /// The same in rows.
+    pub(crate) received_rows: Vec<u64>,
+}
+
+impl Exchange {
+    pub(crate) fn of(item: &Item, Place { me, size }: Place) -> Exchange {
+        let row_elems = item.row_elems();
+        let ranks = || (0..size).map(Rank::from);
+        let (mut sent, mut received) = (0, 0);
+        let span_after = |before: &mut u64, rows: u64, gap_rows: u64| {
+            let span = Span { start: *before, len: rows * row_elems };
+            *before += gap_rows * row_elems;
+            span
+        };
+        // Rows meant for a rank that has joined stay where they are in the input.
+        let set_apart = |to: Rank| item.rows[me.index() * size + to.index()];
+        let send = ranks().map(|to| span_after(&mut sent, item.rows_sent(me, to, size), set_apart(to))).collect();
+        let received_rows: Vec<u64> = ranks().map(|from| item.rows_sent(from, me, size)).collect();
+        let recv = received_rows.iter().map(|&rows| span_after(&mut received, rows, rows)).collect();
+        Exchange { send, recv, received_rows }
+    }
+
+    fn received_elems(&self) -> u64 {
+        self.recv.iter().map(|span| span.len).sum()
+    }
+}
+
+fn fresh(bytes: usize) -> Workspace {
+    Workspace::Fresh(OwnedBytes::zeroed(bytes))
+}
+
+fn bytes_of(plan: &BucketPlan, elems: u64) -> usize {
+    elems as usize * plan.dtype.size_bytes()
+}
+
+fn range(plan: &BucketPlan, span: Span) -> Range<usize> {
+    bytes_of(plan, span.start)..bytes_of(plan, span.end())
+}
+
+fn prescale_of(plan: &BucketPlan) -> f64 {
+    match plan.collective {
+        Collective::Allreduce { prescale, .. } | Collective::ReduceScatter { prescale, .. } => prescale,
+        _ => 1.0,
+    }
+}
+
+fn finish_of(plan: &BucketPlan, place: Place) -> Option<Finish> {
+    match plan.collective {
+        Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
+            Some(Finish::new(plan.dtype, op, place.size as u64, postscale))
+        }
+        _ => None,
+    }
+}
+
+fn load_in_place(plan: &BucketPlan, place: Place, pending: &mut Pending) {
+    let Pending { input, output, .. } = pending;
+    let input = input.as_mut().expect("invariant: a collective on tensors has an input");
+    match (&plan.collective, output) {
+        (Collective::Broadcast { root }, Some(output)) if *root == place.me => {
+            output.as_bytes_mut().copy_from_slice(input.as_bytes());
+        }
+        (Collective::Broadcast { .. }, _) => {}
+        (_, Some(output)) => copy_scaled(output.as_bytes_mut(), input.as_bytes(), plan.dtype, prescale_of(plan)),
+        (_, None) => scale(plan.dtype, input.as_bytes_mut(), prescale_of(plan)),
+    }
+}
+
+fn load_part(plan: &BucketPlan, part: usize, place: Place, work: &mut [u8], input: &[u8]) {
+    match plan.collective {
+        Collective::Allreduce { prescale, .. } => {
+            copy_scaled(&mut work[range(plan, plan.parts[part].span)], input, plan.dtype, prescale);
+        }
+        Collective::Broadcast { root } if root == place.me => {
+            work[range(plan, plan.parts[part].span)].copy_from_slice(input);
+        }
+        Collective::Allgather => work[range(plan, plan.piece(part, place.me))].copy_from_slice(input),
+        Collective::ReduceScatter { prescale, .. } => {
+            let mut rest = input;
+            for rank in 0..place.size {
+                let target = &mut work[range(plan, plan.piece(part, Rank::from(rank)))];
+                let (rows, after) = rest.split_at(target.len());
+                copy_scaled(target, rows, plan.dtype, prescale);
+                rest = after;
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The contribution of a rank that has joined.
+fn load_neutral(plan: &BucketPlan, part: usize, work: &mut [u8]) {
+    let (op, work) = match plan.collective {
+        Collective::Allreduce { op, .. } => (op, &mut work[range(plan, plan.parts[part].span)]),
+        // All pieces of all parts are neutral, so the first part may fill everything.
+        Collective::ReduceScatter { op, .. } if part == 0 => (op, work),
+        _ => return,
+    };
+    match op {
+        ReduceOp::Adasum => work.fill(0),
+        _ => Fold::new(plan.dtype, op).neutral(work),
+    }
+}
+
+fn unload_part(plan: &BucketPlan, part: usize, place: Place, work: &[u8], pending: &mut Pending) {
+    match plan.collective {
+        Collective::Allreduce { .. } => {
+            let finish = finish_of(plan, place).expect("invariant: a reduction has a finish");
+            let offset = range(plan, plan.parts[part].span).start;
+            unpack(work, plan.dtype, [(offset, pending.target())], plan.dtype, finish);
+        }
+        Collective::Broadcast { .. } => {
+            pending.target().copy_from_slice(&work[range(plan, plan.parts[part].span)]);
+        }
+        Collective::Allgather if plan.parts.len() > 1 => {
+            let pieces = || (0..place.size).map(|rank| &work[range(plan, plan.piece(part, Rank::from(rank)))]);
+            let mut output = OwnedBytes::zeroed(pieces().map(<[u8]>::len).sum());
+            let mut rest = &mut output[..];
+            for piece in pieces() {
+                let (target, after) = rest.split_at_mut(piece.len());
+                target.copy_from_slice(piece);
+                rest = after;
+            }
+            pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
+        }
+        Collective::ReduceScatter { .. } => {
+            let finish = finish_of(plan, place).expect("invariant: a reduction has a finish");
+            let range = range(plan, plan.piece(part, place.me));
+            let mut output = OwnedBytes::zeroed(range.len());
+            unpack(work, plan.dtype, [(range.start, &mut output[..])], plan.dtype, finish);
+            pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
+        }
+        _ => {}
+    }
+}
+
+fn result_shape(item: &Item, place: Place) -> Shape {
+    let with_rows = |rows: u64| std::iter::once(rows).chain(item.shape.iter().skip(1).copied()).collect();
+    match item.collective {
+        Collective::Allgather => with_rows(item.rows.iter().sum()),
+        Collective::Alltoall { .. } => {
+            let ranks = (0..place.size).map(Rank::from);
+            with_rows(ranks.map(|from| item.rows_sent(from, place.me, place.size)).sum())
+        }
+        Collective::ReduceScatter { .. } => with_rows(item.rows_kept(place.me, place.size)),
+        _ => item.shape.clone(),
+    }
+}

@@ -1,0 +1,317 @@
+//! The engine itself: starting, submitting, groups, shutting down.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use farandole_plan::agree::{Replay, Settings as AgreeSettings};
+use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
+use farandole_tensor::Region;
+use farandole_transport::shm::ForkGuard;
+use farandole_transport::{Mesh, Waiter};
+
+use crate::baton::{Baton, Push, Spin};
+use crate::bucket::Pending;
+use crate::completion::Slot;
+use crate::config::Config;
+use crate::error::{Error, Failure, Result};
+use crate::group::{Group, Settings};
+use crate::intake::After;
+use crate::meeting::{Meeting, number_in};
+use crate::roster::Roster;
+use crate::shared::Shared;
+use crate::submission::{Outcome, Submission};
+use crate::ticket::Ticket;
+use crate::worker::{Driver, OnStall, Order};
+
+/// One rank's engine. See the crate's text.
+pub struct Engine {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+    rank: Rank,
+    hosts: Arc<[String]>,
+    config: Config,
+    forming: Mutex<Forming>,
+}
+
+/// What adding groups needs. The lock keeps two threads of this rank from adding groups in two orders.
+struct Forming {
+    meeting: Box<dyn Meeting>,
+    /// Groups added or tried so far; the next one gets the next number, on all ranks alike.
+    rounds: u32,
+}
+
+/// What a new engine is told besides its settings.
+#[derive(Clone, Default)]
+pub struct Hooks {
+    /// Receives the reports of the stall watch; without it they go to standard error.
+    pub on_stall: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+}
+
+impl Engine {
+    /// Starts this rank's engine: meets the other ranks and starts the worker. All ranks of the world call this.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if the ranks do not find each other in time.
+    pub fn start(meeting: impl Meeting + 'static, config: Config) -> Result<Engine> {
+        Engine::start_with(meeting, config, Hooks::default())
+    }
+
+    /// As [`Engine::start`], with hooks.
+    pub fn start_with(meeting: impl Meeting + 'static, config: Config, hooks: Hooks) -> Result<Engine> {
+        let mut meeting: Box<dyn Meeting> = Box::new(meeting);
+        let (rank, hosts): (Rank, Arc<[String]>) = (meeting.rank(), meeting.hosts().into());
+        let ranks: Arc<[Rank]> = (0..hosts.len()).map(Rank::from).collect();
+        let waiter = Arc::new(Waiter::new().map_err(not_started)?);
+        let fork = ForkGuard::new().map_err(not_started)?;
+        let mesh = meeting.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
+        let spin = spin(&config, &mesh);
+        let world = Group::new(settings(&config, GroupId::WORLD, &ranks, &hosts), mesh);
+        let roster = Arc::new(Roster::default());
+        roster.add(GroupId::WORLD, ranks, Some(rank));
+        let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|report| eprintln!("{report}")));
+        let driver = Driver::new(world, Arc::clone(&roster), Arc::clone(&waiter), on_stall);
+        let shared = Arc::new(Shared { baton: Baton::new(driver, waiter, spin), roster, fork });
+        let worker = std::thread::Builder::new()
+            .name(format!("farandole-{rank}"))
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.baton.work()
+            })
+            .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
+        let forming = Mutex::new(Forming { meeting, rounds: 0 });
+        Ok(Engine { shared, worker: Some(worker), rank, hosts, config, forming })
+    }
+
+    /// This rank's number in the world.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Number of ranks in the world.
+    pub fn size(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The host of every rank, in order.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// World ranks of a group's members, in order.
+    pub fn group(&self, group: GroupId) -> Result<Arc<[Rank]>> {
+        self.shared.roster.members(group).map(|(ranks, _)| ranks)
+    }
+
+    /// This rank's number in a group, if it is a member.
+    pub fn rank_in(&self, group: GroupId) -> Result<Option<Rank>> {
+        self.shared.roster.members(group).map(|(_, me)| me)
+    }
+
+    /// The first cause that ended the world, if it has ended.
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.roster.ended(GroupId::WORLD)
+    }
+
+    /// Hands a request in. Returns at once; the ticket tells how it went.
+    ///
+    /// # Errors
+    /// Wrong use is found here and costs nothing: memory that does not fit, a name that is still under way, an unknown or
+    /// foreign group, an engine that is shut down. The submission's memory is dropped then.
+    pub fn submit(&self, submission: Submission) -> Result<Ticket> {
+        self.push(submission, Push::Ringing).map(|(ticket, _)| ticket)
+    }
+
+    /// Hands a request in and waits for it. Cheaper than submitting and waiting: nobody is woken for it.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`], and whatever goes wrong with the request.
+    pub fn run(&self, submission: Submission) -> Result<Outcome> {
+        let (ticket, after) = self.push(submission, Push::Quiet)?;
+        ticket.wait_after(after)
+    }
+
+    fn push(&self, submission: Submission, push: Push) -> Result<(Ticket, After)> {
+        self.shared.check_fork()?;
+        submission.check()?;
+        let Submission { group, request, input, output } = submission;
+        let name = Arc::clone(&request.name);
+        self.shared.roster.enter(group, &name)?;
+        let promise = Arc::new(Slot::new());
+        let pending = Pending { name: Arc::clone(&name), promise: Arc::clone(&promise), input, output };
+        let after = self.shared.baton.push(Order::Submit { group, request, pending }, push);
+        Ok((Ticket { name, promise, shared: Arc::clone(&self.shared) }, after))
+    }
+
+    /// Makes a group of these world ranks. All ranks of the world call this, members or not, with the same ranks and
+    /// in the same order among other additions and removals.
+    ///
+    /// # Errors
+    /// [`Error::InvalidGroup`] if these ranks do not make a group or the ranks do not ask for the same one,
+    /// [`Error::ExistingGroup`] if there is one of exactly these ranks.
+    pub fn add_group(&self, ranks: &[Rank]) -> Result<GroupId> {
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let invalid = |why: String| Err(Error::InvalidGroup(why.into()));
+        if sorted.is_empty() || sorted.len() != ranks.len() {
+            return invalid(format!("{ranks:?} is empty or names a rank twice"));
+        }
+        if let Some(rank) = sorted.iter().find(|rank| rank.index() >= self.size()) {
+            return invalid(format!("there is no rank {rank} in a world of {}", self.size()));
+        }
+        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = self.shared.roster.find(&sorted) {
+            return Err(Error::ExistingGroup(group));
+        }
+        forming.rounds += 1;
+        let group = GroupId(forming.rounds);
+        self.agree_on_members(group, &sorted)?;
+        let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
+        let ranks: Arc<[Rank]> = sorted.into();
+        let mesh =
+            me.map(|_| forming.meeting.mesh(group, &ranks, self.shared.baton.waiter(), self.config.meet_deadline));
+        self.agree_on_success(group, matches!(mesh, Some(Err(_))))?;
+        self.shared.roster.add(group, Arc::clone(&ranks), me);
+        if let Some(Ok(mesh)) = mesh {
+            let group = Box::new(Group::new(settings(&self.config, group, &ranks, &self.hosts), mesh));
+            let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
+        }
+        Ok(group)
+    }
+
+    /// Ends a group. All ranks of the world call this; requests that are still under way in it end with
+    /// [`Error::ShutDown`].
+    pub fn remove_group(&self, group: GroupId) -> Result<()> {
+        if group == GroupId::WORLD {
+            return Err(Error::InvalidGroup("the world ends with the engine".into()));
+        }
+        let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, me) = self.shared.roster.members(group)?;
+        self.shared.roster.end(group, &Error::UnknownGroup(group));
+        self.run(Submission::without_memory(request(
+            format!("farandole.group.{group}.remove"),
+            Collective::Barrier,
+            0,
+        )))?;
+        if me.is_some() {
+            let done = Arc::new(Slot::new());
+            let after = self.shared.baton.push(Order::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
+            self.shared.baton.wait(&done, None, after);
+        }
+        self.shared.roster.remove(group);
+        drop(forming);
+        Ok(())
+    }
+
+    /// Finds out whether all ranks want a group of the same members.
+    fn agree_on_members(&self, group: GroupId, ranks: &[Rank]) -> Result<()> {
+        let own: Vec<u32> = ranks.iter().map(|rank| rank.0).collect();
+        let name = format!("farandole.group.{group}.members");
+        let request = request(name, Collective::Allgather, own.len() as u64);
+        let outcome = self.run(Submission::new(request, Region::from_vec(own)))?;
+        let all = outcome.into_result().map(words).unwrap_or_default();
+        let same = all.len() == ranks.len() * self.size()
+            && all.chunks(ranks.len()).all(|theirs| theirs.iter().zip(ranks).all(|(their, own)| *their == own.0));
+        match same {
+            true => Ok(()),
+            false => Err(Error::InvalidGroup(
+                format!("the ranks want to add different groups at the same time: {all:?}").into(),
+            )),
+        }
+    }
+
+    /// Finds out whether all members have met.
+    fn agree_on_success(&self, group: GroupId, failed: bool) -> Result<()> {
+        let name = format!("farandole.group.{group}.met");
+        let request = request(name, Collective::Allgather, 1);
+        let outcome = self.run(Submission::new(request, Region::from_vec(vec![u32::from(failed)])))?;
+        let all = outcome.into_result().map(words).unwrap_or_default();
+        match all.iter().position(|&failed| failed != 0) {
+            None => Ok(()),
+            Some(rank) => Err(Error::InvalidGroup(format!("rank {rank} did not reach all its members").into())),
+        }
+    }
+
+    /// Shuts the engine down on all ranks: what all ranks have agreed on still runs, everything else ends with
+    /// [`Error::ShutDown`]. Dropping the engine does the same.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        if self.shared.check_fork().is_err() {
+            // The worker did not come along into this process.
+            std::mem::forget(worker);
+            return;
+        }
+        let _ = self.shared.baton.push(Order::Shutdown, Push::Ringing);
+        self.shared.baton.wake_worker();
+        let _ = worker.join();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("rank", &self.rank).field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+/// How long a driver looks around before it sleeps, if the settings leave it to us. Long enough to see a peer on this
+/// host answer, which takes some microseconds; a few times what falling asleep and waking up would cost.
+const SPIN: std::time::Duration = std::time::Duration::from_micros(50);
+
+fn spin(config: &Config, mesh: &Mesh) -> Spin {
+    if let Some(spin_us) = config.spin_us {
+        let spin = std::time::Duration::from_micros(spin_us);
+        return Spin { caller: spin, worker: spin };
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let ranks = mesh.topology().local_size(mesh.me());
+    // A caller that waits leaves its core to us; the worker needs a core beside the caller's.
+    let spin_if = |fits: bool| if fits { SPIN } else { std::time::Duration::ZERO };
+    Spin { caller: spin_if(ranks <= cores), worker: spin_if(2 * ranks <= cores) }
+}
+
+fn settings(config: &Config, id: GroupId, ranks: &Arc<[Rank]>, hosts: &Arc<[String]>) -> Settings {
+    let agree = AgreeSettings {
+        threshold_bytes: config.fusion_threshold_bytes,
+        patience: config.patience,
+        replay: if config.replay == 0 { Replay::Never } else { Replay::Allowed },
+        world_ranks: ranks.to_vec(),
+        ..AgreeSettings::default()
+    };
+    let fusion_limit_bytes = config.fusion_threshold_bytes.max(agree.stage_below_bytes) as usize;
+    let limits = stall::Limits { warn_after: config.stall_warning, shut_down_after: config.stall_shutdown };
+    Settings {
+        id,
+        ranks: Arc::clone(ranks),
+        hosts: Arc::clone(hosts),
+        agree,
+        fusion_limit_bytes,
+        deadline: config.deadline,
+        stall: (!config.stall_check_disable).then_some(limits),
+    }
+}
+
+fn request(name: String, collective: Collective, rows: u64) -> Request {
+    let dtype = Dtype::U32;
+    Request { name: name.into(), collective, dtype, shape: vec![rows], device: Device::Cpu, batch: None, priority: 0 }
+}
+
+fn words(region: Region) -> Vec<u32> {
+    let bytes = region.as_bytes().chunks_exact(4);
+    bytes.map(|word| u32::from_ne_bytes(word.try_into().expect("chunks of four bytes"))).collect()
+}
+
+fn not_started(error: farandole_transport::Error) -> Error {
+    let what = format!("the ranks could not meet: {error}");
+    Error::from(Failure { what, rank: error.peer(), tensor: None, elapsed: None, orderly: false })
+}

@@ -1,0 +1,132 @@
+//! What submitting threads may know without asking the driver: which groups there are, whether they still work, and which
+//! names are under way.
+//!
+//! One lock, held for the length of a table look-up. Submitting threads take it to enter a name; the driver takes it once
+//! for each bucket to strike the names out, before it completes the tickets, so that a caller who has its result can
+//! use the name again at once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farandole_plan::{GroupId, Rank};
+
+use crate::error::{Error, Result};
+
+/// The groups as submitting threads see them.
+#[derive(Debug, Default)]
+pub(crate) struct Roster {
+    groups: Mutex<HashMap<GroupId, Entry>>,
+}
+
+/// One group.
+#[derive(Debug)]
+struct Entry {
+    /// World ranks of its members, in order.
+    ranks: Arc<[Rank]>,
+    /// This rank's number in the group, if it is a member.
+    me: Option<Rank>,
+    /// Names under way on this rank.
+    names: HashSet<Arc<str>>,
+    /// Why nothing can be submitted any more.
+    ended: Option<Error>,
+}
+
+impl Roster {
+    /// Enters a group.
+    pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>) {
+        self.lock().insert(group, Entry { ranks, me, names: HashSet::new(), ended: None });
+    }
+
+    /// Strikes a group out.
+    pub(crate) fn remove(&self, group: GroupId) {
+        self.lock().remove(&group);
+    }
+
+    /// Enters a name, or says why not.
+    pub(crate) fn enter(&self, group: GroupId, name: &Arc<str>) -> Result<()> {
+        let mut groups = self.lock();
+        let entry = groups.get_mut(&group).ok_or(Error::UnknownGroup(group))?;
+        if let Some(error) = &entry.ended {
+            return Err(error.clone());
+        }
+        if entry.me.is_none() {
+            return Err(Error::ForeignGroup(group));
+        }
+        if !entry.names.insert(Arc::clone(name)) {
+            return Err(Error::Duplicate { name: Arc::clone(name), group });
+        }
+        Ok(())
+    }
+
+    /// Strikes names out: their requests are done.
+    pub(crate) fn leave<'a>(&self, group: GroupId, names: impl Iterator<Item = &'a Arc<str>>) {
+        if let Some(entry) = self.lock().get_mut(&group) {
+            for name in names {
+                entry.names.remove(name);
+            }
+        }
+    }
+
+    /// Lets nothing more into the group. The first cause counts.
+    pub(crate) fn end(&self, group: GroupId, cause: &Error) {
+        if let Some(entry) = self.lock().get_mut(&group) {
+            entry.ended.get_or_insert_with(|| cause.clone());
+        }
+    }
+
+    /// Lets nothing more into any group.
+    pub(crate) fn end_all(&self, cause: &Error) {
+        for entry in self.lock().values_mut() {
+            entry.ended.get_or_insert_with(|| cause.clone());
+        }
+    }
+
+    /// Why the group has ended, if it has.
+    pub(crate) fn ended(&self, group: GroupId) -> Option<Error> {
+        self.lock().get(&group).and_then(|entry| entry.ended.clone())
+    }
+
+    /// The group of exactly these world ranks, if there is one.
+    pub(crate) fn find(&self, ranks: &[Rank]) -> Option<GroupId> {
+        self.lock().iter().find(|(_, entry)| *entry.ranks == *ranks).map(|(&group, _)| group)
+    }
+
+    /// World ranks of a group, and this rank's number in it if it is a member.
+    pub(crate) fn members(&self, group: GroupId) -> Result<(Arc<[Rank]>, Option<Rank>)> {
+        let groups = self.lock();
+        let entry = groups.get(&group).ok_or(Error::UnknownGroup(group))?;
+        Ok((Arc::clone(&entry.ranks), entry.me))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<GroupId, Entry>> {
+        // Valid between any two statements, also if a holder panicked.
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_taken_until_it_is_struck_out() {
+        let roster = Roster::default();
+        let name: Arc<str> = "t".into();
+        assert!(matches!(roster.enter(GroupId::WORLD, &name), Err(Error::UnknownGroup(_))));
+        roster.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        roster.enter(GroupId::WORLD, &name).unwrap();
+        assert!(matches!(roster.enter(GroupId::WORLD, &name), Err(Error::Duplicate { .. })));
+        roster.leave(GroupId::WORLD, [&name].into_iter());
+        roster.enter(GroupId::WORLD, &name).unwrap();
+    }
+
+    #[test]
+    fn the_first_cause_of_an_end_counts() {
+        let roster = Roster::default();
+        roster.add(GroupId(3), Arc::new([Rank(1)]), None);
+        assert!(matches!(roster.enter(GroupId(3), &"t".into()), Err(Error::ForeignGroup(_))));
+        roster.end(GroupId(3), &Error::ShutDown);
+        roster.end(GroupId(3), &Error::Forked);
+        assert!(matches!(roster.enter(GroupId(3), &"t".into()), Err(Error::ShutDown)));
+    }
+}

@@ -1,0 +1,235 @@
+//! A schedule of messages, carried out over links, a piece at a time.
+//!
+//! A [`Run`] is the state of one rank's walk through one [`Schedule`]: the number of the step it has come to (`step`), the sends
+//! that have been posted and not yet left (`posted`, first in, first out for each peer), and how far the receive at
+//! `step` has got (`cursor`). [`Run::advance`] does what can be done now and returns; it is called again when something
+//! may have changed. It holds no memory: the buffers are lent to each call, which is why nothing here is unsafe and why
+//! giving a run up means dropping it.
+//!
+//! The one rule that a schedule leaves to its driver is kept here: a receive (or copy) that would write elements which a
+//! posted send still has to read waits until that send has left.
+//!
+//! What is deliberately not here: steps through windows and mapped buffers (`window`), and what the elements mean
+//! before and after (`bucket`).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
+use farandole_tensor::Fold;
+use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
+
+/// The links of one rank to its peers in a group.
+pub(crate) trait Links {
+    /// The link to a peer.
+    fn link(&mut self, peer: Rank) -> &mut dyn Link;
+}
+
+/// The buffers of a run, lent to each call.
+pub(crate) struct Memory<'a> {
+    /// What receives write to.
+    pub(crate) work: &'a mut [u8],
+    /// What sends from [`Buffer::Source`] read.
+    pub(crate) source: &'a [u8],
+    /// Bytes of an element.
+    pub(crate) elem_bytes: usize,
+    /// Combines arriving elements with those that are there.
+    pub(crate) fold: Option<Fold>,
+}
+
+impl Memory<'_> {
+    fn bytes(&self, span: Span) -> std::ops::Range<usize> {
+        span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
+    }
+}
+
+/// A send that has been posted and not yet left.
+#[derive(Debug)]
+struct Posted {
+    tag: Tag,
+    from: Buffer,
+    span: Span,
+    cursor: SendCursor,
+}
+
+/// One rank's walk through a schedule.
+#[derive(Debug)]
+pub(crate) struct Run {
+    schedule: Arc<Schedule>,
+    step: usize,
+    cursor: RecvCursor,
+    posted: Vec<VecDeque<Posted>>,
+    /// Sends in `posted`, over all peers.
+    unsent: usize,
+    messages_sent: Vec<u32>,
+    messages_received: Vec<u32>,
+    operation: u64,
+    descriptor: u64,
+}
+
+impl Run {
+    /// A walk from the first step. `descriptor` stands for what this rank takes the operation to be.
+    pub(crate) fn new(schedule: Arc<Schedule>, ranks: usize, operation: u64, descriptor: u64) -> Run {
+        Run {
+            schedule,
+            step: 0,
+            cursor: RecvCursor::default(),
+            posted: (0..ranks).map(|_| VecDeque::new()).collect(),
+            unsent: 0,
+            messages_sent: vec![0; ranks],
+            messages_received: vec![0; ranks],
+            operation,
+            descriptor,
+        }
+    }
+
+    /// Goes on with another schedule of the same operation; messages are counted on.
+    pub(crate) fn then(&mut self, schedule: Arc<Schedule>) {
+        assert!(
+            self.step == self.schedule.steps.len() && self.unsent == 0,
+            "invariant: one schedule ends before the next"
+        );
+        self.schedule = schedule;
+        self.step = 0;
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn advance(&mut self, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
+        let mut moved = self.push_out(links, memory)?;
+        let schedule = Arc::clone(&self.schedule);
+        while let Some(step) = schedule.steps.get(self.step) {
+            match self.take_step(step, links, memory)? {
+                Progress::Done => {
+                    self.step += 1;
+                    moved = true;
+                }
+                Progress::Moved => moved = true,
+                Progress::Pending => {
+                    // What has come in may have let a peer go on, which may take what we want to send.
+                    return Ok(if moved { Progress::Moved } else { Progress::Pending });
+                }
+            }
+        }
+        if self.unsent > 0 {
+            moved |= self.push_out(links, memory)?;
+        }
+        Ok(match (self.unsent, moved) {
+            (0, _) => Progress::Done,
+            (_, true) => Progress::Moved,
+            (_, false) => Progress::Pending,
+        })
+    }
+
+    /// The peer that the walk is waiting for, if it is waiting for one.
+    pub(crate) fn waiting_for(&self) -> Option<Rank> {
+        match self.schedule.steps.get(self.step) {
+            Some(Step::Recv { from, .. }) => Some(*from),
+            _ => self.posted.iter().position(|queue| !queue.is_empty()).map(Rank::from),
+        }
+    }
+
+    fn take_step(&mut self, step: &Step, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
+        match *step {
+            Step::Send { to, from, span } => {
+                self.post(to, from, span, links, memory)?;
+                Ok(Progress::Done)
+            }
+            Step::Recv { from, span, arrival } => self.receive(from, span, arrival, links, memory),
+            Step::Copy { source, work } => {
+                if self.is_being_sent(work) {
+                    return self.push_out(links, memory).map(progress);
+                }
+                let (from, to) = (memory.bytes(source), memory.bytes(work));
+                memory.work[to].copy_from_slice(&memory.source[from]);
+                Ok(Progress::Done)
+            }
+            ref other => panic!("invariant: a run over links has message steps only, not {other:?}"),
+        }
+    }
+
+    fn post(&mut self, to: Rank, from: Buffer, span: Span, links: &mut dyn Links, memory: &Memory<'_>) -> Result<()> {
+        let message = &mut self.messages_sent[to.index()];
+        let tag = Tag { operation: self.operation, message: *message, descriptor: self.descriptor };
+        *message += 1;
+        let queue = &mut self.posted[to.index()];
+        queue.push_back(Posted { tag, from, span, cursor: SendCursor::default() });
+        self.unsent += 1;
+        if queue.len() == 1 {
+            self.push_to(to, links, memory)?;
+        }
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        from: Rank,
+        span: Span,
+        arrival: Arrival,
+        links: &mut dyn Links,
+        memory: &mut Memory<'_>,
+    ) -> Result<Progress> {
+        if self.cursor == RecvCursor::default() && self.is_being_sent(span) {
+            return self.push_out(links, memory).map(progress);
+        }
+        let message = self.messages_received[from.index()];
+        let tag = Tag { operation: self.operation, message, descriptor: self.descriptor };
+        let range = memory.bytes(span);
+        let target = &mut memory.work[range];
+        let link = links.link(from);
+        let progress = match arrival {
+            Arrival::Place => link.recv_into(tag, target, &mut self.cursor)?,
+            Arrival::Fold => {
+                let fold = memory.fold.as_ref().expect("invariant: a schedule that folds comes with an operation");
+                link.recv(tag, target.len() as u64, &mut self.cursor, &mut |offset, piece| {
+                    fold.fold(&mut target[offset as usize..][..piece.len()], piece);
+                })?
+            }
+        };
+        if progress == Progress::Done {
+            self.cursor = RecvCursor::default();
+            self.messages_received[from.index()] += 1;
+        }
+        Ok(progress)
+    }
+
+    /// Whether a posted send has yet to read some of these elements of the work buffer.
+    fn is_being_sent(&self, span: Span) -> bool {
+        self.unsent > 0
+            && self.posted.iter().flatten().any(|posted| posted.from == Buffer::Work && posted.span.overlaps(span))
+    }
+
+    /// Moves posted sends on, to all peers. Says whether anything moved.
+    fn push_out(&mut self, links: &mut dyn Links, memory: &Memory<'_>) -> Result<bool> {
+        let mut moved = false;
+        if self.unsent > 0 {
+            for peer in 0..self.posted.len() {
+                moved |= self.push_to(Rank::from(peer), links, memory)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn push_to(&mut self, peer: Rank, links: &mut dyn Links, memory: &Memory<'_>) -> Result<bool> {
+        let mut moved = false;
+        while let Some(posted) = self.posted[peer.index()].front_mut() {
+            let buffer = match posted.from {
+                Buffer::Work => &*memory.work,
+                Buffer::Source => memory.source,
+            };
+            match links.link(peer).send(posted.tag, &buffer[memory.bytes(posted.span)], &mut posted.cursor)? {
+                Progress::Done => {
+                    self.posted[peer.index()].pop_front();
+                    self.unsent -= 1;
+                    moved = true;
+                }
+                Progress::Moved => moved = true,
+                Progress::Pending => break,
+            }
+        }
+        Ok(moved)
+    }
+}
+
+fn progress(moved: bool) -> Progress {
+    if moved { Progress::Moved } else { Progress::Pending }
+}

@@ -1,0 +1,23 @@
+//! What the engine, its tickets and its worker have in common.
+
+use std::sync::Arc;
+
+use farandole_transport::shm::ForkGuard;
+
+use crate::baton::Baton;
+use crate::error::{Error, Result};
+use crate::roster::Roster;
+
+/// Alive as long as the engine or one of its tickets.
+pub(crate) struct Shared {
+    pub(crate) baton: Baton,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) fork: ForkGuard,
+}
+
+impl Shared {
+    /// A forked child has our memory but not our worker, and our sockets are its parent's: it must not touch anything.
+    pub(crate) fn check_fork(&self) -> Result<()> {
+        if self.fork.is_owner() { Ok(()) } else { Err(Error::Forked) }
+    }
+}

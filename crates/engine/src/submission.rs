@@ -1,0 +1,147 @@
+//! What a caller hands in and gets back: [`Submission`] and [`Outcome`].
+//!
+//! Memory moves with them. A region that comes in with a submission belongs to the engine until the ticket is done and comes
+//! back in the outcome, so a caller cannot touch a tensor while ranks are working on it. Results that the caller has no
+//! memory for (how many rows come in is known only after the ranks have agreed) lie in memory of the engine's own making.
+
+use std::sync::Arc;
+
+use farandole_plan::{Collective, GroupId, Rank, Request, Shape};
+use farandole_tensor::Region;
+
+use crate::error::{Error, Result};
+
+/// One request with its memory.
+#[derive(Debug)]
+pub struct Submission {
+    /// Which ranks.
+    pub group: GroupId,
+    /// What is asked for.
+    pub request: Request,
+    /// This rank's tensor. Nothing for barrier and join.
+    pub input: Option<Region>,
+    /// Where the result goes, for allreduce and broadcast. Without it the result replaces the input. The other
+    /// collectives bring their own memory.
+    pub output: Option<Region>,
+}
+
+impl Submission {
+    /// A request of the whole world whose result replaces the input (allreduce, broadcast) or lies in memory of its own
+    /// (allgather, alltoall, reducescatter).
+    pub fn new(request: Request, input: Region) -> Submission {
+        Submission { group: GroupId::WORLD, request, input: Some(input), output: None }
+    }
+
+    /// A request of the whole world without memory (barrier, join).
+    pub fn without_memory(request: Request) -> Submission {
+        Submission { group: GroupId::WORLD, request, input: None, output: None }
+    }
+
+    /// The same for another group.
+    pub fn in_group(mut self, group: GroupId) -> Submission {
+        self.group = group;
+        self
+    }
+
+    /// The same with a place of its own for the result.
+    pub fn with_output(mut self, output: Region) -> Submission {
+        self.output = Some(output);
+        self
+    }
+
+    /// Whether the memory fits the request.
+    pub(crate) fn check(&self) -> Result<()> {
+        let request = &self.request;
+        let wrong = |what: String| Err(Error::WrongMemory { name: Arc::clone(&request.name), what: what.into() });
+        let bytes =
+            request.shape.iter().try_fold(request.dtype.size_bytes() as u64, |bytes, dim| bytes.checked_mul(*dim));
+        let Some(bytes) = bytes else {
+            return wrong(format!("the shape {:?} has more elements than there is memory", request.shape));
+        };
+        let needs_input = !matches!(request.collective, Collective::Barrier | Collective::Join);
+        if needs_input != self.input.is_some() {
+            let word = request.collective.word();
+            return wrong(format!("{word} {} memory", if needs_input { "needs" } else { "takes no" }));
+        }
+        let takes_output = matches!(request.collective, Collective::Allreduce { .. } | Collective::Broadcast { .. });
+        if self.output.is_some() && !takes_output {
+            return wrong(format!("the result of {} lies in memory of its own", request.collective.word()));
+        }
+        for (role, region) in [("input", &self.input), ("output", &self.output)] {
+            let Some(region) = region else { continue };
+            if region.dtype() != request.dtype {
+                return wrong(format!("the {role} holds {}, the request says {}", region.dtype(), request.dtype));
+            }
+            if region.len_bytes() as u64 != bytes {
+                return wrong(format!(
+                    "the {role} has {} bytes, a {} tensor of shape {:?} has {bytes}",
+                    region.len_bytes(),
+                    request.dtype,
+                    request.shape
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a finished request leaves.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The input's region, given back. It holds the result if there was no output to put it.
+    pub input: Option<Region>,
+    /// The output's region given back, or memory made for the result.
+    pub output: Option<Region>,
+    /// Dimensions of the result.
+    pub shape: Shape,
+    /// For alltoall: how many rows came from each rank.
+    pub received_splits: Vec<u64>,
+    /// For join: the last rank (inside the group) to join.
+    pub last_joined: Option<Rank>,
+}
+
+impl Outcome {
+    /// The memory that holds the result, if the collective has one.
+    pub fn into_result(self) -> Option<Region> {
+        self.output.or(self.input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::{Device, Dtype, ReduceOp};
+
+    use super::*;
+
+    fn allreduce(shape: &[u64]) -> Request {
+        Request {
+            name: "t".into(),
+            collective: Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 },
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            device: Device::Cpu,
+            batch: None,
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn memory_must_fit_the_request() {
+        assert!(Submission::new(allreduce(&[2, 3]), Region::from_vec(vec![0f32; 6])).check().is_ok());
+        let short = Submission::new(allreduce(&[2, 3]), Region::from_vec(vec![0f32; 5])).check().unwrap_err();
+        assert!(short.to_string().contains("the input has 20 bytes"), "{short}");
+        let other = Submission::new(allreduce(&[6]), Region::from_vec(vec![0i32; 6])).check().unwrap_err();
+        assert!(other.to_string().contains("int32"), "{other}");
+        let huge = Submission::new(allreduce(&[u64::MAX, 2]), Region::from_vec(vec![0f32; 6])).check().unwrap_err();
+        assert!(huge.to_string().contains("more elements than there is memory"), "{huge}");
+        assert!(Submission::without_memory(allreduce(&[0])).check().is_err());
+        assert!(Submission::new(allreduce(&[0]), Region::from_vec(Vec::<f32>::new())).check().is_ok());
+    }
+
+    #[test]
+    fn an_output_must_fit_too() {
+        let submission = |output| Submission::new(allreduce(&[1]), Region::from_vec(vec![0f32])).with_output(output);
+        assert!(submission(Region::from_vec(vec![0f32])).check().is_ok());
+        assert!(submission(Region::from_vec(vec![0f32; 2])).check().is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! The promise that a submission returns: [`Ticket`].
+//!
+//! A ticket is one end of a [`Slot`]; the driver holds the other. It can be asked ([`Ticket::is_done`]), waited for with
+//! or without a deadline, and waited for together with others ([`wait_all`]). A waiting thread drives the engine if nobody else does
+//! (`baton`). Dropping a ticket gives the result up, not the request: other ranks count on it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::completion::Slot;
+use crate::error::{Error, Result};
+use crate::intake::After;
+use crate::shared::Shared;
+use crate::submission::Outcome;
+
+/// The slot through which an outcome reaches its ticket.
+pub(crate) type Promise = Slot<Result<Outcome>>;
+
+/// The promise of an outcome.
+#[must_use = "a ticket that is dropped gives its result up"]
+pub struct Ticket {
+    pub(crate) name: Arc<str>,
+    pub(crate) promise: Arc<Promise>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Ticket {
+    /// The request's name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Whether the outcome, good or bad, is there.
+    pub fn is_done(&self) -> bool {
+        self.promise.is_fulfilled()
+    }
+
+    /// The outcome, if it is there. Costs next to nothing; does not drive.
+    pub fn poll(&self) -> Option<Result<Outcome>> {
+        self.is_done().then(|| self.promise.take().unwrap_or(Err(Error::Taken)))
+    }
+
+    /// Waits for the outcome.
+    pub fn wait(self) -> Result<Outcome> {
+        self.wait_after(After::Nothing)
+    }
+
+    /// Waits for the outcome until the time is up; then the request is still under way and the ticket still good.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] if the time was up, otherwise what went wrong with the request.
+    pub fn wait_for(&self, at_most: Duration) -> Result<Outcome> {
+        self.shared.check_fork()?;
+        let begun = Instant::now();
+        let deadline = begun.checked_add(at_most);
+        if self.shared.baton.wait(&self.promise, deadline, After::Nothing) {
+            return self.promise.take().unwrap_or(Err(Error::Taken));
+        }
+        Err(Error::TimedOut { name: Arc::clone(&self.name), waited: begun.elapsed() })
+    }
+
+    /// Waits after a push that did not ring.
+    pub(crate) fn wait_after(self, after: After) -> Result<Outcome> {
+        self.shared.check_fork()?;
+        self.shared.baton.wait(&self.promise, None, after);
+        self.promise.take().unwrap_or(Err(Error::Taken))
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("name", &self.name).field("done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+/// Waits for all tickets; the outcomes come in the order of the tickets. Cheaper than waiting for one after the other,
+/// because this thread goes on driving until the last is done.
+pub fn wait_all(tickets: impl IntoIterator<Item = Ticket>) -> Vec<Result<Outcome>> {
+    let tickets: Vec<Ticket> = tickets.into_iter().collect();
+    let mut outcomes = Vec::with_capacity(tickets.len());
+    // The last ticket first: it is most likely the last to be done, so the drive is rarely interrupted.
+    if let Some(last) = tickets.last()
+        && last.shared.check_fork().is_ok()
+    {
+        last.shared.baton.wait(&last.promise, None, After::Nothing);
+    }
+    outcomes.extend(tickets.into_iter().map(Ticket::wait));
+    outcomes
+}

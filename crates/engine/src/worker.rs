@@ -1,0 +1,239 @@
+//! THE loop: [`Driver::turn`]. It takes orders in, gives every group its turn, and ends groups that are in trouble.
+//!
+//! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
+//! decided in `baton`. The driver is the only one who touches groups, meshes and regions under way.
+//!
+//! The first trouble counts. Trouble of the world, or a panic of ours, ends every group with the same cause; trouble of
+//! another group ends that group alone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farandole_plan::{GroupId, Request};
+use farandole_transport::Waiter;
+
+use crate::bucket::Pending;
+use crate::completion::Slot;
+use crate::error::{Error, Failure};
+use crate::group::{Group, Look, Surroundings, Trouble};
+use crate::intake::Intake;
+use crate::roster::Roster;
+
+/// What threads ask of the driver.
+pub(crate) enum Order {
+    /// Carry this out.
+    Submit { group: GroupId, request: Request, pending: Pending },
+    /// Take this group in.
+    AddGroup(Box<Group>),
+    /// Leave this group, and say when it is done.
+    RemoveGroup { group: GroupId, done: Arc<Slot<()>> },
+    /// Leave all groups in good order.
+    Shutdown,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Something moved; turn again.
+    Moved,
+    /// Nothing can be done now.
+    Still,
+    /// The engine is shut down; there will be nothing to do any more.
+    Over,
+}
+
+/// Receives the reports of the stall watch.
+pub(crate) type OnStall = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Everything the engine works on.
+pub(crate) struct Driver {
+    groups: Vec<Group>,
+    /// Groups whose end somebody waits for.
+    ending: Vec<(GroupId, Arc<Slot<()>>)>,
+    /// The start of this rank's clock.
+    start: Instant,
+    roster: Arc<Roster>,
+    waiter: Arc<Waiter>,
+    on_stall: OnStall,
+    /// Orders of the current turn; empty between turns.
+    orders: Vec<Order>,
+    took_something: bool,
+    shutting_down: bool,
+    dozing: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(world: Group, roster: Arc<Roster>, waiter: Arc<Waiter>, on_stall: OnStall) -> Driver {
+        Driver {
+            groups: vec![world],
+            ending: Vec::new(),
+            start: Instant::now(),
+            roster,
+            waiter,
+            on_stall,
+            orders: Vec::new(),
+            took_something: false,
+            shutting_down: false,
+            dozing: false,
+        }
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn turn(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
+        match catch_unwind(AssertUnwindSafe(|| self.turn_or_panic(intake, look))) {
+            Ok(turn) => turn,
+            Err(panic) => {
+                self.orders.clear();
+                self.fail_all(Trouble::Panicked(format!("the engine has a bug: {}", panic_text(&*panic))));
+                Turn::Moved
+            }
+        }
+    }
+
+    fn turn_or_panic(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
+        let now = self.start.elapsed();
+        self.took_something = self.take_orders(intake, now);
+        let mut moved = self.took_something;
+        for index in 0..self.groups.len() {
+            let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+            match self.groups[index].turn(look, &around) {
+                Ok(group_moved) => moved |= group_moved,
+                Err(trouble) => {
+                    self.fail(index, trouble);
+                    moved = true;
+                }
+            }
+        }
+        self.retire(now);
+        match moved {
+            _ if self.shutting_down && self.groups.is_empty() => Turn::Over,
+            true => Turn::Moved,
+            false => Turn::Still,
+        }
+    }
+
+    fn take_orders(&mut self, intake: &Intake<Order>, now: Duration) -> bool {
+        let mut orders = std::mem::take(&mut self.orders);
+        intake.take_all(&mut orders);
+        let took_something = !orders.is_empty();
+        for order in orders.drain(..) {
+            self.take_order(order, now);
+        }
+        self.orders = orders;
+        took_something
+    }
+
+    fn take_order(&mut self, order: Order, now: Duration) {
+        match order {
+            Order::Submit { group, request, pending } => {
+                let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+                match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
+                    Some(group) => group.submit(request, pending, &around),
+                    None => {
+                        let error = self.roster.ended(group).unwrap_or(Error::UnknownGroup(group));
+                        pending.promise.fulfil(Err(error));
+                    }
+                }
+            }
+            Order::AddGroup(group) => self.groups.push(*group),
+            Order::RemoveGroup { group, done } => {
+                match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
+                    Some(found) => {
+                        found.close(now);
+                        self.ending.push((group, done));
+                    }
+                    None => done.fulfil(()),
+                }
+            }
+            Order::Shutdown => {
+                self.shutting_down = true;
+                self.roster.end_all(&Error::ShutDown);
+                for group in &mut self.groups {
+                    group.close(now);
+                }
+            }
+        }
+    }
+
+    /// Drops groups that are over.
+    fn retire(&mut self, now: Duration) {
+        if !self.groups.iter().any(|group| group.is_over(now)) {
+            return;
+        }
+        self.groups.retain(|group| !group.is_over(now));
+        let groups = &self.groups;
+        self.ending.retain(|(ended, done)| {
+            let is_there = groups.iter().any(|group| group.id() == *ended);
+            if !is_there {
+                done.fulfil(());
+            }
+            is_there
+        });
+    }
+
+    /// A group is in trouble.
+    fn fail(&mut self, index: usize, trouble: Trouble) {
+        let failure = self.groups[index].first_cause(trouble, &self.waiter, self.start.elapsed());
+        match self.groups[index].id() {
+            GroupId::WORLD => self.end_all(failure),
+            _ => {
+                let around =
+                    Surroundings { now: self.start.elapsed(), roster: &self.roster, on_stall: &*self.on_stall };
+                self.groups[index].fail(&Error::from(failure), &around);
+            }
+        }
+    }
+
+    /// All groups are in the same trouble.
+    pub(crate) fn fail_all(&mut self, trouble: Trouble) {
+        let failure = match self.groups.first_mut() {
+            Some(group) => group.first_cause(trouble, &self.waiter, self.start.elapsed()),
+            None => return,
+        };
+        self.end_all(failure);
+    }
+
+    fn end_all(&mut self, failure: Failure) {
+        let error = Error::from(failure);
+        self.roster.end_all(&error);
+        for group in &mut self.groups {
+            let around = Surroundings { now: self.start.elapsed(), roster: &self.roster, on_stall: &*self.on_stall };
+            group.fail(&error, &around);
+        }
+    }
+
+    /// Whether the last turn took orders in.
+    pub(crate) fn took_something(&self) -> bool {
+        self.took_something
+    }
+
+    /// Whether somebody waits for this rank to go on.
+    pub(crate) fn has_work(&self) -> bool {
+        self.shutting_down || self.groups.iter().any(Group::has_work)
+    }
+
+    /// How long the driver may sleep if nothing happens.
+    pub(crate) fn next_timeout(&self) -> Duration {
+        let due = self.groups.iter().map(Group::next_timeout).min().unwrap_or(Duration::MAX);
+        due.saturating_sub(self.start.elapsed())
+    }
+
+    /// The driver is about to sleep: from now on, peers on this host ring. Turn once more before sleeping.
+    pub(crate) fn before_sleep(&mut self) {
+        self.dozing = true;
+        self.groups.iter().for_each(|group| group.sleep_over_windows(true));
+    }
+
+    /// The driver is awake: peers need not ring.
+    pub(crate) fn after_sleep(&mut self) {
+        if std::mem::take(&mut self.dozing) {
+            self.groups.iter().for_each(|group| group.sleep_over_windows(false));
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
+}
