@@ -20,9 +20,11 @@ use crate::tools::tools_bin;
 /// behind, which is a fault of whatever it ran: our tests promise to leave nothing.
 const LEFT_BEHIND: Duration = Duration::from_secs(10);
 
-/// The root of the workspace.
+/// The root of the workspace. Cargo says at run time where it found us; what it said when we were compiled may be a copy of
+/// the tree elsewhere that shares our target folder.
 pub(crate) fn root() -> PathBuf {
-    let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let xtask = PathBuf::from(xtask);
     xtask.parent().expect("invariant: xtask lies in the workspace").to_path_buf()
 }
 
