@@ -97,8 +97,8 @@ impl Mesh {
         let deadline = began + at_most;
         let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
         let built = building.join_all().and_then(|()| building.finish());
-        if built.is_err() {
-            listener.forget(id, me);
+        if let Err(error) = &built {
+            building.give_up(&error.to_string());
         }
         built
     }
@@ -182,10 +182,14 @@ impl Building<'_> {
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
         loop {
             if let Some(arrived) = self.listener.take(place, self.deadline.min(Instant::now() + GLANCE)) {
-                return match (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
-                    true => Ok(arrived),
-                    false => Err(differ(peer, &arrived.hello, &expected)),
-                };
+                if (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
+                    return Ok(arrived);
+                }
+                let error = differ(peer, &arrived.hello, &expected);
+                if purpose == Purpose::Control {
+                    let _ = control_over(peer, arrived).send_abort(&error.to_string());
+                }
+                return Err(error);
             }
             self.check_alive()?;
             if Instant::now() >= self.deadline {
@@ -270,6 +274,14 @@ impl Building<'_> {
         Ok(())
     }
 
+    /// Tells everybody who has joined why there will be no mesh.
+    fn give_up(&mut self, cause: &str) {
+        self.listener.forget(self.id, self.me);
+        for Pair { peer, control, .. } in self.pairs.drain(..) {
+            let _ = control_over(peer, control).send_abort(cause);
+        }
+    }
+
     fn finish(&mut self) -> Result<Mesh> {
         let windows = self.open_windows()?;
         let mut peers = Vec::with_capacity(self.pairs.len());
@@ -314,7 +326,7 @@ impl Building<'_> {
             let mut theirs = [0; NOTE_BYTES];
             let fds = recv_fds(&pair.control.stream, &mut theirs, self.deadline)?;
             let Ok([segment, bell]) = <[_; 2]>::try_from(fds) else {
-                return Err(Error::Garbled { peer, what: "not one segment and one bell".to_owned() });
+                return Err(Error::Garbled { peer, what: "no shared memory: it gave up".to_owned() });
             };
             if theirs != note {
                 return Err(Error::Garbled { peer, what: "shared memory of another layout".to_owned() });

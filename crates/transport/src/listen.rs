@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -109,6 +110,7 @@ impl Listener {
         let unix_listener =
             UnixListener::bind_addr(&name).map_err(|e| Error::local("listening on a Unix socket", e))?;
         unix_listener.set_nonblocking(true).map_err(|e| Error::local("listening on a Unix socket", e))?;
+        deepen(&unix_listener)?;
         let tcp_listener = address.map(bind_tcp).transpose()?;
         let address = match &tcp_listener {
             Some(listener) => {
@@ -183,7 +185,14 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     let doing = || format!("listening on {address}");
     let listener = TcpListener::bind(address).map_err(|e| Error::local(doing(), e))?;
     listener.set_nonblocking(true).map_err(|e| Error::local(doing(), e))?;
+    deepen(&listener)?;
     Ok(listener)
+}
+
+/// Lets as many connections wait for their acceptance as the system allows: the ranks of a large job come all at once, and
+/// one that finds no place comes again only after a second.
+fn deepen(listener: impl AsFd) -> Result<()> {
+    rustix::net::listen(listener, i32::MAX).map_err(|e| Error::local("listening", e))
 }
 
 impl Drop for Listener {

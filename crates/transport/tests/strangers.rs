@@ -1,0 +1,264 @@
+//! Handshakes: peers with the key get in, everybody else is turned away and disturbs nobody.
+
+#![allow(missing_docs)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use farandole_plan::Rank;
+use farandole_transport::frame::PROTOCOL_VERSION;
+use farandole_transport::hello::{HELLO_BYTES, Handshake, Hello, Purpose, Seal};
+use farandole_transport::{Contact, Error, Key, Listener, Local, Mesh, Options, Waiter};
+use proptest::prelude::*;
+use support::{Make, PATIENCE, socket_pair};
+
+fn hello() -> Hello {
+    Hello {
+        mesh: 77,
+        from: Rank(3),
+        to: Rank(1),
+        purpose: Purpose::Data { connection: 2 },
+        seal: Seal::On,
+        connections: 4,
+        stripe_from_bytes: 1 << 18,
+        nonce: [9; 32],
+    }
+}
+
+fn key(byte: u8) -> Key {
+    Key::from_bytes([byte; 32])
+}
+
+fn listener(key: &Key) -> Listener {
+    Listener::bind(Some("127.0.0.1:0".parse().unwrap()), key).unwrap()
+}
+
+/// Two ranks on two "hosts", the higher of which has its own key; rank 0's outcome and rank 1's.
+fn two_ranks(zero: &Listener, one: &Listener, at_most: Duration) -> (Result<Mesh, Error>, Result<Mesh, Error>) {
+    let contacts = [zero.contact("here"), one.contact("there")];
+    let join = |rank: u32, listener: &Listener| {
+        Mesh::connect(5, Rank(rank), &contacts, listener, &Options::default(), &Waiter::new().unwrap(), at_most)
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| join(0, zero));
+        (join(1, one), first.join().unwrap())
+    })
+    .swap()
+}
+
+trait Swap<A, B> {
+    fn swap(self) -> (B, A);
+}
+
+impl<A, B> Swap<A, B> for (A, B) {
+    fn swap(self) -> (B, A) {
+        (self.1, self.0)
+    }
+}
+
+#[test]
+fn both_sides_get_the_same_keys_and_the_connectors_hello() {
+    let (one, other) = socket_pair(Make::Unix);
+    let mut connector = Handshake::connect(one, "there".to_owned(), &key(1), &hello()).unwrap();
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(1));
+    for _ in 0..4 {
+        let _ = (connector.advance().unwrap(), acceptor.advance().unwrap());
+    }
+    assert!(connector.advance().unwrap() && acceptor.advance().unwrap());
+    let (connector, acceptor) = (connector.finish(), acceptor.finish());
+    assert_eq!(connector.keys.sending, acceptor.keys.receiving);
+    assert_eq!(connector.keys.receiving, acceptor.keys.sending);
+    assert_ne!(connector.keys.sending, connector.keys.receiving);
+    assert_eq!(connector.hello, acceptor.hello);
+    assert_ne!(connector.hello.nonce, hello().nonce, "every connection has a fresh nonce");
+    assert_eq!(Hello { nonce: [9; 32], ..connector.hello }, hello());
+}
+
+#[test]
+fn a_wrong_key_is_untrusted_on_both_sides() {
+    let (one, other) = socket_pair(Make::Unix);
+    let mut connector = Handshake::connect(one, "there".to_owned(), &key(1), &hello()).unwrap();
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    assert!(!connector.advance().unwrap());
+    assert!(!acceptor.advance().unwrap());
+    assert!(matches!(connector.advance().unwrap_err(), Error::Untrusted { .. }));
+
+    // A connector that goes on regardless with a made-up proof.
+    let (mut raw, other) = socket_pair(Make::Unix);
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    raw.write_all(&hello().encode()).unwrap();
+    assert!(!acceptor.advance().unwrap());
+    raw.write_all(&[7; 32]).unwrap();
+    assert!(matches!(acceptor.advance().unwrap_err(), Error::Untrusted { .. }));
+}
+
+#[test]
+fn a_proof_cannot_be_mirrored() {
+    let (mut raw, other) = socket_pair(Make::Unix);
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    raw.write_all(&hello().encode()).unwrap();
+    assert!(!acceptor.advance().unwrap());
+    let mut answer = [0; HELLO_BYTES + 32];
+    raw.read_exact(&mut answer).unwrap();
+    raw.write_all(&answer[HELLO_BYTES..]).unwrap();
+    assert!(matches!(acceptor.advance().unwrap_err(), Error::Untrusted { .. }));
+}
+
+#[test]
+fn garbage_at_every_stage_is_turned_away() {
+    for cut in [0, 7, 10, 40, HELLO_BYTES, HELLO_BYTES + 31] {
+        let (mut raw, other) = socket_pair(Make::Unix);
+        let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+        let good = [&hello().encode()[..], &[0; 32]].concat();
+        raw.write_all(&good[..cut]).unwrap();
+        assert!(!acceptor.advance().unwrap());
+        raw.write_all(&[0x5a; 300]).unwrap();
+        assert!(matches!(acceptor.advance().unwrap_err(), Error::Untrusted { .. }), "garbage after {cut} bytes");
+    }
+}
+
+#[test]
+fn both_sides_learn_of_another_version() {
+    let (mut raw, other) = socket_pair(Make::Unix);
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    let mut newer = hello().encode();
+    newer[8..10].copy_from_slice(&99u16.to_le_bytes());
+    raw.write_all(&newer[..20]).unwrap();
+    let error = acceptor.advance().unwrap_err();
+    assert!(matches!(error, Error::Version { ours: PROTOCOL_VERSION, theirs: 99, .. }), "{error}");
+    let mut answer = [0; 10];
+    raw.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[8..], PROTOCOL_VERSION.to_le_bytes());
+
+    let (mut raw, one) = socket_pair(Make::Unix);
+    let mut connector = Handshake::connect(one, "there".to_owned(), &key(1), &hello()).unwrap();
+    assert!(!connector.advance().unwrap());
+    raw.write_all(&newer[..10]).unwrap();
+    let error = connector.advance().unwrap_err();
+    assert!(matches!(error, Error::Version { ours: PROTOCOL_VERSION, theirs: 99, .. }), "{error}");
+}
+
+#[test]
+fn strangers_do_not_disturb_peers() {
+    let key = Key::random().unwrap();
+    let (zero, one) = (listener(&key), listener(&key));
+    let address = zero.address().unwrap();
+    // Silent ones, slow ones, loud ones, ones that vanish.
+    let mut strangers: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (index, stranger) in strangers.iter_mut().enumerate() {
+        let _ = match index % 4 {
+            0 => Ok(()),
+            1 => stranger.write_all(&hello().encode()[..30]),
+            2 => stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+            _ => stranger.shutdown(std::net::Shutdown::Both),
+        };
+    }
+    let began = Instant::now();
+    let (first, second) = two_ranks(&zero, &one, PATIENCE);
+    first.unwrap();
+    second.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "peers were held up for {:?}", began.elapsed());
+    assert!(zero.refusals().iter().any(|refusal| refusal.why.contains("127.0.0.1")), "refusals name their origin");
+    drop(strangers);
+}
+
+#[test]
+fn a_flood_of_strangers_does_not_keep_peers_out() {
+    let key = Key::random().unwrap();
+    let (zero, one) = (listener(&key), listener(&key));
+    let address = zero.address().unwrap();
+    let strangers: Vec<TcpStream> = (0..600).map_while(|_| TcpStream::connect(address).ok()).collect();
+    let (first, second) = two_ranks(&zero, &one, PATIENCE);
+    first.unwrap();
+    second.unwrap();
+    drop(strangers);
+}
+
+#[test]
+fn a_rank_with_another_key_is_told_and_the_others_say_who_is_missing() {
+    let (zero, one) = (listener(&key(1)), listener(&key(2)));
+    let (first, second) = two_ranks(&zero, &one, Duration::from_millis(600));
+    assert!(matches!(second.unwrap_err(), Error::Untrusted { .. }));
+    let error = first.unwrap_err();
+    assert!(matches!(error, Error::Deadline { peer: Some(Rank(1)), .. }), "{error}");
+}
+
+#[test]
+fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
+    let key = Key::random().unwrap();
+    let zero = listener(&key);
+    let mut newer = hello().encode();
+    newer[8..10].copy_from_slice(&99u16.to_le_bytes());
+    let contacts = [zero.contact("here"), Contact { host: "there".to_owned(), unix: None, addresses: Vec::new() }];
+    let waiter = Waiter::new().unwrap();
+    let at_most = Duration::from_millis(500);
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            let mut raw = TcpStream::connect(zero.address().unwrap()).unwrap();
+            raw.write_all(&newer).unwrap();
+            let mut answer = [0; 10];
+            raw.read_exact(&mut answer).unwrap();
+        });
+        Mesh::connect(1, Rank(0), &contacts, &zero, &Options::default(), &waiter, at_most).unwrap_err()
+    });
+    assert!(matches!(error, Error::Version { theirs: 99, .. }), "{error}");
+}
+
+#[test]
+fn an_unreachable_rank_is_named_with_its_addresses() {
+    let one = listener(&key(1));
+    // A port that nobody listens on: bound, then closed.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let absent = Contact { host: "elsewhere".to_owned(), unix: None, addresses: vec![closed] };
+    let contacts = [absent, one.contact("here")];
+    let waiter = Waiter::new().unwrap();
+    let at_most = Duration::from_millis(300);
+    let error = Mesh::connect(1, Rank(1), &contacts, &one, &Options::default(), &waiter, at_most).unwrap_err();
+    let says = error.to_string();
+    assert!(matches!(error, Error::Deadline { peer: Some(Rank(0)), .. }), "{says}");
+    assert!(says.contains(&closed.to_string()) && says.contains("refused"), "{says}");
+}
+
+#[test]
+fn different_options_are_an_error_and_not_a_hang() {
+    let key = Key::random().unwrap();
+    let (zero, one) = (listener(&key), listener(&key));
+    let contacts = [zero.contact("here"), one.contact("here")];
+    let join = |rank: u32, listener: &Listener, local: Local| {
+        let options = Options { local, ..Options::default() };
+        Mesh::connect(5, Rank(rank), &contacts, listener, &options, &Waiter::new().unwrap(), PATIENCE)
+    };
+    let began = Instant::now();
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| join(1, &one, Local::Stream));
+        (join(0, &zero, Local::Shm), second.join().unwrap())
+    });
+    let error = first.unwrap_err();
+    assert!(error.to_string().contains("its options differ"), "{error}");
+    // The other one may have connected before; then it hears of it on its control line.
+    let error = match second {
+        Err(error) => error,
+        Ok(mut mesh) => mesh.peer_mut(Rank(0)).control.recv().unwrap_err(),
+    };
+    assert!(matches!(error, Error::PeerAborted { .. } | Error::PeerGone { .. }), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn decoding_a_hello_never_panics(random in proptest::collection::vec(any::<u8>(), HELLO_BYTES)) {
+        let mut bytes: [u8; HELLO_BYTES] = random.try_into().unwrap();
+        prop_assert!(Hello::decode(&bytes).is_none());
+        bytes[..10].copy_from_slice(&hello().encode()[..10]);
+        bytes[10] %= 4;
+        bytes[11] %= 3;
+        if let Some(hello) = Hello::decode(&bytes) {
+            prop_assert_eq!(hello.encode(), bytes);
+        }
+    }
+}
