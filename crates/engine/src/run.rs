@@ -6,8 +6,9 @@
 //! may have changed. It holds no memory: the buffers are lent to each call, which is why nothing here is unsafe and why
 //! giving a run up means dropping it.
 //!
-//! The one rule that a schedule leaves to its driver is kept here: a receive (or copy) that would write elements which a
-//! posted send still has to read waits until that send has left.
+//! The one rule that a schedule leaves to its driver is kept here: a message whose place is still being sent from is taken
+//! from the link (so that two ranks that exchange the same elements do not wait for each other) but put into place
+//! only when the send has left.
 //!
 //! What is deliberately not here: steps through windows and mapped buffers (`window`), and what the elements mean
 //! before and after (`bucket`).
@@ -52,12 +53,25 @@ struct Posted {
     cursor: SendCursor,
 }
 
+/// Where a message goes whose place is still being sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aside {
+    /// Straight to its place.
+    Unused,
+    /// Into the buffer, of which a part may be filled.
+    Filling,
+    /// It lies in the buffer and waits for the send to leave.
+    Full,
+}
+
 /// One rank's walk through a schedule.
 #[derive(Debug)]
 pub(crate) struct Run {
     schedule: Arc<Schedule>,
     step: usize,
     cursor: RecvCursor,
+    aside: Aside,
+    buffer: Vec<u8>,
     posted: Vec<VecDeque<Posted>>,
     /// Sends in `posted`, over all peers.
     unsent: usize,
@@ -74,6 +88,8 @@ impl Run {
             schedule,
             step: 0,
             cursor: RecvCursor::default(),
+            aside: Aside::Unused,
+            buffer: Vec::new(),
             posted: (0..ranks).map(|_| VecDeque::new()).collect(),
             unsent: 0,
             messages_sent: vec![0; ranks],
@@ -168,11 +184,13 @@ impl Run {
         links: &mut dyn Links,
         memory: &mut Memory<'_>,
     ) -> Result<Progress> {
-        if self.cursor == RecvCursor::default() && self.is_being_sent(span) {
-            return self.push_out(links, memory).map(progress);
+        if self.cursor == RecvCursor::default() && self.aside == Aside::Unused && self.is_being_sent(span) {
+            self.aside = Aside::Filling;
         }
-        let message = self.messages_received[from.index()];
-        let tag = Tag { operation: self.operation, message, descriptor: self.descriptor };
+        if self.aside != Aside::Unused {
+            return self.receive_aside(from, span, arrival, links, memory);
+        }
+        let tag = self.next_tag(from);
         let range = memory.bytes(span);
         let target = &mut memory.work[range];
         let link = links.link(from);
@@ -190,6 +208,47 @@ impl Run {
             self.messages_received[from.index()] += 1;
         }
         Ok(progress)
+    }
+
+    /// Receives a message whose place is still being sent from: takes it from the link first, so that the peer can go on, and
+    /// puts it into place when the send has left.
+    fn receive_aside(
+        &mut self,
+        from: Rank,
+        span: Span,
+        arrival: Arrival,
+        links: &mut dyn Links,
+        memory: &mut Memory<'_>,
+    ) -> Result<Progress> {
+        let range = memory.bytes(span);
+        if self.aside == Aside::Filling {
+            self.buffer.resize(range.len(), 0);
+            let tag = self.next_tag(from);
+            match links.link(from).recv_into(tag, &mut self.buffer, &mut self.cursor)? {
+                Progress::Done => self.aside = Aside::Full,
+                unfinished => return Ok(unfinished),
+            }
+        }
+        if self.is_being_sent(span) {
+            return self.push_out(links, memory).map(progress);
+        }
+        let target = &mut memory.work[range];
+        match arrival {
+            Arrival::Place => target.copy_from_slice(&self.buffer),
+            Arrival::Fold => {
+                let fold = memory.fold.as_ref().expect("invariant: a schedule that folds comes with an operation");
+                fold.fold(target, &self.buffer);
+            }
+        }
+        self.aside = Aside::Unused;
+        self.cursor = RecvCursor::default();
+        self.messages_received[from.index()] += 1;
+        Ok(Progress::Done)
+    }
+
+    fn next_tag(&self, from: Rank) -> Tag {
+        let message = self.messages_received[from.index()];
+        Tag { operation: self.operation, message, descriptor: self.descriptor }
     }
 
     /// Whether a posted send has yet to read some of these elements of the work buffer.

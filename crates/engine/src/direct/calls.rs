@@ -34,6 +34,9 @@ impl Communicator {
             return Err(wrong("Adasum works on named tensors; submit it to the engine"));
         }
         let number = self.next_operation()?;
+        if self.size() > 1 && data.is_empty() {
+            return self.meet_at(number, descriptor);
+        }
         if prescale != 1.0 {
             scale(dtype, data, prescale);
         }
@@ -45,7 +48,7 @@ impl Communicator {
                 && (!algorithm.needs_windows() || one_host)
                 && *algorithm != Algorithm::Mapped
         });
-        if self.size() == 1 || data.is_empty() {
+        if self.size() == 1 {
             finish.apply(dtype, data);
             return Ok(());
         }
@@ -188,6 +191,10 @@ impl Communicator {
     /// Waits until all ranks have come to this operation.
     pub(super) fn meet(&mut self, descriptor: Descriptor) -> Result<()> {
         let number = self.next_operation()?;
+        self.meet_at(number, descriptor)
+    }
+
+    fn meet_at(&mut self, number: u64, descriptor: Descriptor) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
         }
@@ -254,7 +261,7 @@ impl Communicator {
         dtype: Dtype,
         fold: Option<Fold>,
     ) -> Result<()> {
-        if schedule.slots > 0 {
+        if self.is_one_host() && source.is_empty() {
             self.through_windows(number, descriptor, schedule, work, dtype, fold, Finish::Nothing)
         } else {
             self.over_links(number, descriptor, schedule, work, source, dtype, fold)
@@ -272,6 +279,9 @@ impl Communicator {
         fold: Option<Fold>,
         finish: Finish,
     ) -> Result<()> {
+        if schedule.steps.is_empty() {
+            return self.meet_at(number, descriptor);
+        }
         let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
         let run = WindowRun::begin(schedule, windows, number, descriptor.word());
         let memory = Shared { work, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish };
@@ -289,9 +299,14 @@ impl Communicator {
         dtype: Dtype,
         fold: Option<Fold>,
     ) -> Result<()> {
+        // Windows count on every operation being begun on them, and not being finished before all have begun it.
+        if let Some(windows) = &mut self.mesh.windows {
+            windows.begin(number, descriptor.word(), &[]);
+        }
         let run = Run::new(schedule, self.size(), number, descriptor.word());
         let memory = Memory { work, source, elem_bytes: dtype.size_bytes(), fold };
-        self.drive(descriptor, Operation::Messages { run, memory })
+        self.drive(descriptor, Operation::Messages { run, memory })?;
+        if self.mesh.windows.is_some() { self.drive(descriptor, Operation::Meeting) } else { Ok(()) }
     }
 }
 
