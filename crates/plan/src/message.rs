@@ -324,8 +324,8 @@ fn read_item(reader: &mut Reader<'_>) -> Result<Item, Malformed> {
         priority: reader.i32("a priority")?,
     };
     let rows = item.rows.iter().try_fold(0_u64, |sum, rows| sum.checked_add(*rows));
-    let dims = item.shape.iter().chain(&rows).map(|dim| (*dim).max(1));
-    let bytes = dims.fold(Some(item.dtype.size_bytes() as u64), |product, dim| product?.checked_mul(dim));
+    let mut dims = item.shape.iter().chain(&rows).map(|dim| (*dim).max(1));
+    let bytes = dims.try_fold(item.dtype.size_bytes() as u64, u64::checked_mul);
     match (rows, bytes) {
         (Some(_), Some(bytes)) if bytes <= MOST_ELEMS => Ok(item),
         _ => Err(reader.malformed("preceded by sizes that fit into 64 bits")),

@@ -336,24 +336,25 @@ impl Asked<'_> {
     /// Everything that anybody will multiply later fits into 64 bits.
     fn check_sizes(&self, rows: &[u64]) -> Result<(), String> {
         let dtype_bytes = self.first().dtype.size_bytes() as u64;
-        let bytes = |dims: &mut dyn Iterator<Item = u64>| {
-            let product = dims.fold(Some(dtype_bytes), |product: Option<u64>, dim| product?.checked_mul(dim));
-            product.filter(|bytes| *bytes <= MOST_BYTES)
+        // A zero hides an overflow in the other dimensions, which strides would still run into; so it counts as one.
+        let fits = |dims: &mut dyn Iterator<Item = &u64>| {
+            let bytes = dims.map(|dim| (*dim).max(1)).try_fold(dtype_bytes, u64::checked_mul);
+            bytes.is_some_and(|bytes| bytes <= MOST_BYTES)
         };
         let too_large = |rank, shape: &[u64]| {
             let text = format!("Tensor of shape {shape:?} is too large to be counted in 64 bits.");
             Err(self.wrong(rank, text))
         };
         for (rank, request) in self.each() {
-            // A zero hides an overflow in the other dimensions, which strides would still run into.
-            if bytes(&mut request.shape.iter().map(|dim| (*dim).max(1))).is_none() {
+            if !fits(&mut request.shape.iter()) {
                 return too_large(rank, &request.shape);
             }
         }
-        let shape = &self.first().shape;
+        if rows.is_empty() {
+            return Ok(());
+        }
         let total = rows.iter().try_fold(0_u64, |sum, rows| sum.checked_add(*rows));
-        let fits = total.and_then(|total| bytes(&mut shape.iter().skip(1).chain([&total]).map(|dim| (*dim).max(1))));
-        if !rows.is_empty() && fits.is_none() {
+        if !total.is_some_and(|total| fits(&mut self.first().shape[1..].iter().chain([&total]))) {
             return Err(self.wrong_everywhere("The result is too large to be counted in 64 bits."));
         }
         Ok(())

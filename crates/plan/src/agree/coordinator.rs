@@ -37,7 +37,10 @@ pub(super) struct Coordinator {
     table: ByName<Entry>,
     /// Batches of which something has been announced. Batches are told apart by their size too, because what is left of a
     /// batch that a break has cut in two is announced under its name with a smaller size.
-    batches: HashMap<(Arc<str>, u32), BatchState, BuildHasherDefault<NameHasher>>,
+    batches: ByBatch<BatchState>,
+    /// Batches that were refused before every rank had announced all of its requests. The rest is refused when it
+    /// comes, whatever generation that is in.
+    refused_batches: ByBatch<RefusedBatch>,
     /// Agreed, not yet sent.
     ready: Vec<Agreed>,
     joined: Vec<bool>,
@@ -66,19 +69,27 @@ struct Entry {
     since: Duration,
 }
 
+/// A map from the name and size of a batch.
+type ByBatch<T> = HashMap<(Arc<str>, u32), T, BuildHasherDefault<NameHasher>>;
+
 #[derive(Debug)]
 struct BatchState {
     /// Items that every rank has announced.
     done: Vec<Agreed>,
     /// How many requests of the batch each rank has announced.
     announced: Vec<u32>,
-    /// Set once one of its requests was refused: then all are.
-    refused: Option<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct RefusedBatch {
+    reason: Arc<str>,
+    /// How many requests each rank has yet to announce.
+    left: Vec<u32>,
 }
 
 impl BatchState {
     fn new(size: usize) -> BatchState {
-        BatchState { done: Vec::new(), announced: vec![0; size], refused: None }
+        BatchState { done: Vec::new(), announced: vec![0; size] }
     }
 }
 
@@ -91,6 +102,7 @@ impl Coordinator {
             phase: Phase::Negotiating,
             table: ByName::default(),
             batches: HashMap::default(),
+            refused_batches: HashMap::default(),
             ready: Vec::new(),
             joined: vec![false; size],
             join_order: Vec::new(),
@@ -175,6 +187,7 @@ impl Coordinator {
             && self.closing.is_none()
             && self.ready.is_empty()
             && self.joined.iter().all(|joined| !joined)
+            && self.refused_batches.is_empty()
             && self.table.keys().all(|name| is_in_cycle(name))
     }
 
@@ -259,11 +272,7 @@ impl Coordinator {
             Err(reason) => {
                 let reason: Arc<str> = reason.into();
                 self.refuse_announcers(&requests, &reason);
-                let mut batches: Vec<Batch> = requests.into_iter().flatten().filter_map(|r| r.batch).collect();
-                batches.dedup();
-                for batch in batches {
-                    self.refuse_batch(&batch, &reason);
-                }
+                self.refuse_batches(&requests, &reason);
             }
         }
     }
@@ -289,6 +298,9 @@ impl Coordinator {
         if !self.join_order.contains(&rank) {
             self.join_order.push(rank);
         }
+        // It announces no more of any batch.
+        self.refused_batches.values_mut().for_each(|refused| refused.left[rank.index()] = 0);
+        self.refused_batches.retain(|_, refused| refused.left.iter().any(|left| *left > 0));
         let mut complete: Vec<Arc<str>> = self.table.keys().filter(|name| self.is_complete(name)).cloned().collect();
         // The table has no order of its own; that of the first announcements is the natural one, names break ties.
         complete.sort_by(|a, b| (self.table[a].since, a).cmp(&(self.table[b].since, b)));
@@ -313,34 +325,48 @@ impl Coordinator {
         self.out.push_back((Target::All, Message::Joined { last }));
     }
 
-    /// Counts a request of a batch. Gives the reason if the batch has been refused already.
+    /// Counts a request of a batch. Gives the reason if it belongs to a batch that has been refused already.
     fn count_in_batch(&mut self, from: Rank, batch: &Batch) -> Option<Arc<str>> {
-        let size = self.size;
-        let state =
-            self.batches.entry((Arc::clone(&batch.name), batch.members)).or_insert_with(|| BatchState::new(size));
-        if state.refused.is_some() && state.announced[from.index()] >= batch.members {
-            // This rank has had its refusals for all of the batch: it begins the next one of that name.
-            *state = BatchState::new(size);
+        let key = (Arc::clone(&batch.name), batch.members);
+        if let Some(refused) = self.refused_batches.get_mut(&key).filter(|refused| refused.left[from.index()] > 0) {
+            refused.left[from.index()] -= 1;
+            let reason = Arc::clone(&refused.reason);
+            if refused.left.iter().all(|left| *left == 0) {
+                self.refused_batches.remove(&key);
+            }
+            return Some(reason);
         }
-        state.announced[from.index()] += 1;
-        state.refused.clone()
+        let size = self.size;
+        self.batches.entry(key).or_insert_with(|| BatchState::new(size)).announced[from.index()] += 1;
+        None
     }
 
-    /// Refuses all that has been announced of a batch, and lets the rest be refused when it is announced.
-    fn refuse_batch(&mut self, batch: &Batch, reason: &Arc<str>) {
-        let key = (Arc::clone(&batch.name), batch.members);
-        let Some(state) = self.batches.get_mut(&key).filter(|state| state.refused.is_none()) else { return };
-        state.refused = Some(Arc::clone(reason));
-        for agreed in std::mem::take(&mut state.done) {
-            self.refuse_item(&agreed.item, reason);
-        }
-        let of_batch = |entry: &Entry| entry.requests.iter().flatten().any(|r| r.batch.as_ref() == Some(batch));
-        let mut names: Vec<Arc<str>> =
-            self.table.iter().filter(|(_, entry)| of_batch(entry)).map(|(name, _)| Arc::clone(name)).collect();
-        names.sort();
-        for name in names {
-            let entry = self.table.remove(&name).expect("the name was in the table just now");
-            self.refuse_announcers(&entry.requests, reason);
+    /// One request of a batch was refused, so all are: at once what has been announced, the rest when it is announced.
+    /// `requests` is what the ranks asked for; they need not mean the same batch.
+    fn refuse_batches(&mut self, requests: &[Option<Request>], reason: &Arc<str>) {
+        let batch_of = |request: &Option<Request>| request.as_ref().and_then(|request| request.batch.clone());
+        for batch in requests.iter().filter_map(batch_of) {
+            let key = (Arc::clone(&batch.name), batch.members);
+            let Some(state) = self.batches.remove(&key) else { continue };
+            for agreed in state.done {
+                self.refuse_item(&agreed.item, reason);
+            }
+            let of_batch = |entry: &Entry| entry.requests.iter().flatten().any(|r| r.batch.as_ref() == Some(&batch));
+            let mut names: Vec<Arc<str>> =
+                self.table.iter().filter(|(_, entry)| of_batch(entry)).map(|(name, _)| Arc::clone(name)).collect();
+            names.sort();
+            for name in names {
+                let entry = self.table.remove(&name).expect("the name was in the table just now");
+                self.refuse_announcers(&entry.requests, reason);
+            }
+            let left = |(request, announced): (&Option<Request>, u32)| match batch_of(request) {
+                Some(of_rank) if of_rank == batch => batch.members.saturating_sub(announced),
+                _ => 0,
+            };
+            let left: Vec<u32> = requests.iter().zip(state.announced).map(left).collect();
+            if left.iter().any(|left| *left > 0) {
+                self.refused_batches.insert(key, RefusedBatch { reason: Arc::clone(reason), left });
+            }
         }
     }
 

@@ -1,0 +1,5 @@
+//! Agreement among simulated ranks.
+
+mod programs;
+mod sim;
+mod stories;
