@@ -1,1 +1,18 @@
-//! Who is in the job: how ranks find each other.
+//! Who is in the job: how a process learns which rank it is, how ranks find each other, and how ranks are started on this
+//! machine.
+//!
+//! [`Environment`] reads what a launcher has left for a process. [`Rendezvous`] lets all ranks swap one message each, before
+//! any of them knows where the others are. [`Job`] starts ranks as children of this process and ends them all when
+//! one of them fails. What the messages say (addresses, versions) is not this room's business; it carries bytes.
+
+#![forbid(unsafe_code)]
+
+pub mod environment;
+pub mod error;
+pub mod rendezvous;
+pub mod spawn;
+
+pub use environment::Environment;
+pub use error::{Error, Result};
+pub use rendezvous::{Address, Rendezvous, Server};
+pub use spawn::Job;
