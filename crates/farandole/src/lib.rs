@@ -1,1 +1,36 @@
-//! Data parallelism for Rust programs: collectives over many processes.
+//! Data parallelism for Rust programs: many processes that train as one.
+//!
+//! [`init`] makes this process a rank of the job that it was started in; without a launcher it is a world of one, so the same
+//! program runs alone. A [`World`] then offers two ways to combine data. *Direct* collectives run on the caller's thread, in the
+//! caller's order, as in MPI: every rank makes the same calls. *Named* requests ([`World::submit_allreduce`] and the
+//! [`Engine`] behind it) may come in any order and run in the background; requests of the same name meet, small ones travel
+//! together, and the order that a training loop settles into is learned and replayed without any negotiation.
+//!
+//! ```
+//! use farandole::{ReduceOp, init};
+//!
+//! let mut world = init()?;
+//! let mut loss = [world.rank() as f32];
+//! world.allreduce(&mut loss, ReduceOp::Average)?;              // direct: all ranks call this together
+//!
+//! let gradient = vec![1.0f32; 1024];
+//! let ticket = world.submit_allreduce("layer1/weight", gradient, ReduceOp::Average)?; // named: any order
+//! // … compute the next gradient here …
+//! let averaged: Vec<f32> = farandole::wait(ticket)?;
+//! assert_eq!(averaged.len(), 1024);
+//! # Ok::<(), farandole::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod world;
+
+pub use error::{Error, Result};
+pub use farandole_engine::{
+    Communicator, Config, DirectSettings, Engine, Outcome, SharedBuffer, Submission, Ticket, wait_all,
+};
+pub use farandole_plan::algorithm::Algorithm;
+pub use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+pub use farandole_tensor::{Element, Region};
+pub use world::{Setup, World, init, wait};

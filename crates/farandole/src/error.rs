@@ -1,0 +1,53 @@
+//! Why a call of this crate failed.
+
+use std::fmt;
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, by the layer that says so. The text names rank, cause and, where there is one, the remedy.
+#[derive(Debug)]
+pub enum Error {
+    /// This process could not find the other ranks.
+    Cluster(farandole_cluster::Error),
+    /// The ranks could not be connected, or a setting is wrong.
+    Transport(farandole_transport::Error),
+    /// A collective was refused or failed.
+    Engine(farandole_engine::Error),
+    /// A peer's message at the rendezvous cannot be understood.
+    Rendezvous(String),
+    /// The result has another element type than was asked for.
+    WrongElement,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Cluster(error) => error.fmt(f),
+            Error::Transport(error) => error.fmt(f),
+            Error::Engine(error) => error.fmt(f),
+            Error::Rendezvous(what) => f.write_str(what),
+            Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<farandole_cluster::Error> for Error {
+    fn from(error: farandole_cluster::Error) -> Error {
+        Error::Cluster(error)
+    }
+}
+
+impl From<farandole_transport::Error> for Error {
+    fn from(error: farandole_transport::Error) -> Error {
+        Error::Transport(error)
+    }
+}
+
+impl From<farandole_engine::Error> for Error {
+    fn from(error: farandole_engine::Error) -> Error {
+        Error::Engine(error)
+    }
+}

@@ -1,0 +1,193 @@
+//! A process as a rank of its job.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farandole_cluster::{Environment, spawn};
+use farandole_engine::meeting::Contacts;
+use farandole_engine::{Communicator, Config, DirectSettings, Engine, Submission, Ticket};
+use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
+use farandole_tensor::{Element, Region};
+use farandole_transport::Key;
+use farandole_transport::connect::Options;
+use farandole_transport::contact::Contact;
+use farandole_transport::listen::Listener;
+
+use crate::error::{Error, Result};
+
+/// How a world is set up, where the defaults do not do.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Settings of the engine; from the environment by default.
+    pub config: Option<Config>,
+    /// Settings of direct collectives.
+    pub direct: DirectSettings,
+    /// How ranks are connected.
+    pub options: Options,
+    /// The address at which peers on other hosts reach this rank; loopback by default, which is right for one host.
+    pub address: IpAddr,
+    /// How long the ranks have to find each other.
+    pub patience: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            config: None,
+            direct: DirectSettings::default(),
+            options: Options::default(),
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Setup {
+    /// Makes this process a rank of its job.
+    pub fn init(self) -> Result<World> {
+        let environment = Environment::from_process()?;
+        spawn::die_with_parent()?;
+        let key = match &environment.meeting {
+            Some(meeting) => meeting.key.clone(),
+            None => Key::random()?,
+        };
+        let listener = Arc::new(Listener::bind(Some(SocketAddr::new(self.address, 0)), &key)?);
+        let contacts = exchange(&environment, &listener.contact(environment.host.clone()), self.patience)?;
+        let meeting = |epoch| Contacts {
+            rank: environment.rank,
+            contacts: contacts.clone(),
+            listener: Arc::clone(&listener),
+            options: self.options,
+            epoch,
+        };
+        let config = match self.config {
+            Some(config) => config,
+            None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
+        };
+        let communicator = Communicator::join(&mut meeting(0), self.direct, self.patience)?;
+        let engine = Engine::start(meeting(1), config)?;
+        let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
+        Ok(World { rank: environment.rank, topology: Topology::from_host_names(&hosts), communicator, engine })
+    }
+}
+
+/// Passes this rank's contact to all others and gets theirs.
+fn exchange(environment: &Environment, own: &Contact, patience: Duration) -> Result<Vec<Contact>> {
+    let Some(rendezvous) = environment.rendezvous() else { return Ok(vec![own.clone()]) };
+    let blobs = rendezvous.exchange(environment.rank, &own.encode(), Instant::now() + patience)?;
+    blobs
+        .iter()
+        .enumerate()
+        .map(|(rank, blob)| {
+            Contact::decode(blob).ok_or_else(|| {
+                Error::Rendezvous(format!(
+                    "rank {rank} came to the rendezvous with something that is not an address: \
+                     does it run the same version of farandole?"
+                ))
+            })
+        })
+        .collect()
+}
+
+/// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
+pub fn init() -> Result<World> {
+    Setup::default().init()
+}
+
+/// A rank's view of its job.
+#[derive(Debug)]
+pub struct World {
+    rank: Rank,
+    topology: Topology,
+    communicator: Communicator,
+    engine: Engine,
+}
+
+impl World {
+    /// This rank, from zero.
+    pub fn rank(&self) -> usize {
+        self.rank.index()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.topology.size()
+    }
+
+    /// How many ranks of this host come before this one.
+    pub fn local_rank(&self) -> usize {
+        self.topology.local_rank(self.rank)
+    }
+
+    /// Number of ranks on this host.
+    pub fn local_size(&self) -> usize {
+        self.topology.local_size(self.rank)
+    }
+
+    /// How many hosts before this one have a rank with this local rank.
+    pub fn cross_rank(&self) -> usize {
+        self.topology.cross_rank(self.rank)
+    }
+
+    /// How many hosts have a rank with this local rank.
+    pub fn cross_size(&self) -> usize {
+        self.topology.cross_size(self.rank)
+    }
+
+    /// Which rank runs where.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Direct collectives: all of them, on slices.
+    pub fn communicator(&mut self) -> &mut Communicator {
+        &mut self.communicator
+    }
+
+    /// Named requests: all of them, with groups, priorities and batches.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Combines the data of all ranks in place. All ranks make this call together.
+    pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        Ok(self.communicator.allreduce(data, op)?)
+    }
+
+    /// Gives all ranks the root's data. All ranks make this call together.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
+        Ok(self.communicator.broadcast(data, Rank::from(root))?)
+    }
+
+    /// Returns when all ranks have called it.
+    pub fn barrier(&mut self) -> Result<()> {
+        Ok(self.communicator.barrier()?)
+    }
+
+    /// Asks for the combination of the tensors that all ranks submit under this name, in any order and from any thread.
+    /// The result comes out of the ticket; see [`wait`].
+    pub fn submit_allreduce<T: Element>(&self, name: &str, data: Vec<T>, op: ReduceOp) -> Result<Ticket> {
+        let request = Request {
+            name: name.into(),
+            collective: Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 },
+            dtype: T::DTYPE,
+            shape: vec![data.len() as u64],
+            device: Device::Cpu,
+            batch: None,
+            priority: 0,
+        };
+        Ok(self.engine.submit(Submission::new(request, Region::from_vec(data)))?)
+    }
+
+    /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
+    pub fn shutdown(self) {
+        self.engine.shutdown();
+    }
+}
+
+/// Waits for a request and takes its elements.
+pub fn wait<T: Element>(ticket: Ticket) -> Result<Vec<T>> {
+    let region = ticket.wait()?.into_result().ok_or(Error::WrongElement)?;
+    region.into_vec().map_err(|_| Error::WrongElement)
+}
