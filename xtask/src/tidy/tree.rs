@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result};
 
 use crate::shell::root;
 
-/// Folders that are not walked, by name.
-const NOT_OURS: [&str; 8] = [".git", "target", ".venv", "artifacts", "coverage", "corpus", "bench-out", "__pycache__"];
+/// Folders that are not walked, by name or by their way from the root.
+const NOT_OURS: [&str; 8] =
+    [".git", "target", ".venv", "bench-out", "__pycache__", "fuzz/artifacts", "fuzz/corpus", "fuzz/coverage"];
 
 /// Endings of files that are text and ours. A file without an ending is taken too (`.ci/run`), if it is text.
 const TEXT: [&str; 8] = ["rs", "md", "toml", "sh", "py", "yml", "json", ""];
@@ -66,8 +67,7 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<File>) -> Result<()> {
     for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if kind.is_dir() && !NOT_OURS.contains(&name.as_str()) {
+        if kind.is_dir() && !is_foreign(root, &path) {
             walk(root, &path, files)?;
         }
         let ending = path.extension().map_or(String::new(), |ending| ending.to_string_lossy().into_owned());
@@ -80,4 +80,22 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<File>) -> Result<()> {
         files.push(File { path: path.to_string_lossy().into_owned(), text });
     }
     Ok(())
+}
+
+fn is_foreign(root: &Path, folder: &Path) -> bool {
+    let way = folder.strip_prefix(root).unwrap_or(folder);
+    let name = way.file_name().map(Path::new).unwrap_or(way);
+    NOT_OURS.iter().any(|foreign| way == Path::new(foreign) || name == Path::new(foreign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_tools_fill_are_foreign() {
+        let foreign = |way: &str| is_foreign(Path::new("/r"), &Path::new("/r").join(way));
+        assert!(foreign("target") && foreign("crates/x/target") && foreign("fuzz/corpus"));
+        assert!(!foreign("crates/x/tests/corpus") && !foreign("crates/x/src"));
+    }
 }

@@ -2,12 +2,16 @@
 //!
 //! A decoder that refused everything would pass every such check, so what each form must decode to is tested beside it.
 
+mod contact;
 mod frame;
+mod hello;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 
-use farandole_transport::Tag;
+use farandole_plan::Rank;
 use farandole_transport::frame::{Checksum, Header, Trailer};
+use farandole_transport::hello::{Hello, Purpose, Seal};
+use farandole_transport::{Contact, Tag};
 use seeds::{Seed, replay};
 
 fn header(operation: u64, payload_bytes: u64, (stripe, stripes): (u16, u16), checksum: Checksum) -> Header {
@@ -44,4 +48,61 @@ fn frames_of_the_corpus_decode_or_are_refused() {
         ("trailer_void", Trailer::Void.encode().to_vec()),
     ]);
     replay("frame", &made, frame::check);
+}
+
+#[test]
+fn hellos_of_the_corpus_decode_or_are_refused() {
+    let control = Hello {
+        mesh: 7,
+        from: Rank(0),
+        to: Rank(3),
+        purpose: Purpose::Control,
+        seal: Seal::Off,
+        connections: 4,
+        stripe_from_bytes: 1 << 20,
+        nonce: *b"thirty-two bytes of fresh chance",
+    };
+    let data = Hello { purpose: Purpose::Data { connection: 3 }, seal: Seal::On, ..control };
+    for hello in [control, data] {
+        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+    }
+    let spoilt = |at: usize, byte: u8| {
+        let mut bytes = control.encode();
+        bytes[at] = byte;
+        bytes.to_vec()
+    };
+    let made: [Seed; 8] = [
+        ("control", control.encode().to_vec()),
+        ("data_sealed", data.encode().to_vec()),
+        ("another_version", spoilt(8, 99)),
+        ("unknown_purpose", spoilt(10, 99)),
+        ("unknown_seal", spoilt(11, 99)),
+        ("control_with_a_place", spoilt(12, 1)),
+        ("short", b"FARANDOL".to_vec()),
+        ("http", b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n".to_vec()),
+    ];
+    replay("hello", &made, hello::check);
+}
+
+#[test]
+fn contacts_of_the_corpus_decode_or_are_refused() {
+    let everywhere = Contact {
+        host: "node-7".to_owned(),
+        unix: Some("farandole-1".to_owned()),
+        addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
+    };
+    let nowhere = Contact { host: String::new(), unix: None, addresses: Vec::new() };
+    for contact in [&everywhere, &nowhere] {
+        assert_eq!(Contact::decode(&contact.encode()).as_ref(), Some(contact));
+    }
+    let whole = everywhere.encode();
+    let made: [Seed; 6] = [
+        ("everywhere", whole.clone()),
+        ("nowhere", nowhere.encode()),
+        ("cut_off", whole[..whole.len() - 1].to_vec()),
+        ("more_behind", [&whole[..], &[0]].concat()),
+        ("another_format", [&[9], &whole[1..]].concat()),
+        ("longer_than_it_is", vec![1, 0xff, 0xff, b'a']),
+    ];
+    replay("contact", &made, contact::check);
 }

@@ -1,0 +1,130 @@
+//! Replays the seeds of this crate's fuzz targets: what the fuzzer checks of any bytes holds for these without a fuzzer.
+
+mod agree;
+mod message;
+#[path = "../../../../fuzz/seeds.rs"]
+mod seeds;
+
+use std::sync::Arc;
+
+use farandole_plan::item::{Item, Placement};
+use farandole_plan::message::{Agreed, Announcement, Message};
+use farandole_plan::request::Batch;
+use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use seeds::{Seed, replay};
+
+fn encoded(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
+    assert_eq!(Message::decode(&bytes).as_ref(), Ok(message));
+    bytes
+}
+
+fn announce(requests: impl IntoIterator<Item = Request>) -> Message {
+    let requests = requests.into_iter().map(|request| Announcement { request, seen: 0 }).collect();
+    Message::Announce { generation: 0, requests }
+}
+
+fn item(name: &str, rows: Vec<u64>, collective: Collective) -> Arc<Item> {
+    Arc::new(Item {
+        name: name.into(),
+        collective,
+        dtype: Dtype::F32,
+        shape: vec![if rows.is_empty() { 6 } else { 0 }, 2],
+        device: Placement::Cpu,
+        rows,
+        joined: Vec::new(),
+        batch: None,
+        priority: 0,
+    })
+}
+
+fn agreed(items: impl IntoIterator<Item = Arc<Item>>) -> Message {
+    Message::Agreed { generation: 0, items: items.into_iter().map(|item| Agreed { item, seen: 0 }).collect() }
+}
+
+fn sum() -> Collective {
+    Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 }
+}
+
+#[test]
+fn messages_of_the_corpus_decode_or_are_refused() {
+    let everything = Request {
+        batch: Some(Batch { name: "batch".into(), members: 3 }),
+        device: Device::Gpu(7),
+        priority: -5,
+        collective: Collective::Alltoall { splits: Some(vec![1, 2, 1 << 40]) },
+        dtype: Dtype::BF16,
+        shape: vec![3 + (1 << 40), 1],
+        ..agree::request(0)
+    };
+    let mut made: Vec<Seed> = [
+        ("announce", announce((0..6).map(agree::request))),
+        ("announce_everything", announce([everything])),
+        ("agreed", agreed([item("a", vec![], sum()), item("d", vec![6, 0, 1], Collective::Allgather)])),
+        ("refuse", Message::Refuse { names: vec!["a".into(), "b".into()], reason: "they differ".into() }),
+        ("joined", Message::Joined { last: Rank(2) }),
+        ("replay", Message::Replay { generation: 1, items: 2, hash: u64::MAX }),
+        ("break", Message::Break { generation: 300 }),
+        ("halt", Message::Halt { generation: 300 }),
+        ("halted", Message::Halted { generation: 300, entered: 1 << 39, completed: 5 }),
+        ("resume", Message::Resume { generation: 301, until: 6 }),
+        ("close", Message::Close),
+        ("closed", Message::Closed { cause: "the program is done".into() }),
+        ("abort", Message::Abort { cause: "rank 1 is gone".into() }),
+    ]
+    .map(|(name, message)| (name, encoded(&message)))
+    .into();
+    made.extend([
+        ("empty", Vec::new()),
+        ("unknown_kind", vec![99, 0, 0, 0, 0]),
+        ("wrong_length", vec![10, 1, 0, 0, 0]),
+        ("a_number_that_is_too_long", vec![6, 3, 0, 0, 0, 0x80, 0x80, 0x00]),
+        ("a_list_longer_than_the_message", vec![3, 5, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
+    ]);
+    replay("message", &made, message::check);
+}
+
+/// A conversation: who listens, then turns as `agree` reads them.
+fn talk(listener: u8, turns: &[Turn]) -> Vec<u8> {
+    let mut bytes = vec![listener];
+    for turn in turns {
+        match turn {
+            Turn::Asks(which) => bytes.push(8 * which),
+            Turn::Finishes => bytes.push(2),
+            Turn::Hears(from, message) => {
+                let message = encoded(message);
+                bytes.extend([4, *from, u8::try_from(message.len()).unwrap()]);
+                bytes.extend(message);
+            }
+        }
+    }
+    bytes
+}
+
+enum Turn {
+    Asks(u8),
+    Finishes,
+    Hears(u8, Message),
+}
+
+#[test]
+fn conversations_of_the_corpus_end_in_peace_or_with_a_name() {
+    use Turn::{Asks, Finishes, Hears};
+    let a = || announce([agree::request(0)]);
+    let stream = |items| Hears(0, agreed(items));
+    let made: [Seed; 5] = [
+        ("coordinator_agrees", talk(0, &[Asks(0), Hears(1, a()), Hears(2, a()), Finishes])),
+        ("coordinator_joins", talk(0, &[Asks(5), Hears(1, announce([agree::request(5)])), Hears(2, a())])),
+        ("member_runs", talk(1, &[Asks(0), stream([item("a", vec![], sum())]), Finishes])),
+        ("member_hears_of_a_stranger", talk(2, &[stream([item("z", vec![], sum())])])),
+        (
+            "member_is_halted",
+            talk(
+                1,
+                &[Hears(0, Message::Halt { generation: 0 }), Hears(0, Message::Resume { generation: 1, until: 0 })],
+            ),
+        ),
+    ];
+    replay("agree", &made, agree::check);
+}
