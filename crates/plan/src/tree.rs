@@ -10,7 +10,9 @@
 //! member `m` has place `m + 1`; in the second it has the next place around the circle, so that even becomes odd.
 //!
 //! Segment `k` goes up, and segment `k - lag` comes down, where `lag` is the height of the tree: by then its result has
-//! reached the root, and both directions of the links are busy.
+//! reached the root, and both directions of the links are busy. Two members may be neighbours in both trees; what they send
+//! each other stays in order because all members go by the same turns: up in the first tree, up in the second, down in
+//! the first, down in the second. For this reason the root, too, waits for its turn.
 //!
 //! Steps: about `4 log2 n + 2 segments`. Bytes sent by each member: at most twice the span. Every element is folded
 //! along one tree, so all ranks end with the same bits.
@@ -99,21 +101,15 @@ fn send_up(steps: &mut Vec<Step>, neighbours: &Neighbours, segment: Span) {
     for &child in &neighbours.children {
         steps.push(Step::Recv { from: child, span: segment, arrival: Arrival::Fold });
     }
-    match neighbours.parent {
-        Some(parent) => steps.push(Step::Send { to: parent, from: Buffer::Work, span: segment }),
-        // At the root the result is complete; it need not wait for its turn.
-        None => push_to_children(steps, neighbours, segment),
+    if let Some(parent) = neighbours.parent {
+        steps.push(Step::Send { to: parent, from: Buffer::Work, span: segment });
     }
 }
 
 fn send_down(steps: &mut Vec<Step>, neighbours: &Neighbours, segment: Span) {
     if let Some(parent) = neighbours.parent {
         steps.push(Step::Recv { from: parent, span: segment, arrival: Arrival::Place });
-        push_to_children(steps, neighbours, segment);
     }
-}
-
-fn push_to_children(steps: &mut Vec<Step>, neighbours: &Neighbours, segment: Span) {
     for &child in &neighbours.children {
         steps.push(Step::Send { to: child, from: Buffer::Work, span: segment });
     }

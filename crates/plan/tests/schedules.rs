@@ -1,0 +1,223 @@
+//! Every schedule of every collective, for every small world and some large ones, checked by running all ranks symbolically.
+
+use farandole_plan::algorithm::{self, Algorithm, Tuning};
+use farandole_plan::verify::{self, Flaw};
+use farandole_plan::{Rank, Schedule, Span, Topology};
+use proptest::prelude::*;
+
+/// Sizes so small that every way of cutting happens with a handful of elements.
+const TIGHT: Tuning = Tuning { segment_elems: 5, tile_elems: 7, slots: 3, small_elems: 9 };
+/// Sizes for large worlds: few segments, since it is the number of ranks that is of interest.
+const COARSE: Tuning = Tuning { segment_elems: 4096, tile_elems: 4096, slots: 3, small_elems: 64 };
+
+fn ranks(n: usize) -> impl Iterator<Item = Rank> {
+    (0..n).map(Rank::from)
+}
+
+fn check_allreduce(algorithm: Algorithm, elems: u64, topology: &Topology, tuning: &Tuning) -> Result<(), Flaw> {
+    let schedule = |me| algorithm::allreduce(algorithm, elems, topology, me, tuning);
+    let schedules: Vec<Schedule> = ranks(topology.size()).map(schedule).collect();
+    verify::allreduce(&schedules, elems, topology)
+}
+
+/// Chunks one after the other, with these lengths.
+fn chunks(lens: &[u64]) -> Vec<Span> {
+    let mut start = 0;
+    let mut spans = Vec::new();
+    for &len in lens {
+        spans.push(Span { start, len });
+        start += len;
+    }
+    spans
+}
+
+fn tunings() -> impl Strategy<Value = Tuning> {
+    (1_u64..40, 1_u64..40, 1_u32..6, 0_u64..60).prop_map(|(segment_elems, tile_elems, slots, small_elems)| Tuning {
+        segment_elems,
+        tile_elems,
+        slots,
+        small_elems,
+    })
+}
+
+/// Ranks thrown onto hosts at random: uneven, not contiguous.
+fn topologies(largest: usize) -> impl Strategy<Value = Topology> {
+    (1..=largest, 1_u32..8).prop_flat_map(|(size, hosts)| {
+        prop::collection::vec(0..hosts, size).prop_map(|names| Topology::from_host_names(&names))
+    })
+}
+
+/// Few elements often, many sometimes.
+fn sizes() -> impl Strategy<Value = u64> {
+    prop_oneof![0_u64..5, 0_u64..70, 0_u64..1000]
+}
+
+/// `per_host` ranks on each host, fewer on the last if they do not divide evenly.
+fn filled(n: usize, per_host: usize) -> Topology {
+    Topology::from_host_names(&(0..n).map(|rank| rank / per_host).collect::<Vec<_>>())
+}
+
+#[test]
+fn every_allreduce_holds_in_every_small_world() {
+    for n in 1..=33 {
+        for topology in [Topology::one_host(n), Topology::all_apart(n), filled(n, 2), filled(n, 5)] {
+            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.fits(&topology)) {
+                for elems in [0, 1, n as u64 - 1, 2 * n as u64 + 1] {
+                    if let Err(flaw) = check_allreduce(algorithm, elems, &topology, &TIGHT) {
+                        panic!("{algorithm}, {n} ranks on {} hosts, {elems} elements: {flaw}", topology.hosts());
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn allreduce_holds_on_any_placement(topology in topologies(33), elems in sizes(), tuning in tunings()) {
+        for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.fits(&topology)) {
+            let outcome = check_allreduce(algorithm, elems, &topology, &tuning);
+            prop_assert!(outcome.is_ok(), "{algorithm}: {}", outcome.unwrap_err());
+        }
+    }
+
+    #[test]
+    fn allreduce_holds_on_one_host(n in 1_usize..=33, elems in 0_u64..300, tuning in tunings()) {
+        let topology = Topology::one_host(n);
+        for algorithm in [Algorithm::WindowTiles, Algorithm::WindowWhole, Algorithm::Mapped] {
+            let outcome = check_allreduce(algorithm, elems, &topology, &tuning);
+            prop_assert!(outcome.is_ok(), "{algorithm}: {}", outcome.unwrap_err());
+        }
+    }
+
+    #[test]
+    fn reduce_scatter_holds_for_any_chunks(
+        topology in topologies(33),
+        lens in prop::collection::vec(sizes(), 33),
+        tuning in tunings(),
+    ) {
+        let n = topology.size();
+        let spans = chunks(&lens[..n]);
+        let schedule = |me| algorithm::reduce_scatter(&spans, &topology, me, &tuning);
+        let outcome = verify::reduce_scatter(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+
+    #[test]
+    fn allgather_holds_for_any_chunks(
+        topology in topologies(33),
+        lens in prop::collection::vec(sizes(), 33),
+        small_elems in prop_oneof![Just(0), Just(u64::MAX)],
+        tuning in tunings(),
+    ) {
+        let tuning = Tuning { small_elems, ..tuning };
+        let n = topology.size();
+        let spans = chunks(&lens[..n]);
+        let schedule = |me| algorithm::allgather(&spans, &topology, me, &tuning);
+        let outcome = verify::allgather(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+
+    #[test]
+    fn gather_and_scatter_hold_through_windows(
+        lens in prop::collection::vec(0_u64..60, 1..=17),
+        tuning in tunings(),
+    ) {
+        let n = lens.len();
+        let topology = Topology::one_host(n);
+        let spans = chunks(&lens);
+        let gathers: Vec<_> = ranks(n).map(|me| algorithm::allgather_window(&spans, me, &tuning)).collect();
+        let outcome = verify::allgather(&gathers, &spans, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+        let scatters: Vec<_> = ranks(n).map(|me| algorithm::reduce_scatter_window(&spans, me, &tuning)).collect();
+        let outcome = verify::reduce_scatter(&scatters, &spans, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+
+    #[test]
+    fn broadcast_holds_from_every_root(
+        topology in topologies(33),
+        root in any::<prop::sample::Index>(),
+        elems in sizes(),
+        tuning in tunings(),
+    ) {
+        let n = topology.size();
+        let root = Rank::from(root.index(n));
+        let schedule = |me| algorithm::broadcast(elems, root, &topology, me, &tuning);
+        let outcome = verify::broadcast(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+        let elems = elems.min(100);
+        let schedule = |me| algorithm::broadcast_window(elems, root, n, me, &tuning);
+        let topology = Topology::one_host(n);
+        let outcome = verify::broadcast(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+
+    #[test]
+    fn alltoall_holds_for_any_splits(
+        n in 1_usize..=17,
+        lens in prop::collection::vec(prop_oneof![Just(0), 0_u64..40], 17 * 17),
+        tuning in tunings(),
+    ) {
+        let send: Vec<Vec<Span>> = (0..n).map(|i| chunks(&lens[i * n..(i + 1) * n])).collect();
+        let column = |i: usize| (0..n).map(|j| lens[j * n + i]).collect::<Vec<_>>();
+        let recv: Vec<Vec<Span>> = (0..n).map(|i| chunks(&column(i))).collect();
+        let schedule = |me: Rank| algorithm::alltoall(&send[me.index()], &recv[me.index()], me, &tuning);
+        let outcome = verify::alltoall(&ranks(n).map(schedule).collect::<Vec<_>>(), &send, &recv);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+}
+
+#[test]
+fn nobody_leaves_a_barrier_early() {
+    for n in (1..=33).chain([1000, 1024, 1537]) {
+        let schedules: Vec<_> = ranks(n).map(|me| algorithm::barrier(n, me)).collect();
+        verify::barrier(&schedules).unwrap();
+    }
+}
+
+#[test]
+fn allreduce_holds_in_large_worlds() {
+    for n in [1000, 1024, 1537] {
+        let topology = filled(n, 8);
+        for algorithm in [Algorithm::Doubling, Algorithm::Halving, Algorithm::Tree, Algorithm::Hierarchical] {
+            for elems in [1, 2_011] {
+                if let Err(flaw) = check_allreduce(algorithm, elems, &topology, &COARSE) {
+                    panic!("{algorithm}, {n} ranks, {elems} elements: {flaw}");
+                }
+            }
+        }
+        check_allreduce(Algorithm::HierarchicalWindow, 997, &topology, &COARSE).unwrap();
+        check_allreduce(Algorithm::Ring, 101, &topology, &COARSE).unwrap();
+    }
+    check_allreduce(Algorithm::Ring, 400, &filled(1000, 8), &COARSE).unwrap();
+}
+
+#[test]
+fn other_collectives_hold_in_large_worlds() {
+    let n = 1025;
+    let topology = filled(n, 8);
+    for elems in [3, 9_000, 5_000_000] {
+        let root = Rank(517);
+        let schedule = |me| algorithm::broadcast(elems, root, &topology, me, &COARSE);
+        verify::broadcast(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology).unwrap();
+    }
+    let spans = chunks(&(0..n as u64).map(|rank| u64::from(rank % 5 == 0)).collect::<Vec<_>>());
+    for small_elems in [64, 1000] {
+        let tuning = Tuning { small_elems, ..COARSE };
+        let schedule = |me| algorithm::allgather(&spans, &topology, me, &tuning);
+        verify::allgather(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology).unwrap();
+    }
+    let schedule = |me| algorithm::reduce_scatter(&spans, &topology, me, &COARSE);
+    verify::reduce_scatter(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology).unwrap();
+}
+
+#[test]
+fn huge_tensors_cost_no_more_than_small_ones() {
+    let tuning = Tuning { segment_elems: 1 << 34, tile_elems: 1 << 30, slots: 4, small_elems: 64 };
+    for algorithm in Algorithm::ALL {
+        check_allreduce(algorithm, (1 << 36) + 17, &Topology::one_host(5), &tuning).unwrap();
+    }
+}
