@@ -27,5 +27,5 @@ pub fn cast(dst: &mut [u8], to: Dtype, src: &[u8], from: Dtype, factor: f64) {
 /// As [`cast`], and if this processor does not have the level.
 pub fn cast_at_level(dst: &mut [u8], to: Dtype, src: &[u8], from: Dtype, factor: f64, level: Level) {
     let convert = Convert::new(from, to, level).unwrap_or_else(|| panic!("{from} does not travel as {to}"));
-    convert.run(dst, src, (factor != 1.0).then_some(factor));
+    convert.run(dst, src, factor);
 }

@@ -51,7 +51,7 @@ impl Finish {
 
     /// Applies the finish to data in place.
     pub fn apply(&self, dtype: Dtype, data: &mut [u8]) {
-        if *self != Finish::Nothing {
+        if *self != Finish::Nothing && dtype != Dtype::Bool {
             simd::Kernel::pass(dtype, Level::current()).run(Streams::new(dtype).update(data), self, Stores::Cached);
         }
     }
@@ -99,11 +99,9 @@ impl Divisor {
     /// If it is zero.
     pub fn new(value: u64) -> Divisor {
         assert!(value > 0, "nothing can be divided by zero");
-        let shift = value.next_power_of_two().trailing_zeros();
-        // A power of two above 2^63 does not exist in a u64; the arithmetic is in u128 for that reason.
-        let power = 1u128 << if value > 1 << 63 { 64 } else { shift };
-        let magic = ((power - u128::from(value)) << 64) / u128::from(value) + 1;
-        Divisor { value, magic: magic as u64, shift: power.trailing_zeros() }
+        let shift = u64::BITS - (value - 1).leading_zeros();
+        let magic = (((1u128 << shift) - u128::from(value)) << 64) / u128::from(value) + 1;
+        Divisor { value, magic: magic as u64, shift }
     }
 
     /// The number itself.

@@ -68,7 +68,7 @@ impl Kernel {
 /// The code that converts one float type to another, or `None` if one of the types is not a float.
 #[derive(Clone, Copy)]
 pub(crate) struct Convert {
-    run: unsafe fn(dst: *mut u8, src: *const u8, len_elems: usize, factor: Option<f64>),
+    run: unsafe fn(dst: *mut u8, src: *const u8, len_elems: usize, factor: f64),
     from_bytes: usize,
     to_bytes: usize,
 }
@@ -81,8 +81,8 @@ impl Convert {
         Some(Convert { run, from_bytes: from.size_bytes(), to_bytes: to.size_bytes() })
     }
 
-    /// Converts all of `src`, multiplied by `factor` where there is one.
-    pub(crate) fn run(&self, dst: &mut [u8], src: &[u8], factor: Option<f64>) {
+    /// Converts all of `src`, multiplied by `factor`.
+    pub(crate) fn run(&self, dst: &mut [u8], src: &[u8], factor: f64) {
         let len_elems = src.len() / self.from_bytes;
         assert!(
             src.len() == len_elems * self.from_bytes && dst.len() == len_elems * self.to_bytes,

@@ -1,177 +1,187 @@
-//! How memory becomes blocks of numbers, and back.
+//! How memory becomes numbers, and back.
 //!
-//! A *block* is a fixed number of elements that fills a few vector registers: long enough to keep them busy, short enough to stay in
-//! them. Blocks are read and written as whole values at any address, so a kernel needs no proof that its inputs and outputs are
-//! apart: all of a block is read before any of it is written. A *partial block* at the end of the memory goes through a zeroed
-//! block of its own and the same arithmetic.
+//! A [`Lane`] is an element type as kernels see it. Its loops run over elements at any address, in a form that the compiler vectorises for
+//! the level that an entry point is compiled for. IEEE half precision alone is converted by instructions, in bulk through
+//! a short block, because the compiler does not find them.
+
+use half::{bf16, f16};
 
 use super::half_float;
-use super::level::{HALF_BLOCK, Instructions};
+use super::level::Instructions;
 use super::number::{Number, Op};
-use crate::finish::Finish;
 
-/// A block of numbers in registers.
-pub(super) trait Block: Copy {
+/// Elements that are converted in bulk at a time: few enough to stay in the nearest cache, many enough to pay for a call.
+const BLOCK_ELEMS: usize = 256;
+
+/// An element as it lies in memory: any bits are valid.
+pub(super) trait Lane: Copy {
+    /// The form in which it is folded.
     type Number: Number;
-    fn map(self, f: impl Fn(Self::Number) -> Self::Number) -> Self;
-    fn fold<O: Op>(self, other: Self) -> Self;
-}
+    /// Bytes of one element in memory.
+    const ELEM_BYTES: usize = size_of::<Self>();
+    /// Whether elements are converted in bulk by instructions of the level, and so cannot be folded straight in memory.
+    const BULK: bool = false;
 
-impl<A: Number, const N: usize> Block for [A; N] {
-    type Number = A;
-
-    #[inline(always)]
-    fn map(mut self, f: impl Fn(A) -> A) -> Self {
-        for number in &mut self {
-            *number = f(*number);
-        }
-        self
-    }
-
-    #[inline(always)]
-    fn fold<O: Op>(mut self, other: Self) -> Self {
-        for i in 0..N {
-            self[i] = O::apply(self[i], other[i]);
-        }
-        self
-    }
-}
-
-/// An element type as kernels see it: a block as it lies in memory, and as it is folded.
-pub(super) trait Lane {
-    /// A block in memory: an array for which any bits are valid.
-    type Stored: Copy;
-    /// The same block as numbers.
-    type Block: Block;
-
-    /// # Safety
-    /// The processor must have the level `L`.
-    unsafe fn widen<L: Instructions>(stored: Self::Stored) -> Self::Block;
+    fn widen(self) -> Self::Number;
 
     /// Rounds where that is needed; NaN becomes the canonical one.
+    fn narrow(number: Self::Number) -> Self;
+
+    /// Fills the tile from memory.
     ///
     /// # Safety
-    /// The processor must have the level `L`.
-    unsafe fn narrow<L: Instructions>(block: Self::Block) -> Self::Stored;
-
-    /// Applies a finish.
+    /// Here and below: the processor has the level `L`, and pointers are valid for as many elements as the tile has and do not
+    /// overlap with it.
     #[inline(always)]
-    fn finish(block: Self::Block, finish: &Finish) -> Self::Block {
-        match *finish {
-            Finish::Nothing => block,
-            Finish::Multiply(factor) => block.map(|number| number.scale(factor)),
-            Finish::Divide(ref divisor) => block.map(|number| number.divide(divisor)),
+    unsafe fn load<L: Instructions>(tile: &mut [Self::Number], from: *const u8) {
+        for (i, number) in tile.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `from`.
+            *number = unsafe { from.cast::<Self>().add(i).read_unaligned() }.widen();
         }
     }
 
-    /// Reads `len_bytes` bytes, at most a whole block; what is missing is zero.
+    /// Folds memory into the tile.
     ///
     /// # Safety
-    /// The processor must have the level `L`, and `from` must be valid for reads of `len_bytes`.
+    /// As for `load`.
     #[inline(always)]
-    unsafe fn load<L: Instructions>(from: *const u8, len_bytes: usize) -> Self::Block {
-        if len_bytes == size_of::<Self::Stored>() {
-            // SAFETY: valid for the block, as the caller vouches; any bits are valid.
-            return unsafe { Self::widen::<L>(from.cast::<Self::Stored>().read_unaligned()) };
+    unsafe fn fold<O: Op, L: Instructions>(tile: &mut [Self::Number], other: *const u8) {
+        for (i, number) in tile.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `other`.
+            *number = O::apply(*number, unsafe { other.cast::<Self>().add(i).read_unaligned() }.widen());
         }
-        let mut stored = std::mem::MaybeUninit::<Self::Stored>::zeroed();
-        // SAFETY: the caller vouches for `from`; at most a block is copied; zero bits and copied bits are valid.
-        unsafe {
-            from.copy_to_nonoverlapping(stored.as_mut_ptr().cast(), len_bytes);
-            Self::widen::<L>(stored.assume_init())
+    }
+
+    /// Fills the tile with the fold of two sources.
+    ///
+    /// # Safety
+    /// As for `load`.
+    #[inline(always)]
+    unsafe fn load_pair<O: Op, L: Instructions>(tile: &mut [Self::Number], a: *const u8, b: *const u8) {
+        for (i, number) in tile.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `a` and `b`.
+            let (a, b) =
+                unsafe { (a.cast::<Self>().add(i).read_unaligned(), b.cast::<Self>().add(i).read_unaligned()) };
+            *number = O::apply(a.widen(), b.widen());
+        }
+    }
+
+    /// Stores the tile.
+    ///
+    /// # Safety
+    /// As for `load`, for writing.
+    #[inline(always)]
+    unsafe fn store<L: Instructions>(tile: &[Self::Number], to: *mut u8) {
+        for (i, &number) in tile.iter().enumerate() {
+            // SAFETY: the caller vouches for `to`.
+            unsafe { to.cast::<Self>().add(i).write_unaligned(Self::narrow(number)) };
         }
     }
 }
 
 /// Integers and floats that are folded as they are.
 macro_rules! plain_lane {
-    ($type:ident, $elems:literal) => {
+    ($($type:ident),*) => {$(
         impl Lane for $type {
-            type Stored = [$type; $elems];
-            type Block = [$type; $elems];
+            type Number = $type;
             #[inline(always)]
-            unsafe fn widen<L: Instructions>(stored: Self::Stored) -> Self::Block {
-                stored
+            fn widen(self) -> $type {
+                self
             }
             #[inline(always)]
-            unsafe fn narrow<L: Instructions>(block: Self::Block) -> Self::Stored {
-                Block::map(block, Number::settle)
+            fn narrow(number: $type) -> $type {
+                number.settle()
             }
         }
-    };
+    )*};
 }
 
-// 128 bytes each: two of the widest registers or four of AVX2. All floats have 32 elements, so that a block of one
-// converts to a block of any other.
-plain_lane!(u8, 128);
-plain_lane!(i8, 128);
-plain_lane!(u16, 64);
-plain_lane!(i16, 64);
-plain_lane!(u32, 32);
-plain_lane!(i32, 32);
-plain_lane!(u64, 16);
-plain_lane!(i64, 16);
-plain_lane!(f32, 32);
-plain_lane!(f64, 32);
+plain_lane!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 
 /// Bool: a byte that counts as one unless it is zero. "All" is the smaller one and "any" is the larger one.
-pub(super) struct Flag;
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Flag(u8);
 
 impl Lane for Flag {
-    type Stored = [u8; 128];
-    type Block = [u8; 128];
+    type Number = u8;
     #[inline(always)]
-    unsafe fn widen<L: Instructions>(stored: Self::Stored) -> Self::Block {
-        Block::map(stored, |byte| u8::from(byte != 0))
+    fn widen(self) -> u8 {
+        u8::from(self.0 != 0)
     }
     #[inline(always)]
-    unsafe fn narrow<L: Instructions>(block: Self::Block) -> Self::Stored {
-        block
-    }
-    #[inline(always)]
-    fn finish(block: Self::Block, _: &Finish) -> Self::Block {
-        block
-    }
-}
-
-/// IEEE half precision, folded in single precision.
-pub(super) struct Half;
-
-impl Lane for Half {
-    type Stored = [u16; HALF_BLOCK];
-    type Block = [f32; HALF_BLOCK];
-    #[inline(always)]
-    unsafe fn widen<L: Instructions>(stored: Self::Stored) -> Self::Block {
-        // SAFETY: the caller has the level.
-        unsafe { L::f16_to_f32(stored) }
-    }
-    #[inline(always)]
-    unsafe fn narrow<L: Instructions>(block: Self::Block) -> Self::Stored {
-        // SAFETY: the caller has the level.
-        unsafe { L::f32_to_f16(Block::map(block, Number::settle)) }
+    fn narrow(number: u8) -> Flag {
+        Flag(number)
     }
 }
 
 /// bfloat16, folded in single precision.
-pub(super) struct Brain;
-
-impl Lane for Brain {
-    type Stored = [u16; HALF_BLOCK];
-    type Block = [f32; HALF_BLOCK];
+impl Lane for bf16 {
+    type Number = f32;
     #[inline(always)]
-    unsafe fn widen<L: Instructions>(stored: Self::Stored) -> Self::Block {
-        let mut block = [0.0; HALF_BLOCK];
-        for i in 0..HALF_BLOCK {
-            block[i] = half_float::bf16_to_f32(stored[i]);
-        }
-        block
+    fn widen(self) -> f32 {
+        half_float::bf16_to_f32(self.to_bits())
     }
     #[inline(always)]
-    unsafe fn narrow<L: Instructions>(block: Self::Block) -> Self::Stored {
-        let mut stored = [0; HALF_BLOCK];
-        for i in 0..HALF_BLOCK {
-            stored[i] = half_float::f32_to_bf16(block[i].settle());
+    fn narrow(number: f32) -> bf16 {
+        bf16::from_bits(half_float::f32_to_bf16(number))
+    }
+}
+
+/// IEEE half precision, folded in single precision.
+impl Lane for f16 {
+    type Number = f32;
+    const BULK: bool = true;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        half_float::f16_to_f32(self.to_bits())
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> f16 {
+        f16::from_bits(half_float::f32_to_f16(number.settle()))
+    }
+
+    #[inline(always)]
+    unsafe fn load<L: Instructions>(tile: &mut [f32], from: *const u8) {
+        // SAFETY: the caller vouches for the level and for `from`.
+        unsafe { L::f16_to_f32(tile, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn fold<O: Op, L: Instructions>(tile: &mut [f32], other: *const u8) {
+        let mut wide = [0.0; BLOCK_ELEMS];
+        let (blocks, rest) = tile.as_chunks_mut::<BLOCK_ELEMS>();
+        let whole = blocks.len() * BLOCK_ELEMS;
+        // SAFETY: every block and the rest lie inside the memory that the caller vouches for.
+        unsafe {
+            // Blocks of constant length vectorise best.
+            for (i, block) in blocks.iter_mut().enumerate() {
+                L::f16_to_f32(&mut wide, other.add(i * BLOCK_ELEMS * Self::ELEM_BYTES));
+                for (number, &other) in block.iter_mut().zip(&wide) {
+                    *number = O::apply(*number, other);
+                }
+            }
+            L::f16_to_f32(&mut wide[..rest.len()], other.add(whole * Self::ELEM_BYTES));
         }
-        stored
+        for (number, &other) in rest.iter_mut().zip(&wide) {
+            *number = O::apply(*number, other);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pair<O: Op, L: Instructions>(tile: &mut [f32], a: *const u8, b: *const u8) {
+        // SAFETY: the caller vouches for all of it.
+        unsafe {
+            Self::load::<L>(tile, a);
+            Self::fold::<O, L>(tile, b);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<L: Instructions>(tile: &[f32], to: *mut u8) {
+        // SAFETY: the caller vouches for the level and for `to`.
+        unsafe { L::f32_to_f16(to, tile) }
     }
 }

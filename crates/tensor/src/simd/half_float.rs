@@ -1,7 +1,7 @@
 //! Half precision to single precision and back, in integer arithmetic that vectorises and without branches.
 //!
 //! Both directions give what IEEE 754 prescribes: widening is exact, narrowing rounds to nearest even, overflows to infinity and
-//! keeps subnormal numbers. NaN becomes NaN; callers settle which one. `level` replaces the IEEE half conversions by
+//! keeps subnormal numbers. NaN becomes NaN; callers settle which one, except that bfloat16 has only the canonical one. `level` replaces the IEEE half conversions by
 //! instructions where they exist; the instruction for bfloat16 is of no use because it flushes subnormal numbers.
 
 /// An IEEE half as single. The exponent moves from bias 15 to bias 127.
@@ -23,17 +23,18 @@ pub(super) fn f16_to_f32(half: u16) -> f32 {
 pub(super) fn f32_to_f16(single: f32) -> u16 {
     let bits = single.to_bits();
     let sign = (bits >> 16) & 0x8000;
-    let magnitude = bits & 0x7fff_ffff;
+    // Signed, because vector units compare signed integers best; it is never negative.
+    let magnitude = (bits & 0x7fff_ffff) as i32;
     // Ordinary: move the exponent to the other bias and round the lower 13 bits away; a carry runs into the
     // exponent, which is right, up to infinity.
     let odd = (magnitude >> 13) & 1;
     let ordinary = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0x0fff + odd) >> 13;
     // Subnormal half: adding one half makes the addition itself round at 2⁻²⁴, the unit of subnormal halves.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let subnormal = (f32::from_bits(magnitude as u32) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits()) as i32;
     let finite = if magnitude < 113 << 23 { subnormal } else { ordinary };
     // From 65520 on the half is infinite; that is caught at 65536 and by the carry below it.
     let unbounded = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
-    (sign | if magnitude >= 143 << 23 { unbounded } else { finite }) as u16
+    (sign | if magnitude >= 143 << 23 { unbounded } else { finite } as u32) as u16
 }
 
 /// A bfloat16 as single: its upper half.
@@ -48,9 +49,8 @@ pub(super) fn f32_to_bf16(single: f32) -> u16 {
     let bits = single.to_bits();
     let odd = (bits >> 16) & 1;
     let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
-    // The fraction of a NaN may lie in the lower half alone, so a quiet bit is set to keep it a NaN.
-    let nan = bits >> 16 | 0x0040;
-    (if single.is_nan() { nan } else { rounded }) as u16
+    // Rounding could carry a NaN into infinity or lose its fraction, so it is replaced by the canonical one.
+    (if single.is_nan() { 0x7fc0 } else { rounded }) as u16
 }
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
 //! The walk over memory: sources in, folded in order, outputs out.
 //!
-//! With one or two sources a *job* is a single pass, block by block, through registers. With more, the sources are
-//! folded tile by tile: a *tile* is a piece of every source that is small enough for its intermediate result to stay in the
-//! first-level cache, so that each source is still read from memory once, in long runs that the processor prefetches well, and
-//! every output is written once. The intermediate result has the precision in which numbers are folded, so half precision is rounded
-//! only when an output is written.
+//! The common *job*, two sources and one output, is a single loop over memory. All others go tile by tile: a *tile* is a
+//! piece of every source that is small enough for its intermediate result to stay in the first-level cache, so that each
+//! source is still read from memory once, in runs that the processor prefetches well, and every output is written once. The tile holds
+//! numbers in the precision in which they are folded, so half precision is rounded only when an output is written.
 
-use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use farandole_plan::{Dtype, ReduceOp};
+use half::{bf16, f16};
 
-use super::block::{Block, Brain, Flag, Half, Lane};
+use super::block::{Flag, Lane};
 use super::level::{Instructions, Level, Portable};
 use super::number::{Max, Min, Number, Op, Product, Sum};
 use crate::finish::Finish;
 use crate::owned::LINE_BYTES;
 
-/// Blocks of a tile: 8 KiB of singles. With the piece of the source that is being folded it fills half of a first-level cache of
-/// 32 KiB; shorter tiles give the prefetcher shorter runs.
-const TILE_BLOCKS: usize = 64;
+/// Elements of a tile: 4 KiB of singles, 8 KiB of doubles. With the piece of the source that is being folded it fills at most half of a
+/// first-level cache of 32 KiB; shorter tiles give the prefetcher shorter runs.
+pub(super) const TILE_ELEMS: usize = 1024;
 
-/// Sources and outputs of one run of a kernel, all `len_bytes` long. Made by `Streams` only, which keeps their borrows.
+/// Sources and outputs of one run of a kernel, all `len_elems` long. Made by `Streams` only, which keeps their borrows.
 pub(super) struct Job<'a> {
     /// At least one.
     pub(super) sources: &'a [*const u8],
@@ -29,8 +29,7 @@ pub(super) struct Job<'a> {
     /// How many outputs, counted from the front, may be stored around the caches.
     pub(super) streamed: usize,
     /// More than zero.
-    pub(super) len_bytes: usize,
-    pub(super) elem_bytes: usize,
+    pub(super) len_elems: usize,
     pub(super) finish: Finish,
 }
 
@@ -40,147 +39,156 @@ pub(super) struct Job<'a> {
 /// The processor must have the level `L`, and sources and outputs must be as `Job` says.
 #[inline(always)]
 unsafe fn run<E: Lane, O: Op, L: Instructions>(job: &Job<'_>) {
-    let block_bytes = size_of::<E::Stored>();
-    let (head_bytes, streams) = streaming(job);
-    let whole = (job.len_bytes - head_bytes) / block_bytes * block_bytes;
-    let (body, tail) = (head_bytes..head_bytes + whole, head_bytes + whole..job.len_bytes);
+    let streamed = streamed_range::<E>(job);
     // SAFETY: all ranges lie inside the job's length; the rest is what the caller vouches for.
     unsafe {
-        if head_bytes > 0 {
-            partial::<E, O, L>(job, 0, head_bytes);
-        }
-        match *job.sources {
-            [only] => each::<E, L>(job, body, streams, |at| E::load::<L>(only.add(at), block_bytes)),
-            [first, second] => each::<E, L>(job, body, streams, |at| {
-                let first = E::load::<L>(first.add(at), block_bytes);
-                first.fold::<O>(E::load::<L>(second.add(at), block_bytes))
-            }),
-            [first, second, ref middle @ .., last] => {
-                tiles::<E, O, L>(job, body, streams, [first, second, last], middle);
+        if let (&[a, b], &[output]) = (job.sources, job.outputs)
+            && streamed.is_empty()
+            && !E::BULK
+            && let Some(factor) = <E::Number as Number>::as_factor(&job.finish)
+        {
+            // No operation depends on the order of two numbers, so whichever is the output can come first.
+            if output.cast_const() == a {
+                fold_in_place::<E, O>(output, b, job.len_elems, factor);
+            } else if output.cast_const() == b {
+                fold_in_place::<E, O>(output, a, job.len_elems, factor);
+            } else {
+                fold_apart::<E, O>(output, a, b, job.len_elems, factor);
             }
-            [] => unreachable!("a job has sources"),
+            return;
         }
-        if !tail.is_empty() {
-            partial::<E, O, L>(job, tail.start, tail.len());
+        // A loop, so that the code for tiles exists once.
+        let (start, end) = (streamed.start, streamed.end);
+        for (range, around) in [(0..start, 0), (streamed, job.streamed), (end..job.len_elems, 0)] {
+            tiles::<E, O, L>(job, range, around);
         }
-        if streams {
+        if start < end {
             L::fence();
         }
     }
 }
 
-/// How many bytes come before the first line of the outputs that are to be streamed, and whether they can be streamed:
-/// all of them must reach a line boundary at the same whole element.
+/// The whole lines of the outputs that are to be streamed; empty, at zero, if there are none or if they do not all begin at
+/// the same whole element.
 #[inline(always)]
-fn streaming(job: &Job<'_>) -> (usize, bool) {
+fn streamed_range<E: Lane>(job: &Job<'_>) -> Range<usize> {
     let mut heads = job.outputs[..job.streamed].iter().map(|output| output.addr().wrapping_neg() % LINE_BYTES);
-    let Some(head_bytes) = heads.next() else { return (0, false) };
+    let Some(head_bytes) = heads.next() else { return 0..0 };
+    let len_bytes = job.len_elems * E::ELEM_BYTES;
     let possible = heads.all(|other| other == head_bytes)
-        && head_bytes.is_multiple_of(job.elem_bytes)
-        && job.len_bytes >= head_bytes + 2 * LINE_BYTES;
-    if possible { (head_bytes, true) } else { (0, false) }
-}
-
-/// Makes every block of a range and stores it finished.
-#[inline(always)]
-unsafe fn each<E: Lane, L: Instructions>(
-    job: &Job<'_>,
-    range: std::ops::Range<usize>,
-    streams: bool,
-    block: impl Fn(usize) -> E::Block,
-) {
-    let block_bytes = size_of::<E::Stored>();
-    let mut at = range.start;
-    // SAFETY: every block of the range lies inside the outputs.
-    unsafe {
-        match *job.outputs {
-            // The common case without the loop over outputs.
-            [output] if !streams => {
-                while at < range.end {
-                    let stored = E::narrow::<L>(E::finish(block(at), &job.finish));
-                    output.add(at).cast::<E::Stored>().write_unaligned(stored);
-                    at += block_bytes;
-                }
-            }
-            _ => {
-                while at < range.end {
-                    store::<E, L>(job, at, block(at), streams);
-                    at += block_bytes;
-                }
-            }
-        }
+        && head_bytes.is_multiple_of(E::ELEM_BYTES)
+        && len_bytes >= head_bytes + LINE_BYTES;
+    if !possible {
+        return 0..0;
     }
+    let end_bytes = head_bytes + (len_bytes - head_bytes) / LINE_BYTES * LINE_BYTES;
+    head_bytes / E::ELEM_BYTES..end_bytes / E::ELEM_BYTES
 }
 
-/// Finishes a block and stores it in every output.
-#[inline(always)]
-unsafe fn store<E: Lane, L: Instructions>(job: &Job<'_>, at: usize, block: E::Block, streams: bool) {
-    // SAFETY: the block lies inside the outputs; streamed outputs are aligned to a line at every block (`streaming`).
-    unsafe {
-        let stored = E::narrow::<L>(E::finish(block, &job.finish));
-        let (streamed, cached) = job.outputs.split_at(if streams { job.streamed } else { 0 });
-        for output in streamed {
-            L::stream(output.add(at).cast::<E::Stored>(), stored);
-        }
-        for output in cached {
-            output.add(at).cast::<E::Stored>().write_unaligned(stored);
-        }
-    }
-}
-
-/// Folds three sources or more, tile by tile.
-#[inline(always)]
-unsafe fn tiles<E: Lane, O: Op, L: Instructions>(
-    job: &Job<'_>,
-    range: std::ops::Range<usize>,
-    streams: bool,
-    [first, second, last]: [*const u8; 3],
-    middle: &[*const u8],
-) {
-    let block_bytes = size_of::<E::Stored>();
-    let mut tile = [const { MaybeUninit::<E::Block>::uninit() }; TILE_BLOCKS];
-    let mut start = range.start;
-    while start < range.end {
-        let end = range.end.min(start + TILE_BLOCKS * block_bytes);
-        let tile = &mut tile[..(end - start) / block_bytes];
-        // SAFETY: every block of the tile lies inside the job, and the first loop initialises the tile.
-        unsafe {
-            for (i, slot) in tile.iter_mut().enumerate() {
-                let at = start + i * block_bytes;
-                let first = E::load::<L>(first.add(at), block_bytes);
-                slot.write(first.fold::<O>(E::load::<L>(second.add(at), block_bytes)));
-            }
-            for source in middle {
-                for (i, slot) in tile.iter_mut().enumerate() {
-                    let next = E::load::<L>(source.add(start + i * block_bytes), block_bytes);
-                    slot.write(slot.assume_init_read().fold::<O>(next));
-                }
-            }
-            let offset = start;
-            each::<E, L>(job, start..end, streams, |at| {
-                let folded = tile.get_unchecked((at - offset) / block_bytes).assume_init_read();
-                folded.fold::<O>(E::load::<L>(last.add(at), block_bytes))
-            });
-        }
-        start = end;
-    }
-}
-
-/// Folds less than a block, from however many sources.
+/// acc = (acc ∘ other) · factor.
 ///
 /// # Safety
-/// As for `run`, and the part lies inside the job.
+/// Both must be valid for `len_elems` elements and not overlap.
 #[inline(always)]
-unsafe fn partial<E: Lane, O: Op, L: Instructions>(job: &Job<'_>, at: usize, len_bytes: usize) {
-    // SAFETY: the part lies inside all sources and outputs, and all sources are read before an output is written.
-    unsafe {
-        let mut block = E::load::<L>(job.sources[0].add(at), len_bytes);
-        for source in &job.sources[1..] {
-            block = block.fold::<O>(E::load::<L>(source.add(at), len_bytes));
+unsafe fn fold_in_place<E: Lane, O: Op>(
+    acc: *mut u8,
+    other: *const u8,
+    len_elems: usize,
+    factor: <E::Number as Number>::Factor,
+) {
+    let (acc, other) = (acc.cast::<E>(), other.cast::<E>());
+    for i in 0..len_elems {
+        // SAFETY: element i lies inside both.
+        unsafe {
+            let folded = O::apply(acc.add(i).read_unaligned().widen(), other.add(i).read_unaligned().widen());
+            acc.add(i).write_unaligned(E::narrow(folded.times(factor)));
         }
-        let stored = E::narrow::<L>(E::finish(block, &job.finish));
-        for output in job.outputs {
-            output.add(at).copy_from_nonoverlapping((&raw const stored).cast(), len_bytes);
+    }
+}
+
+/// output = (a ∘ b) · factor.
+///
+/// # Safety
+/// All must be valid for `len_elems` elements, and the output must not overlap with the others.
+#[inline(always)]
+unsafe fn fold_apart<E: Lane, O: Op>(
+    output: *mut u8,
+    a: *const u8,
+    b: *const u8,
+    len_elems: usize,
+    factor: <E::Number as Number>::Factor,
+) {
+    let (output, a, b) = (output.cast::<E>(), a.cast::<E>(), b.cast::<E>());
+    for i in 0..len_elems {
+        // SAFETY: element i lies inside all of them.
+        unsafe {
+            let folded = O::apply(a.add(i).read_unaligned().widen(), b.add(i).read_unaligned().widen());
+            output.add(i).write_unaligned(E::narrow(folded.times(factor)));
+        }
+    }
+}
+
+/// Folds a range from however many sources into however many outputs, tile by tile. The first `streamed` outputs are
+/// stored around the caches.
+///
+/// # Safety
+/// As for `run`, and the range lies inside the job. Outputs that are streamed are aligned to a line at the start of
+/// the range, which is whole lines long.
+#[inline(always)]
+unsafe fn tiles<E: Lane, O: Op, L: Instructions>(job: &Job<'_>, range: Range<usize>, streamed: usize) {
+    let mut tile = [<E::Number as Number>::ZERO; TILE_ELEMS];
+    let mut start = range.start;
+    while start < range.end {
+        let tile = &mut tile[..(range.end - start).min(TILE_ELEMS)];
+        let at_bytes = start * E::ELEM_BYTES;
+        // SAFETY: the tile lies inside all sources and outputs, and all sources are read before an output is written.
+        unsafe {
+            match *job.sources {
+                [only] => E::load::<L>(tile, only.add(at_bytes)),
+                [first, second, ref others @ ..] => {
+                    E::load_pair::<O, L>(tile, first.add(at_bytes), second.add(at_bytes));
+                    for other in others {
+                        E::fold::<O, L>(tile, other.add(at_bytes));
+                    }
+                }
+                [] => unreachable!("a job has sources"),
+            }
+            finish_tile(tile, &job.finish);
+            let (around, through) = job.outputs.split_at(streamed);
+            stream_tile::<E, L>(tile, around, at_bytes);
+            for output in through {
+                E::store::<L>(tile, output.add(at_bytes));
+            }
+        }
+        start += tile.len();
+    }
+}
+
+#[inline(always)]
+fn finish_tile<A: Number>(tile: &mut [A], finish: &Finish) {
+    match *finish {
+        Finish::Nothing => {}
+        Finish::Multiply(factor) => tile.iter_mut().for_each(|number| *number = number.scale(factor)),
+        Finish::Divide(ref divisor) => tile.iter_mut().for_each(|number| *number = number.divide(divisor)),
+    }
+}
+
+/// Stores a tile in outputs around the caches, by way of a copy in the form in which it is stored.
+///
+/// # Safety
+/// As for `tiles`.
+#[inline(always)]
+unsafe fn stream_tile<E: Lane, L: Instructions>(tile: &[E::Number], outputs: &[*mut u8], at_bytes: usize) {
+    if outputs.is_empty() {
+        return;
+    }
+    let mut staged = [const { std::mem::MaybeUninit::<E>::uninit() }; TILE_ELEMS];
+    let lines = size_of_val(&staged[..tile.len()]) / LINE_BYTES;
+    // SAFETY: the staged copy is as long as the tile and is written before it is read; the caller vouches for the outputs.
+    unsafe {
+        E::store::<L>(tile, staged.as_mut_ptr().cast());
+        for output in outputs {
+            L::stream(output.add(at_bytes).cast(), staged.as_ptr().cast(), lines);
         }
     }
 }
@@ -194,59 +202,53 @@ unsafe fn convert<F: Lane, T: Lane, W: Number, L: Instructions>(
     dst: *mut u8,
     src: *const u8,
     len_elems: usize,
-    factor: Option<f64>,
+    factor: W::Factor,
 ) where
-    F::Block: Through<W>,
-    T::Block: Through<W>,
+    F::Number: Through<W>,
+    T::Number: Through<W>,
 {
-    let elems = <F::Block as Through<W>>::ELEMS;
-    let (from_bytes, to_bytes) = (size_of::<F::Stored>() / elems, size_of::<T::Stored>() / elems);
+    if !F::BULK && !T::BULK {
+        for i in 0..len_elems {
+            // SAFETY: element i lies inside both.
+            unsafe {
+                let wide = src.cast::<F>().add(i).read_unaligned().widen().into_wide().times(factor);
+                dst.cast::<T>().add(i).write_unaligned(T::narrow(T::Number::from_wide(wide)));
+            }
+        }
+        return;
+    }
+    let (mut from, mut to) = ([<F::Number as Number>::ZERO; TILE_ELEMS], [<T::Number as Number>::ZERO; TILE_ELEMS]);
     let mut at = 0;
     while at < len_elems {
-        let count = elems.min(len_elems - at);
-        // SAFETY: elements `at` to `at + count` lie inside both.
+        let count = TILE_ELEMS.min(len_elems - at);
+        // SAFETY: the tile lies inside both.
         unsafe {
-            let mut wide = F::load::<L>(src.add(at * from_bytes), count * from_bytes).into_wide();
-            if let Some(factor) = factor {
-                wide = Block::map(wide, |number| number.scale(factor));
+            F::load::<L>(&mut from[..count], src.add(at * F::ELEM_BYTES));
+            for (to, from) in to[..count].iter_mut().zip(&from[..count]) {
+                *to = T::Number::from_wide(from.into_wide().times(factor));
             }
-            let stored = T::narrow::<L>(T::Block::from_wide(wide));
-            let to = dst.add(at * to_bytes);
-            if count == elems {
-                to.cast::<T::Stored>().write_unaligned(stored);
-            } else {
-                to.copy_from_nonoverlapping((&raw const stored).cast(), count * to_bytes);
-            }
+            T::store::<L>(&to[..count], dst.add(at * T::ELEM_BYTES));
         }
         at += count;
     }
 }
 
-/// A block that can go through a wider one of as many numbers.
-pub(super) trait Through<W: Number>: Block {
-    const ELEMS: usize = 32;
-    fn into_wide(self) -> [W; 32];
-    fn from_wide(wide: [W; 32]) -> Self;
+/// A number that can go through a wider one.
+pub(super) trait Through<W>: Number {
+    fn into_wide(self) -> W;
+    fn from_wide(wide: W) -> Self;
 }
 
 macro_rules! through {
     ($narrow:ident, $wide:ident) => {
-        impl Through<$wide> for [$narrow; 32] {
+        impl Through<$wide> for $narrow {
             #[inline(always)]
-            fn into_wide(self) -> [$wide; 32] {
-                let mut wide = [0.0; 32];
-                for i in 0..32 {
-                    wide[i] = self[i] as $wide;
-                }
-                wide
+            fn into_wide(self) -> $wide {
+                self as $wide
             }
             #[inline(always)]
-            fn from_wide(wide: [$wide; 32]) -> Self {
-                let mut narrow = [0.0; 32];
-                for i in 0..32 {
-                    narrow[i] = wide[i] as $narrow;
-                }
-                narrow
+            fn from_wide(wide: $wide) -> Self {
+                wide as $narrow
             }
         }
     };
@@ -258,10 +260,10 @@ through!(f64, f64);
 
 /// The entry points: the same bodies compiled for each level.
 mod entry {
-    use super::{Instructions, Job, Lane, Level, Number, Op, Portable, Through, convert, run};
+    use super::{Job, Lane, Level, Number, Op, Portable, Through, convert, run};
 
     pub(super) type Run = unsafe fn(&Job<'_>);
-    pub(super) type RunConvert = unsafe fn(*mut u8, *const u8, usize, Option<f64>);
+    pub(super) type RunConvert = unsafe fn(*mut u8, *const u8, usize, f64);
 
     macro_rules! level {
         ($run:ident, $convert:ident, $instructions:ty $(, $features:literal)?) => {
@@ -272,13 +274,13 @@ mod entry {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn $convert<F: Lane, T: Lane, W: Number>(dst: *mut u8, src: *const u8, len_elems: usize, factor: Option<f64>)
+            unsafe fn $convert<F: Lane, T: Lane, W: Number>(dst: *mut u8, src: *const u8, len_elems: usize, factor: f64)
             where
-                F::Block: Through<W>,
-                T::Block: Through<W>,
+                F::Number: Through<W>,
+                T::Number: Through<W>,
             {
                 // SAFETY: this function is compiled for the level; the caller vouches for the rest.
-                unsafe { convert::<F, T, W, $instructions>(dst, src, len_elems, factor) }
+                unsafe { convert::<F, T, W, $instructions>(dst, src, len_elems, W::factor(factor)) }
             }
         };
     }
@@ -301,8 +303,8 @@ mod entry {
 
     pub(super) fn conversion<F: Lane, T: Lane, W: Number>(level: Level) -> RunConvert
     where
-        F::Block: Through<W>,
-        T::Block: Through<W>,
+        F::Number: Through<W>,
+        T::Number: Through<W>,
     {
         match level {
             #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
@@ -312,12 +314,6 @@ mod entry {
             _ => convert_portable::<F, T, W>,
         }
     }
-
-    /// Keeps the trait in use where only the portable level exists.
-    const _: fn() = || {
-        fn instructions<L: Instructions>() {}
-        instructions::<Portable>();
-    };
 }
 
 /// The entry point for a fold; `None` for Adasum.
@@ -349,8 +345,8 @@ fn of_type<O: Op>(dtype: Dtype, level: Level) -> entry::Run {
         Dtype::I32 => entry::fold::<i32, O>(level),
         Dtype::U64 => entry::fold::<u64, O>(level),
         Dtype::I64 => entry::fold::<i64, O>(level),
-        Dtype::F16 => entry::fold::<Half, O>(level),
-        Dtype::BF16 => entry::fold::<Brain, O>(level),
+        Dtype::F16 => entry::fold::<f16, O>(level),
+        Dtype::BF16 => entry::fold::<bf16, O>(level),
         Dtype::F32 => entry::fold::<f32, O>(level),
         Dtype::F64 => entry::fold::<f64, O>(level),
     }
@@ -359,12 +355,12 @@ fn of_type<O: Op>(dtype: Dtype, level: Level) -> entry::Run {
 /// The entry point for a conversion; `None` unless both are floats.
 pub(super) fn select_convert(from: Dtype, to: Dtype, level: Level) -> Option<entry::RunConvert> {
     match from {
-        Dtype::F16 => to_type::<Half>(to, level),
-        Dtype::BF16 => to_type::<Brain>(to, level),
+        Dtype::F16 => to_type::<f16>(to, level),
+        Dtype::BF16 => to_type::<bf16>(to, level),
         Dtype::F32 => to_type::<f32>(to, level),
         Dtype::F64 => match to {
-            Dtype::F16 => Some(entry::conversion::<f64, Half, f64>(level)),
-            Dtype::BF16 => Some(entry::conversion::<f64, Brain, f64>(level)),
+            Dtype::F16 => Some(entry::conversion::<f64, f16, f64>(level)),
+            Dtype::BF16 => Some(entry::conversion::<f64, bf16, f64>(level)),
             Dtype::F32 => Some(entry::conversion::<f64, f32, f64>(level)),
             Dtype::F64 => Some(entry::conversion::<f64, f64, f64>(level)),
             _ => None,
@@ -375,11 +371,11 @@ pub(super) fn select_convert(from: Dtype, to: Dtype, level: Level) -> Option<ent
 
 fn to_type<F: Lane>(to: Dtype, level: Level) -> Option<entry::RunConvert>
 where
-    F::Block: Through<f32> + Through<f64>,
+    F::Number: Through<f32> + Through<f64>,
 {
     match to {
-        Dtype::F16 => Some(entry::conversion::<F, Half, f32>(level)),
-        Dtype::BF16 => Some(entry::conversion::<F, Brain, f32>(level)),
+        Dtype::F16 => Some(entry::conversion::<F, f16, f32>(level)),
+        Dtype::BF16 => Some(entry::conversion::<F, bf16, f32>(level)),
         Dtype::F32 => Some(entry::conversion::<F, f32, f32>(level)),
         Dtype::F64 => Some(entry::conversion::<F, f64, f64>(level)),
         _ => None,

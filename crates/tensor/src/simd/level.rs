@@ -8,10 +8,8 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use super::half_float;
+use super::number::Number;
 use crate::owned::LINE_BYTES;
-
-/// Half-precision blocks have this many elements on all levels.
-pub(super) const HALF_BLOCK: usize = 32;
 
 /// A level of instruction set. Higher levels include the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,24 +89,32 @@ impl fmt::Display for Level {
     }
 }
 
-/// What a level does by hand. All functions are inlined into an entry point that is compiled for the level.
+/// What a level does by hand.
 ///
 /// # Safety
-/// All functions may only be called on a processor that has the level.
+/// All functions may only be called on a processor that has the level. Memory need not be aligned unless it is said.
 pub(super) trait Instructions {
-    unsafe fn f16_to_f32(halves: [u16; HALF_BLOCK]) -> [f32; HALF_BLOCK] {
-        halves.map(half_float::f16_to_f32)
+    /// Fills `singles` from as many halves at `halves`.
+    unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
+        for (i, single) in singles.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `halves`.
+            *single = half_float::f16_to_f32(unsafe { halves.cast::<u16>().add(i).read_unaligned() });
+        }
     }
 
-    unsafe fn f32_to_f16(singles: [f32; HALF_BLOCK]) -> [u16; HALF_BLOCK] {
-        singles.map(half_float::f32_to_f16)
+    /// Writes `singles`, with NaN made canonical, as so many halves to `halves`.
+    unsafe fn f32_to_f16(halves: *mut u8, singles: &[f32]) {
+        for (i, single) in singles.iter().enumerate() {
+            let half = half_float::f32_to_f16(single.settle());
+            // SAFETY: the caller vouches for `halves`.
+            unsafe { halves.cast::<u16>().add(i).write_unaligned(half) };
+        }
     }
 
-    /// Stores `value` around the caches if the level can. `to` is aligned to a line and valid for writes, and
-    /// `V` consists of whole lines.
-    unsafe fn stream<V: Copy>(to: *mut V, value: V) {
-        // SAFETY: the caller vouches for `to`.
-        unsafe { to.write_unaligned(value) }
+    /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and apart.
+    unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
+        // SAFETY: the caller vouches for both.
+        unsafe { to.copy_from_nonoverlapping(from, lines) }
     }
 
     /// Orders streamed stores before everything that this thread stores later, such as the flag that tells a peer that the data
@@ -119,17 +125,7 @@ pub(super) trait Instructions {
 /// Plain Rust.
 pub(super) struct Portable;
 
-impl Instructions for Portable {
-    #[inline(always)]
-    unsafe fn f16_to_f32(halves: [u16; HALF_BLOCK]) -> [f32; HALF_BLOCK] {
-        halves.map(half_float::f16_to_f32)
-    }
-
-    #[inline(always)]
-    unsafe fn f32_to_f16(singles: [f32; HALF_BLOCK]) -> [u16; HALF_BLOCK] {
-        singles.map(half_float::f32_to_f16)
-    }
-}
+impl Instructions for Portable {}
 
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 pub(super) use x86::{Avx2, Avx512};
@@ -137,49 +133,70 @@ pub(super) use x86::{Avx2, Avx512};
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 mod x86 {
     use std::arch::x86_64::{
-        __m128i, __m256, __m256i, __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_sfence, _mm256_cvtph_ps,
-        _mm256_cvtps_ph, _mm256_stream_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_stream_si512,
+        __m128i, __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence,
+        _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_set1_epi32,
+        _mm256_stream_si256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph,
+        _mm512_mask_mov_ps, _mm512_set1_epi32, _mm512_stream_si512,
     };
-    use std::mem::transmute;
 
-    use super::{HALF_BLOCK, Instructions};
+    use super::{Instructions, Portable};
+    use crate::owned::LINE_BYTES;
 
+    /// The only rounding there is here, whatever the thread has set for its own arithmetic.
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+    /// The bits that `Number::settle` gives a single that is no number.
+    const CANONICAL_NAN: i32 = 0x7fc0_0000;
 
     /// AVX2 and F16C.
     pub(in crate::simd) struct Avx2;
 
     impl Instructions for Avx2 {
-        #[inline(always)]
-        unsafe fn f16_to_f32(halves: [u16; HALF_BLOCK]) -> [f32; HALF_BLOCK] {
-            // SAFETY: arrays and vectors have the same size and any bits are valid; the caller has F16C.
-            unsafe {
-                let [a, b, c, d] = transmute::<[u16; HALF_BLOCK], [__m128i; 4]>(halves);
-                let singles = [_mm256_cvtph_ps(a), _mm256_cvtph_ps(b), _mm256_cvtph_ps(c), _mm256_cvtph_ps(d)];
-                transmute::<[__m256; 4], [f32; HALF_BLOCK]>(singles)
+        #[inline]
+        #[target_feature(enable = "avx2,f16c")]
+        unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
+            let (vectors, rest) = singles.as_chunks_mut::<8>();
+            let whole = vectors.len() * 8;
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
+                unsafe {
+                    let half = halves.cast::<__m128i>().add(i).read_unaligned();
+                    vector.as_mut_ptr().cast::<__m256>().write_unaligned(_mm256_cvtph_ps(half));
+                }
             }
+            // SAFETY: the rest of what the caller vouches for.
+            unsafe { Portable::f16_to_f32(rest, halves.add(2 * whole)) }
         }
 
-        #[inline(always)]
-        unsafe fn f32_to_f16(singles: [f32; HALF_BLOCK]) -> [u16; HALF_BLOCK] {
-            // SAFETY: as above.
-            unsafe {
-                let [a, b, c, d] = transmute::<[f32; HALF_BLOCK], [__m256; 4]>(singles);
-                transmute::<[__m128i; 4], [u16; HALF_BLOCK]>([
-                    _mm256_cvtps_ph::<NEAREST>(a),
-                    _mm256_cvtps_ph::<NEAREST>(b),
-                    _mm256_cvtps_ph::<NEAREST>(c),
-                    _mm256_cvtps_ph::<NEAREST>(d),
-                ])
+        #[inline]
+        #[target_feature(enable = "avx2,f16c")]
+        unsafe fn f32_to_f16(halves: *mut u8, singles: &[f32]) {
+            let (vectors, rest) = singles.as_chunks::<8>();
+            let whole = vectors.len() * 8;
+            for (i, vector) in vectors.iter().enumerate() {
+                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
+                unsafe {
+                    let single = vector.as_ptr().cast::<__m256>().read_unaligned();
+                    let single = _mm256_blendv_ps(
+                        single,
+                        _mm256_castsi256_ps(_mm256_set1_epi32(CANONICAL_NAN)),
+                        _mm256_cmp_ps::<_CMP_UNORD_Q>(single, single),
+                    );
+                    halves.cast::<__m128i>().add(i).write_unaligned(_mm256_cvtps_ph::<NEAREST>(single));
+                }
             }
+            // SAFETY: the rest of what the caller vouches for.
+            unsafe { Portable::f32_to_f16(halves.add(2 * whole), rest) }
         }
 
-        #[inline(always)]
-        unsafe fn stream<V: Copy>(to: *mut V, value: V) {
-            let from = (&raw const value).cast::<__m256i>();
-            for i in 0..size_of::<V>() / size_of::<__m256i>() {
-                // SAFETY: `value` and the memory at `to`, which is aligned to a line, consist of whole vectors.
-                unsafe { _mm256_stream_si256(to.cast::<__m256i>().add(i), from.add(i).read_unaligned()) }
+        #[inline]
+        #[target_feature(enable = "avx2,f16c")]
+        unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
+            for i in 0..lines * (LINE_BYTES / size_of::<__m256i>()) {
+                // SAFETY: the caller vouches for both, and for the alignment of `to`.
+                unsafe {
+                    _mm256_stream_si256(to.cast::<__m256i>().add(i), from.cast::<__m256i>().add(i).read_unaligned())
+                }
             }
         }
 
@@ -194,31 +211,51 @@ mod x86 {
     pub(in crate::simd) struct Avx512;
 
     impl Instructions for Avx512 {
-        #[inline(always)]
-        unsafe fn f16_to_f32(halves: [u16; HALF_BLOCK]) -> [f32; HALF_BLOCK] {
-            // SAFETY: arrays and vectors have the same size and any bits are valid; the caller has AVX-512 F.
-            unsafe {
-                let [a, b] = transmute::<[u16; HALF_BLOCK], [__m256i; 2]>(halves);
-                transmute::<[__m512; 2], [f32; HALF_BLOCK]>([_mm512_cvtph_ps(a), _mm512_cvtph_ps(b)])
+        #[inline]
+        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
+            let (vectors, rest) = singles.as_chunks_mut::<16>();
+            let whole = vectors.len() * 16;
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
+                unsafe {
+                    let half = halves.cast::<__m256i>().add(i).read_unaligned();
+                    vector.as_mut_ptr().cast::<__m512>().write_unaligned(_mm512_cvtph_ps(half));
+                }
             }
+            // SAFETY: the rest of what the caller vouches for.
+            unsafe { Portable::f16_to_f32(rest, halves.add(2 * whole)) }
         }
 
-        #[inline(always)]
-        unsafe fn f32_to_f16(singles: [f32; HALF_BLOCK]) -> [u16; HALF_BLOCK] {
-            // SAFETY: as above.
-            unsafe {
-                let [a, b] = transmute::<[f32; HALF_BLOCK], [__m512; 2]>(singles);
-                let halves = [_mm512_cvtps_ph::<NEAREST>(a), _mm512_cvtps_ph::<NEAREST>(b)];
-                transmute::<[__m256i; 2], [u16; HALF_BLOCK]>(halves)
+        #[inline]
+        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn f32_to_f16(halves: *mut u8, singles: &[f32]) {
+            let (vectors, rest) = singles.as_chunks::<16>();
+            let whole = vectors.len() * 16;
+            for (i, vector) in vectors.iter().enumerate() {
+                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
+                unsafe {
+                    let single = vector.as_ptr().cast::<__m512>().read_unaligned();
+                    let single = _mm512_mask_mov_ps(
+                        single,
+                        _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(single, single),
+                        _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN)),
+                    );
+                    halves.cast::<__m256i>().add(i).write_unaligned(_mm512_cvtps_ph::<NEAREST>(single));
+                }
             }
+            // SAFETY: the rest of what the caller vouches for.
+            unsafe { Portable::f32_to_f16(halves.add(2 * whole), rest) }
         }
 
-        #[inline(always)]
-        unsafe fn stream<V: Copy>(to: *mut V, value: V) {
-            let from = (&raw const value).cast::<__m512i>();
-            for i in 0..size_of::<V>() / size_of::<__m512i>() {
-                // SAFETY: `value` and the memory at `to`, which is aligned to a line, consist of whole vectors.
-                unsafe { _mm512_stream_si512(to.cast::<__m512i>().add(i), from.add(i).read_unaligned()) }
+        #[inline]
+        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
+            for i in 0..lines * (LINE_BYTES / size_of::<__m512i>()) {
+                // SAFETY: the caller vouches for both, and for the alignment of `to`.
+                unsafe {
+                    _mm512_stream_si512(to.cast::<__m512i>().add(i), from.cast::<__m512i>().add(i).read_unaligned())
+                }
             }
         }
 
@@ -245,25 +282,15 @@ pub fn copy_streaming(dst: &mut [u8], src: &[u8]) {
         dst_head.copy_from_slice(src_head);
         let whole = dst_rest.len() / LINE_BYTES * LINE_BYTES;
         // SAFETY: the processor has AVX2; the destination is aligned to a line and both are `whole` bytes long.
-        unsafe { copy_lines_avx2(dst_rest.as_mut_ptr().cast(), src_rest.as_ptr().cast(), whole / LINE_BYTES) };
+        unsafe {
+            Avx2::stream(dst_rest.as_mut_ptr().cast(), src_rest.as_ptr().cast(), whole / LINE_BYTES);
+            Avx2::fence();
+        }
         dst_rest[whole..].copy_from_slice(&src_rest[whole..]);
         return;
     }
     let _ = LINE_BYTES;
     dst.copy_from_slice(src);
-}
-
-/// # Safety
-/// `dst` must be aligned to a line, both must be valid for `lines` lines, and they must not overlap.
-#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-#[target_feature(enable = "avx2")]
-unsafe fn copy_lines_avx2(dst: *mut [u8; LINE_BYTES], src: *const [u8; LINE_BYTES], lines: usize) {
-    for line in 0..lines {
-        // SAFETY: inside both, as the caller vouches; this function is compiled for AVX2.
-        unsafe { Avx2::stream(dst.add(line), src.add(line).read_unaligned()) };
-    }
-    // SAFETY: every x86-64 processor has the fence.
-    unsafe { Avx2::fence() };
 }
 
 #[cfg(test)]

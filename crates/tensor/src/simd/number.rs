@@ -5,10 +5,19 @@
 //! NaN comes out of a calculation is unspecified in Rust and differs between instructions, so [`Number::settle`]
 //! replaces every NaN by the canonical one when a result is stored.
 
-use crate::finish::Divisor;
+use crate::finish::{Divisor, Finish};
 
 /// A number in the form in which it is folded.
 pub(super) trait Number: Copy {
+    /// What a number is multiplied by on the fly: a float for floats, nothing for integers.
+    type Factor: Copy;
+    const ZERO: Self;
+
+    /// This factor in the precision of the number.
+    fn factor(factor: f64) -> Self::Factor;
+    /// The finish as a factor, if it is one. Multiplying a float by one changes nothing.
+    fn as_factor(finish: &Finish) -> Option<Self::Factor>;
+    fn times(self, factor: Self::Factor) -> Self;
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn smaller(self, other: Self) -> Self;
@@ -24,6 +33,18 @@ pub(super) trait Number: Copy {
 macro_rules! integer {
     ($type:ty, $divide:expr) => {
         impl Number for $type {
+            type Factor = ();
+            const ZERO: Self = 0;
+            #[inline(always)]
+            fn factor(_: f64) {}
+            #[inline(always)]
+            fn as_factor(finish: &Finish) -> Option<()> {
+                (*finish == Finish::Nothing).then_some(())
+            }
+            #[inline(always)]
+            fn times(self, (): ()) -> Self {
+                self
+            }
             #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -82,6 +103,24 @@ integer!(i64, |dividend, divisor| divisor.divide_i64(dividend));
 macro_rules! float {
     ($type:ident) => {
         impl Number for $type {
+            type Factor = $type;
+            const ZERO: Self = 0.0;
+            #[inline(always)]
+            fn factor(factor: f64) -> $type {
+                factor as $type
+            }
+            #[inline(always)]
+            fn as_factor(finish: &Finish) -> Option<$type> {
+                Some(match *finish {
+                    Finish::Nothing => 1.0,
+                    Finish::Multiply(factor) => factor as $type,
+                    Finish::Divide(ref divisor) => (1.0 / divisor.value() as f64) as $type,
+                })
+            }
+            #[inline(always)]
+            fn times(self, factor: $type) -> Self {
+                self * factor
+            }
             #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self + other

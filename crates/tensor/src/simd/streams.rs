@@ -21,7 +21,7 @@ pub(crate) struct Streams<'a> {
     /// How many of the outputs, counted from the front, are no sources: these may be stored around the caches.
     fresh: usize,
     len_bytes: Option<usize>,
-    elem_bytes: usize,
+    dtype: Dtype,
     borrows: PhantomData<&'a mut [u8]>,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Streams<'a> {
             outputs: List::new(std::ptr::null_mut()),
             fresh: 0,
             len_bytes: None,
-            elem_bytes: dtype.size_bytes(),
+            dtype,
             borrows: PhantomData,
         }
     }
@@ -75,16 +75,19 @@ impl<'a> Streams<'a> {
             sources: self.sources.as_slice(),
             outputs: self.outputs.as_slice(),
             streamed: fresh,
-            len_bytes,
-            elem_bytes: self.elem_bytes,
-            finish,
+            len_elems: len_bytes / self.dtype.size_bytes(),
+            // Bool is never scaled.
+            finish: if self.dtype == Dtype::Bool { Finish::Nothing } else { finish },
         })
     }
 
     fn check(&mut self, len_bytes: usize) {
         let expected = *self.len_bytes.get_or_insert(len_bytes);
         assert!(len_bytes == expected, "contributions of {len_bytes} and {expected} bytes cannot be folded");
-        debug_assert!(len_bytes.is_multiple_of(self.elem_bytes), "{len_bytes} bytes are no whole number of elements");
+        debug_assert!(
+            len_bytes.is_multiple_of(self.dtype.size_bytes()),
+            "{len_bytes} bytes are no whole number of elements"
+        );
     }
 }
 

@@ -1,13 +1,15 @@
 //! What Adasum needs of whole vectors: three inner products, and a weighted sum. Both in f64 and in one fixed order.
 //!
-//! Element i of a block goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order depends on
+//! Element i of a tile goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order depends on
 //! nothing but the length, so every level and every rank gets the same bits.
 
 use farandole_plan::Dtype;
+use half::{bf16, f16};
 
-use super::block::{Brain, Half, Lane};
-use super::kernel::Through;
+use super::block::Lane;
+use super::kernel::{TILE_ELEMS, Through};
 use super::level::{Instructions, Level, Portable};
+use super::number::Number;
 
 /// Partial sums: two of the widest registers for each product.
 const SUMS: usize = 16;
@@ -35,8 +37,8 @@ impl Vectors {
     pub(crate) fn new(dtype: Dtype, level: Level) -> Option<Vectors> {
         assert!(level.is_available(), "this processor has no {level}");
         match dtype {
-            Dtype::F16 => Some(of_type::<Half>(level)),
-            Dtype::BF16 => Some(of_type::<Brain>(level)),
+            Dtype::F16 => Some(of_type::<f16>(level)),
+            Dtype::BF16 => Some(of_type::<bf16>(level)),
             Dtype::F32 => Some(of_type::<f32>(level)),
             Dtype::F64 => Some(of_type::<f64>(level)),
             _ => None,
@@ -64,7 +66,7 @@ fn check(a: &[u8], b: &[u8]) {
 
 fn of_type<E: Lane>(level: Level) -> Vectors
 where
-    E::Block: Through<f64>,
+    E::Number: Through<f64>,
 {
     match level {
         #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
@@ -80,7 +82,7 @@ macro_rules! level {
         $(#[target_feature(enable = $features)])?
         unsafe fn $dots<E: Lane>(a: &[u8], b: &[u8]) -> Dots
         where
-            E::Block: Through<f64>,
+            E::Number: Through<f64>,
         {
             // SAFETY: this function is compiled for the level; the caller vouches for the lengths.
             unsafe { dots::<E, $instructions>(a, b) }
@@ -89,7 +91,7 @@ macro_rules! level {
         $(#[target_feature(enable = $features)])?
         unsafe fn $weigh<E: Lane>(a: &mut [u8], b: &[u8], factors: [f64; 2])
         where
-            E::Block: Through<f64>,
+            E::Number: Through<f64>,
         {
             // SAFETY: this function is compiled for the level; the caller vouches for the lengths.
             unsafe { weigh::<E, $instructions>(a, b, factors) }
@@ -108,26 +110,30 @@ level!(dots_avx512, weigh_avx512, super::level::Avx512, "avx2,f16c,avx512f,avx51
 #[inline(always)]
 unsafe fn dots<E: Lane, L: Instructions>(a: &[u8], b: &[u8]) -> Dots
 where
-    E::Block: Through<f64>,
+    E::Number: Through<f64>,
 {
-    let block_bytes = size_of::<E::Stored>();
     let [mut both, mut first, mut second] = [[0.0f64; SUMS]; 3];
-    let mut at = 0;
-    while at < a.len() {
-        let len_bytes = block_bytes.min(a.len() - at);
-        // SAFETY: the block lies inside both. What is missing of a partial block is zero and adds zero.
-        let (x, y) = unsafe {
-            let x = E::load::<L>(a.as_ptr().add(at), len_bytes);
-            (x.into_wide(), E::load::<L>(b.as_ptr().add(at), len_bytes).into_wide())
-        };
-        for half in [0, SUMS] {
+    let [mut x, mut y] = [[<E::Number as Number>::ZERO; TILE_ELEMS]; 2];
+    let tile_bytes = TILE_ELEMS * E::ELEM_BYTES;
+    for (a, b) in a.chunks(tile_bytes).zip(b.chunks(tile_bytes)) {
+        let count = a.len() / E::ELEM_BYTES;
+        // SAFETY: both chunks have `count` elements.
+        unsafe {
+            E::load::<L>(&mut x[..count], a.as_ptr());
+            E::load::<L>(&mut y[..count], b.as_ptr());
+        }
+        // The last group is filled up with zeros, which add zero.
+        let padded = count.next_multiple_of(SUMS);
+        x[count..padded].fill(E::Number::ZERO);
+        y[count..padded].fill(E::Number::ZERO);
+        for (x, y) in x[..padded].as_chunks::<SUMS>().0.iter().zip(y[..padded].as_chunks::<SUMS>().0) {
             for i in 0..SUMS {
-                both[i] += x[half + i] * y[half + i];
-                first[i] += x[half + i] * x[half + i];
-                second[i] += y[half + i] * y[half + i];
+                let (x, y) = (x[i].into_wide(), y[i].into_wide());
+                both[i] += x * y;
+                first[i] += x * x;
+                second[i] += y * y;
             }
         }
-        at += len_bytes;
     }
     Dots { both: pairwise(both), first: pairwise(first), second: pairwise(second) }
 }
@@ -148,22 +154,20 @@ fn pairwise(mut sums: [f64; SUMS]) -> f64 {
 #[inline(always)]
 unsafe fn weigh<E: Lane, L: Instructions>(a: &mut [u8], b: &[u8], factors: [f64; 2])
 where
-    E::Block: Through<f64>,
+    E::Number: Through<f64>,
 {
-    let block_bytes = size_of::<E::Stored>();
-    let mut at = 0;
-    while at < a.len() {
-        let len_bytes = block_bytes.min(a.len() - at);
-        // SAFETY: the block lies inside both.
+    let [mut x, mut y] = [[<E::Number as Number>::ZERO; TILE_ELEMS]; 2];
+    let tile_bytes = TILE_ELEMS * E::ELEM_BYTES;
+    for (a, b) in a.chunks_mut(tile_bytes).zip(b.chunks(tile_bytes)) {
+        let count = a.len() / E::ELEM_BYTES;
+        // SAFETY: both chunks have `count` elements.
         unsafe {
-            let mut sum = E::load::<L>(a.as_ptr().add(at), len_bytes).into_wide();
-            let other = E::load::<L>(b.as_ptr().add(at), len_bytes).into_wide();
-            for i in 0..sum.len() {
-                sum[i] = sum[i] * factors[0] + other[i] * factors[1];
+            E::load::<L>(&mut x[..count], a.as_ptr());
+            E::load::<L>(&mut y[..count], b.as_ptr());
+            for (x, y) in x[..count].iter_mut().zip(&y[..count]) {
+                *x = E::Number::from_wide(x.into_wide() * factors[0] + y.into_wide() * factors[1]);
             }
-            let stored = E::narrow::<L>(E::Block::from_wide(sum));
-            a.as_mut_ptr().add(at).copy_from_nonoverlapping((&raw const stored).cast(), len_bytes);
+            E::store::<L>(&x[..count], a.as_mut_ptr());
         }
-        at += len_bytes;
     }
 }
