@@ -182,7 +182,7 @@ struct Seed(u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
-        println!("the failing program has seed {}", self.0);
+        eprintln!("the failing program has seed {}", self.0);
     }
 }
 
