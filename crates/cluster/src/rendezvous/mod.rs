@@ -197,9 +197,46 @@ impl Reply {
     }
 }
 
+/// What must hold for any bytes that are taken for a message of a rendezvous. The fuzzer calls it, and a test with the
+/// fuzzer's seeds. Nothing but the patience, which is cut, may change on the way.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_message(bytes: &[u8]) {
+    if let Some(arrival) = Arrival::decode(bytes) {
+        let again = arrival.encode();
+        assert_eq!((&again[..8], &again[16..]), (&bytes[..8], &bytes[16..]), "an arrival keeps what it says");
+        assert_eq!(Arrival::decode(&again), Some(arrival), "an arrival survives its own encoding");
+    }
+    if let Some(reply) = Reply::decode(bytes) {
+        assert_eq!(reply.encode(), bytes, "a reply has one encoding");
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../../fuzz/seeds.rs"]
+mod seeds;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_of_the_corpus_decode_or_are_refused() {
+        let everybody = Reply::Everybody(Arc::new(vec![vec![], vec![1], vec![2; 300]]));
+        let arrival = Arrival { rank: 3, ranks: 5, patience: Duration::from_millis(1500), blob: vec![1, 2, 3] };
+        let made = [
+            ("arrival", arrival.encode()),
+            ("everybody", everybody.encode()),
+            ("missing", Reply::Missing(vec![Rank(1), Rank(70_000)]).encode()),
+            ("refused", Reply::Refused("wegen Überfüllung".into()).encode()),
+            ("endless_patience", [&[0; 8][..], &[255; 8]].concat()),
+            ("longer_than_it_is", vec![0, 255, 255, 255, 255, 1]),
+            ("half_a_rank", vec![1, 0, 0]),
+            ("no_text", vec![2, 255]),
+            ("empty", Vec::new()),
+        ];
+        seeds::replay("rendezvous", &made, check_any_message);
+    }
 
     #[test]
     fn messages_survive_the_wire() {
