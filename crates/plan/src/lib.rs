@@ -18,6 +18,8 @@ pub mod algorithm;
 mod alltoall;
 mod barrier;
 mod broadcast;
+pub mod choose;
+pub mod cost;
 mod doubling;
 pub mod fuse;
 mod gather;

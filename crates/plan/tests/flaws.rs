@@ -30,7 +30,7 @@ fn spoilt_ring(change: impl FnOnce(&mut Vec<Step>)) -> Result<(), Flaw> {
 fn spoilt_windows(algorithm: Algorithm, change: impl Fn(usize, &mut Schedule)) -> Result<(), Flaw> {
     let topology = Topology::one_host(3);
     let mut schedules = allreduce_schedules(algorithm, 60, &topology, &TIGHT);
-    verify::allreduce(&schedules, 60, &topology).unwrap();
+    verify::allreduce(&schedules, 60, &topology)?;
     for (rank, schedule) in schedules.iter_mut().enumerate() {
         change(rank, schedule);
     }
@@ -47,7 +47,7 @@ fn a_dropped_send_is_a_deadlock_that_names_who_waits_for_whom() {
 
 #[test]
 fn a_dropped_last_receive_is_a_message_left_over() {
-    let flaw = spoilt_ring(|steps| drop(steps.pop())).unwrap_err();
+    let flaw = spoilt_ring(|steps| steps.truncate(steps.len() - 1)).unwrap_err();
     assert!(matches!(flaw, Flaw::MessageLeftOver { from: Rank(3), to: Rank(0), .. }), "{flaw}");
 }
 
