@@ -34,3 +34,8 @@ pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 pub use farandole_tensor::{Element, Region};
 pub use world::{Setup, World, init, wait};
+
+/// The example of README.md, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
