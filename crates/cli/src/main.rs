@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand};
 
 use bench::args::BenchArgs;
 use bench::contestant::{Contestant, serve};
+use bench::ours::RankArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
 
@@ -28,6 +29,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(Box<BenchArgs>),
+
+    /// One rank of farandole that is being measured. Started by `bench`.
+    #[command(hide = true)]
+    BenchRank(RankArgs),
 
     /// One rank of another library that is being measured. Started by `bench`.
     #[command(subcommand, hide = true)]
@@ -69,6 +74,7 @@ fn long_np(arg: OsString) -> OsString {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Bench(args) => bench::run(&args),
+        Command::BenchRank(args) => bench::ours::serve_rank(&args),
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
             let mut mpi = Mpi::init(&lib)?;
             let pin = if pin { Pin::Cores } else { Pin::Free };

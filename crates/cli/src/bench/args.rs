@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, ReduceOp};
 
 use super::driver::Effort;
@@ -13,6 +14,19 @@ use crate::peer::start::{Peer, Pin};
 
 /// More ranks than this on one host can only be a slip of the finger.
 const MAX_RANKS: usize = 1024;
+
+/// How ranks are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Shared memory on one host, TCP between hosts.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// Unix sockets on one host, TCP between hosts.
+    Unix,
+    /// TCP between all ranks, over the loopback device.
+    Tcp,
+}
 
 /// Measure a collective on this machine, alone or in turns with other libraries.
 ///
@@ -57,6 +71,19 @@ pub(crate) struct BenchArgs {
     /// Through the engine: so many tensors of the size, submitted one after the other and then awaited, make one iteration.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     pub(crate) tensors: usize,
+
+    /// How the ranks of farandole are joined.
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(crate) transport: Transport,
+
+    /// Pretend that the ranks of farandole are spread over so many hosts: between these, TCP over the loopback device.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    pub(crate) hosts: usize,
+
+    /// Use this algorithm for every allreduce that it fits, instead of the chosen one: ring, doubling, halving, tree,
+    /// hierarchical, hierarchical-window, window-tiles or window-whole.
+    #[arg(long, value_parser = parse_algorithm)]
+    pub(crate) algorithm: Option<Algorithm>,
 
     /// Timed iterations in each round [default: as many as the time allows, 2 to 2000].
     #[arg(long, value_name = "COUNT")]
@@ -113,6 +140,25 @@ impl BenchArgs {
             self.tensors
         );
         ensure!(
+            self.tensors == 1 || self.against.is_empty(),
+            "--tensors {}: the peers run one tensor at a time; leave out --against",
+            self.tensors
+        );
+        ensure!(
+            (1..=self.ranks).contains(&self.hosts),
+            "--hosts {}: {ranks} ranks can be spread over 1 to {ranks} hosts",
+            self.hosts,
+            ranks = self.ranks
+        );
+        ensure!(
+            self.transport != Transport::Shm || self.hosts == 1,
+            "--transport shm: hosts do not share memory; leave out --hosts"
+        );
+        ensure!(
+            self.algorithm.is_none() || self.collective == Kind::Allreduce && self.through == Through::Direct,
+            "--algorithm: only direct allreduce has several to choose from"
+        );
+        ensure!(
             self.memory == Memory::Own || self.collective == Kind::Allreduce,
             "--memory mapped: only allreduce works on mapped buffers"
         );
@@ -163,6 +209,15 @@ fn parse_dtype(text: &str) -> Result<Dtype, String> {
     dtype_named(text).ok_or_else(|| {
         let names: Vec<&str> = Dtype::ALL.iter().map(|dtype| dtype.name()).collect();
         format!("there is: {}", names.join(", "))
+    })
+}
+
+pub(crate) fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
+    let wanted =
+        Algorithm::ALL.into_iter().find(|algorithm| algorithm.word() == text && *algorithm != Algorithm::Mapped);
+    wanted.ok_or_else(|| {
+        let words = Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Mapped).map(Algorithm::word);
+        format!("there is: {}", words.collect::<Vec<_>>().join(", "))
     })
 }
 

@@ -38,10 +38,10 @@ pub(crate) trait Contestant {
     fn ranks(&self) -> usize;
     /// Gets ready for a task: buffers are there, of the right size, at the latest now. Asked again before each round.
     fn prepare(&mut self, task: &Task) -> Result<(), Refusal>;
-    /// Where this rank's contribution belongs.
-    fn input(&mut self) -> &mut [u8];
-    /// Where the result lies after [`Contestant::run`]; may be the same memory as the input.
-    fn output(&mut self) -> &mut [u8];
+    /// Where this rank's contribution belongs, tensor by tensor.
+    fn inputs(&mut self) -> Vec<&mut [u8]>;
+    /// Where the results lie after [`Contestant::run`]; may be the same memory as the inputs.
+    fn outputs(&mut self) -> Vec<&[u8]>;
     /// Runs the prepared task once.
     fn run(&mut self) -> Result<()>;
     /// Waits for all ranks.
@@ -72,7 +72,7 @@ fn round(
 ) -> Result<(Vec<u64>, u64), Refusal> {
     contestant.prepare(task)?;
     let wrong = check(contestant, task)?;
-    Pattern::zeros(task.dtype).fill(contestant.input(), 0);
+    fill(contestant, &Pattern::zeros(task.dtype));
     contestant.barrier()?;
     for _ in 0..warmup {
         contestant.run()?;
@@ -115,12 +115,18 @@ fn check(contestant: &mut dyn Contestant, task: &Task) -> Result<u64, Refusal> {
         return Ok(0);
     }
     let rank = contestant.rank();
-    Pattern::contribution(task.dtype, task.op, rank, contestant.ranks()).fill(contestant.input(), 0);
+    let ranks = contestant.ranks();
+    fill(contestant, &Pattern::contribution(task.dtype, task.op, rank, ranks));
     contestant.barrier()?;
     contestant.run()?;
     contestant.barrier()?;
-    let ranks = contestant.ranks();
-    Ok(count_wrong(task, rank, ranks, contestant.output()))
+    Ok(contestant.outputs().into_iter().map(|output| count_wrong(task, rank, ranks, output)).sum())
+}
+
+fn fill(contestant: &mut dyn Contestant, pattern: &Pattern) {
+    for input in contestant.inputs() {
+        pattern.fill(input, 0);
+    }
 }
 
 fn count_wrong(task: &Task, rank: usize, ranks: usize, output: &[u8]) -> u64 {
@@ -141,25 +147,15 @@ fn count_wrong(task: &Task, rank: usize, ranks: usize, output: &[u8]) -> u64 {
     }
 }
 
-/// Memory of the caller's own, aligned to cache lines as a framework's allocator would align it.
-pub(crate) struct OwnMemory {
-    store: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-/// Alignment of tensors in the frameworks.
-const TENSOR_ALIGN: usize = 64;
-
-impl OwnMemory {
-    pub(crate) fn new(len: usize) -> OwnMemory {
-        let store = vec![0; len + TENSOR_ALIGN];
-        let start = store.as_ptr().align_offset(TENSOR_ALIGN);
-        OwnMemory { store, start, len }
-    }
-
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        &mut self.store[self.start..self.start + self.len]
+/// How many bytes a rank brings to a task and takes from it, in one tensor. `None`: the result replaces the input.
+pub(crate) fn buffer_bytes(task: &Task, ranks: usize) -> (usize, Option<usize>) {
+    let bytes = task.bytes as usize;
+    match task.kind {
+        Kind::Allreduce | Kind::Broadcast => (bytes, None),
+        Kind::Allgather => (bytes / ranks, Some(bytes)),
+        Kind::Alltoall => (bytes, Some(bytes)),
+        Kind::Reducescatter => (bytes, Some(bytes / ranks)),
+        Kind::Barrier => (0, None),
     }
 }
 
@@ -202,14 +198,5 @@ mod tests {
         let parts: Vec<u8> = (0..3).flat_map(|from| contribution(from, 12)[16..32].to_vec()).collect();
         assert_eq!(count_wrong(&task(Kind::Alltoall), 1, 3, &parts), 0);
         assert_ne!(count_wrong(&task(Kind::Alltoall), 2, 3, &parts), 0);
-    }
-
-    #[test]
-    fn own_memory_is_aligned() {
-        for len in [0, 1, 100] {
-            let mut memory = OwnMemory::new(len);
-            assert_eq!(memory.bytes().len(), len);
-            assert_eq!(memory.bytes().as_ptr() as usize % TENSOR_ALIGN, 0);
-        }
     }
 }

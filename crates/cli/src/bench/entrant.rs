@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use farandole_cluster::Job;
 
 use super::line::{Answer, Line, Order};
 use super::statistics::slowest_rank;
@@ -55,19 +56,68 @@ pub(crate) struct Processes {
     word: String,
     product: String,
     lines: Vec<Line>,
-    children: Vec<Child>,
+    family: Family,
+}
+
+/// The processes behind a contestant.
+pub(crate) enum Family {
+    /// Ranks, or a peer's own launcher, started one by one.
+    Children(Vec<Child>),
+    /// Ranks of a job of ours.
+    Job(Job),
+}
+
+impl Family {
+    /// Starts the commands of a peer.
+    pub(crate) fn start(word: &str, commands: Vec<Command>) -> Result<Family> {
+        let mut children = Vec::with_capacity(commands.len());
+        for mut command in commands {
+            let child = command.spawn().with_context(|| format!("starting {word}: {:?}", command.get_program()))?;
+            children.push(child);
+        }
+        Ok(Family::Children(children))
+    }
+
+    /// How many of its processes live. Fails if one has failed.
+    fn alive(&mut self) -> Result<usize> {
+        match self {
+            Family::Job(job) => Ok(job.look()?),
+            Family::Children(children) => {
+                let mut alive = 0;
+                for child in children {
+                    match child.try_wait().context("looking after a child")? {
+                        Some(status) if !status.success() => bail!("a process ended with {status}"),
+                        Some(_) => {}
+                        None => alive += 1,
+                    }
+                }
+                Ok(alive)
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        // A job kills its ranks itself when it is dropped.
+        if let Family::Children(children) = self {
+            for child in children {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
 }
 
 impl Processes {
-    /// Starts the commands and waits until all ranks have said hello at `socket`.
-    pub(crate) fn start(word: &str, ranks: usize, socket: &Path, commands: Vec<Command>) -> Result<Processes> {
+    /// Lets `start` start the processes, and waits until all ranks have said hello at `socket`.
+    pub(crate) fn start(
+        word: &str,
+        ranks: usize,
+        socket: &Path,
+        start: impl FnOnce() -> Result<Family>,
+    ) -> Result<Processes> {
         let listener = UnixListener::bind(socket).with_context(|| format!("listening at {}", socket.display()))?;
-        let mut started =
-            Processes { word: word.to_string(), product: String::new(), lines: Vec::new(), children: Vec::new() };
-        for mut command in commands {
-            let child = command.spawn().with_context(|| format!("starting {word}: {:?}", command.get_program()))?;
-            started.children.push(child);
-        }
+        let family = start()?;
+        let mut started = Processes { word: word.to_string(), product: String::new(), lines: Vec::new(), family };
         started.welcome(&listener, ranks)?;
         Ok(started)
     }
@@ -100,14 +150,9 @@ impl Processes {
     }
 
     fn ensure_alive(&mut self) -> Result<()> {
-        for child in &mut self.children {
-            if let Some(status) = child.try_wait().context("looking after a child")? {
-                bail!(
-                    "{} ended at once ({status}); its own words are above. `cargo xtask peers` installs the peers",
-                    self.word
-                );
-            }
-        }
+        let hint = || format!("{} did not start; its own words, if any, are above", self.word);
+        let alive = self.family.alive().with_context(hint)?;
+        ensure!(alive > 0, "{}", hint());
         Ok(())
     }
 }
@@ -161,15 +206,9 @@ impl Drop for Processes {
         // Ranks leave when their line closes; whoever has not left in time is made to.
         self.lines.clear();
         let deadline = Instant::now() + LEAVE_PATIENCE;
-        for child in &mut self.children {
-            while matches!(child.try_wait(), Ok(None)) {
-                if Instant::now() > deadline {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
+        while self.family.alive().is_ok_and(|alive| alive > 0) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
         }
+        self.family.kill();
     }
 }

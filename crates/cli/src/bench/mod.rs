@@ -6,11 +6,14 @@
 
 pub(crate) mod args;
 pub(crate) mod contestant;
+mod direct;
 mod driver;
 mod entrant;
 mod limit;
 mod line;
 mod machine;
+mod named;
+pub(crate) mod ours;
 mod pattern;
 mod report;
 mod sizes;
@@ -26,7 +29,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
-use entrant::{Entrant, Processes};
+use entrant::{Entrant, Family, Processes};
 use limit::Limit;
 use machine::Machine;
 use report::{Entry, Report, Row};
@@ -79,19 +82,20 @@ fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs)
 
 fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
     let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
-    let mut peers = Vec::new();
-    for &peer in &args.against {
-        if !peers.contains(&peer) {
-            peers.push(peer);
-        }
+    let ranks = args.ranks;
+    if !args.peers_only {
+        let word = "farandole";
+        let socket = room.path().join(word);
+        let start = || ours::start(args, &socket);
+        entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
     }
+    let mut peers = args.against.clone();
+    peers.dedup();
     for peer in peers {
-        let socket = room.path().join(peer.word());
-        let commands = peer.commands(args.ranks, &socket, room.path(), args.pinning())?;
-        entrants.push(Box::new(Processes::start(peer.word(), args.ranks, &socket, commands)?));
-    }
-    if entrants.is_empty() {
-        bail!("there is nobody to measure");
+        let word = peer.word();
+        let socket = room.path().join(word);
+        let start = || Family::start(word, peer.commands(ranks, &socket, room.path(), args.pinning())?);
+        entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
     }
     Ok(entrants)
 }

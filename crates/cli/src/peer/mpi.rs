@@ -5,16 +5,17 @@
 //! constants of its published ABI; Open MPI's are addresses of its global objects.
 //!
 //! This is an unsafe room: it calls C through addresses found by name. The invariant it keeps: every pointer handed to
-//! MPI points into an [`OwnMemory`] of this contestant that is at least as long as the counts say, all calls come from
+//! MPI points into an [`OwnedBytes`] of this contestant that is at least as long as the counts say, all calls come from
 //! the one thread that initialised MPI, and no call comes before `MPI_Init` or after `MPI_Finalize`.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use anyhow::{Context, Result, ensure};
 use farandole_plan::{Dtype, ReduceOp};
+use farandole_tensor::OwnedBytes;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::bench::contestant::{Contestant, OwnMemory, Refusal};
+use crate::bench::contestant::{Contestant, Refusal, buffer_bytes};
 use crate::bench::task::{Kind, Task};
 
 /// A communicator, datatype or operation of either library.
@@ -49,9 +50,9 @@ struct Prepared {
     op: Handle,
     /// Elements of one part: of the whole buffer, or of one rank's share.
     part_elems: c_int,
-    input: OwnMemory,
+    input: OwnedBytes,
     /// `None` where the operation works in place.
-    output: Option<OwnMemory>,
+    output: Option<OwnedBytes>,
 }
 
 /// This process as a rank of an MPI job.
@@ -159,16 +160,15 @@ impl Contestant for Mpi {
         if self.prepared.as_ref().is_some_and(|prepared| prepared.task == *task) {
             return Ok(());
         }
-        let bytes = task.bytes as usize;
-        let part_bytes = bytes / self.ranks;
-        let (part, input, output) = match task.kind {
-            Kind::Allreduce | Kind::Broadcast => (bytes, bytes, None),
-            Kind::Allgather => (part_bytes, part_bytes, Some(bytes)),
-            Kind::Alltoall => (part_bytes, bytes, Some(bytes)),
-            Kind::Reducescatter => (part_bytes, bytes, Some(part_bytes)),
-            Kind::Barrier => (0, 0, None),
+        if task.tensors != 1 {
+            return Err(Refusal::Unsupported("one tensor at a time".into()));
+        }
+        let (input, output) = buffer_bytes(task, self.ranks);
+        let part_bytes = match task.kind {
+            Kind::Allreduce | Kind::Broadcast | Kind::Barrier => input,
+            Kind::Allgather | Kind::Alltoall | Kind::Reducescatter => task.bytes as usize / self.ranks,
         };
-        let part_elems = c_int::try_from(part / task.dtype.size_bytes())
+        let part_elems = c_int::try_from(part_bytes / task.dtype.size_bytes())
             .map_err(|_| Refusal::Unsupported("MPI counts elements in 31 bits".into()))?;
         let dtype = self.dtype(task.dtype)?;
         let op = if task.kind.reduces() { self.op(task.dtype, task.op)? } else { 0 };
@@ -179,19 +179,19 @@ impl Contestant for Mpi {
             dtype,
             op,
             part_elems,
-            input: OwnMemory::new(input),
-            output: output.map(OwnMemory::new),
+            input: OwnedBytes::zeroed(input),
+            output: output.map(OwnedBytes::zeroed),
         });
         Ok(())
     }
 
-    fn input(&mut self) -> &mut [u8] {
-        self.prepared.as_mut().expect("prepare comes before input").input.bytes()
+    fn inputs(&mut self) -> Vec<&mut [u8]> {
+        vec![&mut self.prepared.as_mut().expect("prepare comes before inputs").input]
     }
 
-    fn output(&mut self) -> &mut [u8] {
-        let prepared = self.prepared.as_mut().expect("prepare comes before output");
-        prepared.output.as_mut().unwrap_or(&mut prepared.input).bytes()
+    fn outputs(&mut self) -> Vec<&[u8]> {
+        let prepared = self.prepared.as_ref().expect("prepare comes before outputs");
+        vec![prepared.output.as_ref().unwrap_or(&prepared.input)]
     }
 
     fn run(&mut self) -> Result<()> {
@@ -199,8 +199,8 @@ impl Contestant for Mpi {
         let Prepared { task, dtype, op, part_elems, input, output } =
             self.prepared.as_mut().expect("prepare comes before run");
         let (n, dtype, op) = (*part_elems, *dtype, *op);
-        let send: Buffer = input.bytes().as_mut_ptr().cast();
-        let recv: Buffer = output.as_mut().map_or(send, |memory| memory.bytes().as_mut_ptr().cast());
+        let send: Buffer = input.as_mut_ptr().cast();
+        let recv: Buffer = output.as_mut().map_or(send, |memory| memory.as_mut_ptr().cast());
         let call = &self.functions;
         // SAFETY: `prepare` has made `send` and `recv` long enough for `n` elements of `dtype`, times the number of ranks where the
         // operation says so; they are different allocations unless the operation works in place; MPI is initialised

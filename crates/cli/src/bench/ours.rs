@@ -1,0 +1,185 @@
+//! Farandole itself as a contestant: how its ranks are started and found, and which door they take.
+//!
+//! Both doors lead to the same machine, each with connections of its own: the communicator for direct calls, the engine for
+//! requests by name. The barrier between iterations is always the communicator's, so that it is no part of what the
+//! engine learns.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use farandole_cluster::spawn::die_with_parent;
+use farandole_cluster::{Environment, Job, environment};
+use farandole_engine::meeting::Contacts;
+use farandole_engine::{Communicator, Config, DirectSettings, Engine};
+use farandole_plan::Rank;
+use farandole_plan::algorithm::Algorithm;
+use farandole_transport::Key;
+use farandole_transport::connect::{Local, Options};
+use farandole_transport::contact::Contact;
+use farandole_transport::listen::Listener;
+
+use super::args::{BenchArgs, Transport, parse_algorithm};
+use super::contestant::{Contestant, Refusal, serve};
+use super::direct::Direct;
+use super::entrant::Family;
+use super::named::Named;
+use super::task::{Task, Through};
+use crate::peer::start::{Pin, this_program};
+
+/// How long ranks may take to find each other. They are started at the same moment on one machine.
+const MEET_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a rank is told on its command line; who it is, it learns from its environment.
+#[derive(Args, Debug)]
+pub(crate) struct RankArgs {
+    /// Where the driver listens.
+    #[arg(long)]
+    socket: PathBuf,
+    /// How ranks are joined.
+    #[arg(long, value_enum)]
+    transport: Transport,
+    /// Algorithm for every allreduce that it fits.
+    #[arg(long, value_parser = parse_algorithm)]
+    algorithm: Option<Algorithm>,
+    /// Bind to a core.
+    #[arg(long)]
+    pin: bool,
+}
+
+/// Starts the ranks.
+pub(crate) fn start(args: &BenchArgs, socket: &Path) -> Result<Family> {
+    let program = this_program()?;
+    let transport = transport_word(args.transport);
+    let job = Job::spawn(args.ranks, |rank| {
+        let mut command = Command::new(&program);
+        command.arg("bench-rank").arg("--socket").arg(socket).args(["--transport", transport]);
+        if let Some(algorithm) = args.algorithm {
+            command.args(["--algorithm", algorithm.word()]);
+        }
+        if args.pin {
+            command.arg("--pin");
+        }
+        if let Some(host) = pretended_host(args, rank) {
+            command.env(environment::HOST, host);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    })?;
+    Ok(Family::Job(job))
+}
+
+fn transport_word(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Auto => "auto",
+        Transport::Shm => "shm",
+        Transport::Unix => "unix",
+        Transport::Tcp => "tcp",
+    }
+}
+
+/// The host that a rank is to believe in: neighbouring ranks share one. With TCP between all ranks each has its own.
+fn pretended_host(args: &BenchArgs, rank: Rank) -> Option<String> {
+    let hosts = if args.transport == Transport::Tcp { args.ranks } else { args.hosts };
+    (hosts > 1).then(|| format!("pretended host {}", rank.index() * hosts / args.ranks))
+}
+
+/// The whole life of one rank.
+pub(crate) fn serve_rank(args: &RankArgs) -> Result<()> {
+    die_with_parent()?;
+    let environment = Environment::from_process()?;
+    let pin = if args.pin { Pin::Cores } else { Pin::Free };
+    pin.bind_this_thread(environment.rank.index())?;
+    serve(&mut Ours::join(&environment, args)?, &args.socket)
+}
+
+/// One rank of farandole.
+struct Ours {
+    direct: Direct,
+    named: Named,
+    through: Through,
+}
+
+impl Ours {
+    fn join(environment: &Environment, args: &RankArgs) -> Result<Ours> {
+        let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
+        let mut contacts = meet(environment, args.transport)?;
+        let communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
+        let engine = Engine::start(contacts, Config::from_env()?)?;
+        Ok(Ours { direct: Direct::new(communicator), named: Named::new(engine), through: Through::Direct })
+    }
+}
+
+impl Contestant for Ours {
+    fn product(&self) -> String {
+        format!("farandole {}", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn rank(&self) -> usize {
+        self.direct.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.direct.ranks()
+    }
+
+    fn prepare(&mut self, task: &Task) -> Result<(), Refusal> {
+        self.through = task.through;
+        match task.through {
+            Through::Direct => self.direct.prepare(task),
+            Through::Engine => self.named.prepare(task),
+        }
+    }
+
+    fn inputs(&mut self) -> Vec<&mut [u8]> {
+        match self.through {
+            Through::Direct => self.direct.inputs(),
+            Through::Engine => self.named.inputs(),
+        }
+    }
+
+    fn outputs(&mut self) -> Vec<&[u8]> {
+        match self.through {
+            Through::Direct => self.direct.outputs(),
+            Through::Engine => self.named.outputs(),
+        }
+    }
+
+    fn run(&mut self) -> Result<()> {
+        match self.through {
+            Through::Direct => self.direct.run(),
+            Through::Engine => self.named.run(),
+        }
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.direct.barrier()
+    }
+}
+
+/// Tells the others where this rank can be reached, and learns where they can.
+fn meet(environment: &Environment, transport: Transport) -> Result<Contacts> {
+    let key = match &environment.meeting {
+        Some(meeting) => meeting.key.clone(),
+        None => Key::random()?,
+    };
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = Arc::new(Listener::bind(Some(loopback), &key)?);
+    let own = listener.contact(environment.host.clone());
+    let blobs = match environment.rendezvous() {
+        Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), Instant::now() + MEET_PATIENCE)?,
+        None => vec![own.encode()],
+    };
+    let contacts = blobs
+        .iter()
+        .enumerate()
+        .map(|(rank, blob)| Contact::decode(blob).with_context(|| format!("rank {rank} sent no contact")))
+        .collect::<Result<_>>()?;
+    let local = if transport == Transport::Unix { Local::Stream } else { Local::Shm };
+    let options = Options { local, ..Options::default() };
+    Ok(Contacts { rank: environment.rank, contacts, listener, options, epoch: 0 })
+}
