@@ -30,6 +30,10 @@ const SAYS_AGREEMENT: u8 = 0;
 /// The only byte of a control message that says: this rank leaves in good order.
 const SAYS_GOODBYE: u8 = 1;
 
+/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this is
+/// longer than any bucket takes; a coordinator that is alive answers at once otherwise.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
 /// How long a failed or closed group waits for its peers' last words.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -108,7 +112,8 @@ pub(crate) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    Closing,
+    /// This rank wants to leave, since this moment.
+    Closing(Duration),
     /// Orderly or not, it is over since this moment.
     Ended(Duration),
 }
@@ -199,6 +204,9 @@ impl Group {
         }
         moved |= self.act(around)?;
         moved |= self.speak(around.now)?;
+        if self.cannot_close(around.now) {
+            self.say_goodbye(around);
+        }
         self.watch_for_stalls(around)?;
         Ok(moved)
     }
@@ -213,7 +221,11 @@ impl Group {
         if let State::Ended(since) = self.state {
             return since + LINGER;
         }
-        let agreement = self.member.next_timeout().unwrap_or(Duration::MAX);
+        let closing = match self.state {
+            State::Closing(since) => since + CLOSE_LIMIT,
+            _ => Duration::MAX,
+        };
+        let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
         let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved + self.settings.deadline);
         agreement.min(deadline).min(self.next_stall_check)
     }
@@ -231,9 +243,14 @@ impl Group {
     /// Wants to leave in good order.
     pub(crate) fn close(&mut self, now: Duration) {
         if self.state == State::Open {
-            self.state = State::Closing;
+            self.state = State::Closing(now);
             self.member.close(now);
         }
+    }
+
+    /// Whether waiting for an orderly end has become pointless: the coordinator does not answer.
+    fn cannot_close(&self, now: Duration) -> bool {
+        matches!(self.state, State::Closing(since) if now >= since + CLOSE_LIMIT)
     }
 
     /// Whether the group is over and the mesh can be dropped.
@@ -332,7 +349,11 @@ impl Group {
                 around.roster.leave(self.id(), std::iter::once(&pending.name));
                 pending.promise.fulfil(Ok(Outcome { last_joined: Some(last), ..Outcome::default() }));
             }
-            Action::Closed { .. } => self.say_goodbye(around),
+            Action::Closed { .. } => {
+                // The last messages of the agreement go before the goodbye. Whoever cannot be told has left.
+                let _ = self.speak(around.now);
+                self.say_goodbye(around);
+            }
         }
     }
 

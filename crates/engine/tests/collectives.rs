@@ -89,8 +89,7 @@ fn alltoall_exchanges_uneven_parts() {
             let me = engine.rank().0 as u64;
             // Rank i sends i + j rows to rank j.
             let splits: Vec<u64> = (0..3).map(|to| me + to).collect();
-            let rows: Vec<u16> =
-                (0..3u64).flat_map(|to| vec![(10 * me + to) as u16; (me + to) as usize]).collect();
+            let rows: Vec<u16> = (0..3u64).flat_map(|to| vec![(10 * me + to) as u16; (me + to) as usize]).collect();
             let shape = [rows.len() as u64];
             let request = request("a", Collective::Alltoall { splits: Some(splits) }, Dtype::U16, &shape);
             let outcome = engine.run(Submission::new(request, Region::from_vec(rows))).unwrap();

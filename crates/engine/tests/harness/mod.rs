@@ -2,7 +2,7 @@
 //!
 //! Every run has a hard deadline. A rank that panics fails the test with its own words; a run that hangs ends the test
 //! process with a report, because a thread that hangs cannot be stopped.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -159,7 +159,15 @@ pub fn by_contacts(n: usize, host: impl Fn(usize) -> String) -> Vec<Box<dyn Meet
 
 /// A request for the world.
 pub fn request(name: &str, collective: Collective, dtype: Dtype, shape: &[u64]) -> Request {
-    Request { name: name.into(), collective, dtype, shape: shape.to_vec(), device: Device::Cpu, batch: None, priority: 0 }
+    Request {
+        name: name.into(),
+        collective,
+        dtype,
+        shape: shape.to_vec(),
+        device: Device::Cpu,
+        batch: None,
+        priority: 0,
+    }
 }
 
 /// An allreduce without factors.

@@ -1,0 +1,156 @@
+//! Bad input gets a message and costs nothing; shutting down is orderly and can be followed by a new start.
+
+mod harness;
+
+use std::time::Duration;
+
+use farandole_engine::{Config, Error, Submission};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+use farandole_tensor::Region;
+use harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
+
+#[test]
+fn a_name_under_way_is_refused_and_free_again_afterwards() {
+    ranks(2, Transport::Memory, |engine| {
+        let first = engine.submit(sum("t", vec![1i32])).unwrap();
+        // Rank 0 is ahead of rank 1, whose second submission tells it that the first one may end.
+        if engine.rank() == Rank(0) {
+            let second = engine.submit(sum("t", vec![1i32]));
+            // Either it is still under way, or rank 1 was quick and the name is free again.
+            if let Err(error) = second {
+                assert!(matches!(error, Error::Duplicate { .. }), "{error}");
+                first.wait().unwrap();
+                engine.run(sum("t", vec![1i32])).unwrap();
+            } else {
+                first.wait().unwrap();
+                second.unwrap().wait().unwrap();
+            }
+        } else {
+            first.wait().unwrap();
+            engine.run(sum("t", vec![1i32])).unwrap();
+        }
+    });
+}
+
+#[test]
+fn mismatches_are_explained_alike_on_all_ranks_and_the_engine_goes_on() {
+    for transport in Transport::ALL {
+        let texts = ranks(3, transport, |engine| {
+            let me = engine.rank().0;
+            let odd_one = me == 2;
+            let wrong_shape = engine.run(sum("shape", vec![0f32; if odd_one { 4 } else { 3 }])).unwrap_err();
+            let op = if odd_one { ReduceOp::Max } else { ReduceOp::Sum };
+            let submission = Submission::new(request("op", reduce(op), Dtype::F32, &[1]), Region::from_vec(vec![0f32]));
+            let wrong_op = engine.run(submission).unwrap_err();
+            let root = Collective::Broadcast { root: Rank(me % 2) };
+            let submission = Submission::new(request("root", root, Dtype::F32, &[1]), Region::from_vec(vec![0f32]));
+            let wrong_root = engine.run(submission).unwrap_err();
+            assert_eq!(result::<i32>(&engine, sum("fine", vec![1i32])), [3]);
+            [wrong_shape, wrong_op, wrong_root].map(|error| {
+                assert!(error.is_recoverable() && matches!(error, Error::Refused { .. }), "{error}");
+                error.to_string()
+            })
+        });
+        assert!(texts.iter().all(|theirs| *theirs == texts[0]), "{transport:?} {texts:?}");
+    }
+}
+
+#[test]
+fn wrong_groups_are_refused() {
+    ranks(3, Transport::Memory, |engine| {
+        let unknown = engine.submit(sum("t", vec![1i32]).in_group(GroupId(7))).unwrap_err();
+        assert!(matches!(unknown, Error::UnknownGroup(GroupId(7))));
+        let group = engine.add_group(&[Rank(2), Rank(0)]).unwrap();
+        assert_eq!(*engine.group(group).unwrap(), [Rank(0), Rank(2)]);
+        if engine.rank() == Rank(1) {
+            let foreign = engine.submit(sum("t", vec![1i32]).in_group(group)).unwrap_err();
+            assert!(matches!(foreign, Error::ForeignGroup(_)));
+        } else {
+            assert_eq!(result::<i32>(&engine, sum("t", vec![1i32]).in_group(group)), [2]);
+        }
+        assert!(matches!(engine.add_group(&[Rank(0), Rank(2)]), Err(Error::ExistingGroup(_))));
+        for nonsense in [&[][..], &[Rank(0), Rank(0)], &[Rank(3)]] {
+            assert!(matches!(engine.add_group(nonsense), Err(Error::InvalidGroup(_))));
+        }
+    });
+}
+
+#[test]
+fn different_groups_at_the_same_time_are_an_error_on_all_ranks() {
+    ranks(3, Transport::Memory, |engine| {
+        let wanted = [Rank(0), if engine.rank() == Rank(2) { Rank(2) } else { Rank(1) }];
+        assert!(matches!(engine.add_group(&wanted), Err(Error::InvalidGroup(_))));
+        assert_eq!(result::<i32>(&engine, sum("t", vec![1i32])), [3]);
+    });
+}
+
+#[test]
+fn a_wait_may_time_out_and_be_repeated() {
+    ranks(2, Transport::Memory, |engine| {
+        if engine.rank() == Rank(1) {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let ticket = engine.submit(sum("t", vec![1i32])).unwrap();
+        if engine.rank() == Rank(0) {
+            assert!(matches!(ticket.wait_for(Duration::from_millis(20)), Err(Error::TimedOut { .. })));
+            assert!(!ticket.is_done() && ticket.poll().is_none());
+        }
+        let outcome = ticket.wait_for(Duration::from_secs(20)).unwrap();
+        assert_eq!(outcome.into_result().unwrap().into_vec::<i32>().unwrap(), [2]);
+        assert!(matches!(ticket.poll(), Some(Err(Error::Taken))));
+    });
+}
+
+#[test]
+fn shutdown_ends_outstanding_tickets_everywhere_and_nothing_can_follow() {
+    for transport in Transport::ALL {
+        ranks(3, transport, move |engine| {
+            engine.run(sum("together", vec![1i32])).unwrap();
+            if engine.rank() == Rank(1) {
+                return engine.shutdown();
+            }
+            let error = engine.submit(sum("alone", vec![1i32])).and_then(|ticket| ticket.wait()).unwrap_err();
+            assert!(matches!(error, Error::ShutDown), "{transport:?} {error}");
+            let error = engine.submit(sum("later", vec![1i32])).unwrap_err();
+            assert!(matches!(error, Error::ShutDown), "{transport:?} {error}");
+        });
+    }
+}
+
+#[test]
+fn engines_can_be_started_again_in_the_same_process_without_leaks() {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    for transport in Transport::ALL {
+        let once = move || {
+            ranks(3, transport, |engine| assert_eq!(result::<i32>(&engine, sum("t", vec![1i32])), [3]));
+        };
+        once();
+        let (fds, threads) = (count("fd"), count("task"));
+        for _ in 0..5 {
+            once();
+        }
+        // Other tests of this process come and go; five leaking starts would leave more than their noise behind.
+        let (fds_after, threads_after) = (count("fd"), count("task"));
+        assert!(fds_after <= fds + 60 && threads_after <= threads + 12, "{transport:?} {fds_after} {threads_after}");
+    }
+}
+
+#[test]
+fn a_stall_is_reported_once_and_ends_the_job_if_asked_to() {
+    let config = Config {
+        stall_warning: Duration::from_millis(100),
+        stall_shutdown: Duration::from_millis(600),
+        ..config()
+    };
+    let errors = ranks_with(3, Transport::Memory, config, |engine| {
+        if engine.rank() == Rank(2) {
+            std::thread::sleep(Duration::from_secs(3));
+            return engine.submit(sum("t", vec![1i32])).unwrap_err();
+        }
+        engine.run(sum("t", vec![1i32])).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Failed(_)), "{error}");
+        assert!(error.to_string().contains('t') && error.to_string().contains('2'), "{error}");
+    }
+}
