@@ -33,7 +33,7 @@ fn variants() -> Vec<Variant> {
     let base = Options { local: Local::Stream, ..Options::default() };
     let tcp = |name, options| Variant { name, options, same_host: false };
     let striped = |connections, stripe_from_bytes| Options {
-        connections,
+        connections: Some(connections),
         shape: Shape { stripe_from_bytes, ..Shape::default() },
         ..base
     };
@@ -151,7 +151,7 @@ fn rank(me: Rank, contacts: &[Contact], listener: &Listener) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let address = |text: &str| -> SocketAddr { text.parse().expect("an address such as 10.0.0.1:4000") };
-    let apart = |host: &str, addresses| Contact { host: host.to_owned(), unix: None, addresses };
+    let apart = |host: &str, addresses| Contact { host: host.to_owned(), unix: None, addresses, connections: 1 };
     // Both processes must know the key; this is a measurement on the user's own machine.
     let shared = Key::from_bytes([1; 32]);
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -46,8 +46,8 @@ pub enum Local {
 /// How a mesh is built. Must be the same on all ranks; a difference is an error that says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Connections for data between two ranks of different hosts.
-    pub connections: u16,
+    /// Connections for data between two ranks of different hosts; without it, what their [`Contact`]s suggest.
+    pub connections: Option<u16>,
     /// How frames are put on them.
     pub shape: Shape,
     /// Whether data between hosts is encrypted.
@@ -63,7 +63,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            connections: 2,
+            connections: None,
             shape: Shape::default(),
             seal: Seal::Off,
             socket_buffer_bytes: None,
@@ -149,7 +149,10 @@ impl Building<'_> {
         match (self.is_local(peer), self.options.local) {
             (true, Local::Shm) => 0,
             (true, Local::Stream) => 1,
-            (false, _) => self.options.connections.max(1),
+            (false, _) => {
+                let suggested = |rank: Rank| self.contacts[rank.index()].connections;
+                self.options.connections.unwrap_or_else(|| suggested(self.me).max(suggested(peer))).max(1)
+            }
         }
     }
 
@@ -287,6 +290,9 @@ impl Building<'_> {
         let mut peers = Vec::with_capacity(self.pairs.len());
         for Pair { peer, control, data } in std::mem::take(&mut self.pairs) {
             self.waiter.watch(&control.stream)?;
+            if !self.is_local(peer) {
+                control.stream.expect_answers()?;
+            }
             for connection in &data {
                 self.waiter.watch(&connection.stream)?;
                 if let Some(bytes) = self.options.socket_buffer_bytes {

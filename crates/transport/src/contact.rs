@@ -1,7 +1,7 @@
 //! Where a rank can be reached, as it travels through a rendezvous.
 //!
 //! ```text
-//! u8 format 1 · host: u16 length, bytes · unix: u16 length, bytes (empty: none) · u8 addresses ·
+//! u8 format 1 · u16 connections · host: u16 length, bytes · unix: u16 length, bytes (empty: none) · u8 addresses ·
 //!     each: u8 4 or 6 · 4 or 16 bytes · u16 port · (6 only) u32 scope
 //! ```
 //! Numbers are little-endian. Decoding is total: any bytes give a contact or nothing.
@@ -17,6 +17,21 @@ pub struct Contact {
     pub unix: Option<String>,
     /// Its TCP addresses, in the order in which they are to be tried.
     pub addresses: Vec<SocketAddr>,
+    /// How many connections for data it suggests; two ranks use the larger of their numbers.
+    pub connections: u16,
+}
+
+/// How many connections for data suit this machine.
+///
+/// Measured with two cores, over loopback and between two network namespaces, 64 MiB at a time: one connection 1.1 GB/s, two
+/// 0.9, four 0.8, because every connection wants a core for the kernel's copying. With cores to spare, several are
+/// better wherever the network or a cloud limits the rate of each.
+pub fn suggested_connections() -> u16 {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        0..=4 => 1,
+        5..=16 => 2,
+        _ => 4,
+    }
 }
 
 const FORMAT: u8 = 1;
@@ -30,6 +45,7 @@ impl Contact {
     /// The contact as bytes. Names are cut at 64 KiB, addresses after the 255th.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&self.connections.to_le_bytes());
         for text in [&self.host, self.unix.as_deref().unwrap_or_default()] {
             let text = &text.as_bytes()[..text.len().min(u16::MAX.into())];
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -61,11 +77,12 @@ impl Contact {
         if take::<1>(&mut rest)? != [FORMAT] {
             return None;
         }
+        let connections = u16::from_le_bytes(take(&mut rest)?);
         let host = take_text(&mut rest)?;
         let unix = Some(take_text(&mut rest)?).filter(|name| !name.is_empty());
         let [count] = take::<1>(&mut rest)?;
         let addresses = (0..count).map(|_| take_address(&mut rest)).collect::<Option<Vec<_>>>()?;
-        rest.is_empty().then_some(Contact { host, unix, addresses })
+        rest.is_empty().then_some(Contact { host, unix, addresses, connections })
     }
 }
 
@@ -109,6 +126,7 @@ mod tests {
             host: "node-7".to_owned(),
             unix: Some("farandole-1".to_owned()),
             addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
+            connections: 3,
         };
         assert_eq!(Contact::decode(&contact.encode()), Some(contact.clone()));
         let apart = Contact { unix: None, addresses: Vec::new(), ..contact };

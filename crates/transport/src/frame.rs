@@ -277,7 +277,7 @@ mod tests {
             for stripe in 0..stripes {
                 let span = stripe_span(payload_bytes, stripe, stripes);
                 prop_assert_eq!(span.start, next);
-                prop_assert!(span.start % PIECE_ALIGN as u64 == 0 || span.is_empty());
+                prop_assert!(span.start.is_multiple_of(PIECE_ALIGN as u64) || span.is_empty());
                 next = span.end;
             }
             prop_assert_eq!(next, payload_bytes);

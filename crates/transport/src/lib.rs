@@ -4,7 +4,8 @@
 //! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `stream`
 //! (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no schedule.
 //!
-//! Nothing in here blocks except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it
+//! Connections come about in [`Mesh::connect`], which blocks until the mesh is there. After that nothing in here blocks
+//! except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it
 //! is finished; a driver goes round its links, and when nothing moves it waits, once, for all of them.
 
 #![deny(unsafe_code)]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 
-use crate::contact::Contact;
+use crate::contact::{Contact, suggested_connections};
 use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
 use crate::key::{Key, random_bytes};
@@ -147,7 +147,12 @@ impl Listener {
 
     /// What to tell peers: the given identity of this host, and where this listener can be reached.
     pub fn contact(&self, host: impl Into<String>) -> Contact {
-        Contact { host: host.into(), unix: Some(self.unix.clone()), addresses: self.address.into_iter().collect() }
+        Contact {
+            host: host.into(),
+            unix: Some(self.unix.clone()),
+            addresses: self.address.into_iter().collect(),
+            connections: suggested_connections(),
+        }
     }
 
     /// The key that peers must hold.

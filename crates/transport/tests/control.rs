@@ -1,6 +1,6 @@
 //! Control lines: whole messages in order, aborts, deaths, and peers that talk nonsense.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests may panic")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Frames over connections of every make: what goes in on one side comes out on the other.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests may panic")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Whole meshes: ranks as threads, joined by TCP, Unix sockets, shared memory and pipes.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests may panic")]
 
 mod support;
 
@@ -12,7 +12,7 @@ use farandole_transport::frame::Checksum;
 use farandole_transport::hello::Seal;
 use farandole_transport::stream::Shape;
 use farandole_transport::{
-    Bell, Error, Key, Listener, Local, Mesh, Options, Progress, RecvCursor, Result, SendCursor, Waiter, memory,
+    Bell, Contact, Error, Key, Listener, Local, Mesh, Options, Progress, RecvCursor, Result, SendCursor, Waiter, memory,
 };
 use support::{PATIENCE, drive, next_message, pattern, tag};
 
@@ -115,7 +115,7 @@ fn small_stripes(checksum: Checksum) -> Shape {
 
 #[test]
 fn eight_ranks_over_tcp() {
-    let options = Options { shape: small_stripes(Checksum::Crc32c), ..Options::default() };
+    let options = Options { connections: Some(2), shape: small_stripes(Checksum::Crc32c), ..Options::default() };
     let meshes = ranks(8, options, |me| format!("host {me}"), full_round);
     assert_eq!(meshes[3].0.topology().hosts(), 8);
     assert!(meshes[3].0.windows.is_none());
@@ -148,7 +148,8 @@ fn five_ranks_over_shared_memory() {
 
 #[test]
 fn uneven_hosts_mix_shared_memory_and_sealed_tcp() {
-    let options = Options { seal: Seal::On, connections: 3, shape: small_stripes(Checksum::Off), ..Options::default() };
+    let options =
+        Options { seal: Seal::On, connections: Some(3), shape: small_stripes(Checksum::Off), ..Options::default() };
     let host = |me: usize| format!("host {}", me % 2);
     let meshes = ranks(5, options, host, |mesh, waiter| {
         mesh.windows.as_ref().unwrap().raise_asleep();
@@ -160,10 +161,15 @@ fn uneven_hosts_mix_shared_memory_and_sealed_tcp() {
 
 #[test]
 fn several_meshes_form_in_any_order_over_one_listener() {
+    // Ranks suggest different numbers of connections, as machines of different size do.
     let key = Key::random().unwrap();
     let bind = || Listener::bind(Some("127.0.0.1:0".parse().unwrap()), &key).unwrap();
     let listeners = [bind(), bind(), bind()];
-    let contacts: Vec<_> = listeners.iter().enumerate().map(|(me, l)| l.contact(format!("host {me}"))).collect();
+    let contact = |(me, listener): (usize, &Listener)| Contact {
+        connections: 1 + me as u16,
+        ..listener.contact(format!("host {me}"))
+    };
+    let contacts: Vec<Contact> = listeners.iter().enumerate().map(contact).collect();
     let orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3]];
     std::thread::scope(|scope| {
         for (me, listener) in listeners.iter().enumerate() {

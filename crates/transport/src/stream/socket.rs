@@ -20,6 +20,9 @@ const PROBE_AFTER: Duration = Duration::from_secs(5);
 /// See [`PROBE_AFTER`]. Five unanswered probes, ten seconds in all, mean that the host is gone.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// A control line whose messages are not acknowledged for so long leads nowhere.
+const ANSWER_WITHIN_MS: u32 = 10_000;
+
 /// A connected, non-blocking socket.
 #[derive(Debug)]
 pub struct Socket {
@@ -36,11 +39,17 @@ impl Socket {
             sockopt::set_tcp_keepidle(&stream, PROBE_AFTER)?;
             sockopt::set_tcp_keepintvl(&stream, PROBE_EVERY)?;
             sockopt::set_tcp_keepcnt(&stream, 5)?;
-            sockopt::set_tcp_user_timeout(&stream, 10_000)?;
             Ok(())
         };
         set_up().map_err(|e| Error::local("setting up a TCP connection", e))?;
         Ok(Socket { fd: stream.into() })
+    }
+
+    /// Lets the connection fail when the peer's host acknowledges nothing for a while. For control lines only: on a data
+    /// connection the same silence may mean that the peer's program is busy and its buffers are full.
+    pub fn expect_answers(&self) -> Result<()> {
+        sockopt::set_tcp_user_timeout(&self.fd, ANSWER_WITHIN_MS)
+            .map_err(|e| Error::local("setting up a control line", e))
     }
 
     /// Takes a Unix connection over.

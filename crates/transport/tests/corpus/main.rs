@@ -90,8 +90,9 @@ fn contacts_of_the_corpus_decode_or_are_refused() {
         host: "node-7".to_owned(),
         unix: Some("farandole-1".to_owned()),
         addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
+        connections: 4,
     };
-    let nowhere = Contact { host: String::new(), unix: None, addresses: Vec::new() };
+    let nowhere = Contact { host: String::new(), unix: None, addresses: Vec::new(), connections: 0 };
     for contact in [&everywhere, &nowhere] {
         assert_eq!(Contact::decode(&contact.encode()).as_ref(), Some(contact));
     }
@@ -102,7 +103,7 @@ fn contacts_of_the_corpus_decode_or_are_refused() {
         ("cut_off", whole[..whole.len() - 1].to_vec()),
         ("more_behind", [&whole[..], &[0]].concat()),
         ("another_format", [&[9], &whole[1..]].concat()),
-        ("longer_than_it_is", vec![1, 0xff, 0xff, b'a']),
+        ("longer_than_it_is", vec![1, 4, 0, 0xff, 0xff, b'a']),
     ];
     replay("contact", &made, contact::check);
 }

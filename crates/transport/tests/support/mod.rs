@@ -27,12 +27,6 @@ pub(crate) enum Make {
     Unix,
 }
 
-/// One rank of a pair: its waiter, its connections and, for taps, nothing else.
-pub(crate) struct Side<C> {
-    pub(crate) waiter: Waiter,
-    pub(crate) connections: Vec<C>,
-}
-
 pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
