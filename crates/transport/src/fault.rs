@@ -29,7 +29,8 @@ pub enum Action {
     Delay(Duration),
     /// The connections between the two ranks break.
     Cut,
-    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer is.
+    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer does. Links that have
+    /// nothing to damage (shared memory) are left alone.
     Corrupt,
     /// The rank dies.
     Kill,

@@ -82,3 +82,49 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: Instant) 
         Err(error) => Err(Error::local("waiting for a peer", error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pair() -> (UnixStream, UnixStream) {
+        let (one, other) = UnixStream::pair().unwrap();
+        one.set_nonblocking(true).unwrap();
+        other.set_nonblocking(true).unwrap();
+        (one, other)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    #[test]
+    fn what_is_passed_is_the_same_file_and_the_stream_goes_on_behind_it() {
+        let (one, mut other) = pair();
+        let (near, far) = UnixStream::pair().unwrap();
+        send_fds(&one, b"note", &[near.as_fd()], soon()).unwrap();
+        io::Write::write_all(&mut &one, b"next").unwrap();
+        let mut note = [0; 4];
+        let fds = recv_fds(&other, &mut note, soon()).unwrap();
+        assert_eq!((&note, fds.len()), (b"note", 1));
+        let mut next = [0; 4];
+        other.read_exact(&mut next).unwrap();
+        assert_eq!(&next, b"next");
+        io::Write::write_all(&mut &far, b"!").unwrap();
+        assert_eq!(rustix::io::read(&fds[0], &mut [0; 8]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_silent_peer_and_a_dead_one_are_errors() {
+        let (one, other) = pair();
+        let began = Instant::now();
+        assert!(recv_fds(&other, &mut [0; 4], began + Duration::from_millis(20)).is_err());
+        assert!(began.elapsed() < Duration::from_secs(2));
+        drop(one);
+        assert!(recv_fds(&other, &mut [0; 4], soon()).is_err());
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! A [`Listener`] has one TCP socket, bound to one address only, and one abstract Unix socket, and a thread of its own that
 //! accepts connections and shakes hands on all of them at once. A stranger who says nothing, says it slowly, or
-//! says something else costs one entry in a table for [`HANDSHAKE_PATIENCE`], and never holds up a peer. Connections that have
+//! says something else costs one entry in a table for a few seconds, and never holds up a peer. Connections that have
 //! proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so meshes can be
 //! built in any order and from several threads.
 

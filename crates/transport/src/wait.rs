@@ -129,6 +129,19 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_wakes_as_long_as_it_is_watched() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let waiter = Waiter::new().unwrap();
+        waiter.watch(&other).unwrap();
+        while waiter.wait(Duration::ZERO).unwrap() {}
+        rustix::io::write(&one, b"x").unwrap();
+        assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+        waiter.unwatch(&other).unwrap();
+        rustix::io::write(&one, b"x").unwrap();
+        assert!(!waiter.wait(Duration::from_millis(5)).unwrap());
+    }
+
+    #[test]
     fn every_ring_wakes_anew() {
         let waiter = Waiter::new().unwrap();
         for _ in 0..3 {
