@@ -9,7 +9,7 @@ use std::io::Write;
 use farandole_transport::frame::{Checksum, Header, Trailer};
 use farandole_transport::memory::pipe;
 use farandole_transport::stream::{Shape, StreamLink};
-use farandole_transport::{Error, Progress, RecvCursor, SendCursor, Tag, Waiter};
+use farandole_transport::{Error, Link, Progress, RecvCursor, SendCursor, Tag, Waiter};
 use support::*;
 
 fn shape(stripe_from_bytes: u64, checksum: Checksum) -> Shape {
@@ -105,6 +105,18 @@ fn a_frame_given_up_by_its_sender_alone_is_an_error() {
         error
     });
     assert!(matches!(&error, Error::Garbled { what, .. } if what.contains("gave up operation 1")), "{error}");
+}
+
+#[test]
+fn a_link_that_waits_for_one_of_its_connections_says_so() {
+    // The first connection takes its stripe at once, the second is full: a driver must not be kept running in circles.
+    let waiters = (Waiter::new().unwrap(), Waiter::new().unwrap());
+    let (wide, _wide_end) = pipe(&waiters.0.bell(), &waiters.1.bell(), 1 << 20);
+    let (narrow, _narrow_end) = pipe(&waiters.0.bell(), &waiters.1.bell(), 100);
+    let mut link = StreamLink::new(OTHER, vec![wide, narrow], shape(1000, Checksum::Off));
+    let (payload, mut cursor) = (pattern(5000, 1), SendCursor::default());
+    assert_eq!(link.send(tag(1, 0), &payload, &mut cursor).unwrap(), Progress::Moved);
+    assert_eq!(link.send(tag(1, 0), &payload, &mut cursor).unwrap(), Progress::Pending);
 }
 
 /// What the receiver says to a frame that is not the one it wants.

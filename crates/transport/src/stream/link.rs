@@ -158,6 +158,9 @@ impl<C: Connection> StreamLink<C> {
         }
         let (mut moved, mut busy) = (false, false);
         for lane in &mut self.lanes {
+            if lane.is_idle() {
+                continue;
+            }
             let (mut taken, peer) = (0, self.peer);
             let left = lane.push(payload, &mut taken);
             cursor.taken += taken;
@@ -220,6 +223,10 @@ impl<C: Connection> StreamLink<C> {
 }
 
 impl<C: Connection> Lane<C> {
+    fn is_idle(&self) -> bool {
+        self.abandoned.is_none() && self.outgoing.is_none()
+    }
+
     /// Hands on what the connection takes now, first the rest of what was given up. Counts the bytes of the payload that
     /// went into `taken`.
     fn push(&mut self, payload: &[u8], taken: &mut u64) -> io::Result<()> {
