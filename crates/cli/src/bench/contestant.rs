@@ -59,7 +59,10 @@ pub(crate) fn serve(contestant: &mut dyn Contestant, socket: &Path) -> Result<()
             Err(Refusal::Unsupported(why)) => Answer::Unsupported { why },
             Err(Refusal::Failed(error)) => Answer::Failed { why: format!("{error:#}") },
         };
-        line.send(&answer)?;
+        if line.send(&answer).is_err() {
+            // The driver has gone, and has said why; a rank has nothing to add.
+            break;
+        }
     }
     Ok(())
 }

@@ -10,11 +10,12 @@
 //! contestant's help. Where every rank has a core, a pass takes as long as its slowest thread. Where ranks outnumber cores
 //! and take turns, it takes from the first thread's start to the last one's end.
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use farandole_plan::{Dtype, ReduceOp};
+use farandole_tensor::{Finish, Fold, OwnedBytes, scale};
 
 use super::entrant::{Entrant, Outcome};
 use super::task::{Kind, Memory, Task};
@@ -25,6 +26,10 @@ const RATE_BYTES: usize = 128 << 20;
 
 /// Repetitions in the measurement of rates; the best one counts, because a disturbance only ever slows.
 const RATE_REPETITIONS: usize = 5;
+
+/// The bound is one of memory and hardly depends on the element type; this is the one that training uses most.
+const DTYPE: Dtype = Dtype::F32;
+const ELEM_BYTES: usize = DTYPE.size_bytes();
 
 /// Rates of memory with all ranks at work, in bytes of the target per second, summed over the ranks.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
@@ -37,22 +42,23 @@ pub(crate) struct Rates {
 
 /// Measures the rates with this many ranks.
 pub(crate) fn rates(ranks: usize, pin: Pin) -> Rates {
-    let elems = RATE_BYTES / 4 / ranks;
-    let mut pairs: Vec<(Vec<f32>, Vec<f32>)> = (0..ranks).map(|_| (vec![1.0; elems], vec![2.0; elems])).collect();
-    let mut best = |work: fn(&mut [f32], &[f32])| {
+    let bytes = RATE_BYTES / ranks / ELEM_BYTES * ELEM_BYTES;
+    let mut pairs: Vec<_> = (0..ranks).map(|_| (touched(bytes), touched(bytes))).collect();
+    let mut best = |work: &(dyn Fn(&mut [u8], &[u8]) + Sync)| {
         let shares: Vec<_> = pairs.iter_mut().collect();
         let times = timed(shares, RATE_REPETITIONS, pin, |(target, source)| work(target, source));
         let best_ns = times.into_iter().min().expect("at least one repetition");
-        (elems * 4 * ranks) as f64 / (best_ns as f64 * 1e-9)
+        (bytes * ranks) as f64 / (best_ns as f64 * 1e-9)
     };
-    Rates { copy_bytes_per_s: best(|a, b| a.copy_from_slice(b)), add_bytes_per_s: best(add) }
+    let add = Fold::new(DTYPE, ReduceOp::Sum);
+    Rates { copy_bytes_per_s: best(&|a, b| a.copy_from_slice(b)), add_bytes_per_s: best(&|a, b| add.fold(a, b)) }
 }
 
 /// The bound as a contestant, so that it is measured among the others and under the same disturbances.
 pub(crate) struct Limit {
     ranks: usize,
     pin: Pin,
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<OwnedBytes>,
 }
 
 impl Limit {
@@ -61,10 +67,10 @@ impl Limit {
     }
 
     fn prepare(&mut self, bytes: u64) {
-        let elems = (bytes as usize).div_ceil(4);
-        if self.buffers.first().map(Vec::len) != Some(elems) {
+        let bytes = (bytes as usize).next_multiple_of(ELEM_BYTES);
+        if self.buffers.first().map(|buffer| buffer.len()) != Some(bytes) {
             self.buffers.clear();
-            self.buffers.resize_with(self.ranks, || vec![1.0; elems]);
+            self.buffers.resize_with(self.ranks, || touched(bytes));
         }
     }
 }
@@ -85,11 +91,11 @@ impl Entrant for Limit {
         let mut times_ns = match task.memory {
             Memory::Own => {
                 let shares = self.buffers.iter_mut().collect();
-                timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut Vec<f32>| rescale(buffer))
+                timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut OwnedBytes| negate(buffer))
             }
             Memory::Mapped => {
                 let shares = shards(&mut self.buffers, ranks);
-                timed(shares, warmup + iterations, self.pin, |shard: &mut Vec<&mut [f32]>| combine(shard))
+                timed(shares, warmup + iterations, self.pin, |shard: &mut Vec<&mut [u8]>| combine(shard))
             }
         };
         times_ns.drain(..warmup);
@@ -149,45 +155,29 @@ impl Gate {
     }
 }
 
-fn add(target: &mut [f32], source: &[f32]) {
-    for (a, b) in target.iter_mut().zip(source) {
-        *a += *b;
-    }
+/// A buffer whose pages are all there.
+fn touched(bytes: usize) -> OwnedBytes {
+    let mut buffer = OwnedBytes::zeroed(bytes);
+    buffer.fill(0);
+    buffer
 }
 
-/// Reads and writes every element once. The factor is hidden from the compiler, which would otherwise leave it out.
-fn rescale(buffer: &mut [f32]) {
-    let one = black_box(1.0);
-    for element in buffer {
-        *element *= one;
-    }
+/// Reads and writes every element once, with the kernels of the reductions themselves.
+fn negate(buffer: &mut [u8]) {
+    scale(DTYPE, buffer, -1.0);
 }
 
-/// Reads the shard of every buffer once and writes their combination to each of them, in pieces that stay in the cache
-/// between reading and writing.
-fn combine(shard: &mut [&mut [f32]]) {
-    const PIECE_ELEMS: usize = 2048;
-    let mut sum = [0.0f32; PIECE_ELEMS];
-    let len = shard.first().map_or(0, |part| part.len());
-    for first in (0..len).step_by(PIECE_ELEMS) {
-        let range = first..len.min(first + PIECE_ELEMS);
-        let sum = &mut sum[..range.len()];
-        sum.fill(0.0);
-        for part in shard.iter() {
-            add(sum, &part[range.clone()]);
-        }
-        for part in shard.iter_mut() {
-            part[range.clone()].copy_from_slice(sum);
-        }
-    }
+/// Reads the shard of every buffer once and writes their sum to each of them.
+fn combine(shard: &mut [&mut [u8]]) {
+    Fold::new(DTYPE, ReduceOp::Sum).fold_all(shard, Finish::Nothing);
 }
 
 /// Shard `r` of every buffer, for each rank `r`.
-fn shards(buffers: &mut [Vec<f32>], ranks: usize) -> Vec<Vec<&mut [f32]>> {
-    let mut shards: Vec<Vec<&mut [f32]>> = (0..ranks).map(|_| Vec::new()).collect();
+fn shards(buffers: &mut [OwnedBytes], ranks: usize) -> Vec<Vec<&mut [u8]>> {
+    let mut shards: Vec<Vec<&mut [u8]>> = (0..ranks).map(|_| Vec::new()).collect();
     for buffer in buffers {
-        let shard_elems = buffer.len().div_ceil(ranks).max(1);
-        let mut parts = buffer.chunks_mut(shard_elems);
+        let shard_elems = (buffer.len() / ELEM_BYTES).div_ceil(ranks).max(1);
+        let mut parts = buffer.chunks_mut(shard_elems * ELEM_BYTES);
         for shard in &mut shards {
             shard.push(parts.next().unwrap_or_default());
         }
@@ -199,20 +189,31 @@ fn shards(buffers: &mut [Vec<f32>], ranks: usize) -> Vec<Vec<&mut [f32]>> {
 mod tests {
     use super::*;
 
+    fn elements(value: f32, count: usize) -> OwnedBytes {
+        OwnedBytes::from_slice(&value.to_ne_bytes().repeat(count))
+    }
+
     #[test]
     fn combining_writes_the_sum_to_every_buffer() {
-        let mut buffers = vec![vec![1.0; 5001], vec![2.0; 5001], vec![4.0; 5001]];
+        let mut buffers = [1.0, 2.0, 4.0].map(|value| elements(value, 5001));
         for mut shard in shards(&mut buffers, 3) {
             combine(&mut shard);
         }
-        assert!(buffers.iter().flatten().all(|&element| element == 7.0));
+        assert!(buffers.iter().all(|buffer| **buffer == *elements(7.0, 5001)));
+    }
+
+    #[test]
+    fn negating_touches_every_element() {
+        let mut buffer = elements(1.0, 5001);
+        negate(&mut buffer);
+        assert_eq!(*buffer, *elements(-1.0, 5001));
     }
 
     #[test]
     fn fewer_elements_than_ranks_leave_some_shards_empty() {
-        let mut buffers = vec![vec![1.0; 2]; 4];
+        let mut buffers = [(); 4].map(|()| elements(1.0, 2));
         let lens: Vec<usize> = shards(&mut buffers, 4).iter().map(|shard| shard[0].len()).collect();
-        assert_eq!(lens, [1, 1, 0, 0]);
+        assert_eq!(lens, [4, 4, 0, 0]);
     }
 
     #[test]

@@ -25,8 +25,8 @@ struct Prepared {
 struct Tensor {
     request: Request,
     input: Option<Region>,
-    /// Stays empty where the result replaces the input.
-    output: Option<Region>,
+    /// What the engine has made for the result, where it does not replace the input.
+    result: Option<Region>,
 }
 
 impl Named {
@@ -40,7 +40,7 @@ impl Named {
         }
         // The old buffers go before the new ones come, so that the largest size needs its memory only once.
         self.prepared = None;
-        let (input, output) = buffer_bytes(task, self.engine.size());
+        let (input, _) = buffer_bytes(task, self.engine.size());
         let region = |bytes| Region::from_owned_bytes(OwnedBytes::zeroed(bytes), task.dtype);
         let tensor = |index: usize| Tensor {
             request: Request {
@@ -54,7 +54,7 @@ impl Named {
                 priority: 0,
             },
             input: (task.kind != Kind::Barrier).then(|| region(input)),
-            output: output.map(region),
+            result: None,
         };
         self.prepared = Some(Prepared { task: task.clone(), tensors: (0..task.tensors).map(tensor).collect() });
         Ok(())
@@ -71,7 +71,7 @@ impl Named {
     pub(crate) fn outputs(&mut self) -> Vec<&[u8]> {
         self.tensors()
             .iter()
-            .filter_map(|tensor| tensor.output.as_ref().or(tensor.input.as_ref()))
+            .filter_map(|tensor| tensor.result.as_ref().or(tensor.input.as_ref()))
             .map(Region::as_bytes)
             .collect()
     }
@@ -82,17 +82,16 @@ impl Named {
         let mut tickets = Vec::with_capacity(tensors.len());
         for tensor in tensors.iter_mut() {
             let request = tensor.request.clone();
-            let submission = match (tensor.input.take(), tensor.output.take()) {
-                (Some(input), Some(output)) => Submission::new(request, input).with_output(output),
-                (Some(input), None) => Submission::new(request, input),
-                (None, _) => Submission::without_memory(request),
+            let submission = match tensor.input.take() {
+                Some(input) => Submission::new(request, input),
+                None => Submission::without_memory(request),
             };
             tickets.push(engine.submit(submission)?);
         }
         for (tensor, outcome) in tensors.iter_mut().zip(wait_all(tickets)) {
             let outcome = outcome.with_context(|| tensor.request.name.to_string())?;
             tensor.input = outcome.input;
-            tensor.output = outcome.output;
+            tensor.result = outcome.output;
         }
         Ok(())
     }

@@ -159,7 +159,7 @@ pub(crate) fn footnotes(report: &Report) -> String {
 fn limit_footnote(memory: Memory) -> &'static str {
     match memory {
         Memory::Own => {
-            "limit = all ranks at once read and write their buffer once (x *= 1), the least that memory must do; \
+            "limit = all ranks at once read and write their buffer once (x = -x), the least that memory must do; \
              sizes that fit the caches are bounded by these, and synchronising is not in it."
         }
         Memory::Mapped => {
