@@ -50,6 +50,12 @@ impl Rates {
     };
 }
 
+impl Default for Rates {
+    fn default() -> Rates {
+        Rates::TYPICAL
+    }
+}
+
 /// The numbers of a placement that the closed forms need.
 struct Shape {
     /// Ranks.
