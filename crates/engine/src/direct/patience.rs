@@ -1,18 +1,19 @@
 //! How a caller's thread waits for its peers: first by looking again and again, then by letting others run, then asleep.
 //!
 //! A hand-over between two cores takes a tenth of a microsecond; going to sleep and being woken takes several. So while every
-//! rank of the host has a core of its own, it pays to look again at once, for longer than a peer is usually late. When there
-//! are more ranks than cores, the peer that is waited for may need this very core: looking again is then pointless, but
-//! yielding it is cheaper than sleeping, because the peers will be back soon.
+//! rank of the host has a core of its own, it pays to look again at once, for about as long as a system call takes. After that
+//! the thread yields between looks: with the core to itself that costs little, and if the peer that is waited for
+//! sits on the same core after all (more ranks than cores, or a scheduler that has put two on one), it is the quickest
+//! way to let it run. Only then it sleeps.
 
 use std::thread;
 use std::time::Duration;
 
-/// Looks of a rank that has a core of its own before it starts to yield: about 100 µs.
-const LOOKS_WITH_CORE: u32 = 4_000;
-/// Yields before a rank goes to sleep. With a core to spare a yield returns at once (about 0.3 µs), without it runs every
-/// other rank of the core in between; either way about the time that two wake-ups would cost, a few times over.
-const YIELDS: u32 = 200;
+/// Looks of a rank that has a core of its own before it starts to yield: a few microseconds. Ten times more made operations
+/// a hundred times slower whenever two ranks were put on one core, and gained nothing otherwise.
+const LOOKS_WITH_CORE: u32 = 200;
+/// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
+const YIELDS: u32 = 500;
 /// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
