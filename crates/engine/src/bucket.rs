@@ -3,6 +3,7 @@
 //! Where the ranks work is the bucket's [`Workspace`]:
 //! - the *fusion buffer* of the group, for requests that travel together and for small ones. Packing copies the tensors in with
 //!   the prescale applied, unpacking copies them out with average and postscale applied; both copies were needed anyway.
+//! - the *mapped* fusion buffer, the same in memory that all ranks of the host see.
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
 //!
@@ -21,6 +22,8 @@ use farandole_plan::{Collective, Rank, ReduceOp, Shape, Span};
 use farandole_tensor::pack::unpack;
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
+use crate::fusion::FusionBuffer;
+use crate::route::{Baggage, Road};
 use crate::submission::Outcome;
 use crate::ticket::Promise;
 
@@ -107,8 +110,10 @@ pub(crate) struct Place {
 pub(crate) enum Workspace {
     /// Nowhere: there are no elements.
     Nothing,
-    /// In the first bytes of the group's fusion buffer.
+    /// In the first bytes of the group's own fusion buffer.
     Fusion(usize),
+    /// In the first bytes of the mapped one.
+    Mapped(usize),
     /// In the memory of this request.
     Caller(RequestId),
     /// In memory made for this bucket.
@@ -117,9 +122,12 @@ pub(crate) enum Workspace {
 
 impl Workspace {
     /// Decides where to work on a bucket. Nothing is read or written.
-    pub(crate) fn choose(bucket: &Bucket, place: Place, fusion_limit_bytes: usize) -> Workspace {
+    pub(crate) fn choose(bucket: &Bucket, road: Road, place: Place, fusion_limit_bytes: usize) -> Workspace {
         let plan = &*bucket.plan;
         let bytes = bytes_of(plan, plan.elems);
+        if road == Road::Mapped {
+            return Workspace::Mapped(bytes);
+        }
         let staging = |bytes: usize| {
             if bytes <= fusion_limit_bytes { Workspace::Fusion(bytes) } else { fresh(bytes) }
         };
@@ -139,31 +147,43 @@ impl Workspace {
         }
     }
 
-    /// The bytes to work on.
-    pub(crate) fn work<'a>(&'a mut self, table: &'a mut Table, fusion: &'a mut OwnedBytes) -> &'a mut [u8] {
+    /// Lends everything that the bucket's travel works on.
+    pub(crate) fn baggage<'a>(
+        &'a mut self,
+        bucket: &Bucket,
+        place: Place,
+        table: &'a mut Table,
+        fusion: &'a mut FusionBuffer,
+    ) -> Baggage<'a> {
+        let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, finish: Finish::Nothing };
         match self {
-            Workspace::Nothing => &mut [],
-            Workspace::Fusion(bytes) => &mut fusion[..*bytes],
-            Workspace::Caller(id) => table.get_mut(*id).target(),
-            Workspace::Fresh(bytes) => bytes,
+            Workspace::Nothing => {}
+            Workspace::Fusion(bytes) => baggage.work = fusion.own(*bytes),
+            Workspace::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
+            Workspace::Caller(id) => {
+                baggage.work = table.get_mut(*id).target();
+                baggage.finish = finish_of(&bucket.plan, place).unwrap_or(Finish::Nothing);
+            }
+            Workspace::Fresh(bytes) => {
+                baggage.work = bytes;
+                // What a rank sends in an alltoall lies in its input, which stays as it is.
+                if let [Some(id)] = bucket.requests[..] {
+                    baggage.source = table.input(id);
+                }
+            }
         }
+        baggage
     }
 
     /// Brings this rank's contribution in.
-    pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut OwnedBytes) {
+    pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut FusionBuffer) {
         let plan = &*bucket.plan;
-        if let Workspace::Fusion(bytes) = *self
-            && fusion.len() < bytes
-        {
-            *fusion = OwnedBytes::zeroed(bytes.next_power_of_two());
-        }
-        if let Workspace::Caller(id) = *self {
-            return load_in_place(plan, place, table.get_mut(id));
-        }
         let work = match self {
-            Workspace::Fusion(bytes) => &mut fusion[..*bytes],
+            Workspace::Nothing => return,
+            Workspace::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
+            Workspace::Fusion(bytes) => fusion.own(*bytes),
+            Workspace::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
             Workspace::Fresh(bytes) => &mut bytes[..],
-            _ => return,
         };
         for (part, id) in bucket.requests.iter().enumerate() {
             match id {
@@ -177,17 +197,22 @@ impl Workspace {
     pub(crate) fn unload(
         self,
         bucket: &Bucket,
+        road: Road,
         place: Place,
         table: &mut Table,
-        fusion: &OwnedBytes,
+        fusion: &mut FusionBuffer,
         done: &mut Vec<(Pending, Outcome)>,
     ) {
         let plan = &*bucket.plan;
-        if let (Workspace::Caller(id), Some(finish)) = (&self, finish_of(plan, place)) {
+        // Windows have finished the results as they stored them.
+        if let (Workspace::Caller(id), Some(finish)) = (&self, finish_of(plan, place))
+            && road == Road::Messages
+        {
             finish.apply(plan.dtype, table.get_mut(*id).target());
         }
         let work: &[u8] = match &self {
-            Workspace::Fusion(bytes) => &fusion[..*bytes],
+            Workspace::Fusion(bytes) => fusion.own(*bytes),
+            Workspace::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
             Workspace::Fresh(bytes) => bytes,
             Workspace::Nothing | Workspace::Caller(_) => &[],
         };

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Action, Bucket, Member, Refusal};
 use farandole_plan::message::Message;
-use farandole_plan::{GroupId, Rank, Request, stall};
-use farandole_tensor::OwnedBytes;
+use farandole_plan::{Collective, GroupId, Rank, Request, stall};
 use farandole_transport::{Error as TransportError, Mesh, Progress, Waiter};
 
 use crate::bucket::{Pending, Place, Table, Workspace};
 use crate::error::{Error, Failure};
 use crate::roster::Roster;
-use crate::route::{Router, Travel};
+use crate::fusion::FusionBuffer;
+use crate::route::{Road, Router, Travel, shares_memory};
 use crate::run::{Memory, Run};
 use crate::submission::Outcome;
 
@@ -94,7 +94,9 @@ pub(crate) struct Group {
     member: Member,
     router: Router,
     table: Table,
-    fusion: OwnedBytes,
+    fusion: FusionBuffer,
+    /// Buckets that have ended here, if the ranks share memory.
+    window_operations: u64,
     job: Option<Job>,
     state: State,
     /// Peers that have said goodbye or are gone.
@@ -121,6 +123,7 @@ enum State {
 /// The bucket that runs.
 struct Job {
     bucket: Bucket,
+    road: Road,
     workspace: Workspace,
     stage: Stage,
     began: Duration,
@@ -129,8 +132,8 @@ struct Job {
 }
 
 enum Stage {
-    /// All ranks gather before memory is touched.
-    Entry(Run),
+    /// All ranks gather before memory is touched: in their windows if they share memory, else by a barrier.
+    Entry(Option<Run>),
     /// The ranks work.
     Work(Travel),
 }
@@ -146,7 +149,7 @@ impl Group {
     pub(crate) fn new(settings: Settings, mesh: Mesh) -> Group {
         let place = Place { me: mesh.me(), size: mesh.size() };
         let member = Member::new(place.me, place.size, settings.agree.clone());
-        let router = Router::new(mesh.topology().clone(), place.me);
+        let router = Router::new(place);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
         Group {
             settings,
@@ -155,7 +158,8 @@ impl Group {
             member,
             router,
             table: Table::default(),
-            fusion: OwnedBytes::zeroed(0),
+            fusion: FusionBuffer::new(),
+            window_operations: 0,
             job: None,
             state: State::Open,
             left: vec![false; place.size],
@@ -320,8 +324,10 @@ impl Group {
             }
             match self.advance(around.now) {
                 Ok(Some(Progress::Done)) => {
-                    self.complete(around);
                     moved = true;
+                    if let Err(trouble) = self.complete(around) {
+                        break Err(trouble);
+                    }
                 }
                 Ok(progress) => {
                     moved |= progress == Some(Progress::Moved);
@@ -340,6 +346,9 @@ impl Group {
             Action::Abandon { operation } => {
                 let job = self.job.take().expect("invariant: only the running bucket is abandoned");
                 assert_eq!(job.bucket.operation, operation, "invariant: only the running bucket is abandoned");
+                if let Some(windows) = &mut self.mesh.windows {
+                    windows.give_up();
+                }
             }
             Action::Refuse { requests, reason } => {
                 refused.extend(requests.into_iter().map(|id| (self.table.take(id), Arc::clone(&reason))));
@@ -359,54 +368,87 @@ impl Group {
 
     fn start(&mut self, bucket: Bucket, now: Duration) {
         assert!(self.job.is_none(), "invariant: one bucket runs at a time");
-        let mut workspace = Workspace::choose(&bucket, self.place, self.settings.fusion_limit_bytes);
-        let stage = if bucket.entry_barrier {
-            Stage::Entry(self.router.entry(&bucket))
+        let road = self.router.road(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
+        let mut workspace = Workspace::choose(&bucket, road, self.place, self.settings.fusion_limit_bytes);
+        let number = self.window_operation(&bucket);
+        let shares_memory = shares_memory(&self.mesh);
+        if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
+            windows.begin(number, bucket.plan.hash, &[]);
+        }
+        // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
+        // rank would find the board overwritten. Steps through windows see to that themselves.
+        let gathers = shares_memory && (road == Road::Messages || bucket.plan.elems == 0);
+        let stage = if bucket.entry_barrier || gathers {
+            Stage::Entry((!shares_memory).then(|| self.router.entry(&bucket)))
         } else {
             workspace.load(&bucket, self.place, &mut self.table, &mut self.fusion);
-            Stage::Work(self.router.travel(&bucket, None))
+            Stage::Work(self.router.travel(&bucket, road, &self.mesh, None))
         };
-        self.job = Some(Job { bucket, workspace, stage, began: now, moved: now });
+        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now });
+    }
+
+    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks; besides,
+    /// two buckets that run one after the other have numbers of different parity, because a board has two sides. An
+    /// abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any more.
+    fn window_operation(&self, bucket: &Bucket) -> u64 {
+        self.window_operations + 2 * u64::from(bucket.operation.generation()) + 1
     }
 
     /// Moves the running bucket on, if there is one.
     fn advance(&mut self, now: Duration) -> Result<Option<Progress>, Trouble> {
         let Some(job) = &mut self.job else { return Ok(None) };
-        if let Stage::Entry(run) = &mut job.stage {
-            let mut nothing = Memory { work: &mut [], source: &[], elem_bytes: 1, fold: None };
-            let progress = run.advance(&mut self.mesh, &mut nothing)?;
+        let mut progress = Progress::Done;
+        if let Stage::Entry(barrier) = &mut job.stage {
+            progress = gather(&mut self.mesh, barrier)?;
             if progress == Progress::Done {
+                let entry = barrier.take();
                 job.workspace.load(&job.bucket, self.place, &mut self.table, &mut self.fusion);
-                let entry = std::mem::replace(run, self.router.entry(&job.bucket));
-                job.stage = Stage::Work(self.router.travel(&job.bucket, Some(entry)));
-            } else {
-                return job.still_alive(progress, now, self.settings.deadline).map(Some);
+                job.stage = Stage::Work(self.router.travel(&job.bucket, job.road, &self.mesh, entry));
             }
         }
-        let Stage::Work(travel) = &mut job.stage else { unreachable!("the entry is over") };
-        let progress = match &mut job.workspace {
-            // What a rank sends in an alltoall lies in its input, which stays as it is.
-            Workspace::Fresh(bytes) => {
-                let source = job.bucket.requests.first().copied().flatten().map(|id| self.table.input(id));
-                travel.advance(&mut self.mesh, &job.bucket.plan, bytes, source.unwrap_or_default())?
-            }
-            workspace => {
-                let work = workspace.work(&mut self.table, &mut self.fusion);
-                travel.advance(&mut self.mesh, &job.bucket.plan, work, &[])?
-            }
-        };
-        job.still_alive(progress, now, self.settings.deadline).map(Some)
+        if let Stage::Work(travel) = &mut job.stage {
+            let baggage = job.workspace.baggage(&job.bucket, self.place, &mut self.table, &mut self.fusion);
+            progress = travel.advance(&mut self.mesh, &job.bucket.plan, baggage)?;
+        }
+        if progress != Progress::Pending {
+            job.moved = now;
+        } else if now.saturating_sub(job.moved) >= self.settings.deadline {
+            let peer = match &job.stage {
+                Stage::Entry(Some(barrier)) => barrier.waiting_for(),
+                Stage::Entry(None) => {
+                    self.mesh.windows.as_ref().and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
+                }
+                Stage::Work(travel) => travel.waiting_for(&self.mesh),
+            };
+            let waiting_for = "nothing moved".to_owned();
+            return Err(TransportError::Deadline { peer, waiting_for, waited: now - job.moved }.into());
+        }
+        Ok(Some(progress))
     }
 
     /// The running bucket is done on this rank.
-    fn complete(&mut self, around: &Surroundings<'_>) {
-        let Job { bucket, workspace, .. } = self.job.take().expect("invariant: a bucket that is done was running");
-        workspace.unload(&bucket, self.place, &mut self.table, &self.fusion, &mut self.done);
+    fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        let Job { bucket, road, workspace, .. } = self.job.take().expect("invariant: a bucket that is done was running");
+        workspace.unload(&bucket, road, self.place, &mut self.table, &mut self.fusion, &mut self.done);
         self.member.finished(bucket.operation, around.now);
         around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
         for (pending, outcome) in self.done.drain(..) {
             pending.promise.fulfil(Ok(outcome));
         }
+        self.prepare_mapped(&bucket)
+    }
+
+    /// Lets the mapped fusion buffer grow to what this bucket would have liked.
+    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), Trouble> {
+        self.window_operations += 1;
+        if !shares_memory(&self.mesh) {
+            return Ok(());
+        }
+        let plan = &bucket.plan;
+        let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
+        let wanted_bytes = if wants { plan.elems as usize * plan.dtype.size_bytes() } else { 0 };
+        let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
+        Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
     }
 
     fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
@@ -535,21 +577,13 @@ impl Group {
     }
 }
 
-impl Job {
-    /// Passes the progress on, or reports that there has been none for too long.
-    fn still_alive(&mut self, progress: Progress, now: Duration, deadline: Duration) -> Result<Progress, Trouble> {
-        if progress != Progress::Pending {
-            self.moved = now;
-        } else if now.saturating_sub(self.moved) >= deadline {
-            let peer = match &self.stage {
-                Stage::Entry(run) => run.waiting_for(),
-                Stage::Work(travel) => travel.waiting_for(),
-            };
-            let waiting_for = "nothing moved".to_owned();
-            return Err(TransportError::Deadline { peer, waiting_for, waited: now - self.moved }.into());
-        }
-        Ok(progress)
+/// Waits until all ranks have come to the bucket.
+fn gather(mesh: &mut Mesh, barrier: &mut Option<Run>) -> Result<Progress, TransportError> {
+    if let Some(run) = barrier {
+        return run.advance(mesh, &mut Memory { work: &mut [], source: &[], elem_bytes: 1, fold: None });
     }
+    let windows = mesh.windows.as_mut().expect("invariant: ranks gather by a barrier or in their windows");
+    Ok(if windows.all_begun()? { Progress::Done } else { Progress::Pending })
 }
 
 fn check_interval(limits: &stall::Limits) -> Duration {

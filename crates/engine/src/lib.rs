@@ -49,6 +49,7 @@ pub mod config;
 pub mod direct;
 mod engine;
 pub mod error;
+mod fusion;
 mod group;
 mod intake;
 pub mod meeting;

@@ -1,7 +1,9 @@
 //! The one place where it is decided how a bucket's bytes travel, and the state of their travel.
 //!
-//! A bucket whose ranks share memory goes through windows; any other goes over links by a schedule of messages. Schedules are
-//! pure functions of the bucket's plan and the group, so they are kept for as long as buckets repeat.
+//! There are three *roads*. Ranks that share memory take the *mapped* road if the bucket fits the mapped fusion buffer, otherwise
+//! the road through *windows*; all others, and collectives in which every pair has its own business, send *messages*.
+//! The choice is a pure function of the bucket's plan, the group and the size of the mapped buffer, which are the same on all
+//! ranks. So are the schedules, which are kept for as long as buckets repeat.
 //!
 //! Adasum is the exception: it does not fold element by element, so it is not a schedule but a series of exchanges of
 //! whole vectors with arithmetic in between (`adasum`).
@@ -11,18 +13,24 @@ use std::sync::Arc;
 
 use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
+use farandole_plan::choose::{Limits, Means, choose_unmeasured};
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::{Collective, Rank, ReduceOp, Schedule, Topology};
-use farandole_tensor::Fold;
+use farandole_plan::{Collective, Rank, ReduceOp, Schedule};
+use farandole_tensor::{Finish, Fold};
+use farandole_transport::shm::Mapped;
 use farandole_transport::{Link, Mesh, Progress, Result};
 
 use crate::adasum::Adasum;
 use crate::bucket::{Exchange, Place};
 use crate::run::{Links, Memory, Run};
+use crate::window::{Shared, WindowRun};
 
 /// Schedules kept at most. A training loop has some dozens of buckets; a program that never repeats itself must not
 /// fill the memory.
 const KEPT_SCHEDULES: usize = 1024;
+
+/// Tiles of window schedules. A few of them, of all ranks of a host, should stay in a core's second-level cache.
+const TILE_BYTES: usize = 128 << 10;
 
 impl Links for Mesh {
     fn link(&mut self, peer: Rank) -> &mut dyn Link {
@@ -30,38 +38,64 @@ impl Links for Mesh {
     }
 }
 
+/// A way for a bucket's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Road {
+    /// Over links.
+    Messages,
+    /// Through shared-memory windows, from and to any memory.
+    Windows,
+    /// In the mapped fusion buffer itself.
+    Mapped,
+}
+
 /// The travel of one bucket.
 #[derive(Debug)]
 pub(crate) enum Travel {
+    /// Nothing moves: that all ranks have come is all there is.
+    Nothing,
     /// By messages.
     Messages(Run),
+    /// Through windows or in the mapped buffer.
+    Shared(WindowRun),
     /// Adasum.
     Adasum(Adasum),
 }
 
+/// What a travel works on, lent to each call.
+pub(crate) struct Baggage<'a> {
+    /// The buffer; empty on the mapped road.
+    pub(crate) work: &'a mut [u8],
+    /// What sends of an alltoall read.
+    pub(crate) source: &'a [u8],
+    /// The mapped buffer, on the mapped road.
+    pub(crate) mapped: Option<&'a mut Mapped>,
+    /// Applied to results where windows store them.
+    pub(crate) finish: Finish,
+}
+
 impl Travel {
     /// Does what can be done now.
-    pub(crate) fn advance(
-        &mut self,
-        mesh: &mut Mesh,
-        plan: &BucketPlan,
-        work: &mut [u8],
-        source: &[u8],
-    ) -> Result<Progress> {
+    pub(crate) fn advance(&mut self, mesh: &mut Mesh, plan: &BucketPlan, baggage: Baggage<'_>) -> Result<Progress> {
         let elem_bytes = plan.dtype.size_bytes();
+        let Baggage { work, source, mapped, finish } = baggage;
         match self {
-            Travel::Messages(run) => {
-                let mut memory = Memory { work, source, elem_bytes, fold: fold_of(plan) };
-                run.advance(mesh, &mut memory)
+            Travel::Nothing => Ok(Progress::Done),
+            Travel::Messages(run) => run.advance(mesh, &mut Memory { work, source, elem_bytes, fold: fold_of(plan) }),
+            Travel::Shared(run) => {
+                let windows = mesh.windows.as_mut().expect("invariant: this road is for ranks with windows");
+                run.advance(windows, &mut Shared { work, mapped, elem_bytes, fold: fold_of(plan), finish })
             }
             Travel::Adasum(adasum) => adasum.advance(mesh, plan, work),
         }
     }
 
     /// The peer that is being waited for, if one can be named.
-    pub(crate) fn waiting_for(&self) -> Option<Rank> {
+    pub(crate) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
         match self {
+            Travel::Nothing => None,
             Travel::Messages(run) => run.waiting_for(),
+            Travel::Shared(run) => mesh.windows.as_ref().and_then(|windows| run.waiting_for(windows)),
             Travel::Adasum(adasum) => adasum.waiting_for(),
         }
     }
@@ -70,57 +104,88 @@ impl Travel {
 /// Chooses how buckets travel in one group.
 #[derive(Debug)]
 pub(crate) struct Router {
-    topology: Topology,
     place: Place,
-    kept: HashMap<u64, Arc<Schedule>>,
+    kept: HashMap<(u64, Road), Arc<Schedule>>,
     barrier: Arc<Schedule>,
 }
 
 impl Router {
-    pub(crate) fn new(topology: Topology, me: Rank) -> Router {
-        let place = Place { me, size: topology.size() };
-        let barrier = Arc::new(algorithm::barrier(place.size, me));
-        Router { topology, place, kept: HashMap::new(), barrier }
+    pub(crate) fn new(place: Place) -> Router {
+        let barrier = Arc::new(algorithm::barrier(place.size, place.me));
+        Router { place, kept: HashMap::new(), barrier }
     }
 
-    /// The barrier that a bucket with an entry barrier begins with.
+    /// Which way a bucket goes.
+    pub(crate) fn road(&self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Road {
+        if !shares_memory(mesh) {
+            return Road::Messages;
+        }
+        match plan.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } | Collective::Alltoall { .. } => Road::Messages,
+            Collective::Allreduce { .. } => {
+                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+                let means = Means { windows: true, mapped: plan.staged && bytes <= mapped_bytes as u64 };
+                match choose_unmeasured(bytes, mesh.topology(), means, &Limits::default()) {
+                    Algorithm::Mapped => Road::Mapped,
+                    _ => Road::Windows,
+                }
+            }
+            _ => Road::Windows,
+        }
+    }
+
+    /// The barrier that a bucket with an entry barrier begins with, where ranks do not share memory.
     pub(crate) fn entry(&self, bucket: &Bucket) -> Run {
         Run::new(Arc::clone(&self.barrier), self.place.size, bucket.operation.0, bucket.plan.hash)
     }
 
     /// The travel of a bucket, after its entry barrier if it had one.
-    pub(crate) fn travel(&mut self, bucket: &Bucket, entry: Option<Run>) -> Travel {
+    pub(crate) fn travel(&mut self, bucket: &Bucket, road: Road, mesh: &Mesh, entry: Option<Run>) -> Travel {
         let plan = &*bucket.plan;
-        let begin = |schedule| match entry {
+        if matches!(plan.collective, Collective::Barrier) && shares_memory(mesh) {
+            return Travel::Nothing;
+        }
+        let schedule = self.schedule(plan, road, mesh);
+        if road != Road::Messages {
+            return Travel::Shared(WindowRun::begun(schedule));
+        }
+        let run = match entry {
             Some(mut run) => {
                 run.then(schedule);
                 run
             }
             None => Run::new(schedule, self.place.size, bucket.operation.0, plan.hash),
         };
-        if let Collective::Allreduce { op: ReduceOp::Adasum, .. } = plan.collective {
-            return Travel::Adasum(Adasum::new(begin(Arc::default()), plan, self.place));
+        match plan.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => Travel::Adasum(Adasum::new(run, plan, self.place)),
+            _ => Travel::Messages(run),
         }
-        let schedule = match self.kept.get(&plan.hash) {
-            Some(schedule) => Arc::clone(schedule),
-            None => {
-                if self.kept.len() >= KEPT_SCHEDULES {
-                    self.kept.clear();
-                }
-                let schedule = Arc::new(self.schedule(plan));
-                self.kept.insert(plan.hash, Arc::clone(&schedule));
-                schedule
-            }
-        };
-        Travel::Messages(begin(schedule))
     }
 
-    fn schedule(&self, plan: &BucketPlan) -> Schedule {
-        let (topology, me) = (&self.topology, self.place.me);
+    fn schedule(&mut self, plan: &BucketPlan, road: Road, mesh: &Mesh) -> Arc<Schedule> {
+        if let Some(schedule) = self.kept.get(&(plan.hash, road)) {
+            return Arc::clone(schedule);
+        }
+        if self.kept.len() >= KEPT_SCHEDULES {
+            self.kept.clear();
+        }
+        let schedule = Arc::new(match road {
+            Road::Messages => self.message_schedule(plan, mesh),
+            Road::Windows | Road::Mapped => self.shared_schedule(plan, road, mesh),
+        });
+        self.kept.insert((plan.hash, road), Arc::clone(&schedule));
+        schedule
+    }
+
+    fn message_schedule(&self, plan: &BucketPlan, mesh: &Mesh) -> Schedule {
+        let (topology, me) = (mesh.topology(), self.place.me);
         let tuning = Tuning::for_dtype(plan.dtype);
         match &plan.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => Schedule::default(),
             Collective::Allreduce { .. } => {
-                algorithm::allreduce(self.algorithm(plan.elems, &tuning), plan.elems, topology, me, &tuning)
+                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+                let algorithm = choose_unmeasured(bytes, topology, Means::default(), &Limits::default());
+                algorithm::allreduce(algorithm, plan.elems, topology, me, &tuning)
             }
             Collective::Broadcast { root } => algorithm::broadcast(plan.elems, *root, topology, me, &tuning),
             Collective::Allgather => algorithm::allgather(&plan.blocks, topology, me, &tuning),
@@ -133,15 +198,30 @@ impl Router {
         }
     }
 
-    fn algorithm(&self, elems: u64, tuning: &Tuning) -> Algorithm {
-        if elems <= tuning.small_elems {
-            Algorithm::Doubling
-        } else if self.topology.hosts() > 1 && self.topology.hosts() < self.topology.size() {
-            Algorithm::Hierarchical
-        } else {
-            Algorithm::Ring
+    fn shared_schedule(&self, plan: &BucketPlan, road: Road, mesh: &Mesh) -> Schedule {
+        let Place { me, size } = self.place;
+        let layout = mesh.windows.as_ref().expect("invariant: this road is for ranks with windows").layout();
+        let mut tuning = Tuning::for_dtype(plan.dtype);
+        tuning.tile_elems = (TILE_BYTES.min(layout.tile_bytes) / plan.dtype.size_bytes()) as u64;
+        tuning.slots = layout.slots as u32;
+        match &plan.collective {
+            Collective::Allreduce { .. } => {
+                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+                let means = Means { windows: true, mapped: road == Road::Mapped };
+                let algorithm = choose_unmeasured(bytes, mesh.topology(), means, &Limits::default());
+                algorithm::allreduce(algorithm, plan.elems, mesh.topology(), me, &tuning)
+            }
+            Collective::Broadcast { root } => algorithm::broadcast_window(plan.elems, *root, size, me, &tuning),
+            Collective::Allgather => algorithm::allgather_window(&plan.blocks, me, &tuning),
+            Collective::ReduceScatter { .. } => algorithm::reduce_scatter_window(&plan.blocks, me, &tuning),
+            other => unreachable!("{} does not go through windows", other.word()),
         }
     }
+}
+
+/// Whether all ranks of the group see each other's windows.
+pub(crate) fn shares_memory(mesh: &Mesh) -> bool {
+    mesh.size() > 1 && mesh.windows.as_ref().is_some_and(|windows| windows.size() == mesh.size())
 }
 
 fn fold_of(plan: &BucketPlan) -> Option<Fold> {

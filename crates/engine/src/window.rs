@@ -183,6 +183,11 @@ impl WindowRun {
         WindowRun { schedule, step: 0 }
     }
 
+    /// A walk within an operation that has begun already.
+    pub(crate) fn begun(schedule: Arc<Schedule>) -> WindowRun {
+        WindowRun { schedule, step: 0 }
+    }
+
     /// Does what can be done now.
     pub(crate) fn advance(&mut self, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
         let before = self.step;
