@@ -3,7 +3,7 @@
 //! A kernel is ordinary Rust over fixed-size blocks (`block`), which the compiler turns into vector instructions; the
 //! entry points here compile it with and without AVX2 and AVX-512 (`#[target_feature]`), and the best level that the processor has
 //! is chosen at run time. Hand-written instructions remain for what the compiler cannot find by itself: half-precision
-//! conversion and streaming stores (`level`). Because all levels share one body, and because Rust never contracts `a * b + c`, all levels
+//! conversion and streaming stores (`x86`). Because all levels share one body, and because Rust never contracts `a * b + c`, all levels
 //! give the same bits.
 //!
 //! The rooms: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of
@@ -17,6 +17,8 @@ mod level;
 mod number;
 mod streams;
 mod vectors;
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+mod x86;
 
 use farandole_plan::{Dtype, ReduceOp};
 

@@ -1,8 +1,7 @@
 //! How memory becomes numbers, and back.
 //!
 //! A [`Lane`] is an element type as kernels see it. Its loops run over elements at any address, in a form that the compiler vectorises for
-//! the level that an entry point is compiled for. IEEE half precision alone is converted by instructions, in bulk through
-//! a short block, because the compiler does not find them.
+//! the level that an entry point is compiled for. IEEE half precision alone is converted by instructions, because the compiler does not find them.
 
 use half::{bf16, f16};
 
@@ -10,16 +9,13 @@ use super::half_float;
 use super::level::Instructions;
 use super::number::{Number, Op};
 
-/// Elements that are converted in bulk at a time: few enough to stay in the nearest cache, many enough to pay for a call.
-const BLOCK_ELEMS: usize = 256;
-
 /// An element as it lies in memory: any bits are valid.
 pub(super) trait Lane: Copy {
     /// The form in which it is folded.
     type Number: Number;
     /// Bytes of one element in memory.
     const ELEM_BYTES: usize = size_of::<Self>();
-    /// Whether elements are converted in bulk by instructions of the level, and so cannot be folded straight in memory.
+    /// Whether elements are converted in bulk by instructions of the level, and so cannot be converted one by one.
     const BULK: bool = false;
 
     fn widen(self) -> Self::Number;
@@ -66,6 +62,32 @@ pub(super) trait Lane: Copy {
         }
     }
 
+    /// output = (a ∘ b) · factor, straight in memory.
+    ///
+    /// # Safety
+    /// The processor has the level `L`, and all pointers are valid for `len_elems` elements. The output is `a` or `b`, or overlaps with neither.
+    #[inline(always)]
+    unsafe fn fold_pair<O: Op, L: Instructions>(
+        output: *mut u8,
+        a: *const u8,
+        b: *const u8,
+        len_elems: usize,
+        factor: <Self::Number as Number>::Factor,
+    ) {
+        // No operation depends on the order of two numbers, so whichever is the output can come first. The loops differ for
+        // the compiler, which has to see that an element is read and written at one place.
+        // SAFETY: the caller vouches for all of it.
+        unsafe {
+            if output.cast_const() == a {
+                fold_in_place::<Self, O>(output, b, len_elems, factor);
+            } else if output.cast_const() == b {
+                fold_in_place::<Self, O>(output, a, len_elems, factor);
+            } else {
+                fold_apart::<Self, O>(output, a, b, len_elems, factor);
+            }
+        }
+    }
+
     /// Stores the tile.
     ///
     /// # Safety
@@ -75,6 +97,49 @@ pub(super) trait Lane: Copy {
         for (i, &number) in tile.iter().enumerate() {
             // SAFETY: the caller vouches for `to`.
             unsafe { to.cast::<Self>().add(i).write_unaligned(Self::narrow(number)) };
+        }
+    }
+}
+
+/// acc = (acc ∘ other) · factor.
+///
+/// # Safety
+/// Both must be valid for `len_elems` elements and not overlap.
+#[inline(always)]
+unsafe fn fold_in_place<E: Lane, O: Op>(
+    acc: *mut u8,
+    other: *const u8,
+    len_elems: usize,
+    factor: <E::Number as Number>::Factor,
+) {
+    let (acc, other) = (acc.cast::<E>(), other.cast::<E>());
+    for i in 0..len_elems {
+        // SAFETY: element i lies inside both.
+        unsafe {
+            let folded = O::apply(acc.add(i).read_unaligned().widen(), other.add(i).read_unaligned().widen());
+            acc.add(i).write_unaligned(E::narrow(folded.times(factor)));
+        }
+    }
+}
+
+/// output = (a ∘ b) · factor.
+///
+/// # Safety
+/// All must be valid for `len_elems` elements, and the output must not overlap with the others.
+#[inline(always)]
+unsafe fn fold_apart<E: Lane, O: Op>(
+    output: *mut u8,
+    a: *const u8,
+    b: *const u8,
+    len_elems: usize,
+    factor: <E::Number as Number>::Factor,
+) {
+    let (output, a, b) = (output.cast::<E>(), a.cast::<E>(), b.cast::<E>());
+    for i in 0..len_elems {
+        // SAFETY: element i lies inside all of them.
+        unsafe {
+            let folded = O::apply(a.add(i).read_unaligned().widen(), b.add(i).read_unaligned().widen());
+            output.add(i).write_unaligned(E::narrow(folded.times(factor)));
         }
     }
 }
@@ -151,23 +216,8 @@ impl Lane for f16 {
 
     #[inline(always)]
     unsafe fn fold<O: Op, L: Instructions>(tile: &mut [f32], other: *const u8) {
-        let mut wide = [0.0; BLOCK_ELEMS];
-        let (blocks, rest) = tile.as_chunks_mut::<BLOCK_ELEMS>();
-        let whole = blocks.len() * BLOCK_ELEMS;
-        // SAFETY: every block and the rest lie inside the memory that the caller vouches for.
-        unsafe {
-            // Blocks of constant length vectorise best.
-            for (i, block) in blocks.iter_mut().enumerate() {
-                L::f16_to_f32(&mut wide, other.add(i * BLOCK_ELEMS * Self::ELEM_BYTES));
-                for (number, &other) in block.iter_mut().zip(&wide) {
-                    *number = O::apply(*number, other);
-                }
-            }
-            L::f16_to_f32(&mut wide[..rest.len()], other.add(whole * Self::ELEM_BYTES));
-        }
-        for (number, &other) in rest.iter_mut().zip(&wide) {
-            *number = O::apply(*number, other);
-        }
+        // SAFETY: the caller vouches for the level and for `other`.
+        unsafe { L::fold_f16::<O>(tile, other) }
     }
 
     #[inline(always)]
@@ -177,6 +227,18 @@ impl Lane for f16 {
             Self::load::<L>(tile, a);
             Self::fold::<O, L>(tile, b);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn fold_pair<O: Op, L: Instructions>(
+        output: *mut u8,
+        a: *const u8,
+        b: *const u8,
+        len_elems: usize,
+        factor: f32,
+    ) {
+        // SAFETY: the caller vouches for all of it.
+        unsafe { L::fold_f16_pair::<O>(output, a, b, len_elems, factor) }
     }
 
     #[inline(always)]

@@ -44,17 +44,9 @@ unsafe fn run<E: Lane, O: Op, L: Instructions>(job: &Job<'_>) {
     unsafe {
         if let (&[a, b], &[output]) = (job.sources, job.outputs)
             && streamed.is_empty()
-            && !E::BULK
             && let Some(factor) = <E::Number as Number>::as_factor(&job.finish)
         {
-            // No operation depends on the order of two numbers, so whichever is the output can come first.
-            if output.cast_const() == a {
-                fold_in_place::<E, O>(output, b, job.len_elems, factor);
-            } else if output.cast_const() == b {
-                fold_in_place::<E, O>(output, a, job.len_elems, factor);
-            } else {
-                fold_apart::<E, O>(output, a, b, job.len_elems, factor);
-            }
+            E::fold_pair::<O, L>(output, a, b, job.len_elems, factor);
             return;
         }
         // A loop, so that the code for tiles exists once.
@@ -83,49 +75,6 @@ fn streamed_range<E: Lane>(job: &Job<'_>) -> Range<usize> {
     }
     let end_bytes = head_bytes + (len_bytes - head_bytes) / LINE_BYTES * LINE_BYTES;
     head_bytes / E::ELEM_BYTES..end_bytes / E::ELEM_BYTES
-}
-
-/// acc = (acc ∘ other) · factor.
-///
-/// # Safety
-/// Both must be valid for `len_elems` elements and not overlap.
-#[inline(always)]
-unsafe fn fold_in_place<E: Lane, O: Op>(
-    acc: *mut u8,
-    other: *const u8,
-    len_elems: usize,
-    factor: <E::Number as Number>::Factor,
-) {
-    let (acc, other) = (acc.cast::<E>(), other.cast::<E>());
-    for i in 0..len_elems {
-        // SAFETY: element i lies inside both.
-        unsafe {
-            let folded = O::apply(acc.add(i).read_unaligned().widen(), other.add(i).read_unaligned().widen());
-            acc.add(i).write_unaligned(E::narrow(folded.times(factor)));
-        }
-    }
-}
-
-/// output = (a ∘ b) · factor.
-///
-/// # Safety
-/// All must be valid for `len_elems` elements, and the output must not overlap with the others.
-#[inline(always)]
-unsafe fn fold_apart<E: Lane, O: Op>(
-    output: *mut u8,
-    a: *const u8,
-    b: *const u8,
-    len_elems: usize,
-    factor: <E::Number as Number>::Factor,
-) {
-    let (output, a, b) = (output.cast::<E>(), a.cast::<E>(), b.cast::<E>());
-    for i in 0..len_elems {
-        // SAFETY: element i lies inside all of them.
-        unsafe {
-            let folded = O::apply(a.add(i).read_unaligned().widen(), b.add(i).read_unaligned().widen());
-            output.add(i).write_unaligned(E::narrow(folded.times(factor)));
-        }
-    }
 }
 
 /// Folds a range from however many sources into however many outputs, tile by tile. The first `streamed` outputs are
@@ -287,9 +236,9 @@ mod entry {
 
     level!(portable, convert_portable, Portable);
     #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-    level!(avx2, convert_avx2, crate::simd::level::Avx2, "avx2,f16c");
+    level!(avx2, convert_avx2, crate::simd::x86::Avx2, "avx2,f16c");
     #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-    level!(avx512, convert_avx512, crate::simd::level::Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+    level!(avx512, convert_avx512, crate::simd::x86::Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
     pub(super) fn fold<E: Lane, O: Op>(level: Level) -> Run {
         match level {

@@ -8,7 +8,9 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use super::half_float;
-use super::number::Number;
+use super::number::{Number, Op};
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
+use super::x86::Avx2;
 use crate::owned::LINE_BYTES;
 
 /// A level of instruction set. Higher levels include the lower ones.
@@ -111,6 +113,28 @@ pub(super) trait Instructions {
         }
     }
 
+    /// Folds as many halves at `halves` into `singles`.
+    unsafe fn fold_f16<O: Op>(singles: &mut [f32], halves: *const u8) {
+        for (i, single) in singles.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `halves`.
+            let half = unsafe { halves.cast::<u16>().add(i).read_unaligned() };
+            *single = O::apply(*single, half_float::f16_to_f32(half));
+        }
+    }
+
+    /// output = (a ∘ b) · factor for so many halves. The output may be `a` or `b`, but may not overlap with them otherwise.
+    unsafe fn fold_f16_pair<O: Op>(output: *mut u8, a: *const u8, b: *const u8, len_elems: usize, factor: f32) {
+        let (output, a, b) = (output.cast::<u16>(), a.cast::<u16>(), b.cast::<u16>());
+        for i in 0..len_elems {
+            // SAFETY: the caller vouches for all three.
+            unsafe {
+                let (a, b) = (a.add(i).read_unaligned(), b.add(i).read_unaligned());
+                let folded = O::apply(half_float::f16_to_f32(a), half_float::f16_to_f32(b));
+                output.add(i).write_unaligned(half_float::f32_to_f16((folded * factor).settle()));
+            }
+        }
+    }
+
     /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and apart.
     unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
         // SAFETY: the caller vouches for both.
@@ -126,146 +150,6 @@ pub(super) trait Instructions {
 pub(super) struct Portable;
 
 impl Instructions for Portable {}
-
-#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-pub(super) use x86::{Avx2, Avx512};
-
-#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-mod x86 {
-    use std::arch::x86_64::{
-        __m128i, __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence,
-        _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_set1_epi32,
-        _mm256_stream_si256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph,
-        _mm512_mask_mov_ps, _mm512_set1_epi32, _mm512_stream_si512,
-    };
-
-    use super::{Instructions, Portable};
-    use crate::owned::LINE_BYTES;
-
-    /// The only rounding there is here, whatever the thread has set for its own arithmetic.
-    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
-
-    /// The bits that `Number::settle` gives a single that is no number.
-    const CANONICAL_NAN: i32 = 0x7fc0_0000;
-
-    /// AVX2 and F16C.
-    pub(in crate::simd) struct Avx2;
-
-    impl Instructions for Avx2 {
-        #[inline]
-        #[target_feature(enable = "avx2,f16c")]
-        unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
-            let (vectors, rest) = singles.as_chunks_mut::<8>();
-            let whole = vectors.len() * 8;
-            for (i, vector) in vectors.iter_mut().enumerate() {
-                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
-                unsafe {
-                    let half = halves.cast::<__m128i>().add(i).read_unaligned();
-                    vector.as_mut_ptr().cast::<__m256>().write_unaligned(_mm256_cvtph_ps(half));
-                }
-            }
-            // SAFETY: the rest of what the caller vouches for.
-            unsafe { Portable::f16_to_f32(rest, halves.add(2 * whole)) }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,f16c")]
-        unsafe fn f32_to_f16(halves: *mut u8, singles: &[f32]) {
-            let (vectors, rest) = singles.as_chunks::<8>();
-            let whole = vectors.len() * 8;
-            for (i, vector) in vectors.iter().enumerate() {
-                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
-                unsafe {
-                    let single = vector.as_ptr().cast::<__m256>().read_unaligned();
-                    let single = _mm256_blendv_ps(
-                        single,
-                        _mm256_castsi256_ps(_mm256_set1_epi32(CANONICAL_NAN)),
-                        _mm256_cmp_ps::<_CMP_UNORD_Q>(single, single),
-                    );
-                    halves.cast::<__m128i>().add(i).write_unaligned(_mm256_cvtps_ph::<NEAREST>(single));
-                }
-            }
-            // SAFETY: the rest of what the caller vouches for.
-            unsafe { Portable::f32_to_f16(halves.add(2 * whole), rest) }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,f16c")]
-        unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
-            for i in 0..lines * (LINE_BYTES / size_of::<__m256i>()) {
-                // SAFETY: the caller vouches for both, and for the alignment of `to`.
-                unsafe {
-                    _mm256_stream_si256(to.cast::<__m256i>().add(i), from.cast::<__m256i>().add(i).read_unaligned())
-                }
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: every x86-64 processor has the fence.
-            unsafe { _mm_sfence() };
-        }
-    }
-
-    /// AVX-512 F, BW, DQ and VL.
-    pub(in crate::simd) struct Avx512;
-
-    impl Instructions for Avx512 {
-        #[inline]
-        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
-            let (vectors, rest) = singles.as_chunks_mut::<16>();
-            let whole = vectors.len() * 16;
-            for (i, vector) in vectors.iter_mut().enumerate() {
-                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
-                unsafe {
-                    let half = halves.cast::<__m256i>().add(i).read_unaligned();
-                    vector.as_mut_ptr().cast::<__m512>().write_unaligned(_mm512_cvtph_ps(half));
-                }
-            }
-            // SAFETY: the rest of what the caller vouches for.
-            unsafe { Portable::f16_to_f32(rest, halves.add(2 * whole)) }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn f32_to_f16(halves: *mut u8, singles: &[f32]) {
-            let (vectors, rest) = singles.as_chunks::<16>();
-            let whole = vectors.len() * 16;
-            for (i, vector) in vectors.iter().enumerate() {
-                // SAFETY: the caller vouches for `halves`; any bits are valid on both sides.
-                unsafe {
-                    let single = vector.as_ptr().cast::<__m512>().read_unaligned();
-                    let single = _mm512_mask_mov_ps(
-                        single,
-                        _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(single, single),
-                        _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN)),
-                    );
-                    halves.cast::<__m256i>().add(i).write_unaligned(_mm512_cvtps_ph::<NEAREST>(single));
-                }
-            }
-            // SAFETY: the rest of what the caller vouches for.
-            unsafe { Portable::f32_to_f16(halves.add(2 * whole), rest) }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
-            for i in 0..lines * (LINE_BYTES / size_of::<__m512i>()) {
-                // SAFETY: the caller vouches for both, and for the alignment of `to`.
-                unsafe {
-                    _mm512_stream_si512(to.cast::<__m512i>().add(i), from.cast::<__m512i>().add(i).read_unaligned())
-                }
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: every x86-64 processor has the fence.
-            unsafe { _mm_sfence() };
-        }
-    }
-}
 
 /// Copies around the caches: for copies far larger than them whose destination is not read soon. Where the processor
 /// or the build has no such stores it is an ordinary copy.

@@ -165,8 +165,18 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
+/// Which operation it is, for code that is written once for vectors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum OpKind {
+    Sum,
+    Product,
+    Min,
+    Max,
+}
+
 /// How two numbers become one.
 pub(super) trait Op {
+    const KIND: OpKind;
     fn apply<A: Number>(a: A, b: A) -> A;
 }
 
@@ -175,6 +185,7 @@ macro_rules! op {
         #[doc = $doc]
         pub(super) struct $name;
         impl Op for $name {
+            const KIND: OpKind = OpKind::$name;
             #[inline(always)]
             fn apply<A: Number>(a: A, b: A) -> A {
                 a.$method(b)

@@ -101,9 +101,9 @@ macro_rules! level {
 
 level!(dots_portable, weigh_portable, Portable);
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-level!(dots_avx2, weigh_avx2, super::level::Avx2, "avx2,f16c");
+level!(dots_avx2, weigh_avx2, super::x86::Avx2, "avx2,f16c");
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-level!(dots_avx512, weigh_avx512, super::level::Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+level!(dots_avx512, weigh_avx512, super::x86::Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
 /// # Safety
 /// The processor must have the level `L`; both slices have the same length.
