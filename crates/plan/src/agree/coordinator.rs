@@ -44,8 +44,8 @@ pub(super) struct Coordinator {
     /// Agreed, not yet sent.
     ready: Vec<Agreed>,
     joined: Vec<bool>,
-    /// Ranks in the order in which they joined; outlives generations, unlike `joined`, which is announced anew.
-    join_order: Vec<Rank>,
+    /// The rank that joined last.
+    last_joined: Option<Rank>,
     /// The rank that has asked to close the group.
     closing: Option<Rank>,
     out: VecDeque<(Target, Message)>,
@@ -105,7 +105,7 @@ impl Coordinator {
             refused_batches: HashMap::default(),
             ready: Vec::new(),
             joined: vec![false; size],
-            join_order: Vec::new(),
+            last_joined: None,
             closing: None,
             out: VecDeque::new(),
         }
@@ -295,9 +295,7 @@ impl Coordinator {
 
     fn join(&mut self, rank: Rank) {
         self.joined[rank.index()] = true;
-        if !self.join_order.contains(&rank) {
-            self.join_order.push(rank);
-        }
+        self.last_joined = Some(rank);
         // It announces no more of any batch.
         self.refused_batches.values_mut().for_each(|refused| refused.left[rank.index()] = 0);
         self.refused_batches.retain(|_, refused| refused.left.iter().any(|left| *left > 0));
@@ -319,8 +317,7 @@ impl Coordinator {
         for agreed in states.iter().flat_map(|state| &state.done) {
             self.refuse_item(&agreed.item, &reason);
         }
-        let last = *self.join_order.last().expect("somebody was the last to join");
-        self.join_order.clear();
+        let last = self.last_joined.take().expect("somebody was the last to join");
         self.joined.fill(false);
         self.out.push_back((Target::All, Message::Joined { last }));
     }
@@ -414,10 +411,10 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Forgets what was announced; the members announce it again in the next generation.
+    /// Forgets what was announced; the members announce it again in the next generation. Nobody has joined now: while
+    /// somebody has, nothing is replayed.
     fn forget(&mut self) {
         self.table.clear();
         self.batches.clear();
-        self.joined.fill(false);
     }
 }

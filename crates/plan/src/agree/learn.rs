@@ -3,7 +3,8 @@
 //! The stream is cut into *segments*: a segment ends where a name comes that it already has. A training loop that asks for the
 //! same tensors in every iteration, in whatever order, so gives one segment for each iteration, after at most one odd
 //! segment at the start. A segment *repeats* if it has the same names with the same metadata as the one before it. After
-//! enough repeats in a row the last segment is the *cycle*.
+//! enough repeats in a row the last segment is the *cycle*. Where a batch of the stream ends in the middle of the next segment,
+//! as happens when iterations overlap, the cycle may as well begin there, if the stream is still in step.
 //!
 //! All ranks record the same stream; only the coordinator asks whether there is a cycle, and says so in the stream. A program
 //! that uses one name twice in an iteration never has a cycle and is negotiated for ever, which is slower but right.
@@ -38,6 +39,8 @@ pub(super) struct History {
     end: u64,
     /// Items of the current segment that were in the previous one with the same metadata.
     matched: u64,
+    /// How many items of the previous segment come up to the last one of these.
+    furthest_twin: u64,
     /// Segments in a row that repeat the one before them, the current one included once it is complete.
     repeats: u32,
 }
@@ -62,6 +65,7 @@ impl History {
         if let Some(before) = before.filter(|before| (self.previous_start..self.segment_start).contains(before)) {
             let twin = &self.items[(before - self.previous_start) as usize];
             self.matched += u64::from(twin.item.same_terms(&recorded.item));
+            self.furthest_twin = self.furthest_twin.max(before + 1 - self.previous_start);
         }
         self.items.push_back(recorded);
         self.end += 1;
@@ -79,7 +83,8 @@ impl History {
                 self.last_position.remove(&old.item.name);
             }
         }
-        (self.previous_start, self.segment_start, self.matched) = (self.segment_start, position, 0);
+        (self.previous_start, self.segment_start) = (self.segment_start, position);
+        (self.matched, self.furthest_twin) = (0, 0);
     }
 
     /// Whether the current segment repeats the previous one and is as long.
@@ -88,9 +93,13 @@ impl History {
         length > 0 && length == self.segment_start - self.previous_start && length == self.matched
     }
 
-    /// The length of the cycle, if the stream ends with the last item of one that was repeated this often.
+    /// The length of the cycle, if there was one that was repeated this often and the stream now ends with all of it.
     pub(super) fn cycle_len(&self, repeats: u32) -> Option<usize> {
-        (self.is_complete() && self.repeats >= repeats).then_some((self.end - self.segment_start) as usize)
+        let length = self.end - self.segment_start;
+        // The current segment has had exactly the names with which the previous one began, so its items and the rest of
+        // the previous one make a whole cycle. (All of it, if the current segment is complete.)
+        let in_step = length > 0 && self.matched == length && self.furthest_twin == length;
+        (in_step && self.repeats >= repeats).then_some((self.segment_start - self.previous_start) as usize)
     }
 
     /// The last `len` items, if so many are remembered.
@@ -139,6 +148,13 @@ mod tests {
         assert_eq!(cycles("abcbca", 1), [(5, 3)]);
         assert_eq!(cycles("aa", 1), [(1, 1)]);
         assert_eq!(cycles("pqrabcabcabc", 1), [(11, 3)]);
+    }
+
+    #[test]
+    fn a_cycle_may_begin_anywhere_while_the_stream_is_in_step() {
+        assert_eq!(cycles("abcabcab", 1), [(5, 3), (6, 3), (7, 3)]);
+        assert_eq!(cycles("abcabcba", 1), [(5, 3), (7, 3)]);
+        assert_eq!(cycles("abcabcaB", 1), [(5, 3), (6, 3)]);
     }
 
     #[test]

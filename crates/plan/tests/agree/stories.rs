@@ -99,6 +99,23 @@ fn a_request_that_waits_for_another_is_never_fused_with_it() {
 }
 
 #[test]
+fn iterations_that_overlap_are_replayed_too() {
+    for seed in 0..50 {
+        let mut sim = Sim::new(3, &Settings::default(), seed);
+        for _ in 0..40 {
+            for rank in 0..3 {
+                // The last request of an iteration is waited for in the next one.
+                sim.push(rank, ["a", "b"].map(|name| Step::Submit(allreduce(name, 10))));
+                sim.push(rank, [Step::WaitAllBut(2), Step::Submit(allreduce("c", 10)), Step::WaitAllBut(1)]);
+            }
+        }
+        sim.run();
+        sim.check();
+        assert!(sim.replayed(0) > 20, "seed {seed}: {} of {}", sim.replayed(0), sim.ran(0).len());
+    }
+}
+
+#[test]
 fn a_name_in_flight_cannot_be_used_again() {
     let mut member = Member::new(Rank(0), 2, Settings::default());
     member.submit(allreduce("a", 1), Duration::ZERO).unwrap();
