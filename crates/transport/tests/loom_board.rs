@@ -3,7 +3,7 @@
 #![cfg(loom)]
 
 use farandole_transport::shm::board::{Board, Mark, Stage, announced};
-use loom::cell::UnsafeCell;
+use loom::cell::Cell;
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
@@ -11,7 +11,7 @@ use loom::thread;
 struct Shared {
     owner: Board,
     reader: Board,
-    bytes: UnsafeCell<u64>,
+    bytes: Cell<u64>,
     bell: Notify,
     owners_bell: Notify,
 }
@@ -20,7 +20,7 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared {
         owner: Board::default(),
         reader: Board::default(),
-        bytes: UnsafeCell::new(0),
+        bytes: Cell::new(0),
         bell: Notify::new(),
         owners_bell: Notify::new(),
     })
@@ -57,10 +57,10 @@ fn a_sleeper_is_always_woken_and_sees_the_bytes() {
                 let mark = Mark::tile(1, 0);
                 wait(&shared.reader, &shared.bell, || shared.owner.has_reached(Stage::Published, mark));
                 // Loom fails here if the bytes were not handed over in order.
-                assert_eq!(shared.bytes.with(|bytes| unsafe { *bytes }), 42);
+                assert_eq!(shared.bytes.get(), 42);
             })
         };
-        shared.bytes.with_mut(|bytes| unsafe { *bytes = 42 });
+        shared.bytes.set(42);
         announce(&shared.owner, &shared.reader, &shared.bell, Stage::Published, Mark::tile(1, 0));
         reader.join().unwrap();
     });
@@ -81,7 +81,7 @@ fn a_slot_is_written_again_only_after_its_reader_has_let_go() {
                     wait(&shared.reader, &shared.bell, || {
                         shared.owner.has_reached(Stage::Published, Mark::tile(1, tile))
                     });
-                    assert_eq!(shared.bytes.with(|bytes| unsafe { *bytes }), tile + 1);
+                    assert_eq!(shared.bytes.get(), tile + 1);
                     announce(&shared.reader, &shared.owner, &shared.owners_bell, Stage::Folded, Mark::tile(1, tile));
                 }
             })
@@ -92,7 +92,7 @@ fn a_slot_is_written_again_only_after_its_reader_has_let_go() {
                     shared.reader.has_reached(Stage::Folded, Mark::tile(1, before))
                 });
             }
-            shared.bytes.with_mut(|bytes| unsafe { *bytes = tile + 1 });
+            shared.bytes.set(tile + 1);
             announce(&shared.owner, &shared.reader, &shared.bell, Stage::Published, Mark::tile(1, tile));
         }
         reader.join().unwrap();
