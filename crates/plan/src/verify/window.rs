@@ -39,7 +39,8 @@ pub(super) struct Window {
     results: Vec<Slot>,
     published: u32,
     folded: u32,
-    fetched_from: HashMap<usize, u32>,
+    /// For each tile, from how many peers its result has been fetched.
+    fetches: HashMap<u32, usize>,
     /// Fetched from everybody: a peer says so only when it has everybody's result of the tile.
     fetched: u32,
 }
@@ -47,8 +48,8 @@ pub(super) struct Window {
 impl Window {
     pub(super) fn new(slots: u32) -> Window {
         let empty = || (0..slots).map(|_| Slot::empty()).collect();
-        let fetched_from = HashMap::new();
-        Window { contributions: empty(), results: empty(), published: 0, folded: 0, fetched_from, fetched: 0 }
+        let fetches = HashMap::new();
+        Window { contributions: empty(), results: empty(), published: 0, folded: 0, fetches, fetched: 0 }
     }
 }
 
@@ -224,10 +225,12 @@ impl Machine<'_> {
         }
         let result = self.read_slot(rank, owner, tile, Span { start: 0, len: chunk.len }, Area::Results)?;
         self.write(rank, rank, chunk, result)?;
-        self.actors[rank].window.fetched_from.insert(owner, tile + 1);
-        let window = &self.actors[rank].window;
-        if self.locals(rank).all(|local| window.fetched_from.get(&local) > Some(&tile)) {
-            self.actors[rank].window.fetched = tile + 1;
+        let peers = self.locals(rank).count();
+        let window = &mut self.actors[rank].window;
+        let fetches = window.fetches.entry(tile).or_default();
+        *fetches += 1;
+        if *fetches == peers {
+            window.fetched = tile + 1;
         }
         Ok(done())
     }
