@@ -249,12 +249,14 @@ impl FaultyLink {
         match action {
             Action::Drop => return Fate::Lost,
             Action::Delay(time) => {
-                let bell = self.bell.clone();
+                // The bell must not ring before the time is over: it rings once, and a driver that still finds the
+                // frame held would wait for ever.
+                let (until, bell) = (Instant::now() + time, self.bell.clone());
                 std::thread::spawn(move || {
-                    std::thread::sleep(time);
+                    std::thread::sleep(until.saturating_duration_since(Instant::now()));
                     bell.ring();
                 });
-                return Fate::HeldUntil(Instant::now() + time);
+                return Fate::HeldUntil(until);
             }
             Action::Cut => lock(&self.ends).close(),
             Action::Corrupt => {
