@@ -24,7 +24,7 @@ const PARENT: &str = "FARANDOLE_PARENT";
 #[derive(Debug)]
 pub struct Job {
     children: Vec<Option<Child>>,
-    _server: Server,
+    server: Server,
 }
 
 impl Job {
@@ -35,13 +35,13 @@ impl Job {
         let name =
             format!("farandole-{}-{}", std::process::id(), &blake3::hash(key.to_hex().as_bytes()).to_hex()[..12]);
         let server = Server::serve(&Address::UnixAbstract(name), ranks, &key)?;
-        let mut job = Job { children: Vec::with_capacity(ranks), _server: server };
+        let mut job = Job { children: Vec::with_capacity(ranks), server };
         for rank in (0..ranks).map(Rank::from) {
             let mut command = command(rank);
             command
                 .env(environment::RANK, rank.to_string())
                 .env(environment::SIZE, ranks.to_string())
-                .env(environment::RENDEZVOUS, job._server.address().to_string())
+                .env(environment::RENDEZVOUS, job.server.address().to_string())
                 .env(environment::KEY, key.to_hex())
                 .env(PARENT, std::process::id().to_string());
             let child = command

@@ -1,5 +1,7 @@
 //! Direct collectives on threads: right for every dtype, operation, size and medium; wrong use and death have names.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;

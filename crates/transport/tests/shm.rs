@@ -1,5 +1,7 @@
 //! Shared memory between threads: rings keep order and content, windows hand over in turn, mapped buffers are shared.
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::{Duration, Instant};
 
 use farandole_transport::shm::{Layout, Windows};

@@ -44,13 +44,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if args.limit {
         limit.push(Box::new(Limit::new(args.ranks, args.pinning())));
     }
-    let entry = |entrant: &Box<dyn Entrant>| Entry { word: entrant.word().into(), product: entrant.product().into() };
+    let entry = |entrant: &dyn Entrant| Entry { word: entrant.word().into(), product: entrant.product().into() };
     let tasks = args.tasks();
     let mut report = Report {
         machine: Machine::this(),
         ranks: args.ranks,
         task: tasks.first().cloned().context("--sizes names no size")?,
-        entries: entrants.iter().map(entry).collect(),
+        entries: entrants.iter().map(|entrant| entry(entrant.as_ref())).collect(),
         rates: args.limit.then(|| limit::rates(args.ranks, args.pinning())),
         rows: Vec::new(),
     };

@@ -315,7 +315,7 @@ fn wrong(what: impl Into<String>) -> Error {
 }
 
 fn whole_elements(bytes: usize, dtype: Dtype) -> Result<u64> {
-    if bytes % dtype.size_bytes() == 0 {
+    if bytes.is_multiple_of(dtype.size_bytes()) {
         Ok((bytes / dtype.size_bytes()) as u64)
     } else {
         Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")))

@@ -74,18 +74,8 @@ pub(super) trait Lane: Copy {
         len_elems: usize,
         factor: <Self::Number as Number>::Factor,
     ) {
-        // No operation depends on the order of two numbers, so whichever is the output can come first. The loops differ for
-        // the compiler, which has to see that an element is read and written at one place.
         // SAFETY: the caller vouches for all of it.
-        unsafe {
-            if output.cast_const() == a {
-                fold_in_place::<Self, O>(output, b, len_elems, factor);
-            } else if output.cast_const() == b {
-                fold_in_place::<Self, O>(output, a, len_elems, factor);
-            } else {
-                fold_apart::<Self, O>(output, a, b, len_elems, factor);
-            }
-        }
+        unsafe { fold_straight::<Self, O>(output, a, b, len_elems, factor) }
     }
 
     /// Stores the tile.
@@ -97,6 +87,32 @@ pub(super) trait Lane: Copy {
         for (i, &number) in tile.iter().enumerate() {
             // SAFETY: the caller vouches for `to`.
             unsafe { to.cast::<Self>().add(i).write_unaligned(Self::narrow(number)) };
+        }
+    }
+}
+
+/// output = (a ∘ b) · factor, element by element.
+///
+/// # Safety
+/// As for `Lane::fold_pair`.
+#[inline(always)]
+pub(super) unsafe fn fold_straight<E: Lane, O: Op>(
+    output: *mut u8,
+    a: *const u8,
+    b: *const u8,
+    len_elems: usize,
+    factor: <E::Number as Number>::Factor,
+) {
+    // No operation depends on the order of two numbers, so whichever is the output can come first. The loops differ for
+    // the compiler, which has to see that an element is read and written at one place.
+    // SAFETY: the caller vouches for all of it.
+    unsafe {
+        if output.cast_const() == a {
+            fold_in_place::<E, O>(output, b, len_elems, factor);
+        } else if output.cast_const() == b {
+            fold_in_place::<E, O>(output, a, len_elems, factor);
+        } else {
+            fold_apart::<E, O>(output, a, b, len_elems, factor);
         }
     }
 }

@@ -7,6 +7,9 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use half::f16;
+
+use super::block::fold_straight;
 use super::half_float;
 use super::number::{Number, Op};
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
@@ -124,15 +127,8 @@ pub(super) trait Instructions {
 
     /// output = (a ∘ b) · factor for so many halves. The output may be `a` or `b`, but may not overlap with them otherwise.
     unsafe fn fold_f16_pair<O: Op>(output: *mut u8, a: *const u8, b: *const u8, len_elems: usize, factor: f32) {
-        let (output, a, b) = (output.cast::<u16>(), a.cast::<u16>(), b.cast::<u16>());
-        for i in 0..len_elems {
-            // SAFETY: the caller vouches for all three.
-            unsafe {
-                let (a, b) = (a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                let folded = O::apply(half_float::f16_to_f32(a), half_float::f16_to_f32(b));
-                output.add(i).write_unaligned(half_float::f32_to_f16((folded * factor).settle()));
-            }
-        }
+        // SAFETY: the caller vouches for all three.
+        unsafe { fold_straight::<f16, O>(output, a, b, len_elems, factor) }
     }
 
     /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and apart.

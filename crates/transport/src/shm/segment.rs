@@ -89,7 +89,7 @@ impl Segment {
 
     fn map_with(&self, offset: usize, bytes: usize, flags: MapFlags) -> Result<Mapping> {
         let length = self.len()?;
-        if offset % PAGE_BYTES != 0 || offset.checked_add(bytes).is_none_or(|end| end > length) {
+        if !offset.is_multiple_of(PAGE_BYTES) || offset.checked_add(bytes).is_none_or(|end| end > length) {
             let source = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
             return Err(Error::local(format!("mapping {bytes} bytes at {offset} of a segment of {length}"), source));
         }
