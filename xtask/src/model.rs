@@ -27,6 +27,8 @@ pub(crate) fn check() -> Result<Tally> {
     for Model { package, test } in &models {
         total += Shell::cargo(&["test", "--release", "--package", package, "--test", test])
             .env("RUSTFLAGS", "--cfg loom")
+            // Linking time that no model gets back.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_TARGET_DIR", tools::target_dir().join("model").to_string_lossy())
             .run()?;
     }

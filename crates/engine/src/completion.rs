@@ -69,15 +69,16 @@ impl<T> Slot<T> {
         lock(&self.phase).value.take()
     }
 
-    /// Sleeps until the value has been put in.
+    /// Sleeps until the value has been put in. Models know no time, so the deadline never passes there.
     #[cfg(loom)]
-    pub(crate) fn sleep(&self) {
+    pub(crate) fn sleep(&self, _deadline: Option<std::time::Instant>) -> bool {
         let mut phase = lock(&self.phase);
         phase.sleepers += 1;
         while !phase.fulfilled {
             phase = self.arrived.wait(phase).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         phase.sleepers -= 1;
+        phase.fulfilled
     }
 
     /// Sleeps until the value has been put in or the deadline has passed. Says whether the value is there.

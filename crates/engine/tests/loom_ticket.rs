@@ -23,7 +23,7 @@ fn a_waiting_caller_always_gets_the_value() {
         let slot = Arc::new(Slot::new());
         let driver = Arc::clone(&slot);
         let fulfilling = thread::spawn(move || driver.fulfil(42));
-        slot.sleep();
+        assert!(slot.sleep(None));
         assert_eq!(slot.take(), Some(42));
         fulfilling.join().unwrap();
     });
@@ -38,7 +38,7 @@ fn two_waiting_callers_both_wake_and_one_gets_the_value() {
             .map(|_| {
                 let (slot, taken) = (Arc::clone(&slot), Arc::clone(&taken));
                 thread::spawn(move || {
-                    slot.sleep();
+                    assert!(slot.sleep(None));
                     if slot.take().is_some() {
                         taken.fetch_add(1, Ordering::SeqCst);
                     }
