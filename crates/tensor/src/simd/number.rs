@@ -166,6 +166,7 @@ float!(f32);
 float!(f64);
 
 /// Which operation it is, for code that is written once for vectors.
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OpKind {
     Sum,
@@ -176,6 +177,7 @@ pub(super) enum OpKind {
 
 /// How two numbers become one.
 pub(super) trait Op {
+    #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
     const KIND: OpKind;
     fn apply<A: Number>(a: A, b: A) -> A;
 }
@@ -185,6 +187,7 @@ macro_rules! op {
         #[doc = $doc]
         pub(super) struct $name;
         impl Op for $name {
+            #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
             const KIND: OpKind = OpKind::$name;
             #[inline(always)]
             fn apply<A: Number>(a: A, b: A) -> A {
