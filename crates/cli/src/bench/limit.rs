@@ -3,22 +3,25 @@
 //! The bound for a size is the time of its unavoidable memory traffic and of nothing else. On the caller's own memory each
 //! rank must read its `size` bytes once and write them once; whatever passes between ranks can stay in a cache. On mapped
 //! buffers each rank reads its shard, `size / ranks` bytes, of every buffer and writes the result back to every buffer:
-//! the same amount, in another order. All ranks do so at once, since they share the memory. Once a size fits into the
+//! the same amount in another order. So the bound is the same for both: one pass in place over `size` bytes, in the order
+//! that memory likes best, by all ranks at once, since they share the memory. Once a size fits into the
 //! caches the bound becomes that of the caches; synchronisation is never part of it.
 //!
 //! Ranks are threads here. Memory does not know the difference, and threads can be started and awaited without a
 //! contestant's help. Where every rank has a core, a pass takes as long as its slowest thread. Where ranks outnumber cores
 //! and take turns, it takes from the first thread's start to the last one's end.
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use farandole_plan::{Dtype, ReduceOp};
-use farandole_tensor::{Finish, Fold, OwnedBytes, scale};
+use farandole_tensor::element::from_bytes_mut;
+use farandole_tensor::{Fold, OwnedBytes};
 
 use super::entrant::{Entrant, Outcome};
-use super::task::{Kind, Memory, Task};
+use super::task::{Kind, Task};
 use crate::peer::start::Pin;
 
 /// Bytes of each array in the measurement of rates: beyond the last-level cache of any server together with its partner.
@@ -87,17 +90,8 @@ impl Entrant for Limit {
     fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
         ensure!(task.kind == Kind::Allreduce, "the bound is defined for allreduce");
         self.prepare(task.bytes);
-        let ranks = self.ranks;
-        let mut times_ns = match task.memory {
-            Memory::Own => {
-                let shares = self.buffers.iter_mut().collect();
-                timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut OwnedBytes| negate(buffer))
-            }
-            Memory::Mapped => {
-                let shares = shards(&mut self.buffers, ranks);
-                timed(shares, warmup + iterations, self.pin, |shard: &mut Vec<&mut [u8]>| combine(shard))
-            }
-        };
+        let shares = self.buffers.iter_mut().collect();
+        let mut times_ns = timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut OwnedBytes| pass(buffer));
         times_ns.drain(..warmup);
         Ok(Outcome::Measured { times_ns, wrong: 0 })
     }
@@ -162,58 +156,38 @@ fn touched(bytes: usize) -> OwnedBytes {
     buffer
 }
 
-/// Reads and writes every element once, with the kernels of the reductions themselves.
-fn negate(buffer: &mut [u8]) {
-    scale(DTYPE, buffer, -1.0);
-}
-
-/// Reads the shard of every buffer once and writes their sum to each of them.
-fn combine(shard: &mut [&mut [u8]]) {
-    Fold::new(DTYPE, ReduceOp::Sum).fold_all(shard, Finish::Nothing);
-}
-
-/// Shard `r` of every buffer, for each rank `r`.
-fn shards(buffers: &mut [OwnedBytes], ranks: usize) -> Vec<Vec<&mut [u8]>> {
-    let mut shards: Vec<Vec<&mut [u8]>> = (0..ranks).map(|_| Vec::new()).collect();
-    for buffer in buffers {
-        let shard_elems = (buffer.len() / ELEM_BYTES).div_ceil(ranks).max(1);
-        let mut parts = buffer.chunks_mut(shard_elems * ELEM_BYTES);
-        for shard in &mut shards {
-            shard.push(parts.next().unwrap_or_default());
-        }
+/// Reads and writes every element once. The factor is hidden from the compiler, which would otherwise leave it out.
+fn pass(buffer: &mut [u8]) {
+    let one = black_box(1.0);
+    let elements =
+        from_bytes_mut::<f32>(buffer).expect("invariant: a buffer starts on a cache line and holds whole elements");
+    for element in elements {
+        *element *= one;
     }
-    shards
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn elements(value: f32, count: usize) -> OwnedBytes {
-        OwnedBytes::from_slice(&value.to_ne_bytes().repeat(count))
+    #[test]
+    fn a_pass_leaves_the_elements_as_they_are() {
+        let mut buffer = OwnedBytes::from_slice(&1.5f32.to_ne_bytes().repeat(5001));
+        let before = buffer.to_vec();
+        pass(&mut buffer);
+        assert_eq!(*buffer, *before);
     }
 
     #[test]
-    fn combining_writes_the_sum_to_every_buffer() {
-        let mut buffers = [1.0, 2.0, 4.0].map(|value| elements(value, 5001));
-        for mut shard in shards(&mut buffers, 3) {
-            combine(&mut shard);
+    fn the_bound_is_measured_for_every_size() {
+        let mut limit = Limit::new(2, Pin::Free);
+        for bytes in [1, 4, 10_000] {
+            limit.prepare(bytes);
+            assert!(limit.buffers.iter().all(|buffer| buffer.len() as u64 >= bytes));
+            let shares = limit.buffers.iter_mut().collect();
+            let times = timed(shares, 3, Pin::Free, |buffer: &mut &mut OwnedBytes| pass(buffer));
+            assert_eq!(times.len(), 3);
         }
-        assert!(buffers.iter().all(|buffer| **buffer == *elements(7.0, 5001)));
-    }
-
-    #[test]
-    fn negating_touches_every_element() {
-        let mut buffer = elements(1.0, 5001);
-        negate(&mut buffer);
-        assert_eq!(*buffer, *elements(-1.0, 5001));
-    }
-
-    #[test]
-    fn fewer_elements_than_ranks_leave_some_shards_empty() {
-        let mut buffers = [(); 4].map(|()| elements(1.0, 2));
-        let lens: Vec<usize> = shards(&mut buffers, 4).iter().map(|shard| shard[0].len()).collect();
-        assert_eq!(lens, [4, 4, 0, 0]);
     }
 
     #[test]

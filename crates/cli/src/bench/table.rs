@@ -14,6 +14,9 @@ use super::task::{Kind, Memory, Pace, Through};
 /// stay well below.
 const BUSY_LOAD: f64 = 0.7;
 
+const LIMIT_FOOTNOTE: &str = "limit = all ranks at once read and write as many bytes as the size once (x *= 1), the least that memory must do; \
+     sizes that fit the caches are bounded by these, and synchronising is not in it.";
+
 /// What stands above the table: what is measured, on what, by whom.
 pub(crate) fn heading(report: &Report) -> String {
     let task = &report.task;
@@ -135,7 +138,7 @@ pub(crate) fn footnotes(report: &Report) -> String {
         );
     }
     if report.rates.is_some() {
-        let _ = writeln!(text, "{}", limit_footnote(report.task.memory));
+        let _ = writeln!(text, "{LIMIT_FOOTNOTE}");
     }
     for (index, entry) in report.entries.iter().enumerate() {
         let mut wrong_in_all = 0;
@@ -154,19 +157,6 @@ pub(crate) fn footnotes(report: &Report) -> String {
         }
     }
     text
-}
-
-fn limit_footnote(memory: Memory) -> &'static str {
-    match memory {
-        Memory::Own => {
-            "limit = all ranks at once read and write their buffer once (x = -x), the least that memory must do; \
-             sizes that fit the caches are bounded by these, and synchronising is not in it."
-        }
-        Memory::Mapped => {
-            "limit = all ranks at once read their shard of every buffer and write the sum to every buffer, the least that \
-             memory must do; sizes that fit the caches are bounded by these, and synchronising is not in it."
-        }
-    }
 }
 
 fn cell(showing: &Showing) -> String {
