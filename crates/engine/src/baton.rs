@@ -58,10 +58,30 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// How long holders of the baton look around before they sleep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
-    /// A caller that waits.
+    /// How long a look follows the other at once. After that the thread yields between looks: the peer that is waited
+    /// for may have been put on this very core.
+    pub(crate) at_once: Duration,
+    /// How long a caller that waits looks around in all.
     pub(crate) caller: Duration,
-    /// The worker, beside which the callers want to compute.
+    /// The same for the worker, beside which the callers want to compute.
     pub(crate) worker: Duration,
+}
+
+impl Spin {
+    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep.
+    fn spend(&self, limit: Duration, idle_since: &mut Option<Instant>) -> bool {
+        let now = Instant::now();
+        let idle = now - *idle_since.get_or_insert(now);
+        if idle >= limit {
+            return false;
+        }
+        if idle < self.at_once {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        true
+    }
 }
 
 /// The driver and the ways to it.
@@ -144,16 +164,14 @@ impl Baton {
                 idle_since = None;
                 continue;
             }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            let left = deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
                 break false;
             }
-            if now - *idle_since.get_or_insert(now) < self.spin.caller {
-                std::hint::spin_loop();
+            if self.spin.spend(self.spin.caller, &mut idle_since) {
                 continue;
             }
-            let until = deadline.map_or(LONGEST_SLEEP, |deadline| deadline - now);
-            self.doze(&mut driver, until);
+            self.doze(&mut driver, left);
             idle_since = None;
         };
         self.put_down(driver);
@@ -242,12 +260,8 @@ impl Baton {
                 }
                 Turn::Still => {}
             }
-            if !self.spin.worker.is_zero() && driver.has_work() {
-                let now = Instant::now();
-                if now - *idle_since.get_or_insert(now) < self.spin.worker {
-                    std::hint::spin_loop();
-                    continue;
-                }
+            if driver.has_work() && self.spin.spend(self.spin.worker, &mut idle_since) {
+                continue;
             }
             driver.before_sleep();
             if took_something {

@@ -145,9 +145,8 @@ settings! {
         ["FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"];
     /// Switches the stall watch off.
     stall_check_disable: bool = false, ["FARANDOLE_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"];
-    /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` spins only when the
-    /// host has a core for each of its ranks: on a crowded host spinning takes the core from the very peer that is
-    /// waited for.
+    /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
+    /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = None, ["FARANDOLE_SPIN_US"];
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use farandole_plan::agree::{Replay, Settings as AgreeSettings};
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
@@ -264,29 +265,38 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// How long a driver looks around before it sleeps, if the settings leave it to us. Long enough to see a peer on this
-/// host answer, which takes some microseconds; a few times what falling asleep and waking up would cost.
-const SPIN: std::time::Duration = std::time::Duration::from_micros(50);
+/// How long looks follow each other at once where every rank has a core: some tens of hand-overs between cores. Longer
+/// makes everything slow when two ranks have been put on one core.
+const AT_ONCE: Duration = Duration::from_micros(5);
+
+/// How long a driver looks around before it sleeps, if the settings leave it to us: several times what falling asleep
+/// and being woken cost.
+const SPIN: Duration = Duration::from_micros(200);
 
 fn spin(config: &Config, mesh: &Mesh) -> Spin {
-    if let Some(spin_us) = config.spin_us {
-        let spin = std::time::Duration::from_micros(spin_us);
-        return Spin { caller: spin, worker: spin };
-    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let ranks = mesh.topology().local_size(mesh.me());
-    // A caller that waits leaves its core to us; the worker needs a core beside the caller's.
-    let spin_if = |fits: bool| if fits { SPIN } else { std::time::Duration::ZERO };
-    Spin { caller: spin_if(ranks <= cores), worker: spin_if(2 * ranks <= cores) }
+    let if_fits = |fits: bool, time: Duration| if fits { time } else { Duration::ZERO };
+    let at_once = if_fits(ranks <= cores, AT_ONCE);
+    match config.spin_us.map(Duration::from_micros) {
+        Some(spin) => Spin { at_once, caller: spin, worker: spin },
+        // A caller that waits leaves its core to us; the worker needs a core beside the caller's.
+        None => Spin { at_once, caller: SPIN, worker: if_fits(2 * ranks <= cores, SPIN) },
+    }
 }
 
 fn settings(config: &Config, id: GroupId, ranks: &Arc<[Rank]>, hosts: &Arc<[String]>) -> Settings {
+    let defaults = AgreeSettings::default();
+    // A replayed bucket that some rank has not come to must be given up before it looks like a failure.
+    let longest = config.deadline / 4;
     let agree = AgreeSettings {
         threshold_bytes: config.fusion_threshold_bytes,
-        patience: config.patience,
+        patience: config.patience.min(longest),
+        patience_limit: defaults.patience_limit.min(longest),
+        run_limit: defaults.run_limit.min(longest),
         replay: if config.replay == 0 { Replay::Never } else { Replay::Allowed },
         world_ranks: ranks.to_vec(),
-        ..AgreeSettings::default()
+        ..defaults
     };
     let fusion_limit_bytes = config.fusion_threshold_bytes.max(agree.stage_below_bytes) as usize;
     let limits = stall::Limits { warn_after: config.stall_warning, shut_down_after: config.stall_shutdown };

@@ -19,8 +19,8 @@ use farandole_transport::{Error as TransportError, Mesh, Progress, Waiter};
 
 use crate::bucket::{Pending, Place, Table, Workspace};
 use crate::error::{Error, Failure};
-use crate::roster::Roster;
 use crate::fusion::FusionBuffer;
+use crate::roster::Roster;
 use crate::route::{Road, Router, Travel, shares_memory};
 use crate::run::{Memory, Run};
 use crate::submission::Outcome;
@@ -234,13 +234,18 @@ impl Group {
         agreement.min(deadline).min(self.next_stall_check)
     }
 
-    /// Says to the peers on this host whether they must ring when they have moved.
-    pub(crate) fn sleep_over_windows(&self, asleep: bool) {
+    /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there is
+    /// nothing in the windows to wait for, and ringing would only cost them time.
+    pub(crate) fn fall_asleep(&self) {
+        if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.job) {
+            windows.raise_asleep();
+        }
+    }
+
+    /// The driver is awake: peers on this host need not ring.
+    pub(crate) fn wake_up(&self) {
         if let Some(windows) = &self.mesh.windows {
-            match asleep {
-                true => windows.raise_asleep(),
-                false => windows.lower_asleep(),
-            }
+            windows.lower_asleep();
         }
     }
 
@@ -428,7 +433,8 @@ impl Group {
 
     /// The running bucket is done on this rank.
     fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
-        let Job { bucket, road, workspace, .. } = self.job.take().expect("invariant: a bucket that is done was running");
+        let Job { bucket, road, workspace, .. } =
+            self.job.take().expect("invariant: a bucket that is done was running");
         workspace.unload(&bucket, road, self.place, &mut self.table, &mut self.fusion, &mut self.done);
         self.member.finished(bucket.operation, around.now);
         around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));

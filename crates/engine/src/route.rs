@@ -17,7 +17,7 @@ use farandole_plan::choose::{Limits, Means, choose_unmeasured};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Collective, Rank, ReduceOp, Schedule};
 use farandole_tensor::{Finish, Fold};
-use farandole_transport::shm::Mapped;
+use farandole_transport::shm::{Mapped, Windows};
 use farandole_transport::{Link, Mesh, Progress, Result};
 
 use crate::adasum::Adasum;
@@ -35,6 +35,10 @@ const TILE_BYTES: usize = 128 << 10;
 impl Links for Mesh {
     fn link(&mut self, peer: Rank) -> &mut dyn Link {
         &mut *self.peer_mut(peer).link
+    }
+
+    fn windows(&mut self) -> Option<&mut Windows> {
+        self.windows.as_mut()
     }
 }
 

@@ -10,20 +10,26 @@
 //! from the link (so that two ranks that exchange the same elements do not wait for each other) but put into place
 //! only when the send has left.
 //!
-//! What is deliberately not here: steps through windows and mapped buffers (`window`), and what the elements mean
-//! before and after (`bucket`).
+//! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What the
+//! elements mean before and after is not here (`bucket`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
-use farandole_tensor::Fold;
+use farandole_tensor::{Finish, Fold};
+use farandole_transport::shm::Windows;
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
+
+use crate::window::{self, Shared};
 
 /// The links of one rank to its peers in a group.
 pub(crate) trait Links {
     /// The link to a peer.
     fn link(&mut self, peer: Rank) -> &mut dyn Link;
+
+    /// The windows of this rank's host, if it shares memory with others.
+    fn windows(&mut self) -> Option<&mut Windows>;
 }
 
 /// The buffers of a run, lent to each call.
@@ -129,6 +135,9 @@ impl Run {
         if self.unsent > 0 {
             moved |= self.push_out(links, memory)?;
         }
+        if self.unsent == 0 && schedule.slots > 0 {
+            links.windows().expect("invariant: window steps are for ranks with windows").finish();
+        }
         Ok(match (self.unsent, moved) {
             (0, _) => Progress::Done,
             (_, true) => Progress::Moved,
@@ -159,7 +168,23 @@ impl Run {
                 memory.work[to].copy_from_slice(&memory.source[from]);
                 Ok(Progress::Done)
             }
-            ref other => panic!("invariant: a run over links has message steps only, not {other:?}"),
+            ref shared => {
+                // Steps through windows write to the work buffer; what is still being sent from it must leave first.
+                if self.unsent > 0 && self.push_out(links, memory)? {
+                    return Ok(Progress::Moved);
+                }
+                if self.unsent > 0 {
+                    return Ok(Progress::Pending);
+                }
+                let windows = links.windows().expect("invariant: window steps are for ranks with windows");
+                let Memory { elem_bytes, fold, .. } = *memory;
+                let work = &mut *memory.work;
+                window::take(
+                    shared,
+                    windows,
+                    &mut Shared { work, mapped: None, elem_bytes, fold, finish: Finish::Nothing },
+                )
+            }
         }
     }
 

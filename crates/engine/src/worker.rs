@@ -222,13 +222,13 @@ impl Driver {
     /// The driver is about to sleep: from now on, peers on this host ring. Turn once more before sleeping.
     pub(crate) fn before_sleep(&mut self) {
         self.dozing = true;
-        self.groups.iter().for_each(|group| group.sleep_over_windows(true));
+        self.groups.iter().for_each(Group::fall_asleep);
     }
 
     /// The driver is awake: peers need not ring.
     pub(crate) fn after_sleep(&mut self) {
         if std::mem::take(&mut self.dozing) {
-            self.groups.iter().for_each(|group| group.sleep_over_windows(false));
+            self.groups.iter().for_each(Group::wake_up);
         }
     }
 }

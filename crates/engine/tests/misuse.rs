@@ -137,11 +137,8 @@ fn engines_can_be_started_again_in_the_same_process_without_leaks() {
 
 #[test]
 fn a_stall_is_reported_once_and_ends_the_job_if_asked_to() {
-    let config = Config {
-        stall_warning: Duration::from_millis(100),
-        stall_shutdown: Duration::from_millis(600),
-        ..config()
-    };
+    let config =
+        Config { stall_warning: Duration::from_millis(100), stall_shutdown: Duration::from_millis(600), ..config() };
     let errors = ranks_with(3, Transport::Memory, config, |engine| {
         if engine.rank() == Rank(2) {
             std::thread::sleep(Duration::from_secs(3));

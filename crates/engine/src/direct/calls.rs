@@ -62,7 +62,7 @@ impl Communicator {
         let schedule = self.schedule(call, |this| {
             algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(dtype))
         });
-        if algorithm.needs_windows() {
+        if algorithm.needs_windows() && one_host && algorithm != Algorithm::HierarchicalWindow {
             return self.through_windows(number, descriptor, schedule, data, dtype, Some(fold), finish);
         }
         self.over_links(number, descriptor, schedule, data, &[], dtype, Some(fold))?;
@@ -222,10 +222,16 @@ impl Communicator {
         if elems <= small_elems {
             Algorithm::Doubling
         } else if topology.hosts() > 1 && topology.hosts() < topology.size() {
-            Algorithm::Hierarchical
+            if self.hosts_have_windows() { Algorithm::HierarchicalWindow } else { Algorithm::Hierarchical }
         } else {
             Algorithm::Ring
         }
+    }
+
+    /// Whether the ranks of every host share memory, as far as every rank can tell alike: hosts are equally full, and
+    /// this one has windows.
+    fn hosts_have_windows(&self) -> bool {
+        self.topology().is_homogeneous() && self.mesh.windows.is_some()
     }
 
     fn call(&self, kind: Kind, dtype: Dtype, counts: &[usize], more: &[usize]) -> Call {

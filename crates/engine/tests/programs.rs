@@ -1,0 +1,296 @@
+//! Random programs: collectives, sizes, element types, groups, joins, batches, priorities, orders and ways of waiting, on two to
+//! eight ranks over all transports. Results are compared with a plain reference, bit by bit.
+//!
+//! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order and replay
+//! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
+//! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
+//!
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_SEED=…` a single one.
+
+mod harness;
+#[path = "harness/reference.rs"]
+mod reference;
+
+use std::time::{Duration, Instant};
+
+use farandole_engine::{Engine, Outcome, Submission, wait_all};
+use farandole_plan::request::Batch;
+use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_tensor::{OwnedBytes, Region};
+use harness::{Transport, ranks, request};
+use reference::{Call, Dice, expected, input};
+
+/// Programs run unless told otherwise, and the time after which no new one is begun.
+const PROGRAMS: u64 = 300;
+const TIME: Duration = Duration::from_secs(50);
+
+#[derive(Clone, Debug)]
+struct Program {
+    seed: u64,
+    size: usize,
+    transport: Transport,
+    groups: Vec<Vec<Rank>>,
+    iterations: Vec<Vec<Round>>,
+    /// The round of the last iteration before which each rank joins.
+    joins: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Round {
+    calls: Vec<Call>,
+    /// Whether all ranks make the calls one after the other, or each in its own order and at once.
+    blocking: bool,
+}
+
+impl Program {
+    fn new(seed: u64) -> Program {
+        let mut dice = Dice::new(seed);
+        let size = 2 + dice.below(7) as usize;
+        // Sockets are dear; most bugs show in memory as well.
+        let transport = [Transport::Memory, Transport::Memory, Transport::Shm, Transport::Tcp][dice.below(4) as usize];
+        let groups = groups(&mut dice, size);
+        let rounds: Vec<Round> = (0..1 + dice.below(4)).map(|_| round(&mut dice, size, &groups)).collect();
+        let iterations = (0..1 + dice.below(6))
+            .map(|_| rounds.iter().map(|same| vary(&mut dice, same, size, &groups)).collect())
+            .collect();
+        let joins = (0..size).map(|_| dice.below(rounds.len() as u64 + 1) as usize).collect();
+        Program { seed, size, transport, groups, iterations, joins }
+    }
+
+    fn members(&self, group: GroupId) -> Vec<Rank> {
+        match group {
+            GroupId::WORLD => (0..self.size).map(Rank::from).collect(),
+            GroupId(number) => self.groups[number as usize - 1].clone(),
+        }
+    }
+
+    /// World ranks that have joined before a round.
+    fn joined(&self, iteration: usize, round: usize) -> Vec<bool> {
+        let last = iteration + 1 == self.iterations.len();
+        self.joins.iter().map(|&join| last && join <= round).collect()
+    }
+
+    /// Whether a call can be made although some have joined.
+    fn is_possible(&self, call: &Call, joined: &[bool]) -> bool {
+        if call.group != GroupId::WORLD {
+            return true;
+        }
+        let root_is_here = !matches!(call.collective, Collective::Broadcast { root } if joined[root.index()]);
+        root_is_here && joined.iter().any(|joined| !joined)
+    }
+}
+
+fn groups(dice: &mut Dice, size: usize) -> Vec<Vec<Rank>> {
+    let mut groups: Vec<Vec<Rank>> = Vec::new();
+    for _ in 0..dice.below(3) {
+        let ranks: Vec<Rank> = (0..size).filter(|_| dice.below(2) == 0).map(Rank::from).collect();
+        if !ranks.is_empty() && ranks.len() < size && !groups.contains(&ranks) {
+            groups.push(ranks);
+        }
+    }
+    groups
+}
+
+fn round(dice: &mut Dice, size: usize, groups: &[Vec<Rank>]) -> Round {
+    let mut calls: Vec<Call> = (0..1 + dice.below(8)).map(|number| call(dice, number, size, groups)).collect();
+    if dice.below(4) == 0 {
+        batch(&mut calls);
+    }
+    Round { calls, blocking: dice.below(3) == 0 }
+}
+
+/// Makes one batch of the allreduces of the world.
+fn batch(calls: &mut [Call]) {
+    let is_member =
+        |call: &Call| call.group == GroupId::WORLD && matches!(call.collective, Collective::Allreduce { .. });
+    let members = calls.iter().filter(|call| is_member(call)).count() as u32;
+    for call in calls.iter_mut().filter(|call| is_member(call)) {
+        call.batch = Some(Batch { name: "batch".into(), members });
+    }
+}
+
+fn call(dice: &mut Dice, number: u64, size: usize, groups: &[Vec<Rank>]) -> Call {
+    let group = GroupId(dice.below(groups.len() as u64 + 1) as u32);
+    let members = if group == GroupId::WORLD { size } else { groups[group.0 as usize - 1].len() } as u64;
+    let op = ReduceOp::ALL[dice.below(6) as usize];
+    let mut dtype = Dtype::ALL[dice.below(13) as usize];
+    if op == ReduceOp::Adasum {
+        dtype = [Dtype::F32, Dtype::F64][dice.below(2) as usize];
+    }
+    let collective = match dice.below(12) {
+        0 => Collective::Allgather,
+        1 => Collective::Broadcast { root: Rank(dice.below(members) as u32) },
+        2 => Collective::Alltoall { splits: None },
+        3 if op != ReduceOp::Adasum => Collective::ReduceScatter { op, prescale: 1.0, postscale: 1.0 },
+        4 => Collective::Barrier,
+        _ => Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 },
+    };
+    let row_elems = [1, 1, 3, 5, 64, 1000][dice.below(6) as usize];
+    // Mostly small, now and then beyond every threshold below which things are copied.
+    let rows = if dice.below(20) == 0 { 100_000 / row_elems } else { dice.below(40) };
+    let priority = dice.below(3) as i32;
+    Call { number, group, collective, dtype, rows, row_elems, batch: None, priority }
+}
+
+/// The round of one iteration: usually the same.
+fn vary(dice: &mut Dice, same: &Round, size: usize, groups: &[Vec<Rank>]) -> Round {
+    let mut round = same.clone();
+    match dice.below(12) {
+        0 => round = self::round(dice, size, groups),
+        1 => round.calls[0].rows += 1,
+        2 if round.calls[0].batch.is_none() => drop(round.calls.remove(0)),
+        _ => {}
+    }
+    round
+}
+
+/// What one rank does. Returns a hash of every result that must be the same on all members.
+fn play(engine: &Engine, program: &Program) -> Vec<(usize, u64)> {
+    let me = engine.rank();
+    let mut dice = Dice::new(program.seed ^ (u64::from(me.0) + 1) << 32);
+    for ranks in &program.groups {
+        engine.add_group(ranks).unwrap();
+    }
+    let mut hashes = Vec::new();
+    let mut serial = 0;
+    let mut join = None;
+    for (iteration, rounds) in program.iterations.iter().enumerate() {
+        for (number, round) in rounds.iter().enumerate() {
+            let joined = program.joined(iteration, number);
+            if joined[me.index()] && join.is_none() {
+                let request = request("join", Collective::Join, Dtype::U8, &[]);
+                join = Some(engine.submit(Submission::without_memory(request)).unwrap());
+            }
+            let first = serial;
+            serial += round.calls.len();
+            let mut order: Vec<usize> = (0..round.calls.len())
+                .filter(|&index| program.is_possible(&round.calls[index], &joined))
+                .filter(|&index| program.members(round.calls[index].group).contains(&me))
+                .filter(|&index| round.calls[index].group != GroupId::WORLD || !joined[me.index()])
+                .collect();
+            let has_batch = round.calls.iter().any(|call| call.batch.is_some());
+            let blocking = round.blocking && !has_batch;
+            if !blocking {
+                dice.shuffle(&mut order);
+            }
+            let outcomes = make_calls(engine, program, round, &order, first, blocking, &mut dice);
+            for (&index, outcome) in order.iter().zip(outcomes) {
+                let call = &round.calls[index];
+                let members = program.members(call.group);
+                let joined: Vec<bool> =
+                    members.iter().map(|rank| call.group == GroupId::WORLD && joined[rank.index()]).collect();
+                let me = members.iter().position(|&rank| rank == me).unwrap();
+                let salt = program.seed.wrapping_add((first + index) as u64);
+                hashes.extend(check(call, salt, me, &joined, outcome).map(|hash| (first + index, hash)));
+            }
+        }
+    }
+    let join = join.unwrap_or_else(|| {
+        engine.submit(Submission::without_memory(request("join", Collective::Join, Dtype::U8, &[]))).unwrap()
+    });
+    let last = join.wait().unwrap().last_joined.unwrap();
+    hashes.push((usize::MAX, u64::from(last.0)));
+    hashes
+}
+
+fn make_calls(
+    engine: &Engine,
+    program: &Program,
+    round: &Round,
+    order: &[usize],
+    first: usize,
+    blocking: bool,
+    dice: &mut Dice,
+) -> Vec<Outcome> {
+    let submission = |index: usize| {
+        let call = &round.calls[index];
+        let members = program.members(call.group);
+        let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
+        submission(call, program.seed.wrapping_add((first + index) as u64), me, members.len())
+    };
+    if blocking {
+        return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
+    }
+    let tickets: Vec<_> = order.iter().map(|&index| engine.submit(submission(index)).unwrap()).collect();
+    match dice.below(3) {
+        0 => wait_all(tickets).into_iter().map(Result::unwrap).collect(),
+        1 => tickets.into_iter().map(|ticket| ticket.wait().unwrap()).collect(),
+        _ => {
+            while !tickets.iter().all(|ticket| ticket.is_done()) {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            tickets.iter().map(|ticket| ticket.poll().unwrap().unwrap()).collect()
+        }
+    }
+}
+
+fn submission(call: &Call, salt: u64, me: usize, size: usize) -> Submission {
+    let rows = call.rows_of(me, size);
+    let collective = match call.collective {
+        Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
+        ref other => other.clone(),
+    };
+    let request = Request {
+        name: format!("call{}", call.number).into(),
+        collective,
+        dtype: call.dtype,
+        shape: vec![rows, call.row_elems],
+        device: Device::Cpu,
+        batch: call.batch.clone(),
+        priority: call.priority,
+    };
+    if call.collective == Collective::Barrier {
+        return Submission::without_memory(request).in_group(call.group);
+    }
+    let bytes = OwnedBytes::from_slice(&input(call, salt, me, size));
+    Submission::new(request, Region::from_owned_bytes(bytes, call.dtype)).in_group(call.group)
+}
+
+fn check(call: &Call, salt: u64, me: usize, joined: &[bool], outcome: Outcome) -> Option<u64> {
+    let result = outcome.into_result()?;
+    if let Some(expected) = expected(call, salt, me, joined) {
+        assert!(result.as_bytes() == expected, "rank {me} got a wrong result of {call:?}");
+    }
+    let differs = matches!(call.collective, Collective::Alltoall { .. } | Collective::ReduceScatter { .. });
+    (!differs).then(|| reference::hash(result.as_bytes()))
+}
+
+fn try_program(seed: u64) {
+    let program = Program::new(seed);
+    let (size, transport) = (program.size, program.transport);
+    let of_all = ranks(size, transport, {
+        let program = program.clone();
+        move |engine| play(&engine, &program)
+    });
+    let mut seen = std::collections::HashMap::new();
+    for (serial, hash) in of_all.into_iter().flatten() {
+        assert_eq!(*seen.entry(serial).or_insert(hash), hash, "call {serial}: the ranks got different results");
+    }
+}
+
+#[test]
+fn random_programs_give_the_results_of_the_reference() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    if let Some(seed) = number("FARANDOLE_SEED") {
+        return try_program(seed);
+    }
+    let begun = Instant::now();
+    let programs = number("FARANDOLE_PROGRAMS");
+    for seed in 0..programs.unwrap_or(PROGRAMS) {
+        if programs.is_none() && begun.elapsed() > TIME {
+            break;
+        }
+        let watch = SayOnPanic(seed);
+        try_program(seed);
+        std::mem::forget(watch);
+    }
+}
+
+/// Says which program it was.
+struct SayOnPanic(u64);
+
+impl Drop for SayOnPanic {
+    fn drop(&mut self) {
+        eprintln!("program {} failed; FARANDOLE_SEED={} runs it alone:\n{:#?}", self.0, self.0, Program::new(self.0));
+    }
+}
