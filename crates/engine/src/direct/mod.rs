@@ -14,6 +14,7 @@
 
 mod calls;
 mod descriptor;
+mod goodbye;
 mod operation;
 mod patience;
 mod shared;
@@ -90,14 +91,27 @@ pub struct Communicator {
     kept: HashMap<Call, Arc<Schedule>>,
     fork: ForkGuard,
     failure: Option<Arc<Failure>>,
+    /// The last operation of each peer that has said goodbye.
+    left_after: Vec<Option<u64>>,
 }
 
 impl Communicator {
     /// Takes over the mesh of a group. The waiter must be the one that the mesh was made with.
     pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
         let patience = Patience::new(mesh.topology().local_size(mesh.me()));
+        let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
-        Ok(Communicator { mesh, waiter, settings, patience, operation: 0, kept: HashMap::new(), fork, failure: None })
+        Ok(Communicator {
+            mesh,
+            waiter,
+            settings,
+            patience,
+            operation: 0,
+            kept: HashMap::new(),
+            fork,
+            failure: None,
+            left_after,
+        })
     }
 
     /// Joins this rank to all others of a world, with connections of its own.
@@ -228,10 +242,24 @@ impl Communicator {
         self.listen().map_err(Woken::Failed)
     }
 
-    /// Hears what peers say outside of operations: that they give up, or nothing more at all.
+    /// Hears what peers say outside of operations: that they give up, that they leave, or nothing more at all.
+    ///
+    /// A peer that leaves in good order has said after which operation. If that is this one or a later one, all that we need
+    /// of it has been sent, and its silence means nothing.
     fn listen(&mut self) -> farandole_transport::Result<()> {
+        use farandole_transport::Error as Cause;
         for peer in self.mesh.peers_mut() {
-            while peer.control.recv()?.is_some() {}
+            let left_after = &mut self.left_after[peer.rank.index()];
+            while left_after.is_none() {
+                match peer.control.recv()? {
+                    Some(message) => *left_after = Some(goodbye::decode(peer.rank, &message)?),
+                    None => break,
+                }
+            }
+            if let Some(last) = left_after.filter(|last| *last < self.operation) {
+                let how = format!("it left the job after its operation {last}, this is operation {}", self.operation);
+                return Err(Cause::PeerGone { peer: peer.rank, how });
+            }
         }
         Ok(())
     }
@@ -256,6 +284,20 @@ impl Communicator {
             self.failure = Some(Arc::clone(failure));
         }
         failure
+    }
+}
+
+impl Drop for Communicator {
+    /// Leaves in good order, unless the communicator has failed or belongs to the process that this one was forked from.
+    fn drop(&mut self) {
+        if self.failure.is_some() || !self.fork.is_owner() {
+            return;
+        }
+        let message = goodbye::encode(self.operation);
+        for peer in self.mesh.peers_mut() {
+            // A peer that cannot be told any more has left itself.
+            let _ = peer.control.send(&message).and_then(|()| peer.control.flush());
+        }
     }
 }
 
