@@ -13,6 +13,7 @@ use farandole_tensor::{Finish, Fold, Level, OwnedBytes, Stores, adasum, cast, co
 
 const SMALL_BYTES: usize = 64 << 10;
 const LARGE_BYTES: usize = 64 << 20;
+const PIECE_BYTES: usize = 256 << 10;
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
 fn main() {
@@ -78,28 +79,48 @@ fn folds(seconds: f64) {
     }
 }
 
-/// Cached against streaming stores beyond the caches.
+/// Cached against streaming stores beyond the caches, in pieces as a pipeline moves them.
 fn stores(seconds: f64) {
-    println!("\nf32 Sum, GB/s of one contribution: cached | streaming stores");
-    for bytes in [1 << 20, 8 << 20, 64 << 20] {
-        let (mut a, b, mut c) = (buffer(bytes), buffer(bytes), buffer(bytes));
-        let memcpy = rate(bytes, seconds, || black_box(&mut a).copy_from_slice(black_box(&b)));
-        let streamed = rate(bytes, seconds, || copy_streaming(black_box(&mut a), black_box(&b)));
-        println!("{:3} MB  copy           {memcpy:6.2} | {streamed:6.2}", bytes >> 20);
-        let fold = Fold::new(Dtype::F32, ReduceOp::Sum);
-        let [cached, streaming] = [Stores::Cached, Stores::Streaming].map(|stores| {
-            let fold = fold.with_stores(stores);
-            let into = rate(bytes, seconds, || fold.fold_into(black_box(&mut c), &a, &b));
-            let ranks =
-                rate(bytes, seconds, || fold.fold_ranks(black_box(&mut a), &[], &[&b], Some(&mut c), Finish::Nothing));
-            (into, ranks)
+    println!("\nf32 Sum in pieces of {} KB of {} MB, GB/s of one contribution", PIECE_BYTES >> 10, LARGE_BYTES >> 20);
+    println!("                 cached | streaming");
+    let [mut a, mut b, mut c] = [0; 3].map(|_| buffer(LARGE_BYTES));
+    let memcpy = walk(seconds, |piece| black_box(&mut a[piece.clone()]).copy_from_slice(black_box(&b[piece])));
+    let streamed = walk(seconds, |piece| copy_streaming(black_box(&mut a[piece.clone()]), black_box(&b[piece])));
+    println!("copy             {memcpy:6.2} | {streamed:6.2}");
+    let fold = Fold::new(Dtype::F32, ReduceOp::Sum);
+    let [cached, streaming] = [Stores::Cached, Stores::Streaming].map(|stores| {
+        let fold = fold.with_stores(stores);
+        let into =
+            walk(seconds, |piece| fold.fold_into(black_box(&mut c[piece.clone()]), &a[piece.clone()], &b[piece]));
+        let ranks = walk(seconds, |piece| {
+            let (own, copy) = (black_box(&mut a[piece.clone()]), &mut c[piece.clone()]);
+            fold.fold_ranks(own, &[], &[&b[piece]], Some(copy), Finish::Nothing);
         });
-        println!("        out = a + b    {:6.2} | {:6.2}", cached.0, streaming.0);
-        println!("        own and copy   {:6.2} | {:6.2}", cached.1, streaming.1);
-        let in_place = rate(bytes, seconds, || fold.fold(black_box(&mut a), &b));
-        let all = rate(bytes, seconds, || fold.fold_all(&mut [black_box(&mut a), &mut c], Finish::Nothing));
-        println!("        a += b         {in_place:6.2}\n        fold_all of 2  {all:6.2}");
+        [into, ranks]
+    });
+    println!("out = a + b      {:6.2} | {:6.2}", cached[0], streaming[0]);
+    println!("own and copy     {:6.2} | {:6.2}", cached[1], streaming[1]);
+    let in_place = walk(seconds, |piece| fold.fold(black_box(&mut a[piece.clone()]), &b[piece]));
+    let all = walk(seconds, |piece| {
+        fold.fold_all(&mut [black_box(&mut a[piece.clone()]), &mut b[piece]], Finish::Nothing);
+    });
+    println!("a += b           {in_place:6.2}\nboth = a + b     {all:6.2}");
+}
+
+/// The rate of `work` in GB/s on pieces of a large buffer, one after the other: the best quarter of all pieces, because a piece is
+/// shorter than a time slice and whatever else runs on the machine only slows it.
+fn walk(seconds: f64, mut work: impl FnMut(std::ops::Range<usize>)) -> f64 {
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while times.is_empty() || start.elapsed().as_secs_f64() < seconds {
+        for at in (0..LARGE_BYTES).step_by(PIECE_BYTES) {
+            let begin = Instant::now();
+            work(at..at + PIECE_BYTES);
+            times.push(begin.elapsed().as_secs_f64());
+        }
     }
+    times.sort_by(f64::total_cmp);
+    PIECE_BYTES as f64 / times[times.len() / 4] / 1e9
 }
 
 /// Many contributions in one pass.

@@ -85,9 +85,11 @@ pub(crate) fn copy_finished(dst: &mut [u8], src: &[u8], dtype: Dtype, finish: &F
 /// Dividing a 64-bit number x by the same d again and again is a multiplication: with `shift` = ⌈log₂ d⌉ and
 /// `magic` = ⌊2⁶⁴·(2^shift − d)/d⌋ + 1, the upper half t of magic·x gives ⌊x/d⌋ = (t + (x − t)/2) / 2^(shift−1), where
 /// each division by a power of two is a shift. Narrower integers are divided as floats, which is exact for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Divisor {
     value: u64,
+    /// The value as a float. Kept, because converting an unsigned 64-bit number takes a branch.
+    float: f64,
     magic: u64,
     shift: u32,
 }
@@ -101,12 +103,18 @@ impl Divisor {
         assert!(value > 0, "nothing can be divided by zero");
         let shift = u64::BITS - (value - 1).leading_zeros();
         let magic = (((1u128 << shift) - u128::from(value)) << 64) / u128::from(value) + 1;
-        Divisor { value, magic: magic as u64, shift }
+        Divisor { value, float: value as f64, magic: magic as u64, shift }
     }
 
     /// The number itself.
     pub fn value(&self) -> u64 {
         self.value
+    }
+
+    /// The number as a float, rounded if it has more than 53 bits.
+    #[inline(always)]
+    pub(crate) fn float(&self) -> f64 {
+        self.float
     }
 
     /// ⌊x / d⌋.

@@ -84,7 +84,7 @@ macro_rules! integer {
 macro_rules! divide_as {
     ($float:ty, $type:ty) => {
         |dividend, divisor| {
-            let quotient = dividend as $float / divisor.value() as $float;
+            let quotient = dividend as $float / divisor.float() as $float;
             // SAFETY: the divisor is at least one, so the quotient lies between zero and the dividend.
             unsafe { quotient.to_int_unchecked::<$type>() }
         }
@@ -150,7 +150,7 @@ macro_rules! float {
             }
             #[inline(always)]
             fn divide(self, divisor: &Divisor) -> Self {
-                self.scale(1.0 / divisor.value() as f64)
+                self.scale(1.0 / divisor.float())
             }
             #[inline(always)]
             fn settle(self) -> Self {
