@@ -30,11 +30,21 @@ pub struct Job {
 impl Job {
     /// Starts `ranks` copies of a command on this host. `command(rank)` makes each; the variables of
     /// [`crate::environment`] are added. The key goes into the children's environment, which only this user can read.
-    pub fn spawn(ranks: usize, mut command: impl FnMut(Rank) -> Command) -> Result<Job> {
-        let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
+    pub fn spawn(ranks: usize, command: impl FnMut(Rank) -> Command) -> Result<Job> {
+        let key = new_key()?;
         let name =
             format!("farandole-{}-{}", std::process::id(), &blake3::hash(key.to_hex().as_bytes()).to_hex()[..12]);
-        let server = Server::serve(&Address::UnixAbstract(name), ranks, &key)?;
+        Job::spawn_with(&Address::UnixAbstract(name), &key, ranks, command)
+    }
+
+    /// The same with ranks that meet at `meeting`, for commands that go where this host's abstract sockets are not seen: into
+    /// other network namespaces. A socket with a name in the file system is left there for the caller to remove.
+    pub fn spawn_at(meeting: &Address, ranks: usize, command: impl FnMut(Rank) -> Command) -> Result<Job> {
+        Job::spawn_with(meeting, &new_key()?, ranks, command)
+    }
+
+    fn spawn_with(meeting: &Address, key: &Key, ranks: usize, mut command: impl FnMut(Rank) -> Command) -> Result<Job> {
+        let server = Server::serve(meeting, ranks, key)?;
         let mut job = Job { children: Vec::with_capacity(ranks), server };
         for rank in (0..ranks).map(Rank::from) {
             let mut command = command(rank);
@@ -95,6 +105,10 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.kill_all();
     }
+}
+
+fn new_key() -> Result<Key> {
+    Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))
 }
 
 /// Makes this process, if it was started by [`Job::spawn`], end when its parent does. A rank calls it once, when it

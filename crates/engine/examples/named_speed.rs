@@ -34,7 +34,8 @@ fn small(engine: &Engine, rounds: usize) -> Duration {
     let mut times = Vec::new();
     for _ in 0..rounds {
         let begun = Instant::now();
-        region = engine.run(Submission::new(request(&name, 1), region)).unwrap().into_result().unwrap();
+        region =
+            engine.run(Submission::new(request(&name, 1), region)).expect("it runs").into_result().expect("a result");
         times.push(begun.elapsed());
     }
     median(times)
@@ -48,11 +49,13 @@ fn many(engine: &Engine, rounds: usize) -> [Duration; 2] {
         let submissions: Vec<Submission> =
             names.iter().zip(regions).map(|(name, region)| Submission::new(request(name, 256), region)).collect();
         let begun = Instant::now();
-        let tickets: Vec<_> = submissions.into_iter().map(|submission| engine.submit(submission).unwrap()).collect();
+        let tickets: Vec<_> =
+            submissions.into_iter().map(|submission| engine.submit(submission).expect("it fits")).collect();
         submitting.push(begun.elapsed());
         let outcomes = wait_all(tickets);
         all.push(begun.elapsed());
-        regions = outcomes.into_iter().map(|outcome| outcome.unwrap().into_result().unwrap()).collect();
+        regions =
+            outcomes.into_iter().map(|outcome| outcome.expect("it runs").into_result().expect("a result")).collect();
     }
     [median(submitting), median(all)]
 }
@@ -63,13 +66,13 @@ fn main() {
         .map(|rank| {
             let meeting = hall.enter(Rank(rank));
             std::thread::spawn(move || {
-                let engine = Engine::start(meeting, Config::from_env().unwrap()).unwrap();
+                let engine = Engine::start(meeting, Config::from_env().expect("settings")).expect("two ranks");
                 (small(&engine, 5000), many(&engine, 300))
             })
         })
         .collect();
     for (rank, thread) in ranks.into_iter().enumerate() {
-        let (small, [submitting, all]) = thread.join().unwrap();
+        let (small, [submitting, all]) = thread.join().expect("no panic");
         eprintln!("rank {rank}: 4 bytes {small:?}; 1000 x 1 KiB: submitted in {submitting:?}, done in {all:?}");
     }
 }

@@ -17,9 +17,11 @@
 //!   ticket done, finds no work left, puts the baton down. The worker never woke up.
 //! - *fire and forget*: a caller pushes and goes away. The intake says whether the driver is asleep; if so, the push rings the
 //!   bell, the worker wakes and drives.
-//! - *a thousand pushes*: the first push rings, the worker wakes and takes what there is. It would fall asleep
-//!   again in the middle of the pushes and be rung for each of them. So after taking something in it *naps*: it sleeps
-//!   [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller that waits drives at once.
+//! - *a thousand pushes*: the first push rings and the worker wakes. If it drove at once, it would take the core and the baton
+//!   from the caller that is still pushing and will soon wait; and it would fall asleep again in the middle of the pushes and
+//!   be rung for each of them. So it *naps* when it finds something in the intake, and again after taking something
+//!   in: it sleeps [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller that waits
+//!   drives at once.
 //! - *two waiting callers*: one drives, one sleeps on its ticket. If the first is done first, work is left, and the worker
 //!   takes over.
 //! - *just too late*: a caller pushes quietly, and the holder has already looked into the intake for the last time but not
@@ -239,6 +241,9 @@ impl Baton {
                 Sleep::For(at_most) => {
                     drop(driver);
                     heard_something = self.waiter.wait(at_most).unwrap_or(true);
+                    if self.intake.may_hold_something() {
+                        std::thread::park_timeout(NAP);
+                    }
                 }
             }
         }

@@ -45,7 +45,7 @@ struct Forming {
 #[derive(Clone, Default)]
 pub struct Hooks {
     /// Receives the reports of the stall watch; without it they go to standard error.
-    pub on_stall: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    pub on_stall: Option<OnStall>,
 }
 
 impl Engine {

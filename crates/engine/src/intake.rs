@@ -69,13 +69,18 @@ impl<T> Intake<T> {
     /// Takes all items, in the order of their pushes. `into` must be empty; its memory becomes the queue's next memory, so
     /// that a steady state allocates nothing.
     pub(crate) fn take_all(&self, into: &mut Vec<T>) {
-        if !self.filled.load(Ordering::Relaxed) {
+        if !self.may_hold_something() {
             return;
         }
         debug_assert!(into.is_empty(), "invariant: the driver has worked off what it took before");
         let mut inner = lock(&self.inner);
         self.filled.store(false, Ordering::Relaxed);
         std::mem::swap(&mut inner.items, into);
+    }
+
+    /// Whether the queue may hold something; a hint, which costs no lock.
+    pub(crate) fn may_hold_something(&self) -> bool {
+        self.filled.load(Ordering::Relaxed)
     }
 
     /// Says that the driver looks by itself from now on: pushes do not ring.

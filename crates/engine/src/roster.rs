@@ -6,6 +6,7 @@
 //! use the name again at once.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farandole_plan::{GroupId, Rank};
@@ -26,7 +27,7 @@ struct Entry {
     /// This rank's number in the group, if it is a member.
     me: Option<Rank>,
     /// Names under way on this rank.
-    names: HashSet<Arc<str>>,
+    names: HashSet<Arc<str>, BuildHasherDefault<NameHasher>>,
     /// Why nothing can be submitted any more.
     ended: Option<Error>,
 }
@@ -34,7 +35,7 @@ struct Entry {
 impl Roster {
     /// Enters a group.
     pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>) {
-        self.lock().insert(group, Entry { ranks, me, names: HashSet::new(), ended: None });
+        self.lock().insert(group, Entry { ranks, me, names: HashSet::default(), ended: None });
     }
 
     /// Strikes a group out.
@@ -101,6 +102,26 @@ impl Roster {
     fn lock(&self) -> MutexGuard<'_, HashMap<GroupId, Entry>> {
         // Valid between any two statements, also if a holder panicked.
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A quick hash for names. They come from this process alone, so nobody can choose them to collide, and every submission
+/// hashes one twice.
+#[derive(Debug, Default)]
+struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        // The table takes its places from the low and the high bits; multiplying fills the high ones only.
+        self.0 ^ self.0 >> 32
     }
 }
 

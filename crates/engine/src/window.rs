@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use farandole_plan::{Rank, Schedule, Span, Step};
-use farandole_tensor::{Finish, Fold};
-use farandole_transport::shm::{Mapped, Windows, copy};
+use farandole_tensor::{Finish, Fold, Stores};
+use farandole_transport::shm::{Mapped, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
 /// The memory that window steps work on.
@@ -83,7 +83,7 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
         let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
         for part in [whole.start..except.start, except.end..whole.end] {
             let place = part.start - whole.start..part.end - whole.start;
-            copy(&mut slot[place], &memory.work[part]);
+            copy_out(&mut slot[place], &memory.work[part]);
         }
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
@@ -96,7 +96,7 @@ fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, at: 
     let source = memory.range(span);
     let start = at as usize * memory.elem_bytes;
     let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
-    copy(&mut slot[start..], &memory.work[source]);
+    copy_out(&mut slot[start..], &memory.work[source]);
     true
 }
 
@@ -106,7 +106,8 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
     let Some(folding) = windows.folding(tile, own.len()) else { return false };
     let (offset, len) = (own.start - whole.start, own.len());
     if len > 0 {
-        let (fold, finish) = (memory.fold(), memory.finish);
+        // The result is for other cores to read, like everything that is copied out.
+        let (fold, finish) = (memory.fold().with_stores(Stores::Streaming), memory.finish);
         let target = &mut memory.work[own];
         if size == 2 {
             let other = [folding.contribution(1 - me, offset, len)];
@@ -126,7 +127,7 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
 fn fetch(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, chunk: Span) -> bool {
     let target = memory.range(chunk);
     let Some(result) = windows.result(seat, tile, target.len()) else { return false };
-    copy(&mut memory.work[target], result);
+    memory.work[target].copy_from_slice(result);
     windows.fetched(tile);
     true
 }
@@ -152,7 +153,7 @@ fn fold_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, chu
 fn take_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, span: Span) -> bool {
     let target = memory.range(span);
     let Some(published) = windows.contribution(seat, tile, 0, target.len()) else { return false };
-    copy(&mut memory.work[target], published);
+    memory.work[target].copy_from_slice(published);
     true
 }
 

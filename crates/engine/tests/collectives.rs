@@ -1,4 +1,5 @@
 //! Every collective on every transport, against results worked out by hand.
+#![allow(clippy::unwrap_used)]
 
 mod harness;
 

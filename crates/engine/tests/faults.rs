@@ -1,5 +1,6 @@
 //! A fault at every rank and every step of every collective of small worlds: always a named error on all survivors, before
 //! the deadline; never a hang, a wrong result, a leaked thread or a leaked descriptor.
+#![allow(clippy::unwrap_used)]
 
 mod harness;
 

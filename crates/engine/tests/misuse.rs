@@ -1,4 +1,5 @@
 //! Bad input gets a message and costs nothing; shutting down is orderly and can be followed by a new start.
+#![allow(clippy::unwrap_used)]
 
 mod harness;
 

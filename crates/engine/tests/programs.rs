@@ -6,6 +6,7 @@
 //! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
 //!
 //! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_SEED=…` a single one.
+#![allow(clippy::unwrap_used)]
 
 mod harness;
 #[path = "harness/reference.rs"]

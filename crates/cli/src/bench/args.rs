@@ -1,5 +1,6 @@
 //! The command line of `farandole bench`, and what of it does not fit together.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
@@ -8,6 +9,7 @@ use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, ReduceOp};
 
 use super::driver::Effort;
+use super::placement::Placement;
 use super::sizes::Sizes;
 use super::task::{Kind, Memory, Pace, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
@@ -38,7 +40,8 @@ pub(crate) enum Transport {
   farandole bench allreduce -np 2
   farandole bench allreduce -np 4 --sizes 64K..64M:2 --against openmpi,mpich,gloo --limit
   farandole bench allreduce -np 2 --through engine --tensors 1000 --sizes 1K
-  farandole bench alltoall -np 8 --sizes 1M --json -")]
+  farandole bench alltoall -np 8 --sizes 1M --json -
+  farandole bench allreduce -np 4 --hosts 2 --host-prefix 'ip netns exec lab{host}' --host-addresses 10.0.0.1,10.0.0.2")]
 pub(crate) struct BenchArgs {
     /// Which collective.
     pub(crate) collective: Kind,
@@ -76,9 +79,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
 
-    /// Pretend that the ranks of farandole are spread over so many hosts: between these, TCP over the loopback device.
+    /// Spread the ranks over so many hosts, neighbouring ranks on one. Unless --host-prefix says how to get there, the
+    /// hosts are pretended, by farandole alone: between them it uses TCP over the loopback device.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     pub(crate) hosts: usize,
+
+    /// Words that run a command on a host, with {host} for its number from 0, such as 'ip netns exec lab{host}'. All
+    /// contestants are started behind them. Hosts must share this machine's files.
+    #[arg(long, value_name = "WORDS", requires = "host_addresses")]
+    pub(crate) host_prefix: Option<String>,
+
+    /// With --host-prefix: the address at which each host is reached from the others.
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',', requires = "host_prefix")]
+    pub(crate) host_addresses: Vec<IpAddr>,
 
     /// Use this algorithm for every allreduce that it fits, instead of the chosen one: ring, doubling, halving, tree,
     /// hierarchical, hierarchical-window, window-tiles or window-whole.
@@ -171,7 +184,11 @@ impl BenchArgs {
             "--limit: the bound is defined for allreduce, not for {}",
             self.collective
         );
-        Ok(())
+        ensure!(
+            !self.limit || self.host_prefix.is_none(),
+            "--limit: the bound is that of one machine's memory; leave out --host-prefix"
+        );
+        self.placement().map(drop)
     }
 
     /// The tasks of the run, one for each size.
@@ -194,6 +211,14 @@ impl BenchArgs {
             tensors: self.tensors,
         };
         rounded.into_iter().map(task).collect()
+    }
+
+    /// Which rank runs where.
+    pub(crate) fn placement(&self) -> Result<Placement> {
+        match &self.host_prefix {
+            None => Ok(Placement::here(self.ranks, self.hosts)),
+            Some(prefix) => Placement::spread(self.ranks, self.hosts, prefix, &self.host_addresses),
+        }
     }
 
     pub(crate) fn effort(&self) -> Effort {

@@ -15,6 +15,7 @@ mod machine;
 mod named;
 pub(crate) mod ours;
 mod pattern;
+pub(crate) mod placement;
 mod report;
 mod sizes;
 mod statistics;
@@ -82,11 +83,12 @@ fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs)
 
 fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
     let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
+    let placement = args.placement()?;
     let ranks = args.ranks;
     if !args.peers_only {
         let word = "farandole";
         let socket = room.path().join(word);
-        let start = || ours::start(args, &socket);
+        let start = || ours::start(args, &placement, &socket, room.path());
         entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
     }
     let mut peers = args.against.clone();
@@ -94,7 +96,7 @@ fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
     for peer in peers {
         let word = peer.word();
         let socket = room.path().join(word);
-        let start = || Family::start(word, peer.commands(ranks, &socket, room.path(), args.pinning())?);
+        let start = || Family::start(word, peer.commands(&placement, &socket, room.path(), args.pinning())?);
         entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
     }
     Ok(entrants)

@@ -4,14 +4,15 @@
 //! requests by name. The barrier between iterations is always the communicator's, so that it is no part of what the
 //! engine learns.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use farandole_cluster::rendezvous::Address;
 use farandole_cluster::spawn::die_with_parent;
 use farandole_cluster::{Environment, Job, environment};
 use farandole_engine::meeting::Contacts;
@@ -28,6 +29,7 @@ use super::contestant::{Contestant, Refusal, serve};
 use super::direct::Direct;
 use super::entrant::Family;
 use super::named::Named;
+use super::placement::Placement;
 use super::task::{Task, Through};
 use crate::peer::start::{Pin, this_program};
 
@@ -46,17 +48,22 @@ pub(crate) struct RankArgs {
     /// Algorithm for every allreduce that it fits.
     #[arg(long, value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
+    /// The address at which other hosts reach this rank.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    address: IpAddr,
     /// Bind to a core.
     #[arg(long)]
     pin: bool,
 }
 
-/// Starts the ranks.
-pub(crate) fn start(args: &BenchArgs, socket: &Path) -> Result<Family> {
+/// Starts the ranks. They meet at a socket in `room`, which they find from wherever they run.
+pub(crate) fn start(args: &BenchArgs, placement: &Placement, socket: &Path, room: &Path) -> Result<Family> {
     let program = this_program()?;
     let transport = transport_word(args.transport);
-    let job = Job::spawn(args.ranks, |rank| {
-        let mut command = Command::new(&program);
+    let meeting = Address::UnixPath(room.join("meeting").display().to_string());
+    let job = Job::spawn_at(&meeting, args.ranks, |rank| {
+        let host = placement.host_of(rank.index());
+        let mut command = placement.command(host, &program);
         command.arg("bench-rank").arg("--socket").arg(socket).args(["--transport", transport]);
         if let Some(algorithm) = args.algorithm {
             command.args(["--algorithm", algorithm.word()]);
@@ -64,8 +71,11 @@ pub(crate) fn start(args: &BenchArgs, socket: &Path) -> Result<Family> {
         if args.pin {
             command.arg("--pin");
         }
-        if let Some(host) = pretended_host(args, rank) {
-            command.env(environment::HOST, host);
+        if let Some(address) = placement.address_of(host) {
+            command.arg("--address").arg(address.to_string());
+        }
+        if let Some(name) = host_name(args, placement, rank) {
+            command.env(environment::HOST, name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
@@ -82,10 +92,12 @@ fn transport_word(transport: Transport) -> &'static str {
     }
 }
 
-/// The host that a rank is to believe in: neighbouring ranks share one. With TCP between all ranks each has its own.
-fn pretended_host(args: &BenchArgs, rank: Rank) -> Option<String> {
-    let hosts = if args.transport == Transport::Tcp { args.ranks } else { args.hosts };
-    (hosts > 1).then(|| format!("pretended host {}", rank.index() * hosts / args.ranks))
+/// The host that a rank is to believe in, where the machine is not the whole truth. With TCP between all ranks each has
+/// its own.
+fn host_name(args: &BenchArgs, placement: &Placement, rank: Rank) -> Option<String> {
+    let apart = args.transport == Transport::Tcp;
+    let number = if apart { rank.index() } else { placement.host_of(rank.index()) };
+    (apart || placement.hosts > 1).then(|| format!("host {number} of this run"))
 }
 
 /// The whole life of one rank.
@@ -107,7 +119,7 @@ struct Ours {
 impl Ours {
     fn join(environment: &Environment, args: &RankArgs) -> Result<Ours> {
         let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
-        let mut contacts = meet(environment, args.transport)?;
+        let mut contacts = meet(environment, args)?;
         let communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
         let engine = Engine::start(contacts, Config::from_env()?)?;
         Ok(Ours { direct: Direct::new(communicator), named: Named::new(engine), through: Through::Direct })
@@ -162,13 +174,12 @@ impl Contestant for Ours {
 }
 
 /// Tells the others where this rank can be reached, and learns where they can.
-fn meet(environment: &Environment, transport: Transport) -> Result<Contacts> {
+fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
     let key = match &environment.meeting {
         Some(meeting) => meeting.key.clone(),
         None => Key::random()?,
     };
-    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Arc::new(Listener::bind(Some(loopback), &key)?);
+    let listener = Arc::new(Listener::bind(Some(SocketAddr::new(args.address, 0)), &key)?);
     let own = listener.contact(environment.host.clone());
     let blobs = match environment.rendezvous() {
         Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), Instant::now() + MEET_PATIENCE)?,
@@ -179,7 +190,7 @@ fn meet(environment: &Environment, transport: Transport) -> Result<Contacts> {
         .enumerate()
         .map(|(rank, blob)| Contact::decode(blob).with_context(|| format!("rank {rank} sent no contact")))
         .collect::<Result<_>>()?;
-    let local = if transport == Transport::Unix { Local::Stream } else { Local::Shm };
+    let local = if args.transport == Transport::Unix { Local::Stream } else { Local::Shm };
     let options = Options { local, ..Options::default() };
     Ok(Contacts { rank: environment.rank, contacts, listener, options, epoch: 0 })
 }

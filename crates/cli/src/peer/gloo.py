@@ -3,22 +3,44 @@
 One process for each rank. It takes orders from the driver, one line of JSON each, and answers in kind; the words are
 those of the driver's own ranks, and so is the order of work within a round; only the checked values are its own. It ends when the driver hangs up.
 
-usage: gloo.py RANK RANKS RENDEZVOUS_FILE DRIVER_SOCKET [CORE]
+usage: gloo.py RANK RANKS RENDEZVOUS_FILE DRIVER_SOCKET [core=CORE] [address=ADDRESS]
 """
 
+import fcntl
 import json
 import math
 import os
 import socket
+import struct
 import sys
 import time
 
 RANK, RANKS, RENDEZVOUS, DRIVER = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-if len(sys.argv) > 5:
+OPTIONS = dict(word.split("=", 1) for word in sys.argv[5:])
+SIOCGIFADDR = 0x8915  # ioctl: the IPv4 address of a named interface
+
+
+def interface_with(address):
+    """The network interface that has this address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # It has none.
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    sys.exit(f"no network interface here has the address {address}")
+
+
+if "core" in OPTIONS:
     # Before torch is imported: threads inherit the affinity of the thread that starts them.
-    os.sched_setaffinity(0, {int(sys.argv[5])})
+    os.sched_setaffinity(0, {int(OPTIONS["core"])})
 # Without this Gloo asks the name service for its own address, which fails on many machines.
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+if "address" in OPTIONS:
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_with(OPTIONS["address"])
+else:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -4,6 +4,7 @@
 //! is opened at run time by the hidden subcommand `bench-peer`, Gloo lives in a Python program that this binary
 //! carries. How peers come onto a machine is no concern of this room; `cargo xtask peers` knows.
 
+mod agent;
 #[allow(unsafe_code)]
 pub(crate) mod mpi;
 pub(crate) mod start;

@@ -9,8 +9,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+
+use super::agent;
+use crate::bench::placement::Placement;
 
 /// The variable that names the Python interpreter which has PyTorch.
 const PYTHON_VARIABLE: &str = "FARANDOLE_PEERS_PYTHON";
@@ -39,17 +42,24 @@ impl Peer {
     }
 
     /// The commands whose processes are, or start, the ranks of this peer. `room` is a directory of the run.
-    pub(crate) fn commands(self, ranks: usize, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
+    pub(crate) fn commands(self, placement: &Placement, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
         match self {
-            Peer::Gloo => gloo(ranks, socket, room, pin),
+            Peer::Gloo => gloo(placement, socket, room, pin),
             Peer::Openmpi => {
-                let mut command = mpirun("mpirun.openmpi", ranks)?;
+                let launcher = find_launcher("mpirun.openmpi")?;
+                let mut command = match placement.is_spread() {
+                    true => agent::launch(&launcher, placement, room)?,
+                    false => Command::new(launcher),
+                };
+                quietly(&mut command, placement.ranks);
                 command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
                 mpi_ranks(&mut command, "libmpi.so.40", socket, pin)?;
                 Ok(vec![command])
             }
             Peer::Mpich => {
-                let mut command = mpirun("mpirun.mpich", ranks)?;
+                ensure!(!placement.is_spread(), "MPICH is not measured between hosts: leave it out of --against");
+                let mut command = Command::new(find_launcher("mpirun.mpich")?);
+                quietly(&mut command, placement.ranks);
                 mpi_ranks(&mut command, "libmpich.so.12", socket, pin)?;
                 Ok(vec![command])
             }
@@ -85,11 +95,12 @@ impl Pin {
     }
 }
 
-fn mpirun(program: &str, ranks: usize) -> Result<Command> {
-    let path = find_in_path(program).with_context(|| not_installed(program))?;
-    let mut command = Command::new(path);
+fn find_launcher(program: &str) -> Result<PathBuf> {
+    find_in_path(program).with_context(|| not_installed(program))
+}
+
+fn quietly(command: &mut Command, ranks: usize) {
     command.arg("-np").arg(ranks.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
-    Ok(command)
 }
 
 fn mpi_ranks(command: &mut Command, library: &str, socket: &Path, pin: Pin) -> Result<()> {
@@ -100,19 +111,21 @@ fn mpi_ranks(command: &mut Command, library: &str, socket: &Path, pin: Pin) -> R
     Ok(())
 }
 
-fn gloo(ranks: usize, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
+fn gloo(placement: &Placement, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
     let python = find_python().with_context(|| not_installed("a Python with PyTorch"))?;
     let program = room.join("gloo.py");
     std::fs::write(&program, GLOO_PROGRAM).with_context(|| format!("writing {}", program.display()))?;
     let rendezvous = room.join("gloo-rendezvous");
     let command = |rank: usize| {
-        let mut command = Command::new(&python);
-        command.arg(&program).arg(rank.to_string()).arg(ranks.to_string()).arg(&rendezvous).arg(socket);
-        command.args(pin.core(rank).map(|core| core.to_string()));
+        let host = placement.host_of(rank);
+        let mut command = placement.command(host, &python);
+        command.arg(&program).arg(rank.to_string()).arg(placement.ranks.to_string()).arg(&rendezvous).arg(socket);
+        command.args(pin.core(rank).map(|core| format!("core={core}")));
+        command.args(placement.address_of(host).map(|address| format!("address={address}")));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
     };
-    Ok((0..ranks).map(command).collect())
+    Ok((0..placement.ranks).map(command).collect())
 }
 
 /// This very program, which also carries the ranks of the MPI peers.

@@ -2,7 +2,7 @@
 //!
 //! Every run has a hard deadline. A rank that panics fails the test with its own words; a run that hangs ends the test
 //! process with a report, because a thread that hangs cannot be stopped.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::sync::mpsc;

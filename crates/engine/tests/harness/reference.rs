@@ -2,6 +2,7 @@
 //!
 //! Inputs are small whole numbers, so that every operation but Adasum and some averages is exact in every element type and any
 //! order of combining gives the same bits.
+#![allow(unreachable_pub)]
 
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Dtype, GroupId, ReduceOp};

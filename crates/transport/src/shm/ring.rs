@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use farandole_plan::Rank;
 
-use super::copy::copy;
+use super::copy::copy_out;
 use super::layout::Layout;
 use super::segment::{Mapping, PAGE_BYTES};
 use super::sync::{AtomicU64, Ordering};
@@ -77,7 +77,7 @@ impl Ring {
             // SAFETY: the caller (the sender) has seen a `head` that leaves these bytes free, and has not yet raised
             // `tail` past them, so the receiver does not read there, and `&mut self` is the only sender.
             let target = unsafe { std::slice::from_raw_parts_mut(target.as_ptr(), len) };
-            copy(target, &bytes[..len]);
+            copy_out(target, &bytes[..len]);
             at += len as u64;
             bytes = &bytes[len..];
         }
@@ -261,11 +261,6 @@ impl Link for ShmLink {
             (false, true) => Progress::Moved,
             (false, false) => Progress::Pending,
         })
-    }
-
-    fn recv_into(&mut self, tag: Tag, target: &mut [u8], cursor: &mut RecvCursor) -> Result<Progress> {
-        let len = target.len() as u64;
-        self.recv(tag, len, cursor, &mut |offset, bytes| copy(&mut target[offset as usize..][..bytes.len()], bytes))
     }
 
     fn recv(

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use farandole_plan::Rank;
 
 use super::board::{Board, INLINE_BYTES, Mark, Stage, announced};
-use super::copy::copy;
+use super::copy::copy_out;
 use super::layout::Layout;
 use super::segment::{Mapping, Segment};
 use crate::error::{Error, Result};
@@ -169,7 +169,7 @@ impl Windows {
         self.begun[self.me] = true;
         self.waiting = self.seats.len() - 1;
         if small.len() > INLINE_BYTES {
-            copy(self.small_slot_mut(small.len()), small);
+            copy_out(self.small_slot_mut(small.len()), small);
             self.board().begin(operation, descriptor, &[]);
         } else {
             self.board().begin(operation, descriptor, small);
