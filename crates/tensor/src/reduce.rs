@@ -76,7 +76,7 @@ impl Fold {
         self.run(Streams::new(self.dtype).read(a).read(b).write(out), Finish::Nothing);
     }
 
-    /// own = before[0] ∘ … ∘ own ∘ after[0] ∘ …, finished; the same goes to `copy`.
+    /// `own = before[0] ∘ … ∘ own ∘ after[0] ∘ …`, finished; the same goes to `copy`.
     ///
     /// Reads every contribution once and writes `own` and `copy` once each.
     pub fn fold_ranks(
@@ -96,7 +96,7 @@ impl Fold {
         self.run(parts.iter_mut().fold(Streams::new(self.dtype), |streams, part| streams.update(part)), finish);
     }
 
-    /// out = sources[0] ∘ sources[1] ∘ …, finished. Without any source it is the neutral element.
+    /// `out = sources[0] ∘ sources[1] ∘ …`, finished. Without any source it is the neutral element.
     pub fn fold_many(&self, out: &mut [u8], sources: &[&[u8]], finish: Finish) {
         if sources.is_empty() {
             return self.neutral(out);
