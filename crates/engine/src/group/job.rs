@@ -1,0 +1,131 @@
+//! The bucket that runs: from the agreement's word to start it until its tickets are done.
+//!
+//! A bucket has a *road* (`route`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before all ranks
+//! have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
+
+use std::time::Duration;
+
+use farandole_plan::Collective;
+use farandole_plan::agree::Bucket;
+use farandole_transport::{Error as TransportError, Mesh, Progress};
+
+use super::{Group, Surroundings, Trouble};
+use crate::bucket::Workspace;
+use crate::route::{Road, Travel, shares_memory};
+use crate::run::{Memory, Run};
+
+/// The bucket that runs.
+pub(super) struct Job {
+    pub(super) bucket: Bucket,
+    road: Road,
+    workspace: Workspace,
+    stage: Stage,
+    pub(super) began: Duration,
+    /// When something last moved.
+    pub(super) moved: Duration,
+}
+
+pub(super) enum Stage {
+    /// All ranks gather before memory is touched: in their windows if they share memory, else by a barrier.
+    Entry(Option<Run>),
+    /// The ranks work.
+    Work(Travel),
+}
+
+impl Group {
+    /// Starts a bucket.
+    pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
+        assert!(self.job.is_none(), "invariant: one bucket runs at a time");
+        let road = self.router.road(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
+        let mut workspace = Workspace::choose(&bucket, road, self.place, self.settings.fusion_limit_bytes);
+        let number = self.window_operation(&bucket);
+        let shares_memory = shares_memory(&self.mesh);
+        if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
+            windows.begin(number, bucket.plan.hash, &[]);
+        }
+        // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
+        // rank would find the board overwritten. Steps through windows see to that themselves.
+        let gathers = shares_memory && (road == Road::Messages || bucket.plan.elems == 0);
+        let stage = if bucket.entry_barrier || gathers {
+            Stage::Entry((!shares_memory).then(|| self.router.entry(&bucket)))
+        } else {
+            workspace.load(&bucket, self.place, &mut self.table, &mut self.fusion);
+            Stage::Work(self.router.travel(&bucket, road, &self.mesh, None))
+        };
+        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now });
+    }
+
+    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks; besides,
+    /// two buckets that run one after the other have numbers of different parity, because a board has two sides. An
+    /// abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any more.
+    fn window_operation(&self, bucket: &Bucket) -> u64 {
+        self.window_operations + 2 * u64::from(bucket.operation.generation()) + 1
+    }
+
+    /// Moves the running bucket on, if there is one.
+    pub(super) fn advance(&mut self, now: Duration) -> Result<Option<Progress>, Trouble> {
+        let Some(job) = &mut self.job else { return Ok(None) };
+        let mut progress = Progress::Done;
+        if let Stage::Entry(barrier) = &mut job.stage {
+            progress = gather(&mut self.mesh, barrier)?;
+            if progress == Progress::Done {
+                let entry = barrier.take();
+                job.workspace.load(&job.bucket, self.place, &mut self.table, &mut self.fusion);
+                job.stage = Stage::Work(self.router.travel(&job.bucket, job.road, &self.mesh, entry));
+            }
+        }
+        if let Stage::Work(travel) = &mut job.stage {
+            let baggage = job.workspace.baggage(&job.bucket, self.place, &mut self.table, &mut self.fusion);
+            progress = travel.advance(&mut self.mesh, &job.bucket.plan, baggage)?;
+        }
+        if progress != Progress::Pending {
+            job.moved = now;
+        } else if now.saturating_sub(job.moved) >= self.settings.deadline {
+            let peer = match &job.stage {
+                Stage::Entry(Some(barrier)) => barrier.waiting_for(),
+                Stage::Entry(None) => {
+                    self.mesh.windows.as_ref().and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
+                }
+                Stage::Work(travel) => travel.waiting_for(&self.mesh),
+            };
+            let waiting_for = "nothing moved".to_owned();
+            return Err(TransportError::Deadline { peer, waiting_for, waited: now - job.moved }.into());
+        }
+        Ok(Some(progress))
+    }
+
+    /// The running bucket is done on this rank.
+    pub(super) fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        let Job { bucket, road, workspace, .. } =
+            self.job.take().expect("invariant: a bucket that is done was running");
+        workspace.unload(&bucket, road, self.place, &mut self.table, &mut self.fusion, &mut self.done);
+        self.member.finished(bucket.operation, around.now);
+        around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
+        for (pending, outcome) in self.done.drain(..) {
+            pending.promise.fulfil(Ok(outcome));
+        }
+        self.prepare_mapped(&bucket)
+    }
+
+    /// Lets the mapped fusion buffer grow to what this bucket would have liked.
+    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), Trouble> {
+        self.window_operations += 1;
+        if !shares_memory(&self.mesh) {
+            return Ok(());
+        }
+        let plan = &bucket.plan;
+        let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
+        let wanted_bytes = if wants { plan.elems as usize * plan.dtype.size_bytes() } else { 0 };
+        let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
+        Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
+    }
+}
+
+/// Waits until all ranks have come to the bucket.
+fn gather(mesh: &mut Mesh, barrier: &mut Option<Run>) -> Result<Progress, TransportError> {
+    if let Some(run) = barrier {
+        return run.advance(mesh, &mut Memory { work: &mut [], source: &[], elem_bytes: 1, fold: None });
+    }
+    let windows = mesh.windows.as_mut().expect("invariant: ranks gather by a barrier or in their windows");
+    Ok(if windows.all_begun()? { Progress::Done } else { Progress::Pending })
+}

@@ -1,0 +1,431 @@
+//! One group on one rank: its agreement, its mesh, the requests under way and the bucket that runs (`job`).
+//!
+//! [`Group::turn`] does what can be done now and never blocks: it hears what peers say, asks the agreement what to do, moves
+//! the running bucket on, and says what there is to say. Groups share nothing with each other, so a group that waits does
+//! not hold up another.
+//!
+//! A group's life: *open*; *closing* once this rank wants to leave; *closed* when the ranks have agreed to end, which is
+//! orderly; *failed* after the first [`Trouble`]. In the last two states the mesh is kept a little longer, until the peers
+//! have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
+
+mod job;
+mod trouble;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farandole_plan::agree::{Action, Member, Refusal};
+use farandole_plan::message::Message;
+use farandole_plan::{GroupId, Rank, Request, stall};
+use farandole_transport::{Error as TransportError, Mesh, Progress};
+
+use crate::bucket::{Pending, Place, Table};
+use crate::error::Error;
+use crate::fusion::FusionBuffer;
+use crate::roster::Roster;
+use crate::route::Router;
+use crate::submission::Outcome;
+
+pub(crate) use trouble::Trouble;
+
+use job::Job;
+
+/// First byte of a control message that carries a message of the agreement.
+const SAYS_AGREEMENT: u8 = 0;
+/// The only byte of a control message that says: this rank leaves in good order.
+const SAYS_GOODBYE: u8 = 1;
+
+/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this is
+/// longer than any bucket takes; a coordinator that is alive answers at once otherwise.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a failed or closed group waits for its peers' last words.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
+/// peer, and the bucket is what is waited for.
+const GLANCES_PER_HEARING: u32 = 32;
+
+/// How closely a turn looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// At what most likely moves.
+    Glance,
+    /// At everything; due before sleeping, because the waiter reports a change once.
+    Thorough,
+}
+
+/// What a group is told when it is made.
+pub(crate) struct Settings {
+    pub(crate) id: GroupId,
+    /// World ranks of the members.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// Host names by world rank.
+    pub(crate) hosts: Arc<[String]>,
+    pub(crate) agree: farandole_plan::agree::Settings,
+    /// Larger buffers are not kept.
+    pub(crate) fusion_limit_bytes: usize,
+    pub(crate) deadline: Duration,
+    /// `None` if nobody watches.
+    pub(crate) stall: Option<stall::Limits>,
+}
+
+/// See the module's text.
+pub(crate) struct Group {
+    settings: Settings,
+    place: Place,
+    mesh: Mesh,
+    member: Member,
+    router: Router,
+    table: Table,
+    fusion: FusionBuffer,
+    /// Buckets that have ended here, if the ranks share memory.
+    window_operations: u64,
+    job: Option<Job>,
+    state: State,
+    /// Peers that have said goodbye or are gone.
+    left: Vec<bool>,
+    /// Whether a control line still holds messages back.
+    unflushed: bool,
+    glances: u32,
+    next_stall_check: Duration,
+    stalls_reported: HashSet<Arc<str>>,
+    /// Reused between buckets.
+    done: Vec<(Pending, Outcome)>,
+    message: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// This rank wants to leave, since this moment.
+    Closing(Duration),
+    /// Orderly or not, it is over since this moment.
+    Ended(Duration),
+}
+
+/// What a group needs of the engine in a turn.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) now: Duration,
+    pub(crate) roster: &'a Roster,
+    pub(crate) on_stall: &'a (dyn Fn(&str) + Send + Sync),
+}
+
+impl Group {
+    pub(crate) fn new(settings: Settings, mesh: Mesh) -> Group {
+        let place = Place { me: mesh.me(), size: mesh.size() };
+        let member = Member::new(place.me, place.size, settings.agree.clone());
+        let router = Router::new(place);
+        let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
+        Group {
+            settings,
+            place,
+            mesh,
+            member,
+            router,
+            table: Table::default(),
+            fusion: FusionBuffer::new(),
+            window_operations: 0,
+            job: None,
+            state: State::Open,
+            left: vec![false; place.size],
+            unflushed: false,
+            glances: 0,
+            next_stall_check,
+            stalls_reported: HashSet::new(),
+            done: Vec::new(),
+            message: Vec::new(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> GroupId {
+        self.settings.id
+    }
+
+    /// Takes a request in.
+    pub(crate) fn submit(&mut self, request: Request, pending: Pending, around: &Surroundings<'_>) {
+        if let State::Ended(_) = self.state {
+            let error = around.roster.ended(self.id()).unwrap_or(Error::ShutDown);
+            return pending.promise.fulfil(Err(error));
+        }
+        match self.member.submit(request, around.now) {
+            Ok(id) => self.table.put(id, pending),
+            Err(Refusal { reason }) => {
+                around.roster.leave(self.id(), std::iter::once(&pending.name));
+                let name = Arc::clone(&pending.name);
+                pending.promise.fulfil(Err(Error::Refused { name, explanation: reason }));
+            }
+        }
+    }
+
+    /// Does what can be done now. Says whether anything moved.
+    pub(crate) fn turn(&mut self, look: Look, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+        if let State::Ended(_) = self.state {
+            return Ok(self.linger());
+        }
+        let mut moved = false;
+        self.glances += 1;
+        if look == Look::Thorough || self.job.is_none() || self.glances >= GLANCES_PER_HEARING {
+            self.glances = 0;
+            moved |= self.hear(around)?;
+        }
+        if self.member.next_timeout().is_some_and(|timeout| timeout <= around.now) {
+            self.member.handle_timeout(around.now);
+        }
+        moved |= self.act(around)?;
+        moved |= self.speak(around.now)?;
+        if self.cannot_close(around.now) {
+            self.say_goodbye(around);
+        }
+        self.watch_for_stalls(around)?;
+        Ok(moved)
+    }
+
+    /// Whether somebody waits for this group to go on.
+    pub(crate) fn has_work(&self) -> bool {
+        self.state != State::Open || self.job.is_some() || !self.table.is_empty() || self.unflushed
+    }
+
+    /// When [`Group::turn`] is due at the latest, even if nothing happens.
+    pub(crate) fn next_timeout(&self) -> Duration {
+        if let State::Ended(since) = self.state {
+            return since + LINGER;
+        }
+        let closing = match self.state {
+            State::Closing(since) => since + CLOSE_LIMIT,
+            _ => Duration::MAX,
+        };
+        let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
+        let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved + self.settings.deadline);
+        agreement.min(deadline).min(self.next_stall_check)
+    }
+
+    /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there is
+    /// nothing in the windows to wait for, and ringing would only cost them time.
+    pub(crate) fn fall_asleep(&self) {
+        if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.job) {
+            windows.raise_asleep();
+        }
+    }
+
+    /// The driver is awake: peers on this host need not ring.
+    pub(crate) fn wake_up(&self) {
+        if let Some(windows) = &self.mesh.windows {
+            windows.lower_asleep();
+        }
+    }
+
+    /// Wants to leave in good order.
+    pub(crate) fn close(&mut self, now: Duration) {
+        if self.state == State::Open {
+            self.state = State::Closing(now);
+            self.member.close(now);
+        }
+    }
+
+    /// Whether waiting for an orderly end has become pointless: the coordinator does not answer.
+    fn cannot_close(&self, now: Duration) -> bool {
+        matches!(self.state, State::Closing(since) if now >= since + CLOSE_LIMIT)
+    }
+
+    /// Whether the group is over and the mesh can be dropped.
+    pub(crate) fn is_over(&self, now: Duration) -> bool {
+        let State::Ended(since) = self.state else { return false };
+        let all_left = (0..self.place.size).all(|rank| rank == self.place.me.index() || self.left[rank]);
+        (all_left && !self.unflushed) || now >= since + LINGER
+    }
+
+    fn hear(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+        let mut moved = false;
+        for peer in self.mesh.peers_mut() {
+            while !self.left[peer.rank.index()] {
+                let Some(message) = peer.control.recv()? else { break };
+                moved = true;
+                let garbled = |what: String| TransportError::Garbled { peer: peer.rank, what };
+                match message.split_first() {
+                    Some((&SAYS_AGREEMENT, body)) => {
+                        let message = Message::decode(body).map_err(|bad| garbled(bad.to_string()))?;
+                        self.member
+                            .receive(peer.rank, message, around.now)
+                            .map_err(|violation| garbled(violation.what))?;
+                    }
+                    Some((&SAYS_GOODBYE, [])) => self.left[peer.rank.index()] = true,
+                    _ => return Err(garbled("a control message of no known kind".to_owned()).into()),
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    fn speak(&mut self, now: Duration) -> Result<bool, Trouble> {
+        let mut moved = false;
+        while let Some((to, message)) = self.member.poll_send(now) {
+            self.message.clear();
+            self.message.push(SAYS_AGREEMENT);
+            message.encode(&mut self.message);
+            if !self.left[to.index()] {
+                self.mesh.peer_mut(to).control.send(&self.message)?;
+                self.unflushed = true;
+            }
+            moved = true;
+        }
+        self.flush()?;
+        Ok(moved)
+    }
+
+    fn flush(&mut self) -> Result<(), TransportError> {
+        if self.unflushed {
+            self.unflushed = false;
+            for peer in self.mesh.peers_mut() {
+                if !self.left[peer.rank.index()] {
+                    self.unflushed |= peer.control.flush()? != Progress::Done;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+        let mut moved = false;
+        let mut refused = Vec::new();
+        let result = loop {
+            while let Some(action) = self.member.poll_action(around.now) {
+                moved = true;
+                self.take(action, &mut refused, around);
+            }
+            match self.advance(around.now) {
+                Ok(Some(Progress::Done)) => {
+                    moved = true;
+                    if let Err(trouble) = self.complete(around) {
+                        break Err(trouble);
+                    }
+                }
+                Ok(progress) => {
+                    moved |= progress == Some(Progress::Moved);
+                    break Ok(moved);
+                }
+                Err(trouble) => break Err(trouble),
+            }
+        };
+        self.refuse(refused, around);
+        result
+    }
+
+    fn take(&mut self, action: Action, refused: &mut Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
+        match action {
+            Action::Run(bucket) => self.start(bucket, around.now),
+            Action::Abandon { operation } => {
+                let job = self.job.take().expect("invariant: only the running bucket is abandoned");
+                assert_eq!(job.bucket.operation, operation, "invariant: only the running bucket is abandoned");
+                if let Some(windows) = &mut self.mesh.windows {
+                    windows.give_up();
+                }
+            }
+            Action::Refuse { requests, reason } => {
+                refused.extend(requests.into_iter().map(|id| (self.table.take(id), Arc::clone(&reason))));
+            }
+            Action::Joined { request, last } => {
+                let pending = self.table.take(request);
+                around.roster.leave(self.id(), std::iter::once(&pending.name));
+                pending.promise.fulfil(Ok(Outcome { last_joined: Some(last), ..Outcome::default() }));
+            }
+            Action::Closed { .. } => {
+                // The last messages of the agreement go before the goodbye. Whoever cannot be told has left.
+                let _ = self.speak(around.now);
+                self.say_goodbye(around);
+            }
+        }
+    }
+
+    fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
+        around.roster.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
+        for (pending, explanation) in refused {
+            let error = match self.state {
+                State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
+                _ => Error::ShutDown,
+            };
+            pending.promise.fulfil(Err(error));
+        }
+    }
+
+    fn say_goodbye(&mut self, around: &Surroundings<'_>) {
+        self.state = State::Ended(around.now);
+        around.roster.end(self.id(), &Error::ShutDown);
+        for pending in self.table.take_all() {
+            pending.promise.fulfil(Err(Error::ShutDown));
+        }
+        for peer in self.mesh.peers_mut() {
+            // A peer that cannot be told has left already.
+            self.left[peer.rank.index()] |= peer.control.send(&[SAYS_GOODBYE]).is_err();
+        }
+        self.unflushed = true;
+    }
+
+    /// After the end: lets the last words out and waits for those of the peers.
+    fn linger(&mut self) -> bool {
+        let mut moved = false;
+        self.unflushed = false;
+        for peer in self.mesh.peers_mut() {
+            let left = &mut self.left[peer.rank.index()];
+            let flushed = peer.control.flush();
+            self.unflushed |= flushed.is_ok_and(|progress| progress != Progress::Done);
+            while !*left {
+                match peer.control.recv() {
+                    Ok(Some(message)) => {
+                        moved = true;
+                        *left = message == [SAYS_GOODBYE];
+                    }
+                    Ok(None) => break,
+                    Err(_) => *left = true,
+                }
+            }
+        }
+        moved
+    }
+
+    fn watch_for_stalls(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        if around.now < self.next_stall_check {
+            return Ok(());
+        }
+        let Some(limits) = &self.settings.stall else { return Ok(()) };
+        self.next_stall_check = around.now + check_interval(limits);
+        let Some(report) = self.member.stalled(limits, around.now) else {
+            self.stalls_reported.clear();
+            return Ok(());
+        };
+        let news =
+            report.stalled.iter().filter(|waiting| self.stalls_reported.insert(Arc::clone(&waiting.name))).count();
+        if news > 0 {
+            (around.on_stall)(&report.text);
+        }
+        if report.shut_down {
+            return Err(Trouble::Stalled(report.text));
+        }
+        Ok(())
+    }
+
+    /// Ends the group for this cause, on all ranks.
+    pub(crate) fn fail(&mut self, error: &Error, around: &Surroundings<'_>) {
+        if let State::Ended(_) = self.state {
+            return;
+        }
+        self.state = State::Ended(around.now);
+        self.job = None;
+        around.roster.end(self.id(), error);
+        self.mesh.abort(&error.to_string());
+        self.unflushed = true;
+        for pending in self.table.take_all() {
+            pending.promise.fulfil(Err(error.clone()));
+        }
+        self.linger();
+    }
+}
+
+fn check_interval(limits: &stall::Limits) -> Duration {
+    let shortest = match limits.shut_down_after {
+        Duration::ZERO => limits.warn_after,
+        shut_down_after => limits.warn_after.min(shut_down_after),
+    };
+    (shortest / 4).max(Duration::from_millis(10))
+}
