@@ -14,6 +14,7 @@ mod fuzz;
 mod memcheck;
 mod miri;
 mod model;
+mod network;
 mod peers;
 mod shell;
 mod tally;
@@ -32,7 +33,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 13] = [
+const CHORES: [Chore; 14] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -49,6 +50,11 @@ const CHORES: [Chore; 13] = [
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
     Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
     Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },
+    Chore {
+        name: "network",
+        summary: "TCP between two network namespaces, against peers (needs root)",
+        run: network::run,
+    },
     Chore {
         name: "peers",
         summary: "install what `--against` compares with: Open MPI, MPICH, Gloo",
