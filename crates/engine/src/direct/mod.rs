@@ -98,7 +98,7 @@ pub struct Communicator {
 impl Communicator {
     /// Takes over the mesh of a group. The waiter must be the one that the mesh was made with.
     pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
-        let patience = Patience::new(mesh.topology().local_size(mesh.me()));
+        let patience = Patience::new(mesh.topology().local_size(mesh.me()), mesh.size());
         let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
         Ok(Communicator {
