@@ -68,7 +68,7 @@ impl Fold {
     /// # Panics
     /// Here and below: if slices differ in length.
     pub fn fold(&self, acc: &mut [u8], other: &[u8]) {
-        self.run(Streams::new(self.dtype).update(acc).read(other), Finish::Nothing);
+        self.kernel.run_pair(self.dtype, acc, other, Finish::Nothing);
     }
 
     /// out = a ∘ b.
@@ -87,6 +87,9 @@ impl Fold {
         copy: Option<&mut [u8]>,
         finish: Finish,
     ) {
+        if let (([other], []) | ([], [other]), None) = ((before, after), &copy) {
+            return self.kernel.run_pair(self.dtype, own, other, finish);
+        }
         let streams = Streams::new(self.dtype).read_all(before).update(own).read_all(after);
         self.run(if let Some(copy) = copy { streams.write(copy) } else { streams }, finish);
     }

@@ -58,6 +58,26 @@ impl Kernel {
         Kernel::fold(dtype, ReduceOp::Max, level).expect("invariant: every element type has a maximum")
     }
 
+    /// own = own ∘ other, finished: what two ranks do, without the bookkeeping that more need. No operation depends on
+    /// the order of two operands.
+    pub(crate) fn run_pair(&self, dtype: Dtype, own: &mut [u8], other: &[u8], finish: Finish) {
+        assert!(own.len() == other.len(), "contributions of {} and {} bytes cannot be folded", own.len(), other.len());
+        if own.is_empty() {
+            return;
+        }
+        let output = own.as_mut_ptr();
+        let job = kernel::Job {
+            sources: &[output.cast_const(), other.as_ptr()],
+            outputs: &[output],
+            streamed: 0,
+            len_elems: own.len() / dtype.size_bytes(),
+            finish: if dtype == Dtype::Bool { Finish::Nothing } else { finish },
+        };
+        // SAFETY: the processor has the level (checked in `fold`); `own` and `other` are borrowed for the call, equally long
+        // (asserted), and the output is the first source.
+        unsafe { (self.run)(&job) }
+    }
+
     /// Folds the sources of `streams` in order and stores the finished result in all its outputs.
     pub(crate) fn run(&self, streams: Streams<'_>, finish: &Finish, stores: Stores) {
         if let Some(job) = streams.job(*finish, stores) {

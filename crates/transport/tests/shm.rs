@@ -77,18 +77,18 @@ fn a_frame_of_a_given_up_operation_is_paid_and_skipped() {
     assert_eq!(sender.send(tag(1, 0), &bytes(10_000, 1), &mut cursor).unwrap(), Progress::Moved);
     let mut half = RecvCursor::default();
     assert_eq!(receiver.recv_into(tag(1, 0), &mut vec![0; 10_000], &mut half).unwrap(), Progress::Moved);
+    let mut sides = all.into_iter().zip(waiters);
+    let ((sending, waiter_s), (receiving, waiter_r)) = (sides.next().unwrap(), sides.next().unwrap());
     std::thread::scope(|scope| {
-        let (sending, receiving) = (&all[0], &all[1]);
-        let (waiter_s, waiter_r) = (&waiters[0], &waiters[1]);
         scope.spawn(move || {
             let mut cursor = SendCursor::default();
             let payload = bytes(5000, 2);
-            drive(waiter_s, sending, || sender.send(tag(2, 0), &payload, &mut cursor).unwrap());
+            drive(&waiter_s, &sending, || sender.send(tag(2, 0), &payload, &mut cursor).unwrap());
         });
         scope.spawn(move || {
             let mut cursor = RecvCursor::default();
             let mut got = vec![0; 5000];
-            drive(waiter_r, receiving, || receiver.recv_into(tag(2, 0), &mut got, &mut cursor).unwrap());
+            drive(&waiter_r, &receiving, || receiver.recv_into(tag(2, 0), &mut got, &mut cursor).unwrap());
             assert_eq!(got, bytes(5000, 2));
         });
     });

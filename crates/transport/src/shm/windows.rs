@@ -18,6 +18,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use farandole_plan::Rank;
@@ -28,6 +29,9 @@ use super::layout::Layout;
 use super::segment::{Mapping, Segment};
 use crate::error::{Error, Result};
 use crate::wait::Bell;
+
+/// Looks in vain before sleepers are looked for: about the time that a mark takes to leave this core.
+const LOOKS_BEFORE_ANNOUNCING: u32 = 8;
 
 /// A rank of this host as seen from here.
 #[derive(Debug)]
@@ -83,6 +87,8 @@ pub struct Windows {
     waiting: usize,
     /// Results of the current tile that have been fetched.
     fetches: usize,
+    /// Marks have been raised since we last looked who is asleep, and so many looks in vain ago.
+    unannounced: Cell<Option<u32>>,
     /// End of the last mapped buffer in every segment.
     pub(crate) mapped_end: usize,
 }
@@ -110,6 +116,7 @@ impl Windows {
             begun,
             waiting: 0,
             fetches: 0,
+            unannounced: Cell::new(None),
             mapped_end,
         })
     }
@@ -174,7 +181,7 @@ impl Windows {
         } else {
             self.board().begin(operation, descriptor, small);
         }
-        self.wake_sleepers();
+        self.unannounced.set(Some(0));
     }
 
     /// Whether every peer has begun the current operation; an error if one of them takes it to be something else.
@@ -187,7 +194,10 @@ impl Windows {
                 continue;
             }
             match self.seats[seat].board().begun(self.operation) {
-                None => return Ok(false),
+                None => {
+                    self.look_in_vain();
+                    return Ok(false);
+                }
                 Some(descriptor) if descriptor == self.descriptor => {
                     self.begun[seat] = true;
                     self.waiting -= 1;
@@ -195,6 +205,7 @@ impl Windows {
                 Some(descriptor) => return Err(self.disagreement(seat, descriptor)),
             }
         }
+        self.announce();
         Ok(true)
     }
 
@@ -276,6 +287,7 @@ impl Windows {
     /// A peer's result of a tile, once it is there. Call [`Windows::fetched`] when it has been read.
     pub fn result(&self, seat: usize, tile: u64, len: usize) -> Option<&[u8]> {
         if !self.seats[seat].board().has_reached(Stage::Folded, Mark::tile(self.operation, tile)) {
+            self.look_in_vain();
             return None;
         }
         assert!(len <= self.layout.tile_bytes, "a result fits its slot");
@@ -290,6 +302,7 @@ impl Windows {
     pub fn contribution(&self, seat: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
         assert_ne!(seat, self.me, "a rank does not look into its own window");
         if !self.seats[seat].board().has_reached(Stage::Published, Mark::tile(self.operation, tile)) {
+            self.look_in_vain();
             return None;
         }
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
@@ -333,6 +346,7 @@ impl Windows {
             self.board().reach(Stage::Folded, Mark::finished(self.operation));
         }
         self.reach(Stage::Fetched, Mark::finished(self.operation));
+        self.announce();
     }
 
     /// Ends an operation that was given up. All ranks must have stopped it before any begins another.
@@ -344,12 +358,13 @@ impl Windows {
         for stage in [Stage::Published, Stage::Folded, Stage::Fetched] {
             self.reach(stage, Mark::finished(self.operation));
         }
+        self.announce();
     }
 
     /// Raises one of this rank's marks.
     pub(crate) fn reach(&mut self, stage: Stage, mark: Mark) {
         self.board().reach(stage, mark);
-        self.wake_sleepers();
+        self.unannounced.set(Some(0));
     }
 
     /// Whether this rank has reached a mark.
@@ -359,7 +374,11 @@ impl Windows {
 
     /// Whether every peer has reached a mark.
     pub(crate) fn all_reached(&self, stage: Stage, mark: Mark) -> bool {
-        self.peers().all(|seat| self.seats[seat].board().has_reached(stage, mark))
+        let reached = self.peers().all(|seat| self.seats[seat].board().has_reached(stage, mark));
+        if !reached {
+            self.look_in_vain();
+        }
+        reached
     }
 
     /// The number of the current operation.
@@ -369,6 +388,7 @@ impl Windows {
 
     /// Sleeper's half of "looked, then slept" (see `board`): look again after this, before blocking.
     pub fn raise_asleep(&self) {
+        self.announce();
         self.board().raise_asleep();
     }
 
@@ -381,11 +401,28 @@ impl Windows {
         self.seats[self.me].board()
     }
 
-    fn wake_sleepers(&self) {
-        announced();
-        for seat in self.peers() {
-            if self.seats[seat].board().is_asleep() {
-                self.seats[seat].bell.ring();
+    /// Announcer's half of "looked, then slept" for all marks raised since the last time.
+    ///
+    /// The fence in it waits until the marks have left this core, which takes as long as a hand-over. Right after raising
+    /// one that time is better spent looking for the peers' marks, and most of the time nobody sleeps. So the
+    /// announcement is put off until we have looked in vain a few times, sleep, or end the operation; an operation under way
+    /// is looked at until it ends, so one of these comes soon.
+    fn announce(&self) {
+        if self.unannounced.take().is_some() {
+            announced();
+            for seat in self.peers() {
+                if self.seats[seat].board().is_asleep() {
+                    self.seats[seat].bell.ring();
+                }
+            }
+        }
+    }
+
+    fn look_in_vain(&self) {
+        if let Some(looks) = self.unannounced.get() {
+            self.unannounced.set(Some(looks + 1));
+            if looks >= LOOKS_BEFORE_ANNOUNCING {
+                self.announce();
             }
         }
     }
