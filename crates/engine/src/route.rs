@@ -16,7 +16,7 @@ use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::choose::{Limits, Means, choose_unmeasured};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Collective, Rank, ReduceOp, Schedule};
-use farandole_tensor::{Finish, Fold};
+use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Mapped, Windows};
 use farandole_transport::{Link, Mesh, Progress, Result};
 
@@ -88,7 +88,10 @@ impl Travel {
             Travel::Messages(run) => run.advance(mesh, &mut Memory { work, source, elem_bytes, fold: fold_of(plan) }),
             Travel::Shared(run) => {
                 let windows = mesh.windows.as_mut().expect("invariant: this road is for ranks with windows");
-                run.advance(windows, &mut Shared { work, mapped, elem_bytes, fold: fold_of(plan), finish })
+                run.advance(
+                    windows,
+                    &mut Shared { work, mapped, elem_bytes, fold: fold_of(plan), finish, stores: Stores::Streaming },
+                )
             }
             Travel::Adasum(adasum) => adasum.advance(mesh, plan, work),
         }

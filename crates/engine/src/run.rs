@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
-use farandole_tensor::{Finish, Fold};
+use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::Windows;
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
@@ -182,7 +182,14 @@ impl Run {
                 window::take(
                     shared,
                     windows,
-                    &mut Shared { work, mapped: None, elem_bytes, fold, finish: Finish::Nothing },
+                    &mut Shared {
+                        work,
+                        mapped: None,
+                        elem_bytes,
+                        fold,
+                        finish: Finish::Nothing,
+                        stores: Stores::Streaming,
+                    },
                 )
             }
         }

@@ -25,11 +25,21 @@ pub(crate) struct Shared<'a> {
     pub(crate) fold: Option<Fold>,
     /// Applied to results as they are stored.
     pub(crate) finish: Finish,
+    /// How contributions and results leave for other cores to read.
+    pub(crate) stores: Stores,
 }
 
 impl Shared<'_> {
     fn range(&self, span: Span) -> std::ops::Range<usize> {
         span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
+    }
+
+    /// Copies to where another core will read.
+    fn show(&self, target: &mut [u8], source: &[u8]) {
+        match self.stores {
+            Stores::Streaming => copy_out(target, source),
+            Stores::Cached => target.copy_from_slice(source),
+        }
     }
 
     fn fold(&self) -> Fold {
@@ -83,7 +93,7 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
         let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
         for part in [whole.start..except.start, except.end..whole.end] {
             let place = part.start - whole.start..part.end - whole.start;
-            copy_out(&mut slot[place], &memory.work[part]);
+            memory.show(&mut slot[place], &memory.work[part]);
         }
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
@@ -96,7 +106,7 @@ fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, at: 
     let source = memory.range(span);
     let start = at as usize * memory.elem_bytes;
     let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
-    copy_out(&mut slot[start..], &memory.work[source]);
+    memory.show(&mut slot[start..], &memory.work[source]);
     true
 }
 
@@ -106,8 +116,7 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
     let Some(folding) = windows.folding(tile, own.len()) else { return false };
     let (offset, len) = (own.start - whole.start, own.len());
     if len > 0 {
-        // The result is for other cores to read, like everything that is copied out.
-        let (fold, finish) = (memory.fold().with_stores(Stores::Streaming), memory.finish);
+        let (fold, finish) = (memory.fold().with_stores(memory.stores), memory.finish);
         let target = &mut memory.work[own];
         if size == 2 {
             let other = [folding.contribution(1 - me, offset, len)];

@@ -1,11 +1,12 @@
 //! The calls: each checks its arguments, chooses the road and drives the operation to its end.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
-use farandole_tensor::{Element, Finish, Fold, OwnedBytes, scale};
+use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
 
 use super::operation::Operation;
 use super::{Call, Communicator, Descriptor, Kind};
@@ -290,8 +291,15 @@ impl Communicator {
         }
         let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
         let run = WindowRun::begin(schedule, windows, number, descriptor.word());
-        let memory = Shared { work, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish };
-        self.drive(descriptor, Operation::Windows { run, memory })
+        let bytes = work.len();
+        let began = Instant::now();
+        let stores = self.outlets.for_bytes(bytes).map_or(Stores::Streaming, |outlet| outlet.choose());
+        let memory = Shared { work, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
+        self.drive(descriptor, Operation::Windows { run, memory })?;
+        if let Some(outlet) = self.outlets.for_bytes(bytes) {
+            outlet.learn(bytes, began.elapsed());
+        }
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments)]

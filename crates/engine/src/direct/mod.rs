@@ -16,6 +16,7 @@ mod calls;
 mod descriptor;
 mod goodbye;
 mod operation;
+mod outlet;
 mod patience;
 mod shared;
 mod small;
@@ -33,6 +34,7 @@ use crate::error::{Error, Failure, Result};
 use crate::meeting::Meeting;
 use descriptor::{Descriptor, Kind};
 use operation::Operation;
+use outlet::Outlets;
 use patience::{LONGEST_SLEEP, Next, Patience};
 
 pub use shared::SharedBuffer;
@@ -89,6 +91,7 @@ pub struct Communicator {
     patience: Patience,
     operation: u64,
     kept: HashMap<Call, Arc<Schedule>>,
+    outlets: Outlets,
     fork: ForkGuard,
     failure: Option<Arc<Failure>>,
     /// The last operation of each peer that has said goodbye.
@@ -108,6 +111,7 @@ impl Communicator {
             patience,
             operation: 0,
             kept: HashMap::new(),
+            outlets: Outlets::default(),
             fork,
             failure: None,
             left_after,

@@ -15,7 +15,7 @@ const LOOKS_WITH_CORE: u32 = 200;
 /// The same for a rank that has peers on other hosts, whose looks are system calls: as much time in fewer looks. What a message
 /// from there needs may well need this core, too: the kernel's part of receiving it, or, where hosts are only pretended, its
 /// sender. With 200 looks an exchange of 4 KB between two ranks on one core took 220 us.
-const LOOKS_AT_SOCKETS: u32 = 8;
+const LOOKS_AT_SOCKETS: u32 = 0;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;
 /// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.

@@ -3,7 +3,7 @@
 use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::element::{Plain, from_bytes, from_bytes_mut};
-use farandole_tensor::{Finish, Fold, OwnedBytes};
+use farandole_tensor::{Finish, Fold, OwnedBytes, Stores};
 use farandole_transport::shm::{Mapped, Reserved};
 
 use super::operation::Operation;
@@ -103,8 +103,14 @@ impl Communicator {
         let windows = self.mesh.windows.as_mut().expect("a mapped buffer has windows");
         let run = WindowRun::begin(schedule, windows, operation, descriptor.word());
         let (fold, finish) = (Fold::new(dtype, op), Finish::new(dtype, op, self.size() as u64, 1.0));
-        let memory =
-            Shared { work: &mut [], mapped: Some(mapped), elem_bytes: dtype.size_bytes(), fold: Some(fold), finish };
+        let memory = Shared {
+            work: &mut [],
+            mapped: Some(mapped),
+            elem_bytes: dtype.size_bytes(),
+            fold: Some(fold),
+            finish,
+            stores: Stores::Streaming,
+        };
         self.drive(descriptor, Operation::Windows { run, memory })
     }
 }
