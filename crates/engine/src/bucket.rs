@@ -156,14 +156,16 @@ impl Workspace {
         fusion: &'a mut FusionBuffer,
     ) -> Baggage<'a> {
         let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, finish: Finish::Nothing };
+        // In the callers' memory results are finished as they are stored, by whoever stores them: also by a rank that
+        // has joined and works elsewhere.
+        if let (Collective::Allreduce { .. }, false) = (&bucket.plan.collective, bucket.plan.staged) {
+            baggage.finish = finish_of(&bucket.plan, place).unwrap_or(Finish::Nothing);
+        }
         match self {
             Workspace::Nothing => {}
             Workspace::Fusion(bytes) => baggage.work = fusion.own(*bytes),
             Workspace::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
-            Workspace::Caller(id) => {
-                baggage.work = table.get_mut(*id).target();
-                baggage.finish = finish_of(&bucket.plan, place).unwrap_or(Finish::Nothing);
-            }
+            Workspace::Caller(id) => baggage.work = table.get_mut(*id).target(),
             Workspace::Fresh(bytes) => {
                 baggage.work = bytes;
                 // What a rank sends in an alltoall lies in its input, which stays as it is.

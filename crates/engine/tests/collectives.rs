@@ -138,6 +138,21 @@ fn barrier_and_join_need_no_memory() {
 }
 
 #[test]
+fn a_rank_that_has_joined_finishes_its_share_of_a_large_average() {
+    for transport in Transport::ALL {
+        ranks(3, transport, |engine| {
+            if engine.rank() != Rank(0) {
+                let request = request("large", reduce(ReduceOp::Average), Dtype::I64, &[100_000]);
+                let submission = Submission::new(request, Region::from_vec(vec![6i64; 100_000]));
+                assert_eq!(result::<i64>(&engine, submission), vec![4; 100_000]);
+            }
+            let join = request("join", Collective::Join, Dtype::U8, &[]);
+            engine.run(Submission::without_memory(join)).unwrap();
+        });
+    }
+}
+
+#[test]
 fn averages_scales_and_outputs_of_their_own() {
     ranks(4, Transport::Memory, |engine| {
         let me = engine.rank().0 as f32;
