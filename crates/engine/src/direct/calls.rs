@@ -9,6 +9,7 @@ use farandole_tensor::element::{as_bytes, with_bytes_mut};
 use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
 
 use super::operation::Operation;
+use super::small;
 use super::{Call, Communicator, Descriptor, Kind};
 use crate::error::{Error, Result};
 use crate::run::{Memory, Run};
@@ -56,6 +57,11 @@ impl Communicator {
         if one_host && forced.is_none() && data.len() <= self.small_limit() {
             let windows = self.mesh.windows.as_mut().expect("one host has windows");
             windows.begin(number, descriptor.word(), data);
+            if self.all_begin_soon() {
+                let windows = self.mesh.windows.as_mut().expect("one host has windows");
+                small::fold_all_shown(windows, data, &fold, finish);
+                return Ok(());
+            }
             return self.drive(descriptor, Operation::Small { data, fold, finish });
         }
         let algorithm = forced.unwrap_or_else(|| self.choose(elems, dtype));
@@ -202,10 +208,25 @@ impl Communicator {
         if self.is_one_host() {
             let windows = self.mesh.windows.as_mut().expect("one host has windows");
             windows.begin(number, descriptor.word(), &[]);
-            return self.drive(descriptor, Operation::Meeting);
+            return if self.all_begin_soon() { Ok(()) } else { self.drive(descriptor, Operation::Meeting) };
         }
         let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
         self.over_links(number, descriptor, schedule, &mut [], &[], Dtype::U8, None)
+    }
+
+    /// Whether all ranks begin the operation within the time that looking again at once is worth. Where the answer is no, or
+    /// something is wrong, [`Communicator::drive`] waits on or says what. A hand-over is so short that this loop has to be, too.
+    #[inline]
+    fn all_begin_soon(&mut self) -> bool {
+        let windows = self.mesh.windows.as_mut().expect("one host has windows");
+        for _ in 0..self.patience.looks() {
+            match windows.all_begun() {
+                Ok(true) => return true,
+                Ok(false) => std::hint::spin_loop(),
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn small_limit(&self) -> usize {

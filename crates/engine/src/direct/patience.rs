@@ -40,8 +40,8 @@ pub(crate) struct Patience {
 impl Patience {
     /// For a rank of this host, which has `local_ranks` of the job's `ranks`.
     pub(crate) fn new(local_ranks: usize, ranks: usize) -> Patience {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let has_core = local_ranks <= cores && local_ranks == ranks;
+        let allowed = thread::available_parallelism().map_or(1, usize::from);
+        let has_core = local_ranks == ranks && have_cores(local_ranks, allowed, online_cores().unwrap_or(allowed));
         Patience { looks_before_yield: if has_core { LOOKS_WITH_CORE } else { 0 }, in_vain: 0 }
     }
 
@@ -70,9 +70,43 @@ impl Patience {
     }
 }
 
+/// Whether every rank of the host can be taken to have a core: this one may use `allowed` of `online`. A rank that may use
+/// a single core has been bound to it, and whoever binds ranks gives each its own if there are enough.
+fn have_cores(local_ranks: usize, allowed: usize, online: usize) -> bool {
+    local_ranks <= allowed || (allowed == 1 && local_ranks <= online)
+}
+
+/// Cores of this machine, whether or not this process may use them.
+fn online_cores() -> Option<usize> {
+    count_cores(&std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?)
+}
+
+/// The number of cores in a list such as `0-3,8,10-11`.
+fn count_cores(list: &str) -> Option<usize> {
+    list.trim().split(',').try_fold(0, |count, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(count + last.checked_sub(first)? + 1)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bound_ranks_have_cores_and_crowded_ones_do_not() {
+        assert!(have_cores(2, 2, 2) && have_cores(2, 1, 2));
+        assert!(!have_cores(4, 2, 2) && !have_cores(4, 1, 2) && !have_cores(4, 2, 64));
+    }
+
+    #[test]
+    fn lists_of_cores_are_counted() {
+        assert_eq!(count_cores("0-3,8,10-11\n"), Some(7));
+        assert_eq!(count_cores("0"), Some(1));
+        assert_eq!(count_cores("3-1"), None);
+        assert_eq!(count_cores(""), None);
+    }
 
     #[test]
     fn patience_ends_in_sleep_and_is_renewed_by_movement() {

@@ -13,7 +13,7 @@ use farandole_transport::shm::Windows;
 use farandole_transport::shm::board::INLINE_BYTES;
 use farandole_transport::{Progress, Result};
 
-/// Everything has been shown: folds it as soon as everybody has.
+/// Folds everybody's contribution as soon as all are shown.
 pub(super) fn fold_when_all_begun(
     windows: &mut Windows,
     data: &mut [u8],
@@ -23,6 +23,13 @@ pub(super) fn fold_when_all_begun(
     if !windows.all_begun()? {
         return Ok(Progress::Pending);
     }
+    fold_all_shown(windows, data, fold, finish);
+    Ok(Progress::Done)
+}
+
+/// Folds everybody's contribution; only after [`Windows::all_begun`] has said yes.
+#[inline]
+pub(super) fn fold_all_shown(windows: &Windows, data: &mut [u8], fold: &Fold, finish: Finish) {
     let (me, size, len) = (windows.me(), windows.size(), data.len());
     if size == 2 {
         let mut inline = [0; INLINE_BYTES];
@@ -36,5 +43,4 @@ pub(super) fn fold_when_all_begun(
         let (before, after) = others.split_at(me);
         fold.fold_ranks(data, before, after, None, finish);
     }
-    Ok(Progress::Done)
 }
