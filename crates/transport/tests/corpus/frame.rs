@@ -11,10 +11,10 @@ pub(crate) fn check(bytes: &[u8]) {
         mended[HEADER_BYTES - 4..].copy_from_slice(&check.to_le_bytes());
         check_header(&mended);
     }
-    if let Some(bytes) = bytes.first_chunk::<TRAILER_BYTES>() {
-        if let Ok(trailer) = Trailer::decode(bytes) {
-            assert_eq!(Trailer::decode(&trailer.encode()).ok(), Some(trailer), "a trailer survives its own encoding");
-        }
+    if let Some(bytes) = bytes.first_chunk::<TRAILER_BYTES>()
+        && let Ok(trailer) = Trailer::decode(bytes)
+    {
+        assert_eq!(Trailer::decode(&trailer.encode()).ok(), Some(trailer), "a trailer survives its own encoding");
     }
 }
 
