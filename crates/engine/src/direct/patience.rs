@@ -18,6 +18,10 @@ use std::time::Duration;
 const LOOKS_WITH_CORE: u32 = 200;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;
+/// The same for a rank with peers on other hosts: longer than a message between two hosts takes there and back, and short
+/// beside the 500 us that a line of 1 Gbit/s needs for the 64 KB that the kernel hands over at once. Who is awake all that time
+/// uses up its share of a busy core and gets it late when the data comes.
+const YIELDS_BETWEEN_HOSTS: u32 = 50;
 /// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
@@ -34,6 +38,7 @@ pub(crate) enum Next {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     looks_before_yield: u32,
+    yields_before_sleep: u32,
     in_vain: u32,
 }
 
@@ -41,8 +46,13 @@ impl Patience {
     /// For a rank of this host, which has `local_ranks` of the job's `ranks`.
     pub(crate) fn new(local_ranks: usize, ranks: usize) -> Patience {
         let allowed = thread::available_parallelism().map_or(1, usize::from);
-        let has_core = local_ranks == ranks && have_cores(local_ranks, allowed, online_cores().unwrap_or(allowed));
-        Patience { looks_before_yield: if has_core { LOOKS_WITH_CORE } else { 0 }, in_vain: 0 }
+        let one_host = local_ranks == ranks;
+        let has_core = one_host && have_cores(local_ranks, allowed, online_cores().unwrap_or(allowed));
+        Patience {
+            looks_before_yield: if has_core { LOOKS_WITH_CORE } else { 0 },
+            yields_before_sleep: if one_host { YIELDS } else { YIELDS_BETWEEN_HOSTS },
+            in_vain: 0,
+        }
     }
 
     /// Looks that are worth making without a pause for others.
@@ -61,7 +71,7 @@ impl Patience {
         if self.in_vain <= self.looks_before_yield {
             std::hint::spin_loop();
             Next::Look
-        } else if self.in_vain <= self.looks_before_yield + YIELDS {
+        } else if self.in_vain <= self.looks_before_yield + self.yields_before_sleep {
             thread::yield_now();
             Next::Look
         } else {
@@ -113,7 +123,7 @@ mod tests {
         for (local_ranks, ranks) in [(1, 1), (1, 2), (1000, 1000)] {
             let mut patience = Patience::new(local_ranks, ranks);
             let looks = std::iter::repeat_with(|| patience.spend()).take_while(|next| *next == Next::Look).count();
-            assert!(looks >= YIELDS as usize);
+            assert!(looks >= YIELDS_BETWEEN_HOSTS as usize);
             assert_eq!(patience.spend(), Next::Sleep);
             patience.renew();
             assert_eq!(patience.spend(), Next::Look);
