@@ -1,8 +1,8 @@
 //! Every setting of the engine, once: field, type, default, environment variables and text.
 //!
 //! The first variable of a setting is its own name; the others are the names under which Horovod's users know it. The first one that
-//! is set counts. Times are in seconds and may have decimals. The settings of all ranks should agree; those that must
-//! (what fuses with what) are compared when the ranks meet.
+//! is set counts. Times are in seconds and may have decimals. The settings of all ranks must agree where they
+//! decide what fuses with what; ranks that differ there find out when they first replay an order, and say so.
 
 use std::time::Duration;
 
@@ -124,8 +124,6 @@ settings! {
     /// let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter on any
     /// link we know, and bounds the memory of the fusion buffer.
     fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
-    /// Keeps requests of different batches (grouped collectives) apart.
-    separate_batches: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];
     /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
     /// response cache); any other number leaves it on.
     replay: u64 = 1, ["FARANDOLE_REPLAY", "HOROVOD_CACHE_CAPACITY"];

@@ -1,0 +1,146 @@
+//! Ranks as real processes: they work together, and a killed one is named to the others at once.
+//!
+//! The test starts copies of its own program, which find their role in the environment.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole::{Error, ReduceOp, World};
+use farandole_cluster::environment;
+use farandole_cluster::{Address, Server};
+use farandole_transport::Key;
+
+/// What a copy of this program is to do; unset in the test run itself.
+const ROLE: &str = "FARANDOLE_TEST_ROLE";
+
+/// The longest that any role may take.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Job {
+    ranks: Vec<Child>,
+    _rendezvous: Server,
+}
+
+impl Job {
+    fn start(ranks: usize, role: &str) -> Job {
+        let key = Key::random().expect("the system has randomness");
+        let place: Address = format!("unix:@farandole-test-{}-{role}", std::process::id()).parse().expect("an address");
+        let server = Server::serve(&place, ranks, &key).expect("a rendezvous can be hosted");
+        let start = |rank: usize| {
+            Command::new(std::env::current_exe().expect("this program has a path"))
+                .args(["--exact", "a_rank_plays_its_role", "--nocapture"])
+                .env(ROLE, role)
+                .env(environment::RANK, rank.to_string())
+                .env(environment::SIZE, ranks.to_string())
+                .env(environment::RENDEZVOUS, server.address().to_string())
+                .env(environment::KEY, key.to_hex())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("a rank can be started")
+        };
+        Job { ranks: (0..ranks).map(start).collect(), _rendezvous: server }
+    }
+
+    /// Waits for all ranks; gives back what each has said and when it ended.
+    fn finish(self) -> Vec<(Output, Instant)> {
+        let waiters: Vec<_> = self
+            .ranks
+            .into_iter()
+            .map(|rank| {
+                thread::spawn(move || {
+                    let output = rank.wait_with_output().expect("a child can be waited for");
+                    (output, Instant::now())
+                })
+            })
+            .collect();
+        let started = Instant::now();
+        while !waiters.iter().all(thread::JoinHandle::is_finished) {
+            assert!(started.elapsed() < DEADLINE, "a rank hangs");
+            thread::sleep(Duration::from_millis(5));
+        }
+        waiters.into_iter().map(|waiter| waiter.join().expect("a waiter does not panic")).collect()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn processes_reduce_directly_and_by_name() {
+    for (output, _) in Job::start(3, "work").finish() {
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("role done"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_killed_process_is_named_to_the_others_at_once() {
+    for role in ["die-direct", "die-named"] {
+        let mut ends = Job::start(3, role).finish();
+        let (victim, died) = ends.remove(1);
+        assert!(victim.status.code().is_none(), "rank 1 was killed by a signal");
+        for (output, ended) in ends {
+            let words = said(&output);
+            assert!(output.status.success() && words.contains("rank 1"), "{role}: {words}");
+            // A second is promised; a loaded machine gets one more.
+            assert!(ended.saturating_duration_since(died) < Duration::from_secs(2), "{role}: it took too long");
+        }
+    }
+}
+
+/// The program of a rank. In the test run itself there is no role, and nothing to do.
+#[test]
+fn a_rank_plays_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let mut world = farandole::init().expect("ranks find each other");
+    match role.as_str() {
+        "work" => work(&mut world),
+        "die-direct" => die(&mut world, |world| world.allreduce(&mut vec![1.0f32; 1 << 20], ReduceOp::Sum)),
+        "die-named" => die(&mut world, |world| {
+            let ticket = world.submit_allreduce("gradient", vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
+            farandole::wait::<f32>(ticket).map(drop)
+        }),
+        other => panic!("there is no role {other}"),
+    }
+    println!("role done");
+}
+
+fn work(world: &mut World) {
+    let (rank, size) = (world.rank() as f32, world.size() as f32);
+    for elems in [1usize, 1000, 300_000] {
+        let mut data = vec![rank + 1.0; elems];
+        world.allreduce(&mut data, ReduceOp::Sum).expect("direct");
+        assert!(data.iter().all(|&x| x == size * (size + 1.0) / 2.0));
+        for iteration in 0..20 {
+            let tickets: Vec<_> = (0..10)
+                .map(|i| {
+                    // Every rank submits in an order of its own.
+                    let i = (i + world.rank() * 3) % 10;
+                    let data = vec![rank + iteration as f32 + i as f32; elems];
+                    (i, world.submit_allreduce(&format!("t{i}"), data, ReduceOp::Average).expect("submit"))
+                })
+                .collect();
+            for (i, ticket) in tickets {
+                let mean: Vec<f32> = farandole::wait(ticket).expect("named");
+                assert!(mean.iter().all(|&x| x == (size - 1.0) / 2.0 + iteration as f32 + i as f32));
+            }
+        }
+    }
+}
+
+/// Rank 1 is killed in the middle of things; the others go on until they are told.
+fn die(world: &mut World, mut step: impl FnMut(&mut World) -> Result<(), Error>) {
+    for round in 0.. {
+        if world.rank() == 1 && round == 20 {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).expect("kill");
+        }
+        if let Err(error) = step(world) {
+            println!("told: {error}");
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            return;
+        }
+    }
+}
