@@ -2,6 +2,8 @@
 //!
 //! The test starts copies of its own program, which find their role in the environment.
 
+#![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
+
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
