@@ -19,12 +19,13 @@ impl Tally {
     /// What one line of output tells.
     pub(crate) fn of_line(line: &str) -> Tally {
         let line = without_colors(line);
-        let line = line.trim();
-        let nextest = line.starts_with("Summary [") && line.contains(" run: ");
+        let nextest = line.trim_start().starts_with("Summary [") && line.contains(" run: ");
+        // Where nextest shows what a failed test printed it moves the lines in; those have been counted already.
         let libtest = line.starts_with("test result: ");
         if !nextest && !libtest {
             return Tally::default();
         }
+        let line = line.trim();
         let bad = ["failed", "timed out", "exec failed"].into_iter().map(|word| number_before(line, word));
         Tally { passed: number_before(line, "passed"), failed: bad.sum() }
     }
@@ -113,5 +114,6 @@ mod tests {
     fn other_lines_count_nothing() {
         assert_eq!(tally("running 4 tests"), (0, 0));
         assert_eq!(tally("3 passed, 0 failed"), (0, 0));
+        assert_eq!(tally("    test result: FAILED. 0 passed; 1 failed; 0 ignored"), (0, 0));
     }
 }

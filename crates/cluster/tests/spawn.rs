@@ -22,7 +22,7 @@ fn ranks_find_their_environment() {
 #[test]
 fn the_first_failure_is_named_and_ends_the_others() {
     let began = Instant::now();
-    let job = Job::spawn(4, |rank| shell(if rank == Rank(2) { "exit 7" } else { "sleep 60" })).unwrap();
+    let job = Job::spawn(4, |rank| shell(if rank == Rank(2) { "exit 7" } else { "exec sleep 60" })).unwrap();
     let error = job.wait().unwrap_err();
     let Error::RankFailed { rank, status } = error else { panic!("{error}") };
     assert_eq!((rank, status.code()), (Rank(2), Some(7)));
