@@ -34,16 +34,20 @@ impl Shared<'_> {
         span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
     }
 
-    /// Copies to where another core will read.
-    fn show(&self, target: &mut [u8], source: &[u8]) {
-        match self.stores {
-            Stores::Streaming => copy_out(target, source),
-            Stores::Cached => target.copy_from_slice(source),
-        }
-    }
-
     fn fold(&self) -> Fold {
         self.fold.expect("invariant: a schedule that folds comes with an operation")
+    }
+}
+
+/// Results are folded and shown in blocks of this size: what has just been folded is still in the first-level cache when it is
+/// copied for the peers, half of which is left for the contributions.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// Copies to where another core will read.
+fn show(stores: Stores, target: &mut [u8], source: &[u8]) {
+    match stores {
+        Stores::Streaming => copy_out(target, source),
+        Stores::Cached => target.copy_from_slice(source),
     }
 }
 
@@ -93,7 +97,7 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
         let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
         for part in [whole.start..except.start, except.end..whole.end] {
             let place = part.start - whole.start..part.end - whole.start;
-            memory.show(&mut slot[place], &memory.work[part]);
+            show(memory.stores, &mut slot[place], &memory.work[part]);
         }
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
@@ -106,7 +110,7 @@ fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, at: 
     let source = memory.range(span);
     let start = at as usize * memory.elem_bytes;
     let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
-    memory.show(&mut slot[start..], &memory.work[source]);
+    show(memory.stores, &mut slot[start..], &memory.work[source]);
     true
 }
 
@@ -115,19 +119,17 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
     let (me, size) = (windows.me(), windows.size());
     let Some(folding) = windows.folding(tile, own.len()) else { return false };
     let (offset, len) = (own.start - whole.start, own.len());
-    if len > 0 {
-        let (fold, finish) = (memory.fold().with_stores(memory.stores), memory.finish);
-        let target = &mut memory.work[own];
-        if size == 2 {
-            let other = [folding.contribution(1 - me, offset, len)];
-            let (before, after) = other.split_at(usize::from(me == 1));
-            fold.fold_ranks(target, before, after, Some(folding.result), finish);
-        } else {
-            let others: Vec<&[u8]> =
-                (0..size).filter(|&seat| seat != me).map(|seat| folding.contribution(seat, offset, len)).collect();
-            let (before, after) = others.split_at(me);
-            fold.fold_ranks(target, before, after, Some(folding.result), finish);
-        }
+    let (fold, finish, stores) = (memory.fold(), memory.finish, memory.stores);
+    let mut others: Vec<&[u8]> = Vec::with_capacity(size - 1);
+    for start in (0..len).step_by(BLOCK_BYTES) {
+        let block = start..len.min(start + BLOCK_BYTES);
+        others.clear();
+        let peers = (0..size).filter(|&seat| seat != me);
+        others.extend(peers.map(|seat| folding.contribution(seat, offset + start, block.len())));
+        let (before, after) = others.split_at(me);
+        let target = &mut memory.work[own.start + block.start..own.start + block.end];
+        fold.fold_ranks(target, before, after, None, finish);
+        show(stores, &mut folding.result[block], target);
     }
     windows.folded(tile);
     true

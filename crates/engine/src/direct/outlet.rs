@@ -19,12 +19,13 @@ pub(crate) const LEAST_BYTES: usize = 512 << 10;
 /// Sizes that behave alike share what has been learned: those that fit a core's own cache several times over, a shared one, none.
 const CLASS_LIMITS_BYTES: [usize; 2] = [4 << 20, 32 << 20];
 
-/// Operations for one trial: the first still meets lines where the other way has left them, the second is timed.
-const TRIAL_OPERATIONS: u64 = 2;
-/// Trials of each way at the start.
-const FIRST_TRIALS: u64 = 2;
-/// Operations from the beginning of one trial to the next: a way that is five times slower then costs a twelfth.
-const TRIAL_PERIOD: u64 = 96;
+/// Operations of one *turn*, in which one way is taken. The first still meets lines where the other way has left them; of
+/// the others the fastest counts, because interruptions only ever make one slower.
+const TURN: u64 = 4;
+/// Turns at the start in which the ways alternate.
+const FIRST_TURNS: u64 = 6;
+/// From then on, one turn in so many tries the other way: one that is five times slower then costs a tenth.
+const TRIAL_PERIOD: u64 = 40;
 
 const WAYS: [Stores; 2] = [Stores::Streaming, Stores::Cached];
 
@@ -44,7 +45,9 @@ impl Outlets {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outlet {
     operations: u64,
-    /// The last time of each way, in nanoseconds for each byte; nothing before the first trial.
+    /// The fastest operation of the turn so far, in nanoseconds for each byte.
+    fastest: Option<f64>,
+    /// What the last turn of each way has shown.
     cost: [Option<f64>; 2],
     best: usize,
 }
@@ -57,23 +60,25 @@ impl Outlet {
 
     /// Learns what the operation took for which [`Outlet::choose`] has been asked.
     pub(crate) fn learn(&mut self, bytes: usize, took: Duration) {
-        let (way, settled) = (self.way(), self.operations % TRIAL_OPERATIONS == TRIAL_OPERATIONS - 1);
-        if settled {
+        let (way, within) = (self.way(), self.operations % TURN);
+        if within > 0 {
             let cost = took.as_nanos() as f64 / bytes as f64;
-            // One interrupted operation must not decide: a new time counts half, unless it is better.
-            self.cost[way] = Some(self.cost[way].map_or(cost, |old| cost.min((old + cost) / 2.0)));
+            self.fastest = Some(self.fastest.map_or(cost, |fastest| fastest.min(cost)));
+        }
+        self.operations += 1;
+        if within == TURN - 1 {
+            self.cost[way] = self.fastest.take();
             if let [Some(around), Some(through)] = self.cost {
                 self.best = usize::from(through < around);
             }
         }
-        self.operations += 1;
     }
 
     fn way(&self) -> usize {
-        let first = 2 * FIRST_TRIALS * TRIAL_OPERATIONS;
-        if self.operations < first {
-            (self.operations / TRIAL_OPERATIONS % 2) as usize
-        } else if (self.operations - first) % TRIAL_PERIOD >= TRIAL_PERIOD - TRIAL_OPERATIONS {
+        let turn = self.operations / TURN;
+        if turn < FIRST_TURNS {
+            (turn % 2) as usize
+        } else if (turn - FIRST_TURNS) % TRIAL_PERIOD == TRIAL_PERIOD - 1 {
             1 - self.best
         } else {
             self.best
@@ -111,7 +116,7 @@ mod tests {
         let mut outlet = Outlet::default();
         run(&mut outlet, 300, 100, 50);
         run(&mut outlet, 300, 100, 500);
-        assert!(run(&mut outlet, 96, 100, 500) < 10);
+        assert!(run(&mut outlet, 160, 100, 500) < 10);
     }
 
     #[test]
