@@ -13,8 +13,8 @@
 use std::thread;
 use std::time::Duration;
 
-/// Looks of a rank that has a core of its own before it starts to yield: a few microseconds. Ten times more made operations
-/// a hundred times slower whenever two ranks were put on one core, and gained nothing otherwise.
+/// Looks of a rank that has a core of its own before it starts to yield: a few microseconds. With
+/// twenty times more, small operations took 300 µs at times, probably whenever two ranks had been put on one core.
 const LOOKS_WITH_CORE: u32 = 200;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;
