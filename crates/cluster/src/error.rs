@@ -20,6 +20,13 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// What was asked for makes no sense, or does not fit together: hosts, a host file, a number of ranks.
+    Order {
+        /// Which words, or which line of which file.
+        at: String,
+        /// What is wrong with them, and what would be right.
+        problem: String,
+    },
     /// Some ranks did not come to the rendezvous in time.
     Missing {
         /// Who.
@@ -70,6 +77,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Something asked for that cannot be done as it stands.
+    pub fn order(at: impl Into<String>, problem: impl Into<String>) -> Error {
+        Error::Order { at: at.into(), problem: problem.into() }
+    }
+
     /// Wraps an error of the operating system with what was being tried.
     pub fn local(doing: impl Into<String>, source: impl Into<io::Error>) -> Error {
         Error::Local { doing: doing.into(), source: source.into() }
@@ -80,6 +92,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Environment { variable, problem } => write!(f, "{variable}: {problem}"),
+            Error::Order { at, problem } => write!(f, "{at}: {problem}"),
             Error::Missing { ranks, waited } => {
                 write!(f, "{} did not come to the rendezvous within {:.1} s", name_ranks(ranks), waited.as_secs_f64())
             }

@@ -1,0 +1,123 @@
+//! Hosts as users write them: `h1:2,h2:4`.
+//!
+//! A host is a name or an address, possibly with `user@` before it, and `:slots` after it; without slots it has one. IPv6 addresses
+//! stand in brackets where something could follow them: `[fe80::1]:2`. What comes out is safe to give to ssh as a word: it
+//! starts with no dash and has no character that a shell or ssh's own substitutions would notice. Names are not
+//! resolved here.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::order::HostSlots;
+use crate::error::{Error, Result};
+
+/// More slots than this on one host can only be a slip of the finger.
+pub(super) const MOST_SLOTS: usize = 1 << 16;
+
+/// The hosts of a list with commas.
+pub fn parse_list(text: &str) -> Result<Vec<HostSlots>> {
+    let at = || format!("-H {text}");
+    if text.trim().is_empty() {
+        return Err(Error::order(at(), "names no host; write for instance -H h1:2,h2:4"));
+    }
+    text.split(',').map(|word| parse(word.trim()).map_err(|problem| Error::order(at(), problem))).collect()
+}
+
+/// One host, with its slots if it has any.
+pub(super) fn parse(word: &str) -> std::result::Result<HostSlots, String> {
+    let (name, slots) = split_slots(word)?;
+    Ok(HostSlots { name, slots: slots.unwrap_or(1) })
+}
+
+/// The name of a host, and the slots that were written behind it.
+pub(super) fn split_slots(word: &str) -> std::result::Result<(String, Option<usize>), String> {
+    let (user, rest) = match word.split_once('@') {
+        Some((user, rest)) => (Some(user), rest),
+        None => (None, word),
+    };
+    if user.is_some_and(|user| !is_plain(user, ".-_+")) {
+        return Err(format!("'{word}': what stands before @ is no user name"));
+    }
+    let (host, slots) = split_host(word, rest)?;
+    let slots = slots.map(|slots| parse_slots(word, slots)).transpose()?;
+    Ok((user.map_or_else(|| host.to_owned(), |user| format!("{user}@{host}")), slots))
+}
+
+fn split_host<'a>(word: &str, rest: &'a str) -> std::result::Result<(&'a str, Option<&'a str>), String> {
+    if let Some(inside) = rest.strip_prefix('[') {
+        let (address, behind) =
+            inside.split_once(']').ok_or_else(|| format!("'{word}': the bracket [ is not closed"))?;
+        if !is_ipv6(address) {
+            return Err(format!("'{word}': brackets hold an IPv6 address, and '{address}' is none"));
+        }
+        return match behind.strip_prefix(':') {
+            Some(slots) => Ok((address, Some(slots))),
+            None if behind.is_empty() => Ok((address, None)),
+            None => Err(format!("'{word}': after ] comes nothing, or : and a number of slots")),
+        };
+    }
+    if is_ipv6(rest) {
+        // Of fe80::1:2 nobody can say whether 2 counts slots; of fe80::1 one can, since fe80: is no address.
+        let (before, last) = rest.rsplit_once(':').unwrap_or((rest, ""));
+        if is_ipv6(before) {
+            return Err(format!("'{word}' could be two things; write [{before}]:{last} or [{rest}]"));
+        }
+        return Ok((rest, None));
+    }
+    let (host, slots) = match rest.split_once(':') {
+        Some((host, slots)) => (host, Some(slots)),
+        None => (rest, None),
+    };
+    if host.is_empty() {
+        return Err(format!("'{word}': expected the name of a host, such as h1 or h1:2"));
+    }
+    if !is_plain(host, ".-_") {
+        return Err(format!(
+            "'{word}': '{host}' is no name of a host; IPv6 addresses stand in brackets, as in [fe80::1]:2"
+        ));
+    }
+    Ok((host, slots))
+}
+
+pub(super) fn parse_slots(word: &str, text: &str) -> std::result::Result<usize, String> {
+    let slots: Option<usize> = text.parse().ok().filter(|slots| (1..=MOST_SLOTS).contains(slots));
+    slots.ok_or_else(|| format!("'{word}': '{text}' is no number of slots; expected 1 to {MOST_SLOTS}"))
+}
+
+/// Whether this is an address, possibly with a zone (`fe80::1%eth0`).
+fn is_ipv6(text: &str) -> bool {
+    match text.split_once('%') {
+        Some((address, zone)) => address.parse::<Ipv6Addr>().is_ok() && is_plain(zone, ".-_"),
+        None => text.parse::<Ipv6Addr>().is_ok(),
+    }
+}
+
+/// Letters, digits and the given characters, but no dash in front: nothing that could be taken for an option.
+fn is_plain(text: &str, also: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('-')
+        && text.chars().all(|character| character.is_ascii_alphanumeric() || also.contains(character))
+}
+
+/// Whether this name is one of this host's: `localhost`, a loopback address, or what the kernel says is its name, with or without its
+/// domain. A name with a user is not: whoever writes `bob@localhost` wants to become bob.
+pub fn is_this_host(name: &str) -> bool {
+    is_host_named(name, &own_name())
+}
+
+fn is_host_named(name: &str, own: &str) -> bool {
+    if let Ok(address) = name.parse::<IpAddr>() {
+        return address.is_loopback();
+    }
+    if name.eq_ignore_ascii_case("localhost") {
+        return true;
+    }
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let same = name.eq_ignore_ascii_case(own);
+    // With a domain on both sides the domains count; where one side has none it has nothing to say about it.
+    let bare = !name.contains('.') || !own.contains('.');
+    !own.is_empty() && (same || bare && short(name) == short(own))
+}
+
+fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,153 @@
+//! What a user wants to have started: the vocabulary between those who ask and those who carry out.
+//!
+//! An order is complete and consistent in itself when it has been made: the placement has a place for each rank and the command
+//! has a first word. Whether hosts can be reached and the command exists is found out by carrying it out. Nothing in
+//! here has behaviour beyond its defaults.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::placement::Placement;
+
+/// A job to be started.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Which rank runs where.
+    pub placement: Placement,
+    /// The command of every rank, with its words. Never empty.
+    pub command: Vec<OsString>,
+    /// Variables for every rank, on every host; a later one of the same name counts.
+    pub set: Vec<(String, OsString)>,
+    /// Which variables of this process's environment go to other hosts: names, and patterns that end in `*`. What they
+    /// select is decided in [`super::variables::travelling`].
+    pub pass: Vec<String>,
+    /// How the ranks' output is shown.
+    pub output: Output,
+    /// How other hosts are reached.
+    pub ssh: Ssh,
+    /// How long hosts may take to answer and ranks to find each other.
+    pub start_timeout: Duration,
+    /// A rank or a host that has been silent for so long counts as dead. Zero means never.
+    pub silence: Duration,
+    /// How long ranks that are told to end may take before they are killed.
+    pub grace: Duration,
+    /// Where the command runs, on every host.
+    pub working_dir: PathBuf,
+    /// Whether the launcher tells what it does.
+    pub verbose: Verbose,
+    /// Names of interfaces, addresses or networks (`10.0.0.0/8`). Where there are any, only addresses among them are
+    /// offered to other hosts.
+    pub network: Vec<String>,
+}
+
+impl Order {
+    /// How long a start may take unless something else is said: what Horovod's users know, and far longer than ssh
+    /// needs to a host that is up.
+    pub const START_TIMEOUT: Duration = Duration::from_secs(30);
+    /// How long a silence is a death unless something else is said: several heartbeats, and longer than the pauses of a loaded
+    /// machine; short beside the time that a stuck job wastes.
+    pub const SILENCE: Duration = Duration::from_secs(5);
+    /// How long ranks may take to end unless something else is said: enough to write a last line or close a file, short
+    /// for somebody who waits at a terminal.
+    pub const GRACE: Duration = Duration::from_secs(5);
+
+    /// An order with every setting at its default: the command runs in `working_dir`, and what
+    /// [`super::variables::ALLOWED`] names goes to other hosts.
+    ///
+    /// # Panics
+    ///
+    /// If the command has no word.
+    pub fn new(placement: Placement, command: Vec<OsString>, working_dir: PathBuf) -> Order {
+        assert!(!command.is_empty(), "invariant: a command has a first word");
+        Order {
+            placement,
+            command,
+            set: Vec::new(),
+            pass: super::variables::ALLOWED.iter().map(|&name| name.to_owned()).collect(),
+            output: Output::default(),
+            ssh: Ssh::default(),
+            start_timeout: Order::START_TIMEOUT,
+            silence: Order::SILENCE,
+            grace: Order::GRACE,
+            working_dir,
+            verbose: Verbose::No,
+            network: Vec::new(),
+        }
+    }
+}
+
+/// A host, and how many ranks it has room for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSlots {
+    /// What ssh is told: a name or an address (IPv6 without brackets), possibly with `user@` before it.
+    pub name: String,
+    /// How many ranks it may hold.
+    pub slots: usize,
+}
+
+/// How the ranks' output is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Output {
+    /// What stands before a line.
+    pub prefix: Prefix,
+    /// Whether a time stands there, too.
+    pub timestamps: Timestamps,
+    /// Whether prefixes have colours.
+    pub colour: Colour,
+    /// Where copies go: `rank.N/stdout` and `rank.N/stderr` under this directory, N with leading zeros.
+    pub directory: Option<PathBuf>,
+}
+
+/// What stands before a line of output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefix {
+    /// Rank and stream: `[1]<stdout>:`.
+    #[default]
+    Rank,
+    /// Nothing.
+    None,
+}
+
+/// Whether a line of output begins with the time at which it came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timestamps {
+    /// It does.
+    On,
+    /// It does not.
+    #[default]
+    Off,
+}
+
+/// When prefixes are coloured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Colour {
+    /// On a terminal, unless the variable `NO_COLOR` is set.
+    #[default]
+    Auto,
+    /// Also into files and pipes.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// How other hosts are reached. What is not said here is up to the user's ssh configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ssh {
+    /// The port of the other side.
+    pub port: Option<u16>,
+    /// The file with the user's key.
+    pub identity: Option<PathBuf>,
+    /// More words for ssh, before the host.
+    pub words: Vec<String>,
+}
+
+/// Whether the launcher tells what it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbose {
+    /// It speaks only of what the user has to know.
+    #[default]
+    No,
+    /// It tells of each step, with times.
+    Yes,
+}

@@ -1,0 +1,102 @@
+//! Which variables of this host's environment go along to another host.
+//!
+//! Ranks on this host have the launcher's environment, as any child has. A rank on another host starts with what its login there
+//! gives it, plus what travels: the variables that an allow-list names, because a training job depends on them, and those that the user
+//! names. Everything else stays, and so does everything that could be a secret, unless the user has named exactly that: an environment is
+//! full of things that nobody meant to send. Variables travel over the job's encrypted channel, never on a command line.
+
+use std::ffi::{OsStr, OsString};
+
+/// Names and patterns (ending in `*`) of what travels by itself.
+///
+/// Deliberately not here: `HOME`, `USER`, `TMPDIR` and the like, which are the other host's own; `CUDA_VISIBLE_DEVICES`, which
+/// counts the devices of one host (refused by name although `CUDA_*` travels); `LD_PRELOAD`, which breaks a host that lacks the file.
+pub const ALLOWED: &[&str] = &[
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHON*",
+    "VIRTUAL_ENV",
+    "CONDA_*",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "OMP_*",
+    "KMP_*",
+    "MKL_*",
+    "OPENBLAS_*",
+    "FARANDOLE_*",
+    "HOROVOD_*",
+    "RUST_*",
+    "NCCL_*",
+    "CUDA_*",
+    "NVIDIA_*",
+    "UCX_*",
+    "TF_*",
+    "KERAS_*",
+    "JAX_*",
+    "XLA_*",
+    "TORCH_*",
+    "PYTORCH_*",
+    "MXNET_*",
+    "HF_HOME",
+    "HF_HUB_*",
+    "HF_DATASETS_*",
+];
+
+/// What no pattern takes along, because it is true of one host or one rank only.
+const OWN: &[&str] = &[
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "PYTHONUSERBASE",
+    "FARANDOLE_RANK",
+    "FARANDOLE_SIZE",
+    "FARANDOLE_LOCAL_*",
+    "FARANDOLE_CROSS_*",
+    "FARANDOLE_RENDEZVOUS",
+    "FARANDOLE_HOST",
+    "FARANDOLE_PARENT",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_*",
+    "HOROVOD_CROSS_*",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_GLOO_RENDEZVOUS_*",
+];
+
+/// Words that make a name look like that of a secret.
+const SECRET: &[&str] = &["TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY", "AUTH"];
+
+/// What of an environment goes to another host. `pass` holds names, which go whatever they are, and patterns, which take nothing along that
+/// looks like a secret or is one host's own. Plain names of [`ALLOWED`] are no secrets.
+pub fn travelling(
+    pass: &[String],
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
+    environment.into_iter().filter(|(name, _)| travels(pass, name)).collect()
+}
+
+fn travels(pass: &[String], name: &OsStr) -> bool {
+    // A name that is no text matches no pattern that is.
+    let Some(name) = name.to_str() else { return false };
+    pass.iter().any(|wanted| {
+        wanted == name || wanted.ends_with('*') && matches(wanted, name) && !looks_secret(name) && !is_own(name)
+    })
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => pattern == name,
+    }
+}
+
+fn is_own(name: &str) -> bool {
+    OWN.iter().any(|pattern| matches(pattern, name))
+}
+
+/// Whether a name sounds as if its value should stay here.
+pub fn looks_secret(name: &str) -> bool {
+    let upper = name.to_ascii_uppercase();
+    SECRET.iter().any(|word| upper.contains(word))
+}
