@@ -10,6 +10,7 @@ use farandole_tensor::Region;
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
 
+use crate::alarm::Alarm;
 use crate::baton::{Baton, Push, Spin};
 use crate::bucket::Pending;
 use crate::completion::Slot;
@@ -28,6 +29,7 @@ use crate::worker::{Driver, OnStall, Order};
 pub struct Engine {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
+    alarm: Alarm,
     rank: Rank,
     hosts: Arc<[String]>,
     config: Config,
@@ -70,7 +72,8 @@ impl Engine {
         let roster = Arc::new(Roster::default());
         roster.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|report| eprintln!("{report}")));
-        let driver = Driver::new(world, Arc::clone(&roster), Arc::clone(&waiter), on_stall);
+        let alarm = Alarm::new(waiter.bell());
+        let driver = Driver::new(world, Arc::clone(&roster), Arc::clone(&waiter), alarm.clone(), on_stall);
         let shared = Arc::new(Shared { baton: Baton::new(driver, waiter, spin), roster, fork });
         let worker = std::thread::Builder::new()
             .name(format!("farandole-{rank}"))
@@ -80,7 +83,7 @@ impl Engine {
             })
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         let forming = Mutex::new(Forming { meeting, rounds: 0 });
-        Ok(Engine { shared, worker: Some(worker), rank, hosts, config, forming })
+        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, forming })
     }
 
     /// This rank's number in the world.
@@ -116,6 +119,12 @@ impl Engine {
     /// The first cause that ended the world, if it has ended.
     pub fn failure(&self) -> Option<Error> {
         self.shared.roster.ended(GroupId::WORLD)
+    }
+
+    /// What ends all collectives of this engine from any thread, with a cause. Does not interrupt [`Engine::add_group`] while the
+    /// members of a new group look for each other, which ends at its own deadline.
+    pub fn alarm(&self) -> Alarm {
+        self.alarm.clone()
     }
 
     /// Hands a request in. Returns at once; the ticket tells how it went.

@@ -44,6 +44,7 @@
 #![cfg(not(loom))]
 
 mod adasum;
+mod alarm;
 mod baton;
 mod bucket;
 mod completion;
@@ -65,6 +66,7 @@ mod ticket;
 mod window;
 mod worker;
 
+pub use alarm::Alarm;
 pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use engine::{Engine, Hooks};

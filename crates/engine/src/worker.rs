@@ -3,8 +3,8 @@
 //! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
 //! decided in `baton`. The driver is the only one who touches groups, meshes and regions under way.
 //!
-//! The first trouble counts. Trouble of the world, or a panic of ours, ends every group with the same cause; trouble of
-//! another group ends that group alone.
+//! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause; trouble of
+//! another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its effect (`alarm`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use farandole_plan::{GroupId, Request};
 use farandole_transport::Waiter;
 
+use crate::alarm::Alarm;
 use crate::bucket::Pending;
 use crate::completion::Slot;
 use crate::error::{Error, Failure};
@@ -56,6 +57,9 @@ pub(crate) struct Driver {
     start: Instant,
     roster: Arc<Roster>,
     waiter: Arc<Waiter>,
+    alarm: Alarm,
+    /// Whether the alarm has rung and been acted on.
+    alarmed: bool,
     on_stall: OnStall,
     /// Orders of the current turn; empty between turns.
     orders: Vec<Order>,
@@ -65,13 +69,21 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(world: Group, roster: Arc<Roster>, waiter: Arc<Waiter>, on_stall: OnStall) -> Driver {
+    pub(crate) fn new(
+        world: Group,
+        roster: Arc<Roster>,
+        waiter: Arc<Waiter>,
+        alarm: Alarm,
+        on_stall: OnStall,
+    ) -> Driver {
         Driver {
             groups: vec![world],
             ending: Vec::new(),
             start: Instant::now(),
             roster,
             waiter,
+            alarm,
+            alarmed: false,
             on_stall,
             orders: Vec::new(),
             took_something: false,
@@ -94,8 +106,9 @@ impl Driver {
 
     fn turn_or_panic(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
         let now = self.start.elapsed();
+        let alarmed = self.hear_alarm();
         self.took_something = self.take_orders(intake, now);
-        let mut moved = self.took_something;
+        let mut moved = self.took_something || alarmed;
         for index in 0..self.groups.len() {
             let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
             match self.groups[index].turn(look, &around) {
@@ -137,7 +150,14 @@ impl Driver {
                     }
                 }
             }
-            Order::AddGroup(group) => self.groups.push(*group),
+            Order::AddGroup(mut group) => {
+                // The world may have ended since the members met; a group does not outlive it.
+                if let Some(error) = self.roster.ended(GroupId::WORLD) {
+                    let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+                    group.fail(&error, &around);
+                }
+                self.groups.push(*group);
+            }
             Order::RemoveGroup { group, done } => {
                 match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
                     Some(found) => {
@@ -173,9 +193,27 @@ impl Driver {
         });
     }
 
+    /// Ends all groups if the alarm has rung. Says whether it is news.
+    fn hear_alarm(&mut self) -> bool {
+        let Some(verdict) = self.alarm.verdict().filter(|_| !self.alarmed).cloned() else { return false };
+        self.alarmed = true;
+        if let Some(peer) = verdict.peer {
+            self.groups.iter_mut().for_each(|group| group.expect_nothing_of(peer));
+        }
+        self.fail_all(Trouble::Alarmed(verdict));
+        true
+    }
+
     /// A group is in trouble.
     fn fail(&mut self, index: usize, trouble: Trouble) {
+        if self.hear_alarm() {
+            return;
+        }
         let failure = self.groups[index].first_cause(trouble, &self.waiter, self.start.elapsed());
+        // Finding the cause may have taken a while.
+        if self.hear_alarm() {
+            return;
+        }
         match self.groups[index].id() {
             GroupId::WORLD => self.end_all(failure),
             _ => {

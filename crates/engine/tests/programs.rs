@@ -5,7 +5,8 @@
 //! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
 //! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
 //!
-//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_SEED=…` a single one.
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_FIRST_PROGRAM=2500` begins with another one than the first,
+//! and `FARANDOLE_SEED=…` runs a single one. The test says how many it ran.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -24,6 +25,9 @@ use reference::{Call, Dice, expected, input};
 /// Programs run unless told otherwise, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
 const TIME: Duration = Duration::from_secs(50);
+
+/// Somebody who runs ten thousand programs wants to see that they go on.
+const SAY_EVERY: u64 = 500;
 
 #[derive(Clone, Debug)]
 struct Program {
@@ -277,14 +281,22 @@ fn random_programs_give_the_results_of_the_reference() {
     }
     let begun = Instant::now();
     let programs = number("FARANDOLE_PROGRAMS");
-    for seed in 0..programs.unwrap_or(PROGRAMS) {
+    let first = number("FARANDOLE_FIRST_PROGRAM").unwrap_or(0);
+    let mut ran = 0;
+    for seed in first..first + programs.unwrap_or(PROGRAMS) {
         if programs.is_none() && begun.elapsed() > TIME {
             break;
         }
         let watch = SayOnPanic(seed);
         try_program(seed);
         std::mem::forget(watch);
+        ran += 1;
+        if ran % SAY_EVERY == 0 {
+            println!("{ran} programs so far, in {:.0} s", begun.elapsed().as_secs_f64());
+        }
     }
+    println!("{ran} programs, from {first} on, in {:.0} s", begun.elapsed().as_secs_f64());
+    assert!(ran > 0, "a run without a program shows nothing");
 }
 
 /// Says which program it was.

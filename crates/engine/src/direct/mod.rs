@@ -30,6 +30,7 @@ use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Progress, Waiter};
 
+use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
 use crate::meeting::Meeting;
 use descriptor::{Descriptor, Kind};
@@ -93,6 +94,7 @@ pub struct Communicator {
     kept: HashMap<Call, Arc<Schedule>>,
     outlets: Outlets,
     fork: ForkGuard,
+    alarm: Alarm,
     failure: Option<Arc<Failure>>,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
@@ -104,6 +106,7 @@ impl Communicator {
         let patience = Patience::new(mesh.topology().local_size(mesh.me()), mesh.size());
         let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
+        let alarm = Alarm::new(waiter.bell());
         Ok(Communicator {
             mesh,
             waiter,
@@ -113,6 +116,7 @@ impl Communicator {
             kept: HashMap::new(),
             outlets: Outlets::default(),
             fork,
+            alarm,
             failure: None,
             left_after,
         })
@@ -142,6 +146,12 @@ impl Communicator {
         self.mesh.topology()
     }
 
+    /// What ends the call that blocks, and all later ones, from any thread, with a cause. If no call is under way, the peers
+    /// are told when the next one is made, or when the communicator is dropped.
+    pub fn alarm(&self) -> Alarm {
+        self.alarm.clone()
+    }
+
     /// Whether all ranks share memory.
     pub fn is_one_host(&self) -> bool {
         self.mesh.windows.as_ref().is_some_and(|windows| windows.size() == self.mesh.size())
@@ -165,6 +175,9 @@ impl Communicator {
         }
         if !self.fork.is_owner() {
             return Err(Error::Forked);
+        }
+        if let Some(Verdict { peer, cause }) = self.alarm.verdict().cloned() {
+            return Err(self.end(peer, None, cause));
         }
         self.operation += 1;
         Ok(self.operation)
@@ -198,6 +211,9 @@ impl Communicator {
                 }
                 Ok(Progress::Pending) => {}
                 Err(error) => return Err(self.fail(descriptor, began, error)),
+            }
+            if let Some(verdict) = self.alarm.verdict().cloned() {
+                return Err(self.fail_alarmed(descriptor, began, verdict));
             }
             if self.patience.spend() == Next::Look {
                 continue;
@@ -271,7 +287,14 @@ impl Communicator {
     /// Remembers the first cause, tells the peers and makes the caller's error of it.
     fn fail(&mut self, descriptor: Descriptor, began: Option<Instant>, error: farandole_transport::Error) -> Error {
         use farandole_transport::Error as Cause;
+        if let Some(verdict) = self.alarm.verdict().cloned() {
+            return self.fail_alarmed(descriptor, began, verdict);
+        }
         let error = self.mesh.first_cause(error, &self.waiter, CAUSE_PATIENCE);
+        // Finding the cause may have taken a while.
+        if let Some(verdict) = self.alarm.verdict().cloned() {
+            return self.fail_alarmed(descriptor, began, verdict);
+        }
         let what = match &error {
             Cause::Disagree { peer, ours, theirs, .. } => format!(
                 "rank {peer} called {}, rank {} called {}: the ranks do not make the same calls in the same order",
@@ -282,12 +305,23 @@ impl Communicator {
             Cause::PeerAborted { cause, .. } => cause.clone(),
             other => format!("{other}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),
         };
-        let failure = failed(error.peer(), began.map(|began| began.elapsed()), &what);
+        self.end(error.peer(), began, what)
+    }
+
+    /// The alarm has rung while an operation is under way.
+    fn fail_alarmed(&mut self, descriptor: Descriptor, began: Option<Instant>, verdict: Verdict) -> Error {
+        let Verdict { peer, cause } = verdict;
+        let what = format!("{cause}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me());
+        self.end(peer, began, what)
+    }
+
+    /// Remembers a failure and tells the peers.
+    fn end(&mut self, rank: Option<Rank>, began: Option<Instant>, what: String) -> Error {
+        let elapsed = began.map(|began| began.elapsed());
         self.mesh.abort(&what);
-        if let Error::Failed(failure) = &failure {
-            self.failure = Some(Arc::clone(failure));
-        }
-        failure
+        let failure = Arc::new(Failure { what, rank, tensor: None, elapsed, orderly: false });
+        self.failure = Some(Arc::clone(&failure));
+        Error::Failed(failure)
     }
 }
 
@@ -296,6 +330,9 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if self.failure.is_some() || !self.fork.is_owner() {
             return;
+        }
+        if let Some(verdict) = self.alarm.verdict() {
+            return self.mesh.abort(&verdict.cause);
         }
         let message = goodbye::encode(self.operation);
         for peer in self.mesh.peers_mut() {

@@ -405,6 +405,13 @@ impl Group {
         Ok(())
     }
 
+    /// A world rank is lost: its last words are not waited for.
+    pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
+        if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
+            self.left[member] = true;
+        }
+    }
+
     /// Ends the group for this cause, on all ranks.
     pub(crate) fn fail(&mut self, error: &Error, around: &Surroundings<'_>) {
         if let State::Ended(_) = self.state {

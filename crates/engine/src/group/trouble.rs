@@ -10,6 +10,7 @@ use farandole_plan::{GroupId, Rank};
 use farandole_transport::{Error as TransportError, Waiter};
 
 use super::Group;
+use crate::alarm::Verdict;
 use crate::error::Failure;
 
 /// How long a broken connection waits for the control lines to tell the cause. A peer sends the cause before it closes
@@ -23,6 +24,8 @@ pub(crate) enum Trouble {
     Transport(TransportError),
     /// Ranks that never came.
     Stalled(String),
+    /// Somebody in this process knows.
+    Alarmed(Verdict),
     /// A bug of ours.
     Panicked(String),
 }
@@ -46,6 +49,7 @@ impl Group {
                 (in_words(&error, rank, &self.settings.hosts), rank)
             }
             Trouble::Stalled(text) => return self.failure(text, None, now),
+            Trouble::Alarmed(Verdict { peer, cause }) => (cause, peer),
             Trouble::Panicked(text) => (text, Some(self.settings.ranks[self.place.me.index()])),
         };
         let under_way = self.under_way(now);

@@ -1,0 +1,320 @@
+//! The alarm: rung from any thread, it ends whatever is under way within moments, with its cause and not with what breaks next.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole_engine::meeting::{Hall, Medium, Meeting};
+use farandole_engine::{Communicator, DirectSettings, Engine, Error, Failure};
+use farandole_plan::{GroupId, Rank, ReduceOp};
+use farandole_transport::memory::Settings;
+use farandole_transport::{Bell, Waiter};
+use harness::{Transport, ranks, result, sum};
+
+/// An alarm takes microseconds; this is what a machine with other things to do may add. Every deadline that could end a call
+/// instead of the alarm is much longer.
+const SOON: Duration = Duration::from_secs(2);
+
+const CAUSE: &str = "rank 2 on host b, pid 77, was stopped (SIGSTOP)";
+
+fn failure(error: &Error) -> &Failure {
+    match error {
+        Error::Failed(failure) => failure,
+        other => panic!("expected a failure, got {other}"),
+    }
+}
+
+fn check(error: &Error) {
+    let failure = failure(error);
+    assert!(failure.what.contains(CAUSE), "{failure}");
+}
+
+/// Rings in a moment; by then the caller has begun to wait. Says when.
+fn ring_in(wait: Duration, alarm: farandole_engine::Alarm) -> thread::JoinHandle<Instant> {
+    thread::spawn(move || {
+        thread::sleep(wait);
+        let rung = Instant::now();
+        alarm.ring(Some(Rank(2)), CAUSE.to_owned());
+        rung
+    })
+}
+
+/// Callers look around for some hundred microseconds and then sleep: with the first wait they are hit awake, at times
+/// before they have begun, with the second asleep.
+const WAITS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(30)];
+
+/// Three ranks, the last of which does nothing but hold its ends open, like a stopped process.
+fn direct(medium: Medium, body: impl Fn(&mut Communicator) + Clone + Send + 'static) {
+    let hall = Hall::new(3, medium);
+    let (done, all_done) = mpsc::channel();
+    let stopped = Arc::new(Mutex::new(()));
+    let hold = stopped.lock().unwrap();
+    let ranks: Vec<_> = (0..3)
+        .map(|rank| {
+            let (mut meeting, body, done) = (hall.enter(Rank::from(rank)), body.clone(), done.clone());
+            let stopped = Arc::clone(&stopped);
+            thread::spawn(move || {
+                let settings = DirectSettings { deadline: Duration::from_secs(60), ..DirectSettings::default() };
+                let mut communicator = Communicator::join(&mut meeting, settings, Duration::from_secs(10)).unwrap();
+                if rank == 2 {
+                    drop(stopped.lock());
+                } else {
+                    body(&mut communicator);
+                    done.send(()).unwrap();
+                }
+            })
+        })
+        .collect();
+    let finished = (0..2).filter(|_| all_done.recv_timeout(Duration::from_secs(30)).is_ok()).count();
+    drop(hold);
+    for rank in ranks {
+        rank.join().unwrap();
+    }
+    assert_eq!(finished, 2, "a rank hangs");
+}
+
+fn media() -> [Medium; 2] {
+    [Medium::Pipes(Settings::default()), Medium::Windows]
+}
+
+#[test]
+fn a_direct_call_that_blocks_ends_with_the_cause_whatever_its_size_awake_or_asleep() {
+    for medium in media() {
+        for elems in [1, 100_000] {
+            for wait in WAITS {
+                direct(medium, move |communicator| {
+                    let ringer = ring_in(wait, communicator.alarm());
+                    let error = communicator.allreduce(&mut vec![1f32; elems], ReduceOp::Sum).unwrap_err();
+                    let noticed = Instant::now();
+                    check(&error);
+                    assert!(noticed - ringer.join().unwrap() < SOON, "{medium:?} {elems} {wait:?}");
+                    let again = communicator.barrier().unwrap_err();
+                    assert_eq!(failure(&again), failure(&error), "later calls fail with the same cause");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_an_alarm_of_its_own_is_told_by_the_one_that_has() {
+    for medium in media() {
+        direct(medium, |communicator| {
+            let ringer =
+                (communicator.rank() == Rank(0)).then(|| ring_in(Duration::from_millis(30), communicator.alarm()));
+            let error = communicator.allreduce(&mut vec![1f32; 1000], ReduceOp::Sum).unwrap_err();
+            check(&error);
+            if let Some(ringer) = ringer {
+                ringer.join().unwrap();
+                assert_eq!(failure(&error).rank, Some(Rank(2)));
+            }
+        });
+    }
+}
+
+#[test]
+fn an_alarm_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_passed_on() {
+    for medium in media() {
+        direct(medium, |communicator| {
+            if communicator.rank() == Rank(0) {
+                communicator.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+                // Makes no further call: its peer learns of it when it leaves.
+                return;
+            }
+            let error = communicator.barrier().unwrap_err();
+            check(&error);
+        });
+        direct(medium, |communicator| {
+            communicator.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+            check(&communicator.barrier().unwrap_err());
+            check(&communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err());
+        });
+    }
+}
+
+/// Three engines of which the last submits nothing; the others may sleep or look around.
+fn named(transport: Transport, body: impl Fn(&Engine) + Send + Sync + 'static) {
+    let stopped = Arc::new(std::sync::Barrier::new(3));
+    ranks(3, transport, move |engine| {
+        if engine.rank() != Rank(2) {
+            body(&engine);
+        }
+        // The last rank says nothing until the others have made their checks.
+        stopped.wait();
+        let begun = Instant::now();
+        drop(engine);
+        assert!(begun.elapsed() < SOON, "an engine that has failed takes {:?} to shut down", begun.elapsed());
+    });
+}
+
+#[test]
+fn pending_tickets_end_with_the_cause_whether_somebody_waits_for_them_or_not() {
+    for transport in Transport::ALL {
+        for wait in WAITS {
+            named(transport, move |engine| {
+                let ringer = ring_in(wait, engine.alarm());
+                let left_alone = engine.submit(sum("left alone", vec![1f32; 10]));
+                let error = engine.run(sum("waited for", vec![1f32; 100_000])).unwrap_err();
+                let noticed = Instant::now();
+                check(&error);
+                assert!(noticed - ringer.join().unwrap() < SOON, "{transport:?} {wait:?}");
+                check(&left_alone.and_then(|ticket| ticket.wait()).unwrap_err());
+                check(&engine.submit(sum("later", vec![1f32])).unwrap_err());
+                check(&engine.failure().unwrap());
+            });
+        }
+    }
+}
+
+#[test]
+fn a_ticket_that_nobody_waits_for_is_done_soon_after_the_alarm() {
+    for transport in Transport::ALL {
+        named(transport, |engine| {
+            let ticket = engine.submit(sum("polled", vec![1f32; 10])).unwrap();
+            let rung = ring_in(Duration::from_millis(30), engine.alarm()).join().unwrap();
+            while !ticket.is_done() {
+                assert!(rung.elapsed() < SOON, "the worker did not hear the alarm");
+                thread::sleep(Duration::from_micros(200));
+            }
+            check(&ticket.poll().unwrap().unwrap_err());
+        });
+    }
+}
+
+#[test]
+fn an_idle_engine_hears_the_alarm_and_tells_the_others() {
+    for transport in Transport::ALL {
+        named(transport, move |engine| {
+            // Rank 1 has no alarm of its own.
+            if engine.rank() == Rank(0) {
+                engine.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+            }
+            let begun = Instant::now();
+            while engine.failure().is_none() {
+                assert!(begun.elapsed() < SOON, "{transport:?}: rank {} did not hear of it", engine.rank());
+                thread::sleep(Duration::from_micros(200));
+            }
+            let error = engine.submit(sum("later", vec![1f32])).unwrap_err();
+            check(&error);
+        });
+    }
+}
+
+#[test]
+fn a_bucket_that_runs_ends_with_the_cause() {
+    // The first frame is held up for so long that no rank can finish.
+    use farandole_transport::fault::{Action, At, Fault, Faults};
+    let at = At::Operation { operation: 0, event: 0 };
+    let faults = Faults::new([Fault { rank: Rank(0), at, action: Action::Delay(Duration::from_secs(10)) }]);
+    let plan = faults.clone();
+    let wrap = Arc::new(move |_group, mesh, bell: &Bell| plan.wrap(mesh, bell));
+    let hall = Hall::new(3, Medium::Pipes(Settings::default())).with_wrap(wrap);
+    let meetings = (0..3).map(|rank| Box::new(hall.enter(Rank(rank))) as Box<dyn Meeting>);
+    harness::run(meetings.collect(), harness::config(), |engine| {
+        let ringer = (engine.rank() != Rank(2)).then(|| ring_in(Duration::from_millis(50), engine.alarm()));
+        let error = engine.run(sum("gradient", vec![1f32; 100_000])).unwrap_err();
+        check(&error);
+        if let Some(ringer) = ringer {
+            assert!(ringer.join().unwrap().elapsed() < SOON);
+        }
+        assert!(failure(&error).what.contains("gradient"), "what was under way is named: {error}");
+    });
+    assert!(faults.has_struck());
+}
+
+/// Joins the world and dies at once: all connections end without a word.
+fn die(mut meeting: Box<dyn Meeting>, group: GroupId) {
+    let waiter = Waiter::new().unwrap();
+    let world: Vec<Rank> = (0..meeting.hosts().len()).map(Rank::from).collect();
+    drop(meeting.mesh(group, &world, &waiter, Duration::from_secs(10)).unwrap());
+}
+
+#[test]
+fn the_alarm_is_the_first_cause_if_the_connection_ends_right_after_it() {
+    for transport in Transport::ALL {
+        for _ in 0..20 {
+            let mut meetings = harness::meetings(3, transport);
+            let dying = meetings.pop().unwrap();
+            let death = thread::spawn(move || die(dying, GroupId::WORLD));
+            harness::run(meetings, harness::config(), move |engine| {
+                engine.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+                let error = engine.run(sum("gradient", vec![1f32; 1000])).unwrap_err();
+                // Whoever was quicker than both alarms has the end of the connection for a cause, and keeps it.
+                assert!(failure(&error).what.contains(CAUSE) || failure(&error).what.contains("rank 2"), "{error}");
+                assert_eq!(failure(&engine.failure().unwrap()), failure(&error));
+            });
+            death.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_alarm_that_has_rung_goes_before_a_connection_that_has_ended() {
+    for medium in media() {
+        for _ in 0..20 {
+            let hall = Hall::new(2, medium);
+            let dying = hall.enter(Rank(1));
+            let death = thread::spawn(move || die(Box::new(dying), GroupId(u32::MAX)));
+            let settings = DirectSettings::default();
+            let mut communicator =
+                Communicator::join(&mut hall.enter(Rank(0)), settings, Duration::from_secs(10)).unwrap();
+            death.join().unwrap();
+            let alarm = communicator.alarm();
+            alarm.ring(Some(Rank(1)), CAUSE.to_owned());
+            let error = communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
+            check(&error);
+            assert_eq!(failure(&error).rank, Some(Rank(1)));
+        }
+    }
+}
+
+#[test]
+fn an_earlier_cause_stays_when_an_alarm_rings_after_it() {
+    for transport in Transport::ALL {
+        let died = Arc::new(std::sync::Barrier::new(2));
+        ranks(3, transport, move |engine| {
+            if engine.rank() == Rank(2) {
+                let alarm = engine.alarm();
+                alarm.ring(Some(Rank(2)), "this rank gives up".to_owned());
+                died.wait();
+                return;
+            }
+            let first = engine.run(sum("gradient", vec![1f32; 1000])).unwrap_err();
+            if engine.rank() == Rank(0) {
+                died.wait();
+            }
+            assert!(failure(&first).what.contains("this rank gives up"), "{first}");
+            engine.alarm().ring(Some(Rank(1)), "a later cause".to_owned());
+            let later = engine.run(sum("later", vec![1f32])).unwrap_err();
+            assert_eq!(failure(&later), failure(&first));
+            thread::sleep(Duration::from_millis(5));
+            assert_eq!(failure(&engine.failure().unwrap()), failure(&first));
+        });
+    }
+}
+
+#[test]
+fn groups_end_with_the_world_and_an_alarm_that_outlives_its_engine_does_nothing() {
+    for transport in Transport::ALL {
+        let both_have_their_result = std::sync::Barrier::new(2);
+        ranks(3, transport, move |engine| {
+            let group = engine.add_group(&[Rank(0), Rank(1)]).unwrap();
+            let alarm = engine.alarm();
+            if engine.rank() == Rank(2) {
+                // Serves the others until they have been alarmed, which reaches it through the world.
+                let error = engine.run(sum("alone", vec![1f32])).unwrap_err();
+                check(&error);
+            } else {
+                assert_eq!(result::<i32>(&engine, sum("t", vec![1i32]).in_group(group)), [2]);
+                both_have_their_result.wait();
+                alarm.ring(Some(Rank(2)), CAUSE.to_owned());
+                check(&engine.run(sum("t", vec![1i32]).in_group(group)).unwrap_err());
+            }
+            drop(engine);
+            alarm.ring(None, "too late".to_owned());
+        });
+    }
+}
