@@ -121,3 +121,78 @@ fn is_host_named(name: &str, own: &str) -> bool {
 fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn slots(name: &str, slots: usize) -> HostSlots {
+        HostSlots { name: name.to_owned(), slots }
+    }
+
+    #[test]
+    fn hosts_are_read_in_every_spelling() {
+        for (text, hosts) in [
+            ("h1:2,h2:4", vec![slots("h1", 2), slots("h2", 4)]),
+            ("h1", vec![slots("h1", 1)]),
+            (" h1:2 , h2 ", vec![slots("h1", 2), slots("h2", 1)]),
+            ("bob@node-1.example.org:8", vec![slots("bob@node-1.example.org", 8)]),
+            ("10.0.0.1:2", vec![slots("10.0.0.1", 2)]),
+            ("[fe80::1]:2", vec![slots("fe80::1", 2)]),
+            ("[fe80::1%eth0]:2,bob@[::1]", vec![slots("fe80::1%eth0", 2), slots("bob@::1", 1)]),
+            ("::1,fe80::1", vec![slots("::1", 1), slots("fe80::1", 1)]),
+        ] {
+            assert_eq!(parse_list(text).unwrap(), hosts, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused_with_what_was_expected() {
+        for (text, explanation) in [
+            ("", "names no host"),
+            ("h1,,h2", "expected the name of a host"),
+            (":2", "expected the name of a host"),
+            ("h1:", "'' is no number of slots"),
+            ("h1:0", "expected 1 to 65536"),
+            ("h1:-1", "no number of slots"),
+            ("h1:two", "'two' is no number of slots"),
+            ("h1:99999999999999999999", "no number of slots"),
+            ("h1:2:3", "'2:3' is no number of slots"),
+            ("fe80::1:2", "write [fe80::1]:2 or [fe80::1:2]"),
+            ("[fe80::1:2", "is not closed"),
+            ("[h1]:2", "'h1' is none"),
+            ("[fe80::1]2", "after ]"),
+            ("-oProxyCommand=reboot", "no name of a host"),
+            ("bob;reboot@h1", "no user name"),
+            ("-l@h1", "no user name"),
+            ("h$(reboot)", "no name of a host"),
+            ("h1 h2", "no name of a host"),
+        ] {
+            let error = parse_list(text).unwrap_err().to_string();
+            assert!(error.starts_with("-H ") && error.contains(explanation), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn this_host_is_known_by_all_its_names() {
+        for name in ["localhost", "LOCALHOST", "127.0.0.1", "127.3.2.1", "::1", "node7", "NODE7", "node7.example.org"] {
+            assert!(is_host_named(name, "node7"), "{name}");
+        }
+        for name in ["node8", "10.0.0.1", "fe80::1", "bob@localhost", "bob@node7", "node"] {
+            assert!(!is_host_named(name, "node7"), "{name}");
+        }
+        assert!(is_host_named("node7", "node7.example.org"));
+        assert!(!is_host_named("node7.elsewhere.org", "node7.example.org"));
+        assert!(is_this_host(&own_name()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_reader_fall_over(text in r"\PC{0,40}|[-a-z0-9.:@\[\],%= ]{0,40}") {
+            for host in parse_list(&text).unwrap_or_default() {
+                prop_assert!(host.slots >= 1 && !host.name.starts_with('-') && !host.name.contains(char::is_whitespace));
+            }
+        }
+    }
+}

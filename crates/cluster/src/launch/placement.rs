@@ -137,3 +137,95 @@ fn too_few(hosts: &[HostSlots], slots: usize, ranks: usize) -> String {
         ranks - slots
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::hosts::parse_list;
+    use proptest::prelude::*;
+
+    fn filled(hosts: &str, ranks: Option<usize>) -> Placement {
+        Placement::fill(parse_list(hosts).unwrap(), ranks).unwrap()
+    }
+
+    fn refused(hosts: &str, ranks: Option<usize>) -> String {
+        Placement::fill(parse_list(hosts).unwrap(), ranks).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn hosts_are_filled_in_order() {
+        let placement = filled("h1:2,h2:4,h3:1", Some(5));
+        let names: Vec<&str> = (0..5).map(|rank| placement.host_of(Rank(rank)).name.as_str()).collect();
+        assert_eq!(names, ["h1", "h1", "h2", "h2", "h2"]);
+        assert_eq!(placement.hosts().len(), 2, "a host without ranks is no part of the job");
+        let last = Place { host: 1, local_rank: 2, local_size: 3, cross_rank: 0, cross_size: 1 };
+        assert_eq!(placement.place(Rank(4)), last);
+        let middle = Place { host: 1, local_rank: 1, local_size: 3, cross_rank: 1, cross_size: 2 };
+        assert_eq!(placement.place(Rank(3)), middle);
+    }
+
+    #[test]
+    fn without_a_number_all_slots_are_filled() {
+        assert_eq!(filled("h1:2,h2:4", None).size(), 6);
+    }
+
+    #[test]
+    fn a_host_named_twice_is_one_host() {
+        let placement = filled("h1:1,h2:1,H1:2", None);
+        assert_eq!(placement.hosts().len(), 2);
+        assert_eq!(placement.ranks_on(0), [Rank(0), Rank(1), Rank(2)]);
+        let placement = filled("localhost:1,h2:1,127.0.0.1:1,[::1]:1", None);
+        assert_eq!(placement.ranks_on(0).len(), 3, "this host under three names");
+        assert!(placement.is_local(0) && !placement.is_local(1));
+    }
+
+    #[test]
+    fn too_many_ranks_are_refused_with_both_numbers_and_the_cure() {
+        let error = refused("h1:2,h2:4", Some(8));
+        assert_eq!(
+            error,
+            "-np 8: the hosts have 6 slots (h1:2, h2:4), 2 too few; ask for at most 6 ranks, or give hosts more slots than \
+             cores"
+        );
+        assert!(refused("a,b,c,d,e,f", Some(7)).contains("a:1, b:1, c:1, d:1, … 6 hosts in all"));
+        assert_eq!(refused("h1", Some(0)), "-np 0: a job has 1 to 1048576 ranks");
+    }
+
+    #[test]
+    fn ranks_can_be_put_on_this_host() {
+        let placement = Placement::here(3).unwrap();
+        assert!(placement.is_local(0));
+        assert_eq!(placement.ranks_on(0).len(), 3);
+        assert!(Placement::here(0).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_has_one_place_that_the_planner_agrees_with(
+            slots in prop::collection::vec((0..6_u8, 1..9_usize), 1..12),
+            fewer in 0..20_usize,
+        ) {
+            let named: Vec<HostSlots> =
+                slots.iter().map(|(name, slots)| HostSlots { name: format!("h{name}"), slots: *slots }).collect();
+            let room: usize = slots.iter().map(|(_, slots)| slots).sum();
+            let ranks = room.saturating_sub(fewer).max(1);
+            let placement = Placement::fill(named, Some(ranks)).unwrap();
+            prop_assert_eq!(placement.size(), ranks);
+
+            let listed: Vec<Rank> = (0..placement.hosts().len()).flat_map(|host| placement.ranks_on(host).to_vec()).collect();
+            prop_assert_eq!(listed, (0..ranks).map(Rank::from).collect::<Vec<_>>(), "each rank once, hosts in order");
+
+            let names: Vec<&str> = (0..ranks).map(|rank| placement.host_of(Rank::from(rank)).name.as_str()).collect();
+            let topology = Topology::from_host_names(&names);
+            for rank in (0..ranks).map(Rank::from) {
+                let place = placement.place(rank);
+                prop_assert_eq!(place.host, topology.host_of(rank));
+                prop_assert_eq!(placement.ranks_on(place.host)[place.local_rank], rank);
+                prop_assert_eq!(place.local_size, placement.ranks_on(place.host).len());
+                prop_assert!(place.local_size <= placement.hosts()[place.host].slots);
+                prop_assert_eq!((place.cross_rank, place.cross_size), (topology.cross_rank(rank), topology.cross_size(rank)));
+                prop_assert_eq!(topology.cross_ranks(place.local_rank)[place.cross_rank], rank);
+            }
+        }
+    }
+}

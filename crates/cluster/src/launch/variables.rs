@@ -100,3 +100,77 @@ pub fn looks_secret(name: &str) -> bool {
     let upper = name.to_ascii_uppercase();
     SECRET.iter().any(|word| upper.contains(word))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn travels_with(also: &[&str], name: &str) -> bool {
+        let pass: Vec<String> = ALLOWED.iter().chain(also).map(|&name| name.to_owned()).collect();
+        !travelling(&pass, [(OsString::from(name), OsString::from("value"))]).is_empty()
+    }
+
+    #[test]
+    fn what_a_training_job_depends_on_travels() {
+        for name in [
+            "PATH",
+            "LD_LIBRARY_PATH",
+            "PYTHONPATH",
+            "VIRTUAL_ENV",
+            "CONDA_PREFIX",
+            "LANG",
+            "LC_ALL",
+            "OMP_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "FARANDOLE_FUSION_THRESHOLD",
+            "HOROVOD_LOG_LEVEL",
+            "NCCL_DEBUG",
+            "CUDA_HOME",
+            "TF_CPP_MIN_LOG_LEVEL",
+            "JAX_PLATFORMS",
+            "XLA_FLAGS",
+            "TORCH_HOME",
+        ] {
+            assert!(travels_with(&[], name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_this_hosts_own_or_could_be_a_secret_stays_unless_it_is_named() {
+        for name in [
+            "HOME",
+            "USER",
+            "SSH_AUTH_SOCK",
+            "AWS_SECRET_ACCESS_KEY",
+            "LD_PRELOAD",
+            "CUDA_VISIBLE_DEVICES",
+            "FARANDOLE_KEY",
+            "FARANDOLE_KEY_FD",
+            "FARANDOLE_RANK",
+            "FARANDOLE_LOCAL_RANK",
+            "_HOROVOD_SECRET_KEY",
+            "HOROVOD_RANK",
+            "HF_HUB_TOKEN",
+            "CONDA_TOKEN",
+            "TF_password_file",
+            "BASH_FUNC_ls%%",
+            "PATHOLOGY",
+        ] {
+            assert!(!travels_with(&[], name), "{name}");
+            assert!(travels_with(&[name], name), "{name}, named");
+        }
+    }
+
+    #[test]
+    fn a_users_pattern_takes_no_secret_along() {
+        assert!(travels_with(&["WANDB_*"], "WANDB_PROJECT"));
+        assert!(!travels_with(&["WANDB_*"], "WANDB_API_KEY"));
+    }
+
+    #[test]
+    fn names_that_are_no_text_stay() {
+        use std::os::unix::ffi::OsStringExt;
+        let name = OsString::from_vec(b"PATH\xff".to_vec());
+        assert!(travelling(&["PATH*".to_owned()], [(name, OsString::new())]).is_empty());
+    }
+}
