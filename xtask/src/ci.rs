@@ -89,7 +89,7 @@ pub(crate) fn doc(words: &[String]) -> Result<()> {
 }
 
 fn install_tools() -> Result<Tally> {
-    tools::need_packages(&[tools::IPROUTE, tools::VALGRIND])?;
+    tools::need_packages(&[tools::IPROUTE, tools::SSH, tools::SSHD, tools::VALGRIND])?;
     tools::need_subcommand(tools::NEXTEST)?;
     tools::need_subcommand(tools::DENY)?;
     Ok(Tally::default())

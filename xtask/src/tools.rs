@@ -15,7 +15,7 @@ use crate::shell::{Shell, root};
 /// A program and the Debian package that has it.
 #[derive(Clone, Copy)]
 pub(crate) struct Package {
-    /// What must be on the path.
+    /// What must be on the path; or, with slashes, what file must be there.
     pub(crate) program: &'static str,
     /// What `apt-get install` calls it.
     pub(crate) package: &'static str,
@@ -32,6 +32,10 @@ pub(crate) struct Subcommand {
 
 /// The tests join network namespaces by shaped links.
 pub(crate) const IPROUTE: Package = Package { program: "ip", package: "iproute2" };
+/// What a launcher reaches other hosts with, and what answers there.
+pub(crate) const SSH: Package = Package { program: "ssh", package: "openssh-client" };
+/// The daemon is not on everybody's path, and tells nobody its version.
+pub(crate) const SSHD: Package = Package { program: "/usr/sbin/sshd", package: "openssh-server" };
 /// `memcheck` runs tests under it.
 pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "valgrind" };
 /// Runs tests, each in a process of its own with a deadline.
@@ -102,10 +106,13 @@ pub(crate) fn need_nightly(component: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is such a program that says its version.
+/// Whether there is such a program that says its version, or such a file.
 fn answers(program: &str) -> bool {
+    if program.contains('/') {
+        return PathBuf::from(program).is_file();
+    }
     let asked = |path: PathBuf| {
-        let flag = if program == "ip" { "-V" } else { "--version" };
+        let flag = if matches!(program, "ip" | "ssh") { "-V" } else { "--version" };
         let status = Command::new(path).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     };
@@ -120,6 +127,7 @@ mod tests {
     fn cargo_answers_and_a_made_up_program_does_not() {
         assert!(answers("cargo"));
         assert!(!answers("no-such-program-anywhere"));
+        assert!(answers("/bin/sh") && !answers("/no/such/program"));
     }
 
     #[test]

@@ -1,0 +1,13 @@
+//! `farandole run` on several hosts: network namespaces of this machine that are as much like machines of their own as a test
+//! can make them, with a real `sshd` in each.
+//!
+//! `lab.rs` makes the hosts and the network between them, `host.rs` is one of them, `running.rs` a command that runs there. The
+//! other files are tests: `laboratory.rs` of the laboratory itself. Everything here needs root, iproute2 and openssh-server; where one of
+//! these is missing, tests fail with a line that says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod host;
+mod lab;
+mod laboratory;
+mod running;

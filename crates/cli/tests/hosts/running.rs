@@ -1,0 +1,154 @@
+//! A command that runs on a host: what it says, as it says it, and how it ends.
+//!
+//! Its output is collected by threads of its own, so that it never waits for us. Dropping it kills it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::lab::{until, until_within};
+
+/// Longer than anything here takes that is not stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command on its way.
+pub(crate) struct Running {
+    /// The process that has entered the host; the command itself is its only child.
+    outside: Child,
+    line: String,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+/// How a command has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<String>,
+    pub(crate) stderr: Vec<String>,
+}
+
+impl Running {
+    /// Starts a command made by [`crate::host::Host::command`].
+    pub(crate) fn start(command: &mut Command) -> Running {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut outside = command.spawn().expect("nsenter (util-linux) enters hosts");
+        let stdout = Lines::collect(outside.stdout.take().unwrap());
+        let stderr = Lines::collect(outside.stderr.take().unwrap());
+        Running { outside, line: format!("{command:?}"), stdout, stderr }
+    }
+
+    /// The process of the command, as the test sees it.
+    pub(crate) fn pid(&self) -> Pid {
+        let children = format!("/proc/{0}/task/{0}/children", self.outside.id());
+        let mut found = None;
+        until("the command has started", || {
+            let text = fs::read_to_string(&children).expect("nsenter runs");
+            found = text.trim().parse().ok().and_then(Pid::from_raw);
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// Sends a signal to the process of the command, and to no other.
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Waits until this many lines of standard output have this text in them.
+    pub(crate) fn wait_for_output(&mut self, count: usize, text: &str) {
+        let began = Instant::now();
+        while self.stdout.so_far().iter().filter(|line| line.contains(text)).count() < count {
+            if began.elapsed() > PATIENCE || self.outside.try_wait().unwrap().is_some() {
+                let (out, err) = (self.stdout.so_far(), self.stderr.so_far());
+                panic!("{}: `{text}` was not said {count} times\n{out:#?}\n{err:#?}", self.line);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end.
+    pub(crate) fn wait(self) -> Ended {
+        self.wait_within(PATIENCE)
+    }
+
+    /// Waits for the end, which must come within this time.
+    pub(crate) fn wait_within(mut self, patience: Duration) -> Ended {
+        let mut status = None;
+        let began = Instant::now();
+        while status.is_none() {
+            status = self.outside.try_wait().unwrap();
+            if began.elapsed() > patience {
+                let (out, err) = (self.stdout.so_far(), self.stderr.so_far());
+                panic!("{} has not ended within {patience:?}\n{out:#?}\n{err:#?}", self.line);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Whoever holds its output open after its end is a process that it has left behind.
+        let (stdout, stderr) = (&self.stdout, &self.stderr);
+        until_within(Duration::from_secs(5), &format!("{} has left nobody behind", self.line), || {
+            stdout.is_finished() && stderr.is_finished()
+        });
+        Ended { status: status.unwrap(), stdout: self.stdout.so_far(), stderr: self.stderr.so_far() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.outside.kill();
+        let _ = self.outside.wait();
+    }
+}
+
+impl Ended {
+    /// The exit code, or 128 and the number of the signal, as a shell says it.
+    pub(crate) fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap())
+    }
+
+    /// The last line of standard error.
+    pub(crate) fn last_line(&self) -> &str {
+        self.stderr.last().map_or("", String::as_str)
+    }
+
+    /// All that it said, for messages.
+    pub(crate) fn said(&self) -> String {
+        format!("{}\n--- stdout\n{}\n--- stderr\n{}\n", self.status, self.stdout.join("\n"), self.stderr.join("\n"))
+    }
+}
+
+/// The lines of a stream, collected by a thread.
+struct Lines {
+    lines: Arc<Mutex<Vec<String>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Lines {
+    fn collect(stream: impl Read + Send + 'static) -> Lines {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&lines);
+        let thread = std::thread::spawn(move || {
+            let mut stream = BufReader::new(stream);
+            let mut line = Vec::new();
+            while let Ok(1..) = stream.read_until(b'\n', &mut line) {
+                sink.lock().unwrap().push(String::from_utf8_lossy(&line).trim_end().to_owned());
+                line.clear();
+            }
+        });
+        Lines { lines, thread }
+    }
+
+    fn so_far(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
