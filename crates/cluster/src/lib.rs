@@ -3,15 +3,22 @@
 //!
 //! [`Environment`] reads what a launcher has left for a process. [`Rendezvous`] lets all ranks swap one message each, before
 //! any of them knows where the others are. [`Job`] starts ranks as children of this process and ends them all when
-//! one of them fails. [`launch`] is the vocabulary of jobs that may span hosts. What the messages say (addresses, versions) is not this room's business; it carries bytes.
+//! one of them fails. [`launch`] is the vocabulary of jobs that may span hosts. [`channel`] is how processes of a job talk before and
+//! beside their collectives: encrypted, and closed to whoever does not hold the job's key. What the messages say (addresses,
+//! versions) is not this room's business; it carries bytes.
 
 #![forbid(unsafe_code)]
 
+pub mod channel;
 pub mod environment;
 pub mod error;
 pub mod launch;
 pub mod rendezvous;
 pub mod spawn;
+
+#[cfg(test)]
+#[path = "../../../fuzz/seeds.rs"]
+mod seeds;
 
 pub use environment::Environment;
 pub use error::{Error, Result};

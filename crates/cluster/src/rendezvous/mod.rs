@@ -213,12 +213,9 @@ pub fn check_any_message(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "../../../../fuzz/seeds.rs"]
-mod seeds;
-
-#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seeds;
 
     #[test]
     fn messages_of_the_corpus_decode_or_are_refused() {

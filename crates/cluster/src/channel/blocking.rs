@@ -1,0 +1,148 @@
+//! A channel over a blocking stream, with a deadline for each call.
+//!
+//! **Invariant:** no call takes longer than its deadline, also when the other side sends a byte now and then: the time that is left is
+//! set anew before each read and write.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use farandole_transport::Key;
+
+use super::polled::Polled;
+use super::session::Session;
+use super::{Fault, Purpose};
+
+/// How much is read at once: more than most messages, and little enough for a small stack.
+const READ_BYTES: usize = 8 << 10;
+
+/// A stream whose reads and writes can be limited in time.
+pub trait Patient: Read + Write {
+    /// Limits each read and write from now on.
+    fn set_patience(&self, patience: Duration) -> io::Result<()>;
+}
+
+impl Patient for TcpStream {
+    fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+}
+
+impl Patient for UnixStream {
+    fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+}
+
+/// An established channel over a blocking stream.
+#[derive(Debug)]
+pub struct Channel<S> {
+    stream: S,
+    session: Session,
+}
+
+impl<S: Patient> Channel<S> {
+    /// Shakes hands as the side that has connected.
+    pub fn connect(stream: S, key: &Key, purpose: Purpose, caller: u32, deadline: Instant) -> io::Result<Channel<S>> {
+        Channel::shake_hands(stream, Session::initiate(key, purpose, caller)?, deadline)
+    }
+
+    /// Shakes hands as the side that was connected to.
+    pub fn accept(stream: S, key: &Key, purpose: Purpose, deadline: Instant) -> io::Result<Channel<S>> {
+        Channel::shake_hands(stream, Session::respond(key, purpose), deadline)
+    }
+
+    fn shake_hands(stream: S, session: Session, deadline: Instant) -> io::Result<Channel<S>> {
+        let mut channel = Channel { stream, session };
+        channel.write_outgoing(deadline)?;
+        while !channel.session.is_established() {
+            channel.read_some(deadline)?;
+        }
+        Ok(channel)
+    }
+
+    /// Who the initiator says it is.
+    pub fn caller(&self) -> u32 {
+        self.session.caller().unwrap_or_default()
+    }
+
+    /// Changes the length of the longest message.
+    pub fn with_most_bytes(mut self, most_bytes: usize) -> Channel<S> {
+        self.session = self.session.with_most_bytes(most_bytes);
+        self
+    }
+
+    /// Sends a message.
+    pub fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
+        self.session.send(message)?;
+        self.write_outgoing(deadline)
+    }
+
+    /// The next message; `None` when the other side has closed the channel between two messages.
+    pub fn receive(&mut self, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(message) = self.session.next_message() {
+                return Ok(Some(message));
+            }
+            if self.read_some(deadline)? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The stream under the channel.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// The same channel for a poll loop; its stream becomes non-blocking.
+    pub fn into_polled(self) -> io::Result<Polled<S>>
+    where
+        S: AsFd,
+    {
+        Polled::new(self.stream, self.session)
+    }
+
+    fn read_some(&mut self, deadline: Instant) -> io::Result<usize> {
+        let mut bytes = [0; READ_BYTES];
+        self.stream.set_patience(left(deadline)?)?;
+        let count = match self.stream.read(&mut bytes) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.read_some(deadline),
+            Err(error) => return Err(timed_out(error)),
+        };
+        let fed = if count == 0 { self.session.feed_end() } else { self.session.feed(&bytes[..count]) };
+        // What a handshake has to say is said also, and in particular, when it has failed.
+        let written = self.write_outgoing(deadline);
+        fed?;
+        written?;
+        Ok(count)
+    }
+
+    fn write_outgoing(&mut self, deadline: Instant) -> io::Result<()> {
+        while !self.session.outgoing().is_empty() {
+            self.stream.set_patience(left(deadline)?)?;
+            match self.stream.write(self.session.outgoing()) {
+                Ok(0) => return Err(Fault::Truncated.into()),
+                Ok(count) => self.session.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(timed_out(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Linux calls the end of a socket's time limit `WouldBlock`; nobody who waits would.
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
+}

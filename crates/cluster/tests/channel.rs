@@ -1,0 +1,240 @@
+//! Channels between processes that hold the key, and what everybody else gets.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole_cluster::channel::{Channel, Fault, Flushed, Patient, Polled, Purpose, Received, Session, VERSION};
+use farandole_transport::Key;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
+}
+
+/// Two sessions that have shaken hands.
+fn friends(key: &Key) -> (Session, Session) {
+    let mut initiator = Session::initiate(key, Purpose::Agent, 5).unwrap();
+    let mut responder = Session::respond(key, Purpose::Agent);
+    assert!(!initiator.is_established() && responder.caller().is_none());
+    responder.feed(&initiator.take_outgoing()).unwrap();
+    assert!(!responder.is_established(), "an opening may be a recording");
+    initiator.feed(&responder.take_outgoing()).unwrap();
+    responder.feed(&initiator.take_outgoing()).unwrap();
+    assert!(initiator.is_established() && responder.is_established());
+    assert_eq!(responder.caller(), Some(5));
+    (initiator, responder)
+}
+
+/// Sends messages of several lengths there and back over blocking channels.
+fn talk<S: Patient + Send + 'static>(near: S, far: S) {
+    let key = Key::random().unwrap();
+    let far_key = key.clone();
+    let echo = thread::spawn(move || -> io::Result<()> {
+        let mut channel = Channel::accept(far, &far_key, Purpose::Rendezvous, soon())?;
+        assert_eq!(channel.caller(), 3);
+        while let Some(message) = channel.receive(soon())? {
+            channel.send(&message, soon())?;
+        }
+        Ok(())
+    });
+    let mut channel = Channel::connect(near, &key, Purpose::Rendezvous, 3, soon()).unwrap();
+    for bytes in [0, 1, 65_517, 65_518, 65_519, 200_000, 3 << 20] {
+        let message: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
+        channel.send(&message, soon()).unwrap();
+        assert!(channel.receive(soon()).unwrap().as_deref() == Some(&message), "{bytes} bytes came back changed");
+    }
+    drop(channel);
+    echo.join().unwrap().unwrap();
+}
+
+#[test]
+fn messages_of_any_length_arrive_whole_over_tcp_and_unix_sockets() {
+    let (near, far) = tcp_pair();
+    talk(near, far);
+    let (near, far) = UnixStream::pair().unwrap();
+    talk(near, far);
+}
+
+/// Turns the loops of two polled channels until the near one has received something.
+fn turn(near: &mut Polled<UnixStream>, far: &mut Polled<UnixStream>) -> (Vec<Vec<u8>>, usize) {
+    let (mut arrived, mut partly) = (Vec::new(), 0);
+    let end = soon();
+    while arrived.is_empty() || near.wants_write() || far.wants_write() {
+        assert!(Instant::now() < end, "nothing moves");
+        for channel in [&mut *near, &mut *far] {
+            partly += usize::from(channel.flush().unwrap() == Flushed::Partly);
+            while let Received::Message(message) = channel.receive().unwrap() {
+                arrived.push(message);
+            }
+        }
+    }
+    (arrived, partly)
+}
+
+#[test]
+fn polled_channels_carry_what_was_queued_before_and_after_the_handshake() {
+    let key = Key::random().unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let mut near = Polled::connect(near, &key, Purpose::Agent, 9).unwrap();
+    let mut far = Polled::accept(far, &key, Purpose::Agent).unwrap();
+    assert_eq!(far.receive().unwrap(), Received::NothingYet);
+    far.queue(b"queued before anything").unwrap();
+    assert_eq!(turn(&mut near, &mut far).0, [b"queued before anything"]);
+    assert_eq!(far.caller(), Some(9));
+    let long = vec![77; 8 << 20];
+    near.queue(&long).unwrap();
+    let (arrived, partly) = turn(&mut near, &mut far);
+    assert!(arrived == [long] && partly > 0, "a full socket is not waited for");
+    drop(near);
+    assert_eq!(far.receive().unwrap(), Received::Closed);
+}
+
+#[test]
+fn whoever_holds_another_key_or_means_another_purpose_is_a_stranger_on_both_sides() {
+    let key = Key::random().unwrap();
+    for (their_key, their_purpose) in [(Key::random().unwrap(), Purpose::Agent), (key.clone(), Purpose::Rendezvous)] {
+        let mut initiator = Session::initiate(&their_key, their_purpose, 0).unwrap();
+        let mut responder = Session::respond(&key, Purpose::Agent);
+        assert_eq!(responder.feed(&initiator.take_outgoing()), Err(Fault::Stranger));
+        let answer = responder.take_outgoing();
+        assert_eq!(answer, [&b"FRNDCHN"[..], &[VERSION]].concat(), "a stranger learns the version and nothing else");
+        initiator.feed(&answer).unwrap();
+        assert_eq!(initiator.feed_end(), Err(Fault::Stranger), "and knows why");
+        let mut friend = Session::initiate(&key, Purpose::Agent, 0).unwrap();
+        let mut impostor = Session::respond(&their_key, their_purpose);
+        let _ = impostor.feed(&friend.take_outgoing());
+        // An impostor cannot even open the first message; were it to answer all the same, its answer would not open.
+        let preamble = [&b"FRNDCHN"[..], &[VERSION]].concat();
+        assert_eq!(friend.feed(&[&preamble[..], &[9; 48]].concat()), Err(Fault::Stranger));
+    }
+}
+
+#[test]
+fn a_changed_caller_does_not_open() {
+    let key = Key::random().unwrap();
+    let mut opening = Session::initiate(&key, Purpose::Agent, 1).unwrap().take_outgoing();
+    opening[12] = 2;
+    assert_eq!(Session::respond(&key, Purpose::Agent).feed(&opening), Err(Fault::Stranger));
+}
+
+#[test]
+fn another_version_is_named_on_both_sides() {
+    let key = Key::random().unwrap();
+    let mut initiator = Session::initiate(&key, Purpose::Agent, 0).unwrap();
+    let mut opening = initiator.take_outgoing();
+    opening[7] = VERSION + 1;
+    let mut responder = Session::respond(&key, Purpose::Agent);
+    let fault = responder.feed(&opening).unwrap_err();
+    assert_eq!(fault, Fault::Version { theirs: VERSION + 1 });
+    assert!(fault.to_string().contains("install the same farandole everywhere"), "{fault}");
+    let mut answer = responder.take_outgoing();
+    assert_eq!(answer.len(), 8);
+    answer[7] = VERSION + 7;
+    assert_eq!(initiator.feed(&answer), Err(Fault::Version { theirs: VERSION + 7 }));
+}
+
+#[test]
+fn what_is_no_channel_gets_no_answer() {
+    let mut responder = Session::respond(&Key::random().unwrap(), Purpose::Agent);
+    assert_eq!(responder.feed(b"GET / HTTP/1.1\r\n"), Err(Fault::NotAChannel));
+    assert_eq!(responder.take_outgoing(), b"");
+    assert_eq!(responder.feed(b"x"), Err(Fault::NotAChannel), "the first fault stays");
+}
+
+#[test]
+fn repeated_reordered_altered_and_missing_frames_end_the_session() {
+    let key = Key::random().unwrap();
+    let frames = || {
+        let (mut initiator, responder) = friends(&key);
+        let frames = [&b"one"[..], b"two", b"three"].map(|message| {
+            initiator.send(message).unwrap();
+            initiator.take_outgoing()
+        });
+        (frames, responder)
+    };
+    for order in [&[0, 0][..], &[1], &[0, 2], &[0, 1, 0]] {
+        let (frames, mut responder) = frames();
+        let (last, good) = order.split_last().unwrap();
+        for &frame in good {
+            responder.feed(&frames[frame]).unwrap();
+        }
+        assert_eq!(responder.feed(&frames[*last]), Err(Fault::Damaged), "{order:?}");
+        for _ in good {
+            assert!(responder.next_message().is_some(), "what came before the fault counts");
+        }
+        assert_eq!(responder.next_message(), None);
+    }
+    let (frames, _) = frames();
+    for at in 2..frames[0].len() {
+        let (mut initiator, mut responder) = friends(&key);
+        initiator.send(b"one").unwrap();
+        let mut frame = initiator.take_outgoing();
+        frame[at] ^= 0x40;
+        assert_eq!(responder.feed(&frame), Err(Fault::Damaged), "byte {at}");
+    }
+}
+
+#[test]
+fn an_end_is_a_fault_unless_it_comes_between_two_messages() {
+    let key = Key::random().unwrap();
+    let (mut initiator, mut responder) = friends(&key);
+    initiator.send(&[1; 70_000]).unwrap();
+    let bytes = initiator.take_outgoing();
+    responder.feed(&bytes).unwrap();
+    assert_eq!(responder.feed_end(), Ok(()));
+    for cut in [1, 2, 100, 65_537, 65_538, bytes.len() - 1] {
+        let (mut initiator, mut responder) = friends(&key);
+        initiator.send(&[1; 70_000]).unwrap();
+        responder.feed(&initiator.take_outgoing()[..cut]).unwrap();
+        assert_eq!(responder.feed_end(), Err(Fault::Truncated), "cut after {cut} bytes");
+    }
+    assert_eq!(Session::respond(&key, Purpose::Agent).feed_end(), Err(Fault::Truncated));
+}
+
+#[test]
+fn a_message_beyond_the_limit_is_neither_sent_nor_gathered() {
+    let key = Key::random().unwrap();
+    let (mut initiator, responder) = friends(&key);
+    let mut responder = responder.with_most_bytes(100_000);
+    assert_eq!(initiator.send(&vec![0; (16 << 20) + 1]), Err(Fault::TooLong { most_bytes: 16 << 20 }));
+    initiator.send(&[1; 100_000]).unwrap();
+    responder.feed(&initiator.take_outgoing()).unwrap();
+    assert_eq!(responder.next_message().map(|message| message.len()), Some(100_000));
+    initiator.send(&[1; 100_001]).unwrap();
+    assert_eq!(responder.feed(&initiator.take_outgoing()), Err(Fault::TooLong { most_bytes: 100_000 }));
+}
+
+#[test]
+fn a_peer_that_trickles_or_stays_silent_ends_at_the_deadline() {
+    let key = Key::random().unwrap();
+    let (mut trickle, served) = tcp_pair();
+    let opening = Session::initiate(&key, Purpose::Agent, 0).unwrap().take_outgoing();
+    let began = Instant::now();
+    let server = thread::spawn(move || {
+        Channel::accept(served, &key, Purpose::Agent, began + Duration::from_millis(300)).unwrap_err()
+    });
+    for byte in opening {
+        if trickle.write_all(&[byte]).is_err() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.join().unwrap().kind(), io::ErrorKind::TimedOut);
+    assert!(began.elapsed() < PATIENCE);
+    trickle.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = Vec::new();
+    let _ = trickle.read_to_end(&mut answer);
+    assert_eq!(answer, b"");
+}
