@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod key;
 mod peer;
 
 use std::ffi::OsString;
@@ -29,6 +30,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(Box<BenchArgs>),
+
+    /// Print a fresh key, for jobs that other launchers start on several hosts (docs/launchers.md).
+    Key,
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -74,6 +78,7 @@ fn long_np(arg: OsString) -> OsString {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Bench(args) => bench::run(&args),
+        Command::Key => key::run(),
         Command::BenchRank(args) => bench::ours::serve_rank(&args),
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
             let mut mpi = Mpi::init(&lib)?;

@@ -1,8 +1,8 @@
 //! Who is in the job: how a process learns which rank it is, how ranks find each other, and how ranks are started on this
 //! machine.
 //!
-//! [`Environment`] reads what a launcher has left for a process. [`Rendezvous`] lets all ranks swap one message each, before
-//! any of them knows where the others are. [`Job`] starts ranks as children of this process and ends them all when
+//! [`Environment`] reads what a launcher, ours or another, has left for a process; its [`Venue`] is where ranks meet.
+//! [`Rendezvous`] lets all ranks swap one message each, before any of them knows where the others are. [`Job`] starts ranks as children of this process and ends them all when
 //! one of them fails. [`launch`] is the vocabulary of jobs that may span hosts. [`channel`] is how processes of a job talk before and
 //! beside their collectives: encrypted, and closed to whoever does not hold the job's key. What the messages say (addresses,
 //! versions) is not this room's business; it carries bytes.
@@ -20,7 +20,7 @@ pub mod spawn;
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
-pub use environment::Environment;
+pub use environment::{Environment, Launcher, Venue};
 pub use error::{Error, Result};
 pub use rendezvous::{Address, Rendezvous, Server};
 pub use spawn::Job;

@@ -1,15 +1,14 @@
 //! A process as a rank of its job.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::{Environment, spawn};
+use farandole_cluster::{Environment, Rendezvous, Venue, spawn};
 use farandole_engine::meeting::Contacts;
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Submission, Ticket};
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
-use farandole_transport::Key;
 use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
@@ -25,8 +24,9 @@ pub struct Setup {
     pub direct: DirectSettings,
     /// How ranks are connected.
     pub options: Options,
-    /// The address at which peers on other hosts reach this rank; loopback by default, which is right for one host.
-    pub address: IpAddr,
+    /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
+    /// the rendezvous, or loopback where all ranks are on one host.
+    pub address: Option<IpAddr>,
     /// How long the ranks have to find each other.
     pub patience: Duration,
 }
@@ -37,7 +37,7 @@ impl Default for Setup {
             config: None,
             direct: DirectSettings::default(),
             options: Options::default(),
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            address: None,
             patience: Duration::from_secs(30),
         }
     }
@@ -48,12 +48,13 @@ impl Setup {
     pub fn init(self) -> Result<World> {
         let environment = Environment::from_process()?;
         spawn::die_with_parent()?;
-        let key = match &environment.meeting {
-            Some(meeting) => meeting.key.clone(),
-            None => Key::random()?,
-        };
-        let listener = Arc::new(Listener::bind(Some(SocketAddr::new(self.address, 0)), &key)?);
-        let contacts = exchange(&environment, &listener.contact(environment.host.clone()), self.patience)?;
+        environment.log();
+        let deadline = Instant::now() + self.patience;
+        let venue = environment.open(deadline)?;
+        let listen_at = self.address.map_or(venue.listen_at, |address| SocketAddr::new(address, 0));
+        let listener = Arc::new(Listener::bind(Some(listen_at), &venue.key)?);
+        let own = listener.contact(environment.host.clone());
+        let contacts = exchange(venue.rendezvous.as_ref(), environment.rank, &own, deadline)?;
         let meeting = |epoch| Contacts {
             rank: environment.rank,
             contacts: contacts.clone(),
@@ -68,14 +69,15 @@ impl Setup {
         let communicator = Communicator::join(&mut meeting(0), self.direct, self.patience)?;
         let engine = Engine::start(meeting(1), config)?;
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
-        Ok(World { rank: environment.rank, topology: Topology::from_host_names(&hosts), communicator, engine })
+        let topology = Topology::from_host_names(&hosts);
+        Ok(World { rank: environment.rank, topology, communicator, engine, _venue: venue })
     }
 }
 
 /// Passes this rank's contact to all others and gets theirs.
-fn exchange(environment: &Environment, own: &Contact, patience: Duration) -> Result<Vec<Contact>> {
-    let Some(rendezvous) = environment.rendezvous() else { return Ok(vec![own.clone()]) };
-    let blobs = rendezvous.exchange(environment.rank, &own.encode(), Instant::now() + patience)?;
+fn exchange(way: Option<&Rendezvous>, rank: Rank, own: &Contact, deadline: Instant) -> Result<Vec<Contact>> {
+    let Some(rendezvous) = way else { return Ok(vec![own.clone()]) };
+    let blobs = rendezvous.exchange(rank, &own.encode(), deadline)?;
     blobs
         .iter()
         .enumerate()
@@ -102,6 +104,8 @@ pub struct World {
     topology: Topology,
     communicator: Communicator,
     engine: Engine,
+    /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
+    _venue: Venue,
 }
 
 impl World {

@@ -19,7 +19,6 @@ use farandole_engine::meeting::Contacts;
 use farandole_engine::{Communicator, Config, DirectSettings, Engine};
 use farandole_plan::Rank;
 use farandole_plan::algorithm::Algorithm;
-use farandole_transport::Key;
 use farandole_transport::connect::{Local, Options};
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
@@ -175,14 +174,13 @@ impl Contestant for Ours {
 
 /// Tells the others where this rank can be reached, and learns where they can.
 fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
-    let key = match &environment.meeting {
-        Some(meeting) => meeting.key.clone(),
-        None => Key::random()?,
-    };
-    let listener = Arc::new(Listener::bind(Some(SocketAddr::new(args.address, 0)), &key)?);
+    let deadline = Instant::now() + MEET_PATIENCE;
+    // `bench` hosts the meeting, so this venue holds nothing that must outlive the exchange.
+    let venue = environment.open(deadline)?;
+    let listener = Arc::new(Listener::bind(Some(SocketAddr::new(args.address, 0)), &venue.key)?);
     let own = listener.contact(environment.host.clone());
-    let blobs = match environment.rendezvous() {
-        Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), Instant::now() + MEET_PATIENCE)?,
+    let blobs = match &venue.rendezvous {
+        Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), deadline)?,
         None => vec![own.encode()],
     };
     let contacts = blobs

@@ -1,0 +1,65 @@
+//! Which process has started the ranks of this host, for launchers that give their jobs no name.
+//!
+//! A rank need not be a child of its launcher: there may be shells and wrappers in between, and these have inherited the rank's
+//! variables. So the launcher is the nearest ancestor without them. A process is named by its number and the time of its
+//! start, which together never come back while the machine runs.
+
+use std::fs;
+
+/// So many generations are looked at. Wrappers are few; the number only ends a search that a broken table of processes
+/// would make endless.
+const MOST_GENERATIONS: usize = 64;
+
+/// A name for the nearest ancestor that does not have `variable` in its environment.
+pub(super) fn without(variable: &str) -> String {
+    let mut process = std::process::id();
+    for _ in 0..MOST_GENERATIONS {
+        let Some(parent) = stat_fields(process).and_then(|fields| fields.get(PARENT)?.parse().ok()) else { break };
+        process = parent;
+        if process <= 1 || !has(process, variable) {
+            break;
+        }
+    }
+    let started = stat_fields(process).and_then(|fields| fields.get(START_TIME).cloned()).unwrap_or_default();
+    format!("process {process} of {started}")
+}
+
+/// Positions in `/proc/PID/stat`, counted behind the name of the program.
+const PARENT: usize = 1;
+const START_TIME: usize = 19;
+
+/// The fields behind the name, which may have spaces and brackets of its own.
+fn stat_fields(process: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    Some(fields.split_whitespace().map(str::to_string).collect())
+}
+
+/// Whether a process was started with this variable. One that we may not look into is not of this job.
+fn has(process: u32, variable: &str) -> bool {
+    let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+    environment
+        .split(|&byte| byte == 0)
+        .any(|entry| entry.strip_prefix(variable.as_bytes()).is_some_and(|value| value.first() == Some(&b'=')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_wrappers_the_parent_is_the_launcher() {
+        let parent = rustix::process::getppid().unwrap();
+        let name = without("FARANDOLE_SET_BY_NOBODY");
+        assert!(name.starts_with(&format!("process {} of ", parent.as_raw_nonzero())), "{name}");
+        assert!(!name.ends_with(' '), "{name}");
+    }
+
+    #[test]
+    fn an_ancestor_that_has_the_variable_is_a_wrapper() {
+        // Every process of a test run has a path, up to the one that started it all.
+        let parent = rustix::process::getppid().unwrap();
+        let name = without("PATH");
+        assert!(!name.starts_with(&format!("process {} of ", parent.as_raw_nonzero())), "{name}");
+    }
+}

@@ -1,0 +1,341 @@
+//! What a launcher has left for this process in its environment, whichever launcher it was.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `FARANDOLE_RANK`, `FARANDOLE_SIZE` | this process's rank, from 0, and how many ranks there are |
+//! | `FARANDOLE_LOCAL_RANK`, `FARANDOLE_LOCAL_SIZE` | the same among the ranks of this host (may be left out) |
+//! | `FARANDOLE_CROSS_RANK`, `FARANDOLE_CROSS_SIZE` | which host of how many this is (may be left out) |
+//! | `FARANDOLE_RENDEZVOUS` | where ranks meet: `unix:/path` or `unix:@name`, where a launcher waits for them; or `tcp:host:port`, where rank 0 does |
+//! | `FARANDOLE_KEY_FD` | an open descriptor from which the job's key can be read, as 64 hexadecimal digits |
+//! | `FARANDOLE_KEY` | the key itself, for launchers that cannot pass descriptors on |
+//! | `FARANDOLE_KEY_FILE` | a file with the key (default: `~/.config/farandole/key`) |
+//! | `FARANDOLE_HOST` | which host this is, where its name does not say so (default: machine and boot identity) |
+//! | `FARANDOLE_ADDRESS` | the address of this host at which other hosts reach it (default: the one on the way to the meeting) |
+//! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
+//!
+//! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order. With none of
+//! any the process is a world of its own, so that a script runs unchanged without a launcher. With some of a launcher's
+//! variables set the others must be, too: half a launch is a mistake, and running alone would hide it. The key is never on a
+//! command line, where every user of the machine could read it (`key`).
+//!
+//! Other launchers start processes but do not introduce them. Then rank 0 hosts the meeting: on one host behind a socket that only
+//! this user's processes get through, and nobody needs to be given a key (`door`); across hosts at an address that the
+//! launcher or the user names, with a key from the user. [`Environment::open`] does what is needed (`venue`).
+
+mod ancestor;
+mod door;
+mod hosts;
+mod key;
+mod launcher;
+mod route;
+mod slurm;
+mod variables;
+mod venue;
+
+use std::env;
+use std::fs;
+use std::net::IpAddr;
+
+use farandole_plan::Rank;
+use farandole_transport::Key;
+
+pub use launcher::{Launcher, Place};
+pub use venue::Venue;
+
+use crate::error::Result;
+use crate::rendezvous::Address;
+use launcher::Launch;
+use variables::{Variables, wrong};
+
+/// The variable that holds the rank.
+pub const RANK: &str = "FARANDOLE_RANK";
+/// The variable that holds the number of ranks.
+pub const SIZE: &str = "FARANDOLE_SIZE";
+/// The variable that holds the rank among those of its host.
+pub const LOCAL_RANK: &str = "FARANDOLE_LOCAL_RANK";
+/// The variable that holds the number of ranks of this host.
+pub const LOCAL_SIZE: &str = "FARANDOLE_LOCAL_SIZE";
+/// The variable that says which of the hosts this is.
+pub const CROSS_RANK: &str = "FARANDOLE_CROSS_RANK";
+/// The variable that holds the number of hosts.
+pub const CROSS_SIZE: &str = "FARANDOLE_CROSS_SIZE";
+/// The variable that says where ranks meet.
+pub const RENDEZVOUS: &str = "FARANDOLE_RENDEZVOUS";
+/// The variable that names the descriptor with the job's key.
+pub const KEY_FD: &str = "FARANDOLE_KEY_FD";
+/// The variable that holds the job's key.
+pub const KEY: &str = "FARANDOLE_KEY";
+/// The variable that names the file with the job's key.
+pub const KEY_FILE: &str = "FARANDOLE_KEY_FILE";
+/// The variable that names the host.
+pub const HOST: &str = "FARANDOLE_HOST";
+/// The variable that holds the address at which other hosts reach this one.
+pub const ADDRESS: &str = "FARANDOLE_ADDRESS";
+/// The variables that say how much is logged, the one that counts first.
+pub const LOG_LEVEL: [&str; 2] = ["FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"];
+
+/// Who this process is.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// Who said so.
+    pub launcher: Launcher,
+    /// Its rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub size: usize,
+    /// This rank among those of its host, where the launcher says so. What counts is what ranks find out when they meet.
+    pub local: Option<Place>,
+    /// This host among the hosts, where the launcher says so.
+    pub cross: Option<Place>,
+    /// Where they meet; `None` in a world of one.
+    pub meeting: Option<Meeting>,
+    /// Identity of the host: ranks with equal ones share memory.
+    pub host: String,
+    /// Where other hosts reach this one, if the user has said so.
+    pub address: Option<IpAddr>,
+}
+
+/// Where the ranks of a job meet, who hosts the meeting, and what proves that a rank belongs to it.
+#[derive(Clone, Debug)]
+pub enum Meeting {
+    /// A launcher of ours waits for the ranks.
+    AtLauncher {
+        /// The place.
+        address: Address,
+        /// The proof.
+        key: Key,
+    },
+    /// Rank 0 waits for the others, at a TCP address.
+    AtRankZero {
+        /// The place.
+        address: Address,
+        /// The proof.
+        key: Key,
+    },
+    /// All ranks are on this host. Rank 0 makes a key and hands it to processes of the same user that come to its door.
+    OnThisHost {
+        /// Name of the door, an abstract Unix socket.
+        door: String,
+    },
+}
+
+impl Environment {
+    /// Reads the environment of this process.
+    pub fn from_process() -> Result<Environment> {
+        Environment::from_lookup(|variable| env::var(variable).ok())
+    }
+
+    /// Reads an environment that is given as a function.
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Environment> {
+        let variables = Variables::new(&lookup);
+        let host = variables.text(HOST).unwrap_or_else(host_identity);
+        let address = variables.value(ADDRESS, "an IP address")?;
+        let Some(launch) = launcher::detect(variables)? else {
+            let (rank, size) = (Rank(0), 1);
+            let launcher = Launcher::Nobody;
+            return Ok(Environment { launcher, rank, size, local: None, cross: None, meeting: None, host, address });
+        };
+        let meeting = find_meeting(variables, &launch)?;
+        let Launch { launcher, rank, size, local, cross, .. } = launch;
+        Ok(Environment { launcher, rank, size, local, cross, meeting, host, address })
+    }
+
+    /// Who this process is, in one line for logs.
+    pub fn describe(&self) -> String {
+        let Environment { rank, size, launcher, .. } = self;
+        if *launcher == Launcher::Nobody {
+            return format!("rank 0 of 1: {launcher} was detected, the process is a world of its own");
+        }
+        let local = self.local.map(|local| format!(" ({} of {} on this host)", local.index, local.of));
+        let meets = match &self.meeting {
+            None => "nobody to meet".to_string(),
+            Some(Meeting::AtLauncher { address, .. }) => format!("meets at {address}"),
+            Some(Meeting::AtRankZero { address, .. }) => format!("meets at {address}, in rank 0"),
+            Some(Meeting::OnThisHost { door }) => format!("meets at unix:@{door}, in rank 0"),
+        };
+        format!("rank {rank} of {size}{}, started by {launcher}; {meets}", local.unwrap_or_default())
+    }
+
+    /// Says who this process is on standard error, if the user wants to know.
+    pub fn log(&self) {
+        let level = LOG_LEVEL.iter().find_map(|variable| env::var(variable).ok()).unwrap_or_default();
+        if is_informative(&level) {
+            eprintln!("farandole: {}", self.describe());
+        }
+    }
+}
+
+/// Whether messages of the level "info" are wanted. Horovod has numbers for levels, too: 0 is trace, 2 is info.
+fn is_informative(level: &str) -> bool {
+    matches!(level.trim().to_ascii_lowercase().as_str(), "trace" | "debug" | "info" | "0" | "1" | "2")
+}
+
+/// Where the ranks of this launch meet. A place that the user names comes first.
+fn find_meeting(variables: Variables<'_>, launch: &Launch) -> Result<Option<Meeting>> {
+    let named = variables.text(RENDEZVOUS);
+    if launch.size == 1 && (named.is_none() || launch.launcher != Launcher::Farandole) {
+        return Ok(None);
+    }
+    let address = match named {
+        Some(text) => Some(text.parse().map_err(|problem: String| wrong(RENDEZVOUS, problem))?),
+        None if launch.is_on_one_host() => {
+            return Ok(Some(Meeting::OnThisHost { door: door::name(launch) }));
+        }
+        None => launch.meeting.clone(),
+    };
+    let Some(address) = address else { return Err(wrong(RENDEZVOUS, how_to_name_one(launch.launcher))) };
+    let key = key::find(variables, launch.launcher)?;
+    Ok(Some(match address {
+        Address::Tcp(_) => Meeting::AtRankZero { address, key },
+        Address::UnixPath(_) | Address::UnixAbstract(_) => Meeting::AtLauncher { address, key },
+    }))
+}
+
+fn how_to_name_one(launcher: Launcher) -> String {
+    let pass_on = match launcher {
+        Launcher::OpenMpi => "mpirun -x FARANDOLE_RENDEZVOUS=tcp:HOST:PORT",
+        Launcher::Mpich => "mpirun -genv FARANDOLE_RENDEZVOUS tcp:HOST:PORT",
+        Launcher::Torchrun => {
+            return "is not set, and neither are MASTER_ADDR and MASTER_PORT, which would do as well".into();
+        }
+        Launcher::Nobody | Launcher::Farandole | Launcher::Horovod | Launcher::Slurm => {
+            "export FARANDOLE_RENDEZVOUS=tcp:HOST:PORT"
+        }
+    };
+    format!(
+        "is not set, and {launcher} cannot tell the ranks of several hosts where to meet: {pass_on}, with the host of \
+         rank 0 and a free port"
+    )
+}
+
+/// What two processes have in common exactly if they run on one machine since the same boot, in one network: the kernel's boot
+/// identity, the host's name and the network namespace.
+pub fn host_identity() -> String {
+    let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_string()).unwrap_or_default();
+    let network = fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();
+    let name = read("/proc/sys/kernel/hostname");
+    format!("{name}/{}/{network}", read("/proc/sys/kernel/random/boot_id"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use std::collections::HashMap;
+
+    fn read(variables: &[(&'static str, &str)]) -> Result<Environment> {
+        let map: HashMap<&str, String> = variables.iter().map(|(name, value)| (*name, value.to_string())).collect();
+        Environment::from_lookup(|variable| map.get(variable).cloned())
+    }
+
+    #[test]
+    fn nothing_set_is_a_world_of_one() {
+        let alone = read(&[]).unwrap();
+        assert_eq!((alone.rank, alone.size, alone.launcher), (Rank(0), 1, Launcher::Nobody));
+        assert!(alone.meeting.is_none());
+        assert_eq!(alone.host, host_identity());
+        assert!(alone.describe().contains("no launcher"), "{}", alone.describe());
+    }
+
+    #[test]
+    fn a_launched_rank_knows_everything() {
+        let key = Key::random().unwrap();
+        let hex = key.to_hex();
+        let variables = [
+            (RANK, "2"),
+            (SIZE, "4"),
+            (LOCAL_RANK, "0"),
+            (LOCAL_SIZE, "2"),
+            (CROSS_RANK, "1"),
+            (CROSS_SIZE, "2"),
+            (RENDEZVOUS, "unix:@m"),
+            (KEY, &hex),
+            (HOST, "h1"),
+            (ADDRESS, "fd00::7"),
+        ];
+        let rank = read(&variables).unwrap();
+        assert_eq!((rank.rank, rank.size, rank.host.as_str()), (Rank(2), 4, "h1"));
+        assert_eq!((rank.local, rank.cross), (Some(Place { index: 0, of: 2 }), Some(Place { index: 1, of: 2 })));
+        assert_eq!(rank.address, Some("fd00::7".parse().unwrap()));
+        assert_eq!(
+            rank.describe(),
+            "rank 2 of 4 (0 of 2 on this host), started by farandole's variables; meets at unix:@m"
+        );
+        let Some(Meeting::AtLauncher { address, key: found }) = rank.meeting else { panic!("{:?}", rank.meeting) };
+        assert_eq!((address, found), (Address::UnixAbstract("m".into()), key));
+    }
+
+    #[test]
+    fn a_meeting_by_tcp_is_hosted_by_rank_zero() {
+        let hex = "1".repeat(64);
+        let named = (RENDEZVOUS, "tcp:h:1");
+        let ours = [(RANK, "0"), (SIZE, "2"), named, (KEY, &hex)];
+        let mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), named, (KEY, &hex)];
+        for variables in [ours, mpi] {
+            let meeting = read(&variables).unwrap().meeting;
+            assert!(matches!(meeting, Some(Meeting::AtRankZero { .. })), "{variables:?}: {meeting:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_host_need_no_key_and_have_the_same_door() {
+        let door = |rank: &str, job: &str| {
+            let environment = read(&[
+                ("OMPI_COMM_WORLD_RANK", rank),
+                ("OMPI_COMM_WORLD_SIZE", "2"),
+                ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                ("PMIX_NAMESPACE", job),
+            ])
+            .unwrap();
+            assert!(environment.describe().contains("started by Open MPI's mpirun; meets at unix:@farandole-"));
+            match environment.meeting {
+                Some(Meeting::OnThisHost { door }) => door,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(door("0", "7"), door("1", "7"));
+        assert_ne!(door("0", "7"), door("0", "8"));
+    }
+
+    #[test]
+    fn a_job_of_one_rank_meets_nobody() {
+        let one = read(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]).unwrap();
+        assert!(one.meeting.is_none() && one.launcher == Launcher::OpenMpi);
+    }
+
+    #[test]
+    fn half_a_launch_is_a_mistake_that_names_the_variable() {
+        let hex = "0".repeat(64);
+        let mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        for (variables, named) in [
+            (&[(RANK, "0")][..], SIZE),
+            (&[(SIZE, "2")], RANK),
+            (&[(RENDEZVOUS, "unix:@m")], SIZE),
+            (&[(RANK, "2"), (SIZE, "2")], RANK),
+            (&[(RANK, "x"), (SIZE, "2")], RANK),
+            (&[(RANK, "0"), (SIZE, "-1")], SIZE),
+            (&[(RANK, "0"), (SIZE, "2")], RENDEZVOUS),
+            (&[(RANK, "0"), (SIZE, "2"), (RENDEZVOUS, "nowhere")], RENDEZVOUS),
+            (&[(RANK, "0"), (SIZE, "2"), (RENDEZVOUS, "unix:@m")], KEY),
+            (&[(RANK, "0"), (SIZE, "2"), (RENDEZVOUS, "unix:@m"), (KEY, &hex[1..])], KEY),
+            (&[(RANK, "0"), (SIZE, "2"), (RENDEZVOUS, "unix:@m"), (KEY_FD, "987654")], KEY_FD),
+            (&[(ADDRESS, "here")], ADDRESS),
+            (&mpi, RENDEZVOUS),
+            (&[mpi[0], mpi[1], (RENDEZVOUS, "tcp:h:1")], KEY),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")], KEY),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2")], RENDEZVOUS),
+        ] {
+            match read(variables) {
+                Err(Error::Environment { variable, .. }) => assert_eq!(variable, named, "{variables:?}"),
+                other => panic!("{variables:?}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn levels_of_both_names_are_understood() {
+        assert!(["info", "DEBUG", " trace ", "2"].into_iter().all(is_informative));
+        assert!(!["", "warning", "error", "fatal", "3", "off"].into_iter().any(is_informative));
+    }
+}

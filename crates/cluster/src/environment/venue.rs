@@ -1,0 +1,166 @@
+//! The place where this rank meets the others, open for business.
+//!
+//! [`Environment::open`] turns what the environment says into what a rank needs: a key, a rendezvous to visit, an address to listen
+//! at. Rank 0 also hosts the rendezvous, unless a launcher does. A venue must live as long as the rank's world: with
+//! rank 0's ends the meeting that others may still be on their way to.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Instant;
+
+use farandole_plan::Rank;
+use farandole_transport::Key;
+
+use super::door::{self, Doorkeeper};
+use super::{ADDRESS, Environment, Meeting, RENDEZVOUS, route};
+use crate::error::{Error, Result};
+use crate::rendezvous::{Address, Rendezvous, Server};
+
+/// Where this rank meets the others.
+#[derive(Debug)]
+pub struct Venue {
+    /// What proves that a process belongs to the job.
+    pub key: Key,
+    /// The way to the meeting; `None` in a world of one.
+    pub rendezvous: Option<Rendezvous>,
+    /// Where this rank listens for its peers: at the address at which they reach it, loopback if they are all on this host.
+    pub listen_at: SocketAddr,
+    /// What rank 0 hosts.
+    _hosted: Option<(Server, Option<Doorkeeper>)>,
+}
+
+impl Environment {
+    /// Opens the meeting, if that is this rank's part, or finds the way to it before the deadline.
+    pub fn open(&self, deadline: Instant) -> Result<Venue> {
+        match &self.meeting {
+            None => Ok(self.venue(new_key()?, None, None)),
+            Some(Meeting::AtLauncher { address, key }) => Ok(self.venue(key.clone(), Some(address.clone()), None)),
+            Some(Meeting::OnThisHost { door }) if self.rank == Rank(0) => self.host_here(door),
+            Some(Meeting::OnThisHost { door }) => {
+                let key = door::knock(door, deadline)?;
+                let address = behind_the_door(&key);
+                Ok(self.venue(key, Some(address), None))
+            }
+            Some(Meeting::AtRankZero { address, key }) if self.rank == Rank(0) => self.host_at(address, key),
+            Some(Meeting::AtRankZero { address, key }) => {
+                let mut venue = self.venue(key.clone(), Some(address.clone()), None);
+                if self.address.is_none() {
+                    venue.listen_at = on_the_way_to(address)?;
+                }
+                Ok(venue)
+            }
+        }
+    }
+
+    fn host_here(&self, door: &str) -> Result<Venue> {
+        let key = new_key()?;
+        let server = Server::serve(&behind_the_door(&key), self.size, &key)?;
+        // The meeting is open before the door is: whoever gets the key can go there at once.
+        let doorkeeper = Doorkeeper::stand(door, &key, self.size - 1)?;
+        Ok(self.venue(key, Some(server.address().clone()), Some((server, Some(doorkeeper)))))
+    }
+
+    fn host_at(&self, named: &Address, key: &Key) -> Result<Venue> {
+        let cure = |error| {
+            let doing = format!(
+                "opening the meeting at {named} in rank 0 on this host (another place: {RENDEZVOUS}=tcp:HOST:PORT, another \
+                 address of this host: {ADDRESS})"
+            );
+            Error::local(doing, error)
+        };
+        let Address::Tcp(host_and_port) = named else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
+        let mut at = route::to_listen_at(host_and_port).map_err(cure)?;
+        if let Some(address) = self.address {
+            at.set_ip(address);
+        }
+        let server = Server::serve(&Address::Tcp(at.to_string()), self.size, key).map_err(|error| match error {
+            Error::Local { source, .. } => cure(source),
+            other => other,
+        })?;
+        let mut venue = self.venue(key.clone(), Some(server.address().clone()), Some((server, None)));
+        at.set_port(0);
+        venue.listen_at = at;
+        Ok(venue)
+    }
+
+    fn venue(&self, key: Key, at: Option<Address>, hosted: Option<(Server, Option<Doorkeeper>)>) -> Venue {
+        let rendezvous = at.map(|address| Rendezvous::new(address, self.size, key.clone()));
+        let own = self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        Venue { key, rendezvous, listen_at: SocketAddr::new(own, 0), _hosted: hosted }
+    }
+}
+
+/// The meeting of a host has a name that only holders of the key can compute. So it never collides with the one
+/// that the same ranks had before.
+fn behind_the_door(key: &Key) -> Address {
+    let hash = blake3::derive_key("farandole 2026 meeting behind the door", key.to_hex().as_bytes());
+    Address::UnixAbstract(format!("farandole-{}", &blake3::Hash::from(hash).to_hex()[..24]))
+}
+
+fn on_the_way_to(meeting: &Address) -> Result<SocketAddr> {
+    let Address::Tcp(host_and_port) = meeting else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
+    route::towards(host_and_port)
+        .map_err(|error| Error::local(format!("looking for the way to {meeting} (or set {ADDRESS})"), error))
+}
+
+fn new_key() -> Result<Key> {
+    Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn rank(rank: u32, meeting: Meeting) -> Environment {
+        let mut environment = Environment::from_lookup(|_| None).unwrap();
+        (environment.rank, environment.size, environment.meeting) = (Rank(rank), 2, Some(meeting));
+        environment
+    }
+
+    /// Both ranks as threads: what each has brought, and where it listens.
+    fn meet(meeting: &Meeting) -> Vec<(Vec<Vec<u8>>, SocketAddr)> {
+        let visit = |index: u32| {
+            let environment = rank(index, meeting.clone());
+            move || {
+                let deadline = Instant::now() + Duration::from_secs(20);
+                let venue = environment.open(deadline).unwrap();
+                let rendezvous = venue.rendezvous.as_ref().unwrap();
+                let blobs = rendezvous.exchange(Rank(index), &[index as u8], deadline).unwrap();
+                // Rank 0 hosts: it stays until the other has been served.
+                rendezvous.exchange(Rank(index), &[], deadline).unwrap();
+                (blobs, venue.listen_at)
+            }
+        };
+        let ranks = [1, 0].map(|index| std::thread::spawn(visit(index)));
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn ranks_of_one_host_meet_without_being_given_a_key() {
+        let door = format!("farandole-venue-{}", std::process::id());
+        for (blobs, listen_at) in meet(&Meeting::OnThisHost { door }) {
+            assert_eq!(blobs, [vec![0], vec![1]]);
+            assert!(listen_at.ip().is_loopback());
+        }
+    }
+
+    #[test]
+    fn ranks_meet_at_an_address_in_rank_zero() {
+        for ip in ["127.0.0.1", "[::1]"] {
+            let free = std::net::TcpListener::bind(format!("{ip}:0")).unwrap().local_addr().unwrap();
+            let meeting = Meeting::AtRankZero { address: Address::Tcp(free.to_string()), key: new_key().unwrap() };
+            for (blobs, listen_at) in meet(&meeting) {
+                assert_eq!(blobs, [vec![0], vec![1]]);
+                assert_eq!(listen_at, SocketAddr::new(free.ip(), 0));
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_not_of_this_host_is_refused_with_what_to_do() {
+        let address = Address::Tcp("203.0.113.77:5000".into());
+        let environment = rank(0, Meeting::AtRankZero { address, key: new_key().unwrap() });
+        let error = environment.open(Instant::now() + Duration::from_secs(1)).unwrap_err().to_string();
+        assert!(error.contains("tcp:203.0.113.77:5000") && error.contains(RENDEZVOUS), "{error}");
+    }
+}
