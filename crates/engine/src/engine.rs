@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farandole_plan::agree::{Replay, Settings as AgreeSettings};
+use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
 use farandole_transport::shm::ForkGuard;
@@ -33,6 +34,7 @@ pub struct Engine {
     rank: Rank,
     hosts: Arc<[String]>,
     config: Config,
+    table: Option<Arc<Table>>,
     forming: Mutex<Forming>,
 }
 
@@ -48,6 +50,9 @@ struct Forming {
 pub struct Hooks {
     /// Receives the reports of the stall watch; without it they go to standard error.
     pub on_stall: Option<OnStall>,
+    /// The measured table by which ways are chosen; built-in limits without one. Must be the same on all ranks
+    /// ([`crate::Communicator::agree_on_table`] sees to that): ranks with different ones fail at their first request.
+    pub table: Option<Arc<Table>>,
 }
 
 impl Engine {
@@ -68,7 +73,7 @@ impl Engine {
         let fork = ForkGuard::new().map_err(not_started)?;
         let mesh = meeting.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
         let spin = spin(&config, &mesh);
-        let world = Group::new(settings(&config, GroupId::WORLD, &ranks, &hosts), mesh);
+        let world = Group::new(settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &hosts), mesh);
         let roster = Arc::new(Roster::default());
         roster.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|report| eprintln!("{report}")));
@@ -83,7 +88,7 @@ impl Engine {
             })
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         let forming = Mutex::new(Forming { meeting, rounds: 0 });
-        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, forming })
+        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, table: hooks.table, forming })
     }
 
     /// This rank's number in the world.
@@ -104,6 +109,11 @@ impl Engine {
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The measured table by which ways are chosen in groups of its class; everywhere else, built-in limits count.
+    pub fn table(&self) -> Option<&Arc<Table>> {
+        self.table.as_ref()
     }
 
     /// World ranks of a group's members, in order.
@@ -188,7 +198,8 @@ impl Engine {
         self.agree_on_success(group, matches!(mesh, Some(Err(_))))?;
         self.shared.roster.add(group, Arc::clone(&ranks), me);
         if let Some(Ok(mesh)) = mesh {
-            let group = Box::new(Group::new(settings(&self.config, group, &ranks, &self.hosts), mesh));
+            let group =
+                Box::new(Group::new(settings(&self.config, self.table.clone(), group, &ranks, &self.hosts), mesh));
             let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
         }
         Ok(group)
@@ -294,7 +305,13 @@ fn spin(config: &Config, mesh: &Mesh) -> Spin {
     }
 }
 
-fn settings(config: &Config, id: GroupId, ranks: &Arc<[Rank]>, hosts: &Arc<[String]>) -> Settings {
+fn settings(
+    config: &Config,
+    table: Option<Arc<Table>>,
+    id: GroupId,
+    ranks: &Arc<[Rank]>,
+    hosts: &Arc<[String]>,
+) -> Settings {
     let defaults = AgreeSettings::default();
     // A replayed bucket that some rank has not come to must be given up before it looks like a failure.
     let longest = config.deadline / 4;
@@ -317,6 +334,7 @@ fn settings(config: &Config, id: GroupId, ranks: &Arc<[Rank]>, hosts: &Arc<[Stri
         fusion_limit_bytes,
         deadline: config.deadline,
         stall: (!config.stall_check_disable).then_some(limits),
+        table,
     }
 }
 

@@ -62,6 +62,7 @@ mod run;
 mod shared;
 mod submission;
 mod sync;
+pub mod tables;
 mod ticket;
 mod window;
 mod worker;

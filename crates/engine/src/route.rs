@@ -2,8 +2,8 @@
 //!
 //! There are three *roads*. Ranks that share memory take the *mapped* road if the bucket fits the mapped fusion buffer, otherwise
 //! the road through *windows*; all others, and collectives in which every pair has its own business, send *messages*.
-//! The choice is a pure function of the bucket's plan, the group and the size of the mapped buffer, which are the same on all
-//! ranks. So are the schedules, which are kept for as long as buckets repeat.
+//! The choice is a pure function of the bucket's plan, the group, the measured table in use and the size of the mapped buffer, which
+//! are the same on all ranks. So are the schedules, which are kept for as long as buckets repeat.
 //!
 //! Adasum is the exception: it does not fold element by element, so it is not a schedule but a series of exchanges of
 //! whole vectors with arithmetic in between (`adasum`).
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
-use farandole_plan::choose::{Limits, Means, choose_unmeasured};
+use farandole_plan::choose::{Choices, Formed, Means};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Collective, Rank, ReduceOp, Schedule};
 use farandole_tensor::{Finish, Fold, Stores};
@@ -112,14 +112,15 @@ impl Travel {
 #[derive(Debug)]
 pub(crate) struct Router {
     place: Place,
+    choices: Choices,
     kept: HashMap<(u64, Road), Arc<Schedule>>,
     barrier: Arc<Schedule>,
 }
 
 impl Router {
-    pub(crate) fn new(place: Place) -> Router {
+    pub(crate) fn new(place: Place, choices: Choices) -> Router {
         let barrier = Arc::new(algorithm::barrier(place.size, place.me));
-        Router { place, kept: HashMap::new(), barrier }
+        Router { place, choices, kept: HashMap::new(), barrier }
     }
 
     /// Which way a bucket goes.
@@ -132,18 +133,24 @@ impl Router {
             Collective::Allreduce { .. } => {
                 let bytes = plan.elems * plan.dtype.size_bytes() as u64;
                 let means = Means { windows: true, mapped: plan.staged && bytes <= mapped_bytes as u64 };
-                match choose_unmeasured(bytes, mesh.topology(), means, &Limits::default()) {
+                match self.choices.allreduce(bytes, means) {
                     Algorithm::Mapped => Road::Mapped,
-                    _ => Road::Windows,
+                    algorithm if algorithm.fits_windows() => Road::Windows,
+                    _ => Road::Messages,
                 }
             }
             _ => Road::Windows,
         }
     }
 
+    /// What a rank takes a bucket to be, for its peers to compare: the bucket itself and the table by which its way is chosen.
+    pub(crate) fn descriptor(&self, plan: &BucketPlan) -> u64 {
+        plan.hash ^ self.choices.hash()
+    }
+
     /// The barrier that a bucket with an entry barrier begins with, where ranks do not share memory.
     pub(crate) fn entry(&self, bucket: &Bucket) -> Run {
-        Run::new(Arc::clone(&self.barrier), self.place.size, bucket.operation.0, bucket.plan.hash)
+        Run::new(Arc::clone(&self.barrier), self.place.size, bucket.operation.0, self.descriptor(&bucket.plan))
     }
 
     /// The travel of a bucket, after its entry barrier if it had one.
@@ -161,7 +168,7 @@ impl Router {
                 run.then(schedule);
                 run
             }
-            None => Run::new(schedule, self.place.size, bucket.operation.0, plan.hash),
+            None => Run::new(schedule, self.place.size, bucket.operation.0, self.descriptor(plan)),
         };
         match plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => Travel::Adasum(Adasum::new(run, plan, self.place)),
@@ -187,15 +194,21 @@ impl Router {
     fn message_schedule(&self, plan: &BucketPlan, mesh: &Mesh) -> Schedule {
         let (topology, me) = (mesh.topology(), self.place.me);
         let tuning = Tuning::for_dtype(plan.dtype);
+        let bytes = plan.elems * plan.dtype.size_bytes() as u64;
         match &plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => Schedule::default(),
             Collective::Allreduce { .. } => {
-                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
-                let algorithm = choose_unmeasured(bytes, topology, Means::default(), &Limits::default());
+                let algorithm = self.choices.allreduce(bytes, Means::default());
                 algorithm::allreduce(algorithm, plan.elems, topology, me, &tuning)
             }
-            Collective::Broadcast { root } => algorithm::broadcast(plan.elems, *root, topology, me, &tuning),
-            Collective::Allgather => algorithm::allgather(&plan.blocks, topology, me, &tuning),
+            Collective::Broadcast { root } => {
+                let tuning = self.choices.tuned(Formed::Broadcast, bytes, tuning);
+                algorithm::broadcast(plan.elems, *root, topology, me, &tuning)
+            }
+            Collective::Allgather => {
+                let tuning = self.choices.tuned(Formed::Allgather, bytes, tuning);
+                algorithm::allgather(&plan.blocks, topology, me, &tuning)
+            }
             Collective::ReduceScatter { .. } => algorithm::reduce_scatter(&plan.blocks, topology, me, &tuning),
             Collective::Alltoall { .. } => {
                 let exchange = Exchange::of(&plan.parts[0].item, self.place);
@@ -215,7 +228,8 @@ impl Router {
             Collective::Allreduce { .. } => {
                 let bytes = plan.elems * plan.dtype.size_bytes() as u64;
                 let means = Means { windows: true, mapped: road == Road::Mapped };
-                let algorithm = choose_unmeasured(bytes, mesh.topology(), means, &Limits::default());
+                let chosen = self.choices.allreduce(bytes, means);
+                let algorithm = if chosen.fits_windows() { chosen } else { Algorithm::WindowTiles };
                 algorithm::allreduce(algorithm, plan.elems, mesh.topology(), me, &tuning)
             }
             Collective::Broadcast { root } => algorithm::broadcast_window(plan.elems, *root, size, me, &tuning),

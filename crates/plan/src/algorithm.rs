@@ -83,6 +83,16 @@ impl Algorithm {
         }
     }
 
+    /// Whether it works on one host through windows alone, without a message.
+    pub const fn fits_windows(self) -> bool {
+        matches!(self, Algorithm::WindowTiles | Algorithm::WindowWhole | Algorithm::Mapped)
+    }
+
+    /// Whether it works host by host, so that it needs several, with several ranks on each, to be of any use.
+    pub const fn is_hierarchical(self) -> bool {
+        matches!(self, Algorithm::Hierarchical | Algorithm::HierarchicalWindow)
+    }
+
     /// Whether it needs shared-memory windows between the ranks of a host.
     pub const fn needs_windows(self) -> bool {
         matches!(self, Algorithm::WindowTiles | Algorithm::WindowWhole | Algorithm::HierarchicalWindow)

@@ -1,18 +1,19 @@
-//! Which algorithm an allreduce uses.
+//! Which algorithm a collective uses.
 //!
-//! A [`Table`] holds what was measured on the machine: for an algorithm and a size, a time. [`choose`] takes the algorithm with
-//! the least time: between measured sizes by a straight line, beyond them by the shape of the cost model, scaled so that it
-//! goes through the nearest measured point. Without a table it goes by [`Limits`].
+//! [`choose`] takes the algorithm with the least time in a [`Table`] that was measured on the machine, unless what the built-in
+//! [`Limits`] would take is as good within [`MARGIN`]; without a table it goes by the limits. [`Choices`] is the same for all
+//! sizes at once, worked out when a group is made, so that asking costs no more than a look into a list.
 //!
 //! The choice must be the same on all ranks. It is a function of its arguments alone, uses only arithmetic that is
 //! exact to the bit on every machine (no logarithms), and breaks ties by the order of [`Algorithm::ALL`]. The table itself
-//! must therefore be the same everywhere: one rank measures or reads it and tells the others. How it gets into a file is not
-//! decided here, only what the text looks like.
+//! must therefore be the same everywhere: one rank reads it and tells the others. How it gets to them is not decided
+//! here.
 
-use std::fmt;
+use std::sync::Arc;
 
-use crate::algorithm::Algorithm;
-use crate::cost::{Rates, predict_us};
+use crate::algorithm::{Algorithm, Tuning};
+use crate::cost::Rates;
+use crate::table::{Class, Form, Table, Way};
 use crate::topology::Topology;
 
 /// What the ranks have besides messages.
@@ -25,176 +26,15 @@ pub struct Means {
 }
 
 impl Means {
-    /// Whether an algorithm can run with these means on this placement.
+    /// Whether an algorithm can run with these means on this placement, and to some purpose.
     pub fn allow(self, algorithm: Algorithm, topology: &Topology) -> bool {
         let has_memory = match algorithm {
             Algorithm::Mapped => self.mapped,
             algorithm => self.windows || !algorithm.needs_windows(),
         };
-        has_memory && algorithm.fits(topology)
+        has_memory && algorithm.fits(topology) && (topology.hosts() > 1 || !algorithm.is_hierarchical())
     }
 }
-
-/// Placements for which one table serves: the same number of ranks and hosts, and hosts of the same sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Class {
-    /// Ranks of the group.
-    pub ranks: u32,
-    /// Hosts they run on.
-    pub hosts: u32,
-    /// Ranks on the smallest host.
-    pub smallest: u32,
-    /// Ranks on the largest host.
-    pub largest: u32,
-}
-
-impl Class {
-    /// The class of a placement.
-    pub fn of(topology: &Topology) -> Class {
-        let locals = || (0..topology.hosts()).map(|host| topology.ranks_on(host).len() as u32);
-        Class {
-            ranks: topology.size() as u32,
-            hosts: topology.hosts() as u32,
-            smallest: locals().min().unwrap_or(0),
-            largest: locals().max().unwrap_or(0),
-        }
-    }
-}
-
-/// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// What was measured.
-    pub algorithm: Algorithm,
-    /// Size of the tensor.
-    pub bytes: u64,
-    /// Time of one allreduce, the slowest rank's.
-    pub time_us: f64,
-}
-
-/// Measurements for one class of placements.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Table {
-    /// Where it holds.
-    pub class: Class,
-    /// In the order of algorithm and size, one for each pair.
-    points: Vec<Point>,
-}
-
-impl Table {
-    /// A table without measurements.
-    pub fn new(class: Class) -> Table {
-        Table { class, points: Vec::new() }
-    }
-
-    /// Adds a measurement; a later one of the same algorithm and size replaces an earlier one.
-    ///
-    /// # Panics
-    /// If the time is not a positive number.
-    pub fn insert(&mut self, point: Point) {
-        assert!(point.time_us.is_finite() && point.time_us > 0.0, "a measured time is a positive number");
-        let key = |point: &Point| (point.algorithm, point.bytes);
-        match self.points.binary_search_by_key(&key(&point), key) {
-            Ok(index) => self.points[index] = point,
-            Err(index) => self.points.insert(index, point),
-        }
-    }
-
-    /// All measurements.
-    pub fn points(&self) -> &[Point] {
-        &self.points
-    }
-
-    /// Time to expect of an algorithm at a size; `None` if it was never measured.
-    pub fn time_us(&self, algorithm: Algorithm, bytes: u64, topology: &Topology, rates: &Rates) -> Option<f64> {
-        let from = self.points.partition_point(|point| point.algorithm < algorithm);
-        let to = self.points.partition_point(|point| point.algorithm <= algorithm);
-        let measured = &self.points[from..to];
-        let above = measured.partition_point(|point| point.bytes < bytes);
-        match (above.checked_sub(1).map(|below| measured[below]), measured.get(above)) {
-            (None, None) => None,
-            (Some(low), Some(high)) => {
-                let part = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
-                Some(low.time_us + part * (high.time_us - low.time_us))
-            }
-            (Some(nearest), None) => Some(extrapolated(nearest, bytes, topology, rates)),
-            (None, Some(nearest)) => Some(extrapolated(*nearest, bytes, topology, rates)),
-        }
-    }
-
-    /// The table as text, to be read by [`Table::parse_all`].
-    pub fn to_text(&self) -> String {
-        use fmt::Write;
-        let Class { ranks, hosts, smallest, largest } = self.class;
-        let mut text = format!("class ranks {ranks} hosts {hosts} local {smallest} {largest}\n");
-        for Point { algorithm, bytes, time_us } in &self.points {
-            writeln!(text, "point {algorithm} {bytes} {time_us}").expect("writing to a string cannot fail");
-        }
-        text
-    }
-
-    /// Reads tables: for each, a line with its class and a line for each measurement. Empty lines and lines that start with `#` are
-    /// skipped.
-    pub fn parse_all(text: &str) -> Result<Vec<Table>, TableError> {
-        let mut tables: Vec<Table> = Vec::new();
-        for (index, line) in text.lines().enumerate() {
-            let error = |problem: &str| TableError { line: index + 1, problem: problem.to_owned() };
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
-                [] => {}
-                [first, ..] if first.starts_with('#') => {}
-                ["class", "ranks", ranks, "hosts", hosts, "local", smallest, largest] => {
-                    let number =
-                        |word: &str| word.parse::<u32>().map_err(|_| error("a class consists of whole numbers"));
-                    tables.push(Table::new(Class {
-                        ranks: number(ranks)?,
-                        hosts: number(hosts)?,
-                        smallest: number(smallest)?,
-                        largest: number(largest)?,
-                    }));
-                }
-                ["point", algorithm, bytes, time_us] => {
-                    let algorithm = algorithm.parse::<Algorithm>().map_err(|unknown| error(&unknown.to_string()))?;
-                    let bytes = bytes.parse::<u64>().map_err(|_| error("a size is a whole number of bytes"))?;
-                    let time_us = time_us.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
-                    let time_us = time_us.ok_or_else(|| error("a time is a positive number of microseconds"))?;
-                    let table = tables.last_mut().ok_or_else(|| error("a point needs a class before it"))?;
-                    table.insert(Point { algorithm, bytes, time_us });
-                }
-                _ => {
-                    return Err(error(
-                        "a line is either \"class ranks R hosts H local S L\" or \"point ALGORITHM BYTES US\"",
-                    ));
-                }
-            }
-        }
-        Ok(tables)
-    }
-}
-
-/// A measured time, moved to another size along the model.
-fn extrapolated(nearest: Point, bytes: u64, topology: &Topology, rates: &Rates) -> f64 {
-    let there = predict_us(nearest.algorithm, nearest.bytes, topology, rates);
-    let here = predict_us(nearest.algorithm, bytes, topology, rates);
-    if there > 0.0 { nearest.time_us * here / there } else { nearest.time_us }
-}
-
-/// Why a text is not a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableError {
-    /// Number of the line, from one.
-    pub line: usize,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-impl fmt::Display for TableError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} of the table: {}", self.line, self.problem)
-    }
-}
-
-impl std::error::Error for TableError {}
 
 /// Sizes at which the choice changes where nothing has been measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +68,10 @@ impl Default for Limits {
     }
 }
 
+/// What a measured time must be below that of the built-in choice to be preferred to it: a table is taken once, machines drift by
+/// more than this from day to day, and the built-in choice is the one that most others run.
+pub const MARGIN: f64 = 0.05;
+
 /// The algorithm for an allreduce of `bytes` bytes: the fastest by the table if there is one that measured an algorithm which
 /// can run, otherwise by the limits.
 pub fn choose(
@@ -238,19 +82,20 @@ pub fn choose(
     rates: &Rates,
     limits: &Limits,
 ) -> Algorithm {
-    let mut best: Option<(Algorithm, f64)> = None;
+    let usual = choose_unmeasured(bytes, Class::of(topology), means, limits);
+    let Some(table) = table else { return usual };
+    let time_us = |algorithm| table.time_us(Way::Allreduce(algorithm), bytes, topology, rates);
+    let mut best = (usual, time_us(usual).map(|time_us| time_us * (1.0 - MARGIN)));
     for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| means.allow(algorithm, topology)) {
-        let time_us = table.and_then(|table| table.time_us(algorithm, bytes, topology, rates));
-        if let Some(time_us) = time_us.filter(|&time_us| best.is_none_or(|(_, least_us)| time_us < least_us)) {
-            best = Some((algorithm, time_us));
+        if let Some(time_us) = time_us(algorithm).filter(|&time_us| best.1.is_none_or(|least_us| time_us < least_us)) {
+            best = (algorithm, Some(time_us));
         }
     }
-    best.map_or_else(|| choose_unmeasured(bytes, topology, means, limits), |(algorithm, _)| algorithm)
+    best.0
 }
 
 /// The algorithm where nothing has been measured.
-pub fn choose_unmeasured(bytes: u64, topology: &Topology, means: Means, limits: &Limits) -> Algorithm {
-    let class = Class::of(topology);
+pub fn choose_unmeasured(bytes: u64, class: Class, means: Means, limits: &Limits) -> Algorithm {
     let ranks = u64::from(class.ranks);
     if class.hosts == 1 {
         if means.windows && bytes.saturating_mul(ranks) <= limits.whole_read_max_bytes {
@@ -277,9 +122,163 @@ pub fn choose_unmeasured(bytes: u64, topology: &Topology, means: Means, limits: 
     }
 }
 
+/// Collectives that have two [`Form`]s by messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Formed {
+    /// Allgather(v).
+    Allgather,
+    /// Broadcast.
+    Broadcast,
+}
+
+impl Formed {
+    /// This collective in this form.
+    pub const fn way(self, form: Form) -> Way {
+        match self {
+            Formed::Allgather => Way::Allgather(form),
+            Formed::Broadcast => Way::Broadcast(form),
+        }
+    }
+}
+
+/// Every choice of one group, from a table or, without one for its class, from the limits.
+///
+/// With a table the sizes are cut into *rungs*, four for each doubling, and the choice of a rung is that of its least size: finer than
+/// any table is measured, and a look-up takes nanoseconds, of which the smallest operations have few.
+#[derive(Clone, Debug)]
+pub struct Choices {
+    class: Class,
+    limits: Limits,
+    measured: Option<Measured>,
+}
+
+#[derive(Clone, Debug)]
+struct Measured {
+    table: Arc<Table>,
+    hash: u64,
+    /// By [`means_index`] and rung.
+    algorithms: [Vec<Algorithm>; 3],
+    /// By [`Formed`] and rung; `None` where the table does not say.
+    forms: [Vec<Option<Form>>; 2],
+}
+
+impl Choices {
+    /// The choices of a group on this placement. A table for another class is not used.
+    pub fn new(table: Option<Arc<Table>>, topology: &Topology, limits: Limits) -> Choices {
+        let class = Class::of(topology);
+        let measured = table.filter(|table| table.class == class).map(|table| Measured::new(table, topology, &limits));
+        Choices { class, limits, measured }
+    }
+
+    /// The table in use.
+    pub fn table(&self) -> Option<&Arc<Table>> {
+        self.measured.as_ref().map(|measured| &measured.table)
+    }
+
+    /// Stands for the table in use; zero without one. Ranks whose choices differ have different ones.
+    pub fn hash(&self) -> u64 {
+        self.measured.as_ref().map_or(0, |measured| measured.hash)
+    }
+
+    /// The algorithm for an allreduce.
+    #[inline]
+    pub fn allreduce(&self, bytes: u64, means: Means) -> Algorithm {
+        match &self.measured {
+            Some(measured) => measured.algorithms[means_index(means)][rung_of(bytes)],
+            None => choose_unmeasured(bytes, self.class, means, &self.limits),
+        }
+    }
+
+    /// Up to this many bytes every allreduce takes this algorithm.
+    pub fn largest_of(&self, algorithm: Algorithm, means: Means) -> u64 {
+        let differs = |&bytes: &u64| self.allreduce(bytes, means) != algorithm;
+        let Some(mut exceeds) = (0..RUNGS).map(least_bytes).find(differs) else { return u64::MAX };
+        let Some(rung) = rung_of(exceeds).checked_sub(1) else { return 0 };
+        // Limits are exact, and may lie within a rung.
+        let mut fits = least_bytes(rung);
+        while exceeds - fits > 1 {
+            let middle = fits + (exceeds - fits) / 2;
+            if self.allreduce(middle, means) == algorithm { fits = middle } else { exceeds = middle }
+        }
+        fits
+    }
+
+    /// Sizes for a schedule of this collective by messages: as they are, or changed so that the schedule takes the form that was faster.
+    pub fn tuned(&self, formed: Formed, bytes: u64, tuning: Tuning) -> Tuning {
+        let form = self.measured.as_ref().and_then(|measured| measured.forms[formed as usize][rung_of(bytes)]);
+        let small_elems = match form {
+            None => tuning.small_elems,
+            Some(Form::FewSteps) => u64::MAX,
+            Some(Form::FewBytes) => 0,
+        };
+        Tuning { small_elems, ..tuning }
+    }
+}
+
+impl Measured {
+    fn new(table: Arc<Table>, topology: &Topology, limits: &Limits) -> Measured {
+        let sizes = || (0..RUNGS).map(least_bytes);
+        let algorithms = ALL_MEANS.map(|means| {
+            sizes().map(|bytes| choose(Some(&table), bytes, topology, means, &Rates::TYPICAL, limits)).collect()
+        });
+        let forms = [Formed::Allgather, Formed::Broadcast]
+            .map(|formed| sizes().map(|bytes| form(&table, formed, bytes, topology)).collect());
+        Measured { hash: table.hash(), table, algorithms, forms }
+    }
+}
+
+/// The form that the table prefers, if it has measured both and prefers one by more than the margin.
+fn form(table: &Table, formed: Formed, bytes: u64, topology: &Topology) -> Option<Form> {
+    let time_us = |form| table.time_us(formed.way(form), bytes, topology, &Rates::TYPICAL);
+    let (steps_us, bytes_us) = (time_us(Form::FewSteps)?, time_us(Form::FewBytes)?);
+    if steps_us < bytes_us * (1.0 - MARGIN) {
+        Some(Form::FewSteps)
+    } else if bytes_us < steps_us * (1.0 - MARGIN) {
+        Some(Form::FewBytes)
+    } else {
+        None
+    }
+}
+
+/// Mapped buffers come with windows.
+const ALL_MEANS: [Means; 3] = [
+    Means { windows: false, mapped: false },
+    Means { windows: true, mapped: false },
+    Means { windows: true, mapped: true },
+];
+
+const fn means_index(means: Means) -> usize {
+    match means {
+        Means { mapped: true, .. } => 2,
+        Means { windows: true, .. } => 1,
+        Means { .. } => 0,
+    }
+}
+
+/// One for each size below four, then four for each doubling up to 2^64.
+const RUNGS: usize = 4 * 63;
+
+/// The rung on which a size stands.
+const fn rung_of(bytes: u64) -> usize {
+    if bytes < 4 {
+        return bytes as usize;
+    }
+    let octave = bytes.ilog2();
+    4 * octave as usize + (bytes >> (octave - 2)) as usize - 8
+}
+
+/// The least size of a rung.
+const fn least_bytes(rung: usize) -> u64 {
+    if rung < 4 {
+        return rung as u64;
+    }
+    (4 + rung as u64 % 4) << (rung / 4 - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Point;
 
     const NOTHING: Means = Means { windows: false, mapped: false };
     const WINDOWS: Means = Means { windows: true, mapped: false };
@@ -287,15 +286,16 @@ mod tests {
     fn table(topology: &Topology, points: &[(Algorithm, u64, f64)]) -> Table {
         let mut table = Table::new(Class::of(topology));
         for &(algorithm, bytes, time_us) in points {
-            table.insert(Point { algorithm, bytes, time_us });
+            table.insert(Point { way: Way::Allreduce(algorithm), bytes, time_us });
         }
         table
     }
 
     #[test]
     fn without_measurements_size_and_placement_decide() {
-        let unmeasured =
-            |bytes, topology: &Topology, means| choose_unmeasured(bytes, topology, means, &Limits::default());
+        let unmeasured = |bytes, topology: &Topology, means| {
+            choose_unmeasured(bytes, Class::of(topology), means, &Limits::default())
+        };
         let one_host = Topology::one_host(4);
         assert_eq!(unmeasured(4, &one_host, WINDOWS), Algorithm::WindowWhole);
         assert_eq!(unmeasured(1 << 20, &one_host, WINDOWS), Algorithm::WindowTiles);
@@ -323,14 +323,14 @@ mod tests {
         let chosen = |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &Limits::default());
         assert_eq!(chosen(1000), Algorithm::Doubling);
         assert_eq!(chosen(1500), Algorithm::Doubling);
-        assert_eq!(chosen(1600), Algorithm::Ring);
+        assert_eq!(chosen(1700), Algorithm::Ring);
         assert_eq!(chosen(2000), Algorithm::Ring);
     }
 
     #[test]
     fn beyond_the_measured_sizes_the_model_takes_over() {
         let topology = Topology::all_apart(16);
-        let table = table(&topology, &[(Algorithm::Ring, 1 << 20, 900.0), (Algorithm::Doubling, 1 << 20, 890.0)]);
+        let table = table(&topology, &[(Algorithm::Ring, 1 << 20, 900.0), (Algorithm::Doubling, 1 << 20, 790.0)]);
         let chosen = |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &Limits::default());
         assert_eq!(chosen(1 << 20), Algorithm::Doubling);
         assert_eq!(chosen(1 << 28), Algorithm::Ring);
@@ -347,23 +347,87 @@ mod tests {
     }
 
     #[test]
-    fn tables_survive_being_written_and_read() {
-        let topology = Topology::from_host_names(&["a", "a", "b"]);
-        let first = table(&topology, &[(Algorithm::Ring, 4, 1.0 / 3.0), (Algorithm::HierarchicalWindow, 1 << 40, 1e9)]);
-        let second = table(&Topology::one_host(2), &[(Algorithm::WindowWhole, 4, 0.8)]);
-        let text = format!("# measured\n\n{}{}", first.to_text(), second.to_text());
-        assert_eq!(Table::parse_all(&text), Ok(vec![first, second]));
+    fn the_built_in_choice_stays_unless_another_is_clearly_faster() {
+        let topology = Topology::all_apart(4);
+        let chosen = |ring_us| {
+            let table = table(&topology, &[(Algorithm::Doubling, 64, 100.0), (Algorithm::Ring, 64, ring_us)]);
+            choose(Some(&table), 64, &topology, NOTHING, &Rates::TYPICAL, &Limits::default())
+        };
+        assert_eq!(chosen(100.0 * (1.0 - MARGIN) + 0.1), Algorithm::Doubling);
+        assert_eq!(chosen(100.0 * (1.0 - MARGIN) - 0.1), Algorithm::Ring);
     }
 
     #[test]
-    fn a_bad_line_is_named() {
-        let problem = |text: &str| Table::parse_all(text).unwrap_err().to_string();
-        assert_eq!(problem("point ring 4 1.0"), "line 1 of the table: a point needs a class before it");
-        let class = "class ranks 2 hosts 1 local 2 2\n";
-        assert!(problem(&format!("{class}point rings 4 1.0")).contains("line 2 of the table: there is no algorithm"));
-        assert!(problem(&format!("{class}point ring -4 1.0")).contains("whole number of bytes"));
-        assert!(problem(&format!("{class}point ring 4 NaN")).contains("positive number"));
-        assert!(problem(&format!("{class}\nnonsense")).starts_with("line 3"));
-        assert!(problem("class ranks two hosts 1 local 2 2").contains("whole numbers"));
+    fn rungs_follow_each_other_without_gaps() {
+        assert_eq!(rung_of(u64::MAX), RUNGS - 1);
+        for rung in 1..RUNGS {
+            assert_eq!(rung_of(least_bytes(rung)), rung);
+            assert_eq!(rung_of(least_bytes(rung) - 1), rung - 1);
+        }
+    }
+
+    #[test]
+    fn choices_are_those_of_the_table_at_every_rung_and_of_the_limits_without_one() {
+        let topology = Topology::one_host(2);
+        let points = [
+            (Algorithm::WindowWhole, 4, 1.0),
+            (Algorithm::WindowWhole, 1 << 20, 500.0),
+            (Algorithm::WindowTiles, 4, 2.0),
+            (Algorithm::WindowTiles, 1 << 20, 100.0),
+        ];
+        let table = Arc::new(table(&topology, &points));
+        let limits = Limits::default();
+        let choices = Choices::new(Some(Arc::clone(&table)), &topology, limits);
+        for bytes in (0..RUNGS).map(least_bytes) {
+            for means in ALL_MEANS {
+                let chosen = choose(Some(&table), bytes, &topology, means, &Rates::TYPICAL, &limits);
+                assert_eq!(choices.allreduce(bytes, means), chosen);
+            }
+        }
+        let unmeasured = Choices::new(None, &topology, limits);
+        for bytes in [0, 4, 16 << 10, (16 << 10) + 1, 1 << 20] {
+            let chosen = choose_unmeasured(bytes, Class::of(&topology), WINDOWS, &limits);
+            assert_eq!(unmeasured.allreduce(bytes, WINDOWS), chosen);
+        }
+        assert_eq!((choices.hash(), unmeasured.hash()), (table.hash(), 0));
+    }
+
+    #[test]
+    fn a_table_for_another_placement_is_not_used() {
+        let table = Arc::new(table(&Topology::one_host(2), &[(Algorithm::Ring, 4, 1.0)]));
+        let topology = Topology::all_apart(2);
+        assert!(Choices::new(Some(table), &topology, Limits::default()).table().is_none());
+    }
+
+    #[test]
+    fn the_largest_size_of_an_algorithm_is_exact() {
+        let topology = Topology::one_host(2);
+        let limits = Limits { whole_read_max_bytes: 2 * 10_007, ..Limits::default() };
+        let choices = Choices::new(None, &topology, limits);
+        assert_eq!(choices.largest_of(Algorithm::WindowWhole, WINDOWS), 10_007);
+        assert_eq!(choices.largest_of(Algorithm::WindowTiles, WINDOWS), 0);
+        let always = table(&topology, &[(Algorithm::WindowWhole, 4, 1.0)]);
+        let choices = Choices::new(Some(Arc::new(always)), &topology, limits);
+        assert_eq!(choices.largest_of(Algorithm::WindowWhole, WINDOWS), u64::MAX);
+    }
+
+    #[test]
+    fn the_faster_form_is_taken_where_both_were_measured() {
+        let topology = Topology::all_apart(4);
+        let mut table = Table::new(Class::of(&topology));
+        for (form, bytes, time_us) in [
+            (Form::FewSteps, 1024, 10.0),
+            (Form::FewBytes, 1024, 20.0),
+            (Form::FewSteps, 1 << 20, 900.0),
+            (Form::FewBytes, 1 << 20, 500.0),
+        ] {
+            table.insert(Point { way: Way::Allgather(form), bytes, time_us });
+        }
+        let choices = Choices::new(Some(Arc::new(table)), &topology, Limits::default());
+        let tuning = Tuning { segment_elems: 1, tile_elems: 1, slots: 1, small_elems: 7 };
+        let small_elems = |formed, bytes| choices.tuned(formed, bytes, tuning).small_elems;
+        assert_eq!(small_elems(Formed::Allgather, 4), u64::MAX);
+        assert_eq!(small_elems(Formed::Allgather, 1 << 24), 0);
+        assert_eq!(small_elems(Formed::Broadcast, 4), 7, "nothing was measured");
     }
 }

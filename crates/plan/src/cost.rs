@@ -191,7 +191,8 @@ fn across_us(shape: &Shape, bytes: f64, rates: &Rates) -> f64 {
     }
     let shard = bytes / shape.shards;
     let ring = ring_us(shape.h, shard, shape.shards, rates.across, rates);
-    let exchanges = shape.h.log2().ceil();
+    // In whole numbers: a logarithm may differ in its last bit from machine to machine, and a choice must not.
+    let exchanges = f64::from((shape.h as u64).next_power_of_two().ilog2());
     let byte_us = shape.shards * rates.across.us_per_byte + rates.fold_us_per_byte;
     let doubling = exchanges * (rates.across.latency_us + shard * byte_us);
     ring.min(doubling)

@@ -32,6 +32,7 @@ mod ring;
 mod scatter;
 pub mod schedule;
 pub mod stall;
+pub mod table;
 mod team;
 pub mod topology;
 mod tree;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use farandole_plan::algorithm::{self, Algorithm, Tuning};
+use farandole_plan::algorithm::{self, Algorithm};
+use farandole_plan::choose::Formed;
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
@@ -54,7 +55,7 @@ impl Communicator {
             finish.apply(dtype, data);
             return Ok(());
         }
-        if one_host && forced.is_none() && data.len() <= self.small_limit() {
+        if one_host && forced.is_none() && self.chooser.is_small(data.len()) {
             let windows = self.mesh.windows.as_mut().expect("one host has windows");
             windows.begin(number, descriptor.word(), data);
             if self.all_begin_soon() {
@@ -64,7 +65,7 @@ impl Communicator {
             }
             return self.drive(descriptor, Operation::Small { data, fold, finish });
         }
-        let algorithm = forced.unwrap_or_else(|| self.choose(elems, dtype));
+        let algorithm = forced.unwrap_or_else(|| self.chooser.allreduce(data.len()));
         let call = Call { kind: algorithm as u8 | 0x80, dtype, root: 0, counts: vec![elems], more_counts: vec![] };
         let schedule = self.schedule(call, |this| {
             algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(dtype))
@@ -98,6 +99,7 @@ impl Communicator {
             if one_host {
                 algorithm::broadcast_window(elems, root, this.size(), this.rank(), &tuning)
             } else {
+                let tuning = this.chooser.tuned(Formed::Broadcast, elems, T::DTYPE, tuning);
                 algorithm::broadcast(elems, root, this.topology(), this.rank(), &tuning)
             }
         });
@@ -121,6 +123,8 @@ impl Communicator {
             if one_host {
                 algorithm::allgather_window(&blocks, this.rank(), &tuning)
             } else {
+                let elems = blocks[blocks.len() - 1].end();
+                let tuning = this.chooser.tuned(Formed::Allgather, elems, T::DTYPE, tuning);
                 algorithm::allgather(&blocks, this.topology(), this.rank(), &tuning)
             }
         });
@@ -227,33 +231,6 @@ impl Communicator {
             }
         }
         false
-    }
-
-    fn small_limit(&self) -> usize {
-        let slot = self.mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
-        self.settings.small_bytes.min(slot)
-    }
-
-    /// The algorithm for tensors that do not take the shortest road.
-    fn choose(&self, elems: u64, dtype: Dtype) -> Algorithm {
-        if self.is_one_host() {
-            return Algorithm::WindowTiles;
-        }
-        let Tuning { small_elems, .. } = self.tuning(dtype);
-        let topology = self.topology();
-        if elems <= small_elems {
-            Algorithm::Doubling
-        } else if topology.hosts() > 1 && topology.hosts() < topology.size() {
-            if self.hosts_have_windows() { Algorithm::HierarchicalWindow } else { Algorithm::Hierarchical }
-        } else {
-            Algorithm::Ring
-        }
-    }
-
-    /// Whether the ranks of every host share memory, as far as every rank can tell alike: hosts are equally full, and
-    /// this one has windows.
-    fn hosts_have_windows(&self) -> bool {
-        self.topology().is_homogeneous() && self.mesh.windows.is_some()
     }
 
     fn call(&self, kind: Kind, dtype: Dtype, counts: &[usize], more: &[usize]) -> Call {

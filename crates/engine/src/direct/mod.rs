@@ -6,13 +6,15 @@
 //!
 //! Three roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go through
 //! windows in tiles, and shared buffers are worked on where they lie; between hosts, schedules of messages run over links.
-//! The road depends only on what all ranks know (bytes, placement, settings), so all take the same one.
+//! The road depends only on what all ranks know (bytes, placement, settings, the table that they have agreed on: `choice`), so all
+//! take the same one.
 //!
 //! An error is final: the communicator remembers the first cause and gives it as the answer to every later call, and the
 //! peers are told. Named, unordered and asynchronous requests are the business of [`crate::Engine`], which has
 //! connections of its own, so that the two never mix.
 
 mod calls;
+mod choice;
 mod descriptor;
 mod goodbye;
 mod operation;
@@ -33,11 +35,14 @@ use farandole_transport::{Mesh, Progress, Waiter};
 use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
 use crate::meeting::Meeting;
+use choice::Chooser;
 use descriptor::{Descriptor, Kind};
 use operation::Operation;
 use outlet::Outlets;
 use patience::{LONGEST_SLEEP, Next, Patience};
 
+pub(crate) use choice::MAX_TEXT_BYTES;
+pub(crate) use patience::online_cores;
 pub use shared::SharedBuffer;
 
 /// Schedules kept at most; programs repeat a few calls.
@@ -90,6 +95,7 @@ pub struct Communicator {
     waiter: Waiter,
     settings: DirectSettings,
     patience: Patience,
+    chooser: Chooser,
     operation: u64,
     kept: HashMap<Call, Arc<Schedule>>,
     outlets: Outlets,
@@ -104,6 +110,7 @@ impl Communicator {
     /// Takes over the mesh of a group. The waiter must be the one that the mesh was made with.
     pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
         let patience = Patience::new(mesh.topology().local_size(mesh.me()), mesh.size());
+        let chooser = Chooser::new(&mesh, &settings, None);
         let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
         let alarm = Alarm::new(waiter.bell());
@@ -112,6 +119,7 @@ impl Communicator {
             waiter,
             settings,
             patience,
+            chooser,
             operation: 0,
             kept: HashMap::new(),
             outlets: Outlets::default(),

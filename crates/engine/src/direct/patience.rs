@@ -87,7 +87,7 @@ fn have_cores(local_ranks: usize, allowed: usize, online: usize) -> bool {
 }
 
 /// Cores of this machine, whether or not this process may use them.
-fn online_cores() -> Option<usize> {
+pub(crate) fn online_cores() -> Option<usize> {
     count_cores(&std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?)
 }
 

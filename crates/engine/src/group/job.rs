@@ -41,7 +41,7 @@ impl Group {
         let number = self.window_operation(&bucket);
         let shares_memory = shares_memory(&self.mesh);
         if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
-            windows.begin(number, bucket.plan.hash, &[]);
+            windows.begin(number, self.router.descriptor(&bucket.plan), &[]);
         }
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the board overwritten. Steps through windows see to that themselves.

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
+use farandole_plan::choose::{Choices, Limits};
 use farandole_plan::message::Message;
+use farandole_plan::table::Table as Measured;
 use farandole_plan::{GroupId, Rank, Request, stall};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
@@ -69,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) deadline: Duration,
     /// `None` if nobody watches.
     pub(crate) stall: Option<stall::Limits>,
+    /// By which ways are chosen; the same on all ranks.
+    pub(crate) table: Option<Arc<Measured>>,
 }
 
 /// See the module's text.
@@ -116,7 +120,8 @@ impl Group {
     pub(crate) fn new(settings: Settings, mesh: Mesh) -> Group {
         let place = Place { me: mesh.me(), size: mesh.size() };
         let member = Member::new(place.me, place.size, settings.agree.clone());
-        let router = Router::new(place);
+        let choices = Choices::new(settings.table.clone(), mesh.topology(), Limits::default());
+        let router = Router::new(place, choices);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
         Group {
             settings,

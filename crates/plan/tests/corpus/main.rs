@@ -10,10 +10,10 @@ mod table;
 
 use std::sync::Arc;
 
-use farandole_plan::choose::{Class, Point, Table};
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
+use farandole_plan::table::{Class, Form, Point, Record, Table, Way};
 use farandole_plan::{Algorithm, Collective, Device, Dtype, Rank, ReduceOp, Request};
 use seeds::{Seed, replay};
 
@@ -137,14 +137,24 @@ fn conversations_of_the_corpus_end_in_peace_or_with_a_name() {
 fn tables_of_the_corpus_parse_or_are_refused() {
     let mut table = Table::new(Class { ranks: 3, hosts: 2, smallest: 1, largest: 2 });
     for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
-        table.insert(Point { algorithm, bytes: 4 << (4 * index), time_us: 1.5 * (index + 1) as f64 });
+        table.insert(Point {
+            way: Way::Allreduce(algorithm),
+            bytes: 4 << (4 * index),
+            time_us: 1.5 * (index + 1) as f64,
+        });
     }
-    assert_eq!(Table::parse_all(&table.to_text()), Ok(vec![table.clone()]));
-    let twice =
-        format!("{}{}", table.to_text(), Table::new(Class { ranks: 1, hosts: 1, smallest: 1, largest: 1 }).to_text());
-    let made: [Seed; 6] = [
+    for (index, form) in [Form::FewSteps, Form::FewBytes].into_iter().enumerate() {
+        table.insert(Point { way: Way::Allgather(form), bytes: 64, time_us: 2.5 + index as f64 });
+        table.insert(Point { way: Way::Broadcast(form), bytes: 64, time_us: 3.5 - index as f64 });
+    }
+    assert_eq!(Table::parse(&table.to_text()), Ok(table.clone()));
+    let file = Record { machine: "a machine, 2 cores".to_owned(), table: table.clone() }.to_text();
+    let made: [Seed; 9] = [
         ("every_algorithm", table.to_text().into()),
-        ("two_tables", twice.into()),
+        ("two_tables", format!("{0}{0}", table.to_text()).into()),
+        ("file", file.clone().into()),
+        ("file_of_the_next_version", file.replacen(" 1\n", " 2\n", 1).into()),
+        ("file_cut_off", file[..file.len() / 2].into()),
         ("no_class", b"point ring 4 1.0\n".to_vec()),
         ("no_number", b"class ranks 3 hosts 2 local 1 2\npoint ring many 1.0\n".to_vec()),
         ("no_time", b"class ranks 3 hosts 2 local 1 2\npoint ring 4 NaN\n".to_vec()),
