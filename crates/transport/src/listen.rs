@@ -1,6 +1,6 @@
 //! Where connections of peers arrive.
 //!
-//! A [`Listener`] has one TCP socket, bound to one address only, and one abstract Unix socket, and a thread of its own that
+//! A [`Listener`] has a TCP socket for each address it is given, bound to exactly that, and one abstract Unix socket, and a thread of its own that
 //! accepts connections and shakes hands on all of them at once. A stranger who says nothing, says it slowly, or
 //! says something else costs one entry in a table for a few seconds, and never holds up a peer. Connections that have
 //! proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so meshes can be
@@ -43,7 +43,7 @@ const MOST_REFUSALS: usize = 16;
 pub struct Listener {
     lobby: Arc<Lobby>,
     key: Key,
-    address: Option<SocketAddr>,
+    addresses: Vec<SocketAddr>,
     unix: String,
     stop: Bell,
     thread: Option<JoinHandle<()>>,
@@ -100,9 +100,9 @@ impl Lobby {
 }
 
 impl Listener {
-    /// Listens on a fresh abstract Unix socket and, if an address is given, on exactly that (port 0: any free one).
+    /// Listens on a fresh abstract Unix socket and on exactly the given addresses, if any (port 0: any free one).
     /// Peers must hold `key`.
-    pub fn bind(address: Option<SocketAddr>, key: &Key) -> Result<Listener> {
+    pub fn bind(addresses: impl IntoIterator<Item = SocketAddr>, key: &Key) -> Result<Listener> {
         let suffix: [u8; 8] = random_bytes()?;
         let unix = format!("farandole-{:016x}", u64::from_le_bytes(suffix));
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&unix)
@@ -111,22 +111,18 @@ impl Listener {
             UnixListener::bind_addr(&name).map_err(|e| Error::local("listening on a Unix socket", e))?;
         unix_listener.set_nonblocking(true).map_err(|e| Error::local("listening on a Unix socket", e))?;
         deepen(&unix_listener)?;
-        let tcp_listener = address.map(bind_tcp).transpose()?;
-        let address = match &tcp_listener {
-            Some(listener) => {
-                Some(listener.local_addr().map_err(|e| Error::local("asking for the address of a socket", e))?)
-            }
-            None => None,
-        };
+        let tcp_listeners = addresses.into_iter().map(bind_tcp).collect::<Result<Vec<_>>>()?;
+        let bound = tcp_listeners.iter().map(TcpListener::local_addr).collect::<std::io::Result<_>>();
+        let addresses = bound.map_err(|e| Error::local("asking for the address of a socket", e))?;
         let waiter = Waiter::new()?;
         waiter.watch(&unix_listener)?;
-        if let Some(listener) = &tcp_listener {
+        for listener in &tcp_listeners {
             waiter.watch(listener)?;
         }
         let lobby = Arc::new(Lobby::default());
         let stop = waiter.bell();
         let doorman = Doorman {
-            tcp: tcp_listener,
+            tcp: tcp_listeners,
             unix: unix_listener,
             key: key.clone(),
             waiter,
@@ -137,12 +133,12 @@ impl Listener {
             .name("farandole-listen".to_owned())
             .spawn(move || doorman.run())
             .map_err(|e| Error::local("starting the listening thread", e))?;
-        Ok(Listener { lobby, key: key.clone(), address, unix, stop, thread: Some(thread) })
+        Ok(Listener { lobby, key: key.clone(), addresses, unix, stop, thread: Some(thread) })
     }
 
-    /// The TCP address, with the port that was chosen.
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.address
+    /// The TCP addresses, with the ports that were chosen.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// What to tell peers: the given identity of this host, and where this listener can be reached.
@@ -150,7 +146,7 @@ impl Listener {
         Contact {
             host: host.into(),
             unix: Some(self.unix.clone()),
-            addresses: self.address.into_iter().collect(),
+            addresses: self.addresses.clone(),
             connections: suggested_connections(),
         }
     }
@@ -213,7 +209,7 @@ impl Drop for Listener {
 
 /// The listening thread.
 struct Doorman {
-    tcp: Option<TcpListener>,
+    tcp: Vec<TcpListener>,
     unix: UnixListener,
     key: Key,
     waiter: Waiter,
@@ -249,13 +245,14 @@ impl Doorman {
     /// Takes all connections that are there. Says whether the system let us.
     fn accept(&mut self) -> bool {
         use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
-        while let Some(listener) = &self.tcp {
-            let accepted = listener.accept().map(|(stream, from)| (Socket::from_tcp(stream), from.to_string()));
-            match accepted {
-                Ok((socket, from)) => self.welcome(socket, from),
-                Err(error) if error.kind() == WouldBlock => break,
-                Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
-                Err(_) => return false,
+        for index in 0..self.tcp.len() {
+            loop {
+                match self.tcp[index].accept() {
+                    Ok((stream, from)) => self.welcome(Socket::from_tcp(stream), from.to_string()),
+                    Err(error) if error.kind() == WouldBlock => break,
+                    Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
+                    Err(_) => return false,
+                }
             }
         }
         loop {

@@ -134,7 +134,7 @@ fn both_sides_learn_of_another_version() {
 fn strangers_do_not_disturb_peers() {
     let key = Key::random().unwrap();
     let (zero, one) = (listener(&key), listener(&key));
-    let address = zero.address().unwrap();
+    let address = zero.addresses()[0];
     // Silent ones, slow ones, loud ones, ones that vanish.
     let mut strangers: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
     for (index, stranger) in strangers.iter_mut().enumerate() {
@@ -158,7 +158,7 @@ fn strangers_do_not_disturb_peers() {
 fn a_flood_of_strangers_does_not_keep_peers_out() {
     let key = Key::random().unwrap();
     let (zero, one) = (listener(&key), listener(&key));
-    let address = zero.address().unwrap();
+    let address = zero.addresses()[0];
     let strangers: Vec<TcpStream> = (0..600).map_while(|_| TcpStream::connect(address).ok()).collect();
     let (first, second) = two_ranks(&zero, &one, PATIENCE);
     first.unwrap();
@@ -188,7 +188,7 @@ fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(100));
-            let mut raw = TcpStream::connect(zero.address().unwrap()).unwrap();
+            let mut raw = TcpStream::connect(zero.addresses()[0]).unwrap();
             raw.write_all(&newer).unwrap();
             let mut answer = [0; 10];
             raw.read_exact(&mut answer).unwrap();
