@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod behind;
 mod bench;
 mod key;
 mod peer;
@@ -60,7 +61,11 @@ enum PeerCommand {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(std::env::args_os().map(long_np));
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = behind::serve(&words) {
+        return code;
+    }
+    let cli = Cli::parse_from(words.into_iter().map(long_np));
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

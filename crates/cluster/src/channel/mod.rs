@@ -36,6 +36,8 @@ pub enum Purpose {
     Rendezvous,
     /// The agent of a host reports to the launcher; the caller is the host's place in the job.
     Agent,
+    /// A host finds out whether it reaches another; the caller is the host that it looks for.
+    Probe,
 }
 
 impl Purpose {
@@ -43,6 +45,7 @@ impl Purpose {
         match self {
             Purpose::Rendezvous => 1,
             Purpose::Agent => 2,
+            Purpose::Probe => 3,
         }
     }
 }

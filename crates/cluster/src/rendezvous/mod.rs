@@ -15,6 +15,7 @@
 //! ```
 
 mod address;
+mod part;
 mod proof;
 mod server;
 
@@ -26,6 +27,7 @@ use farandole_plan::Rank;
 use farandole_transport::Key;
 
 pub use address::Address;
+pub use part::{Event, Verdict, VerdictKind};
 pub use server::Server;
 
 use crate::error::{Error, Result};

@@ -1,0 +1,331 @@
+//! The agent of a host: starts the host's ranks, looks after them, and ends them when the job is over for whatever reason.
+//!
+//! One thread, one loop: it waits for the launcher's directives, for signals, for ranks that write and for news from the
+//! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the launcher
+//! is gone or silent, the job is over.
+//!
+//! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans are
+//! the agent's children ([`household`]), and an agent ends only when it has none. What survives is a grandchild of a rank whose
+//! agent was killed by SIGKILL.
+
+mod household;
+mod rank;
+mod ranks;
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use farandole_plan::Rank;
+use farandole_transport::Key;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+
+use super::addresses;
+use super::bootstrap::Bootstrap;
+use super::mailbox::Mailbox;
+use super::message::{Directive, Report, decode, encode};
+use super::reach::{Attempt, Doors, knock_at_all};
+use super::signal::{ENDING, SIGCHLD, Signals};
+use super::wire::Wire;
+use crate::channel::{Channel, Polled, Purpose, Received};
+use crate::error::{Error, Result};
+use crate::rendezvous::{Event, Server};
+use household::{Household, Reaped};
+
+/// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow terminal.
+const MOST_QUEUED_BYTES: usize = 4 << 20;
+
+/// What ranks get to end in when there is no launcher any more that could say.
+const ORPHANED_GRACE: Duration = Duration::from_secs(1);
+
+/// A heartbeat is sent this many times in the time whose silence is a death.
+const BEATS: u32 = 4;
+
+/// News from other threads.
+enum News {
+    /// From the rendezvous of this host's ranks.
+    Rendezvous(Event),
+    /// The attempts to reach other hosts are over.
+    Knocked(Vec<Attempt>),
+}
+
+/// The agent's state.
+struct Agent {
+    channel: Polled<Wire>,
+    key: Key,
+    host: u32,
+    /// Sets the rhythm of heartbeats.
+    silence: Duration,
+    /// Silence of the launcher longer than this is its death. Zero on its own host, where a closed socket says everything and a launcher
+    /// that a user has suspended is not dead.
+    launcher_silence: Duration,
+    network: Vec<String>,
+    launcher: Launcher,
+    last_heard: Instant,
+    last_told: Instant,
+    household: Household,
+    presence: Presence,
+    server: Option<Server>,
+    doors: Option<Doors>,
+    mailbox: Mailbox<News>,
+    signals: Signals,
+}
+
+/// Whether there is somebody to report to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Launcher {
+    There,
+    Gone,
+}
+
+/// How far the ranks of this host are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    /// None has been started.
+    Unstarted,
+    /// There are processes.
+    Inhabited,
+    /// There were, and are no more.
+    Empty,
+}
+
+/// Serves as the agent of this host, as told through standard input, until the job is over.
+pub fn serve() -> Result<()> {
+    let stdin =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|error| Error::local("reading standard input", error))?;
+    let mut stdin = Wire::from(stdin);
+    let bootstrap = Bootstrap::read(&mut stdin).map_err(|error| Error::local("starting as an agent", error))?;
+    let key: Key = bootstrap.key.parse().map_err(|_| Error::Refused { why: "the job's key is damaged".into() })?;
+    let channel = call_launcher(stdin, &bootstrap, &key)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|error| Error::local("becoming the parent of orphans", error))?;
+    let mut heard = ENDING.to_vec();
+    heard.push(SIGCHLD);
+    let now = Instant::now();
+    let silence = Duration::from_millis(bootstrap.silence_ms);
+    let mut agent = Agent {
+        channel,
+        key,
+        host: bootstrap.host,
+        silence,
+        launcher_silence: if bootstrap.launcher.is_empty() { Duration::ZERO } else { silence },
+        network: bootstrap.network.clone(),
+        launcher: Launcher::There,
+        last_heard: now,
+        last_told: now,
+        household: Household::default(),
+        presence: Presence::Unstarted,
+        server: None,
+        doors: None,
+        mailbox: Mailbox::new()?,
+        signals: Signals::hear(&heard)?,
+    };
+    agent.introduce_yourself(bootstrap.hosts);
+    agent.run()
+}
+
+/// The channel to the launcher: standard input itself on its own host, otherwise a connection back to it.
+fn call_launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Polled<Wire>> {
+    let deadline = Instant::now() + Duration::from_millis(bootstrap.patience_ms);
+    let shake = |wire: Wire| {
+        Channel::connect(wire, key, Purpose::Agent, bootstrap.host, deadline).and_then(Channel::into_polled)
+    };
+    if bootstrap.launcher.is_empty() {
+        return shake(stdin).map_err(|error| Error::local("talking to the launcher", error));
+    }
+    let mut refused = Vec::new();
+    for address in &bootstrap.launcher {
+        // Addresses that swallow packets must not use up the time for the others.
+        let share = Duration::from_millis(bootstrap.patience_ms) / (bootstrap.launcher.len() as u32 + 1);
+        let called = TcpStream::connect_timeout(address, share.max(Duration::from_millis(100)));
+        match called.and_then(Wire::from_tcp).and_then(shake) {
+            Ok(channel) => return Ok(channel),
+            Err(error) => refused.push(format!("{address}: {error}")),
+        }
+    }
+    let why = format!("this host cannot reach the launcher: {}", refused.join("; "));
+    Err(Error::local(why, io::Error::other("give an address that it can reach by --network-interface")))
+}
+
+impl Agent {
+    fn introduce_yourself(&mut self, hosts: u32) {
+        let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        if hosts > 1 {
+            let offered = addresses::offered(&self.network);
+            self.doors = Doors::open(&offered, self.host, &self.key).ok();
+        }
+        let doors = self.doors.as_ref().map_or(Vec::new(), |doors| doors.addresses().to_vec());
+        self.tell(&Report::Ready { pid: std::process::id(), host_name, doors });
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut reports = Vec::new();
+        loop {
+            let now = Instant::now();
+            self.listen_to_launcher(now);
+            self.take_news(&mut reports);
+            self.hear_signals(now);
+            if self.channel.queued_bytes() < MOST_QUEUED_BYTES || self.launcher == Launcher::Gone {
+                self.household.read(&mut reports);
+            }
+            if self.household.reap(&mut reports) == Reaped::NoneLeft && self.presence == Presence::Inhabited {
+                self.presence = Presence::Empty;
+                reports.push(Report::Empty);
+            }
+            for report in reports.drain(..) {
+                self.tell(&report);
+            }
+            let kill_at = self.household.tick(now);
+            self.beat(now);
+            if self.launcher == Launcher::Gone && self.presence != Presence::Inhabited {
+                return Ok(());
+            }
+            self.flush();
+            self.wait(now, kill_at);
+        }
+    }
+
+    /// Waits until there is something to do.
+    fn wait(&self, now: Instant, kill_at: Option<Instant>) {
+        let beat = if self.silence.is_zero() { Duration::from_secs(1) } else { self.silence / BEATS };
+        let until = kill_at.map_or(now + beat, |kill_at| kill_at.min(now + beat));
+        let left = until.saturating_duration_since(Instant::now());
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        if self.launcher == Launcher::There {
+            let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            fds.push(PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing));
+        }
+        fds.push(PollFd::from_borrowed_fd(self.mailbox.fd(), PollFlags::IN));
+        fds.extend(self.signals.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
+            let pipes = self.household.ranks.iter().flat_map(|rank| rank.fds());
+            fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        }
+        // A wait that fails or is interrupted only makes the loop look once more.
+        let _ = poll(&mut fds, Some(&timespec(left)));
+    }
+
+    fn listen_to_launcher(&mut self, now: Instant) {
+        while self.launcher == Launcher::There {
+            match self.channel.receive() {
+                Ok(Received::Message(bytes)) => {
+                    self.last_heard = now;
+                    match decode(&bytes) {
+                        Some(directive) => self.obey(directive, now),
+                        None => self.launcher_is_gone(now),
+                    }
+                }
+                Ok(Received::NothingYet) => break,
+                Ok(Received::Closed) | Err(_) => self.launcher_is_gone(now),
+            }
+        }
+        if !self.launcher_silence.is_zero() && now.saturating_duration_since(self.last_heard) > self.launcher_silence {
+            self.launcher_is_gone(now);
+        }
+    }
+
+    fn launcher_is_gone(&mut self, now: Instant) {
+        if self.launcher == Launcher::There {
+            self.launcher = Launcher::Gone;
+            self.household.clear(ORPHANED_GRACE, now);
+        }
+    }
+
+    fn obey(&mut self, directive: Directive, now: Instant) {
+        match directive {
+            Directive::Probe(probes) => {
+                let (slot, key) = (self.mailbox.slot(), self.key.clone());
+                let knock = move || slot.post(News::Knocked(knock_at_all(&probes, &key)));
+                if std::thread::Builder::new().name("farandole-knock".into()).spawn(knock).is_err() {
+                    self.tell(&Report::Probed(Vec::new()));
+                }
+            }
+            Directive::Start(start) => {
+                self.doors = None;
+                self.start(&start);
+            }
+            Directive::Everybody(messages) => {
+                if let Some(server) = &self.server {
+                    server.tell(messages);
+                }
+            }
+            Directive::Pronounce(verdict) => {
+                if let Some(server) = &self.server {
+                    server.pronounce(&verdict);
+                }
+            }
+            Directive::Signal(signal) => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    self.household.signal(signal);
+                }
+            }
+            Directive::End { grace_ms } => {
+                self.household.clear(Duration::from_millis(grace_ms), now);
+                if self.presence == Presence::Unstarted {
+                    self.presence = Presence::Empty;
+                    self.tell(&Report::Empty);
+                }
+            }
+            Directive::Alive => {}
+        }
+    }
+
+    fn take_news(&mut self, reports: &mut Vec<Report>) {
+        for news in self.mailbox.take() {
+            match news {
+                News::Knocked(attempts) => reports.push(Report::Probed(attempts)),
+                News::Rendezvous(Event::Gathered(messages)) => {
+                    reports.push(Report::Gathered(messages.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect()));
+                }
+                News::Rendezvous(Event::Blamed { by, peer, cause }) => {
+                    reports.push(Report::Blamed { by: by.0, peer: peer.map(|peer| peer.0), cause });
+                }
+                News::Rendezvous(Event::Silent { rank, .. }) if !self.is_stopped(rank) => {
+                    reports.push(Report::Silent { rank: rank.0 });
+                }
+                // A rank that left, or whose connection broke: its process will say how it ended.
+                News::Rendezvous(_) => {}
+            }
+        }
+    }
+
+    fn is_stopped(&self, rank: Rank) -> bool {
+        self.household.ranks.iter().any(|process| process.seat.rank == rank.0 && process.stopped)
+    }
+
+    /// Somebody wants this process to end: then the job is over on this host.
+    fn hear_signals(&mut self, now: Instant) {
+        if self.signals.take().iter().any(|signal| *signal != SIGCHLD) {
+            self.launcher_is_gone(now);
+        }
+    }
+
+    fn beat(&mut self, now: Instant) {
+        if !self.silence.is_zero() && now.saturating_duration_since(self.last_told) >= self.silence / BEATS {
+            self.tell(&Report::Alive);
+        }
+    }
+
+    fn tell(&mut self, report: &Report) {
+        if self.launcher == Launcher::There {
+            self.last_told = Instant::now();
+            if self.channel.queue(&encode(report)).is_err() {
+                self.launcher_is_gone(Instant::now());
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.launcher == Launcher::There && self.channel.flush().is_err() {
+            self.launcher_is_gone(Instant::now());
+        }
+    }
+}
+
+/// A duration as the kernel wants it.
+pub(super) fn timespec(duration: Duration) -> rustix::time::Timespec {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    rustix::time::Timespec { tv_sec: seconds, tv_nsec: duration.subsec_nanos().into() }
+}

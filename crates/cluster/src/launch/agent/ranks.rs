@@ -1,0 +1,108 @@
+//! Carrying out the order to start: the rendezvous of this host, the key's descriptor, and each rank's variables.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::process::Command;
+
+use farandole_plan::Rank;
+use farandole_transport::Key;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use super::{Agent, News, Presence};
+use crate::environment as variable;
+use crate::error::{Error, Result};
+use crate::launch::message::{Report, Seat, Start};
+use crate::launch::stub;
+use crate::rendezvous::{Address, Server};
+
+impl Agent {
+    /// Starts the ranks of this host. What cannot be done is reported; the launcher decides what follows.
+    pub(super) fn start(&mut self, start: &Start) {
+        // Before the first child: an agent without ranks is empty only when it has been told to end.
+        self.presence = Presence::Inhabited;
+        if let Err(error) = self.start_all(start) {
+            self.tell(&Report::NotStarted { rank: None, why: error.to_string() });
+        }
+    }
+
+    fn start_all(&mut self, start: &Start) -> Result<()> {
+        let working_dir = Path::new(OsStr::from_bytes(&start.working_dir));
+        if !working_dir.is_dir() {
+            let why = format!("there is no directory {} here", working_dir.display());
+            return Err(Error::Refused { why });
+        }
+        let stub = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
+        let meeting = self.open_rendezvous(start)?;
+        let key = key_file(&self.key)?;
+        for seat in &start.ranks {
+            let mut command = Command::new(&stub);
+            command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
+            command.current_dir(working_dir);
+            let variables = start.variables.iter();
+            command.envs(variables.map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
+            command.envs(variables_of(seat, start, &meeting));
+            command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
+            command.env(stub::AGENT, std::process::id().to_string());
+            let report = match self.household.start(*seat, command) {
+                Ok(pid) => Report::Started { rank: seat.rank, pid },
+                Err(error) => Report::NotStarted { rank: Some(seat.rank), why: error.to_string() },
+            };
+            self.tell(&report);
+        }
+        Ok(())
+    }
+
+    /// Opens the rendezvous of this host's ranks, where no file has to be cleared away.
+    fn open_rendezvous(&mut self, start: &Start) -> Result<Address> {
+        let seats: Vec<Rank> = start.ranks.iter().map(|seat| Rank(seat.rank)).collect();
+        let digest = blake3::hash(self.key.to_hex().as_bytes()).to_hex();
+        let name = format!("farandole-{}-{}", std::process::id(), &digest[..12]);
+        let slot = self.mailbox.slot();
+        let post = Box::new(move |event| slot.post(News::Rendezvous(event)));
+        let server = Server::serve_part(&Address::UnixAbstract(name), start.size, &seats, &self.key, post)?;
+        let address = server.address().clone();
+        self.server = Some(server);
+        Ok(address)
+    }
+}
+
+/// A file in memory that holds the key, which children inherit: it has no name, and only this user's processes can read it.
+fn key_file(key: &Key) -> Result<std::fs::File> {
+    let make = || -> std::io::Result<std::fs::File> {
+        let mut file = std::fs::File::from(memfd_create("farandole-key", MemfdFlags::CLOEXEC)?);
+        writeln!(file, "{}", key.to_hex())?;
+        fcntl_setfd(&file, FdFlags::empty())?;
+        Ok(file)
+    };
+    make().map_err(|error| Error::local("making a file for the job's key", error))
+}
+
+/// What a rank finds in its environment, under our names and under Horovod's, which scripts read.
+fn variables_of(seat: &Seat, start: &Start, meeting: &Address) -> Vec<(OsString, OsString)> {
+    let mut variables: Vec<(OsString, OsString)> = Vec::new();
+    let mut set = |name: &str, value: String| variables.push((name.into(), OsString::from_vec(value.into_bytes())));
+    for (name, value) in [
+        ("RANK", seat.rank as usize),
+        ("SIZE", start.size),
+        ("LOCAL_RANK", seat.local_rank as usize),
+        ("LOCAL_SIZE", seat.local_size as usize),
+        ("CROSS_RANK", seat.cross_rank as usize),
+        ("CROSS_SIZE", seat.cross_size as usize),
+    ] {
+        set(&format!("FARANDOLE_{name}"), value.to_string());
+        set(&format!("HOROVOD_{name}"), value.to_string());
+    }
+    set(variable::RENDEZVOUS, meeting.to_string());
+    set("FARANDOLE_HEARTBEAT_TIMEOUT", format!("{}", start.silence_ms as f64 / 1000.0));
+    if !start.addresses.is_empty() {
+        let addresses: Vec<String> = start.addresses.iter().map(ToString::to_string).collect();
+        set("FARANDOLE_ADDRESS", addresses.join(","));
+    }
+    // Lines of a Python program come out when they are written, not when a buffer is full.
+    set("PYTHONUNBUFFERED", "1".to_owned());
+    variables
+}

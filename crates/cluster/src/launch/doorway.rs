@@ -1,0 +1,112 @@
+//! Where agents on other hosts call back.
+//!
+//! The launcher listens at its own addresses from which the other hosts are reached, one socket for each, and nowhere else. Callers
+//! prove that they hold the job's key before anything they say is read; who does not is forgotten after a moment.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use farandole_transport::Key;
+
+use super::order::Order;
+use super::wire::Wire;
+use super::{addresses, ssh};
+use crate::channel::{Polled, Purpose, Received};
+use crate::error::{Error, Result};
+
+/// A handshake that takes longer is dropped; the agent calls again.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// More callers than this at once, beyond the hosts of the job, and the oldest goes.
+const MOST_CALLERS: usize = 256;
+
+/// The listening sockets and whoever is shaking hands.
+#[derive(Debug, Default)]
+pub(super) struct Doorway {
+    listeners: Vec<TcpListener>,
+    callers: Vec<(Polled<Wire>, Instant)>,
+}
+
+impl Doorway {
+    /// Listens where these hosts can reach us.
+    pub(super) fn open(order: &Order, hosts: &[&str]) -> Result<Doorway> {
+        let mut at: Vec<IpAddr> = Vec::new();
+        for host in hosts {
+            at.extend(address_towards(order, host));
+        }
+        at.sort();
+        at.dedup();
+        if at.is_empty() || !order.network.is_empty() {
+            at = addresses::offered(&order.network);
+        }
+        let mut listeners = Vec::new();
+        for address in at {
+            let listener = TcpListener::bind(SocketAddr::new(address, 0))
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                .map_err(|error| Error::local(format!("listening at {address}"), error))?;
+            listeners.push(listener);
+        }
+        if listeners.is_empty() {
+            let none =
+                io::Error::new(io::ErrorKind::AddrNotAvailable, "this host has no address that others could call");
+            return Err(Error::local("listening for agents", none));
+        }
+        Ok(Doorway { listeners, callers: Vec::new() })
+    }
+
+    /// Where agents call.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    /// What to poll for reading.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.iter().map(AsFd::as_fd).chain(self.callers.iter().map(|(caller, _)| caller.fd()))
+    }
+
+    /// Takes new callers in and gives out those that have proved themselves, each with the host that it speaks for.
+    pub(super) fn answer(&mut self, key: &Key, now: Instant) -> Vec<(u32, Polled<Wire>)> {
+        for listener in &self.listeners {
+            while let Ok((stream, _)) = listener.accept() {
+                if self.callers.len() >= MOST_CALLERS {
+                    self.callers.remove(0);
+                }
+                if let Ok(caller) = Wire::from_tcp(stream).and_then(|wire| Polled::accept(wire, key, Purpose::Agent)) {
+                    self.callers.push((caller, now));
+                }
+            }
+        }
+        let mut proved = Vec::new();
+        for (mut caller, since) in std::mem::take(&mut self.callers) {
+            // The handshake happens inside; an agent says nothing before it is over.
+            let heard = caller.receive();
+            match (heard, caller.caller()) {
+                (Ok(Received::NothingYet), Some(host)) => proved.push((host, caller)),
+                (Ok(Received::NothingYet), None) if now.saturating_duration_since(since) < PATIENCE => {
+                    self.callers.push((caller, since));
+                }
+                _ => {}
+            }
+        }
+        proved
+    }
+}
+
+/// Our address on the way to a host, by asking the kernel's routes. Nothing is sent.
+fn address_towards(order: &Order, host: &str) -> impl Iterator<Item = IpAddr> {
+    let bare = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let (name, port) =
+        ssh::resolve(&order.ssh, host).unwrap_or_else(|| (bare.to_owned(), order.ssh.port.unwrap_or(22)));
+    let targets = (name.as_str(), port).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
+    targets.into_iter().filter_map(|target| {
+        let from: SocketAddr = match target {
+            SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = UdpSocket::bind(from).ok()?;
+        socket.connect(target).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    })
+}

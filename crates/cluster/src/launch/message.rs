@@ -1,0 +1,270 @@
+//! What the launcher and its agents tell each other.
+//!
+//! A [`Directive`] goes from the launcher to an agent, a [`Report`] the other way. Both travel inside an authenticated channel, one
+//! to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`) has made sure that both sides are the
+//! same version. Decoding is total all the same: what cannot be understood is an error, never a panic.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::reach::{Attempt, Probe};
+use crate::rendezvous::Verdict;
+
+/// From the launcher to an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Directive {
+    /// Try to reach these addresses of other hosts and say how it went.
+    Probe(Vec<Probe>),
+    /// Start these ranks.
+    Start(Box<Start>),
+    /// What all ranks brought to the rendezvous, in rank order.
+    Everybody(Vec<Vec<u8>>),
+    /// Tell the ranks what has happened to one of them.
+    Pronounce(#[serde(with = "verdict")] Verdict),
+    /// Pass a signal on to every rank's process group.
+    Signal(i32),
+    /// Ask all ranks to end, and end those that have not after so many milliseconds.
+    End {
+        /// Between asking (SIGTERM) and ending (SIGKILL).
+        grace_ms: u64,
+    },
+    /// The launcher is alive.
+    Alive,
+}
+
+/// Everything that an agent needs to start its ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// The ranks of this host, in order of local rank.
+    pub ranks: Vec<Seat>,
+    /// Number of ranks in the job.
+    pub size: usize,
+    /// The command and its words, as bytes: they need not be UTF-8.
+    pub command: Vec<Vec<u8>>,
+    /// Where to run it.
+    pub working_dir: Vec<u8>,
+    /// Variables that every rank gets.
+    pub variables: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Addresses of this host that other hosts reach; none in a job on one host.
+    pub addresses: Vec<IpAddr>,
+    /// Silence longer than this is a death, in milliseconds; zero: never.
+    pub silence_ms: u64,
+}
+
+/// Where a rank sits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// Its number in the world.
+    pub rank: u32,
+    /// Its number on its host.
+    pub local_rank: u32,
+    /// Number of ranks on its host.
+    pub local_size: u32,
+    /// Its number among the ranks with the same local rank.
+    pub cross_rank: u32,
+    /// How many hosts have a rank with this local rank.
+    pub cross_size: u32,
+}
+
+/// From an agent to the launcher.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// The agent is there.
+    Ready {
+        /// Its process.
+        pid: u32,
+        /// What the host calls itself.
+        host_name: String,
+        /// Addresses at which other hosts may reach it, each with the port where probes are answered.
+        doors: Vec<std::net::SocketAddr>,
+    },
+    /// How the attempts to reach other hosts went.
+    Probed(Vec<Attempt>),
+    /// A rank runs.
+    Started {
+        /// Which.
+        rank: u32,
+        /// Its process.
+        pid: u32,
+    },
+    /// A rank could not be started, or the whole order could not be carried out.
+    NotStarted {
+        /// Which, if it was one.
+        rank: Option<u32>,
+        /// Why.
+        why: String,
+    },
+    /// Something that a rank has written: whole lines, or the rest of its last one.
+    Output {
+        /// Which rank.
+        rank: u32,
+        /// Where it was written to.
+        stream: Stream,
+        /// The bytes, with their line ends.
+        bytes: Vec<u8>,
+    },
+    /// A rank's process has ended, and all that it wrote has been passed on.
+    Ended {
+        /// Which.
+        rank: u32,
+        /// How.
+        how: HowEnded,
+        /// Microseconds after the agent started it.
+        after_us: u64,
+    },
+    /// A rank's process has been stopped by a signal.
+    Stopped {
+        /// Which.
+        rank: u32,
+        /// By what.
+        signal: i32,
+    },
+    /// A stopped rank runs again.
+    Continued {
+        /// Which.
+        rank: u32,
+    },
+    /// All ranks of this host have come to the rendezvous with these messages.
+    Gathered(Vec<(u32, Vec<u8>)>),
+    /// A rank has not been heard of for the time that was set, though its process is there and not stopped.
+    Silent {
+        /// Which.
+        rank: u32,
+    },
+    /// A rank says whose fault its own failure is.
+    Blamed {
+        /// Who says so.
+        by: u32,
+        /// The peer that it lost, if it was one.
+        peer: Option<u32>,
+        /// Its words.
+        cause: String,
+    },
+    /// All processes of this host's ranks are gone, down to their children.
+    Empty,
+    /// The agent is alive.
+    Alive,
+}
+
+/// Where a rank wrote something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HowEnded {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By this signal.
+    Signalled(i32),
+}
+
+impl HowEnded {
+    /// What the standard library says about a process that was waited for.
+    pub fn from_status(status: std::process::ExitStatus) -> HowEnded {
+        use std::os::unix::process::ExitStatusExt;
+        match (status.code(), status.signal()) {
+            (Some(code), _) => HowEnded::Exited(code),
+            (None, Some(signal)) => HowEnded::Signalled(signal),
+            (None, None) => HowEnded::Exited(status.into_raw()),
+        }
+    }
+
+    /// Whether that was a success.
+    pub fn is_success(self) -> bool {
+        self == HowEnded::Exited(0)
+    }
+
+    /// The code that a shell would give it.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            HowEnded::Exited(code) => u8::try_from(code & 0xff).unwrap_or(1),
+            HowEnded::Signalled(signal) => u8::try_from(128 + (signal & 0x7f)).unwrap_or(255),
+        }
+    }
+}
+
+impl std::fmt::Display for HowEnded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            HowEnded::Exited(code) => write!(f, "ended with exit code {code}"),
+            HowEnded::Signalled(signal) => write!(f, "was killed by {}", super::signal::name(*signal)),
+        }
+    }
+}
+
+/// A verdict has an encoding of its own, which ranks know; here it travels as that.
+mod verdict {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::rendezvous::Verdict;
+
+    pub(super) fn serialize<S: Serializer>(verdict: &Verdict, serializer: S) -> Result<S::Ok, S::Error> {
+        verdict.encode().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Verdict, D::Error> {
+        let bytes = Vec::<u8>::deserialize(deserializer)?;
+        Verdict::decode(&bytes).ok_or_else(|| D::Error::custom("no verdict"))
+    }
+}
+
+/// A message as bytes.
+pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("invariant: messages hold nothing that cannot be written to memory")
+}
+
+/// The message that these bytes are; all of them.
+pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Option<M> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Some(message),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_their_bytes() {
+        let start = Start {
+            ranks: vec![Seat { rank: 3, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 }],
+            size: 4,
+            command: vec![b"train".to_vec(), vec![0xff, 0]],
+            working_dir: b"/data".to_vec(),
+            variables: vec![(b"A".to_vec(), b"1".to_vec())],
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            silence_ms: 5000,
+        };
+        for directive in
+            [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]
+        {
+            assert_eq!(decode::<Directive>(&encode(&directive)), Some(directive));
+        }
+        let report = Report::Ended { rank: 1, how: HowEnded::Signalled(9), after_us: 7 };
+        assert_eq!(decode::<Report>(&encode(&report)), Some(report));
+    }
+
+    #[test]
+    fn what_is_cut_off_or_too_long_is_no_message() {
+        let mut bytes = encode(&Report::NotStarted { rank: None, why: "no such file".into() });
+        assert_eq!(decode::<Report>(&bytes[..bytes.len() - 1]), None);
+        bytes.push(0);
+        assert_eq!(decode::<Report>(&bytes), None);
+    }
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        assert_eq!(HowEnded::Exited(3).exit_code(), 3);
+        assert_eq!(HowEnded::Signalled(9).exit_code(), 137);
+        assert_eq!(HowEnded::Signalled(9).to_string(), "was killed by signal 9 (SIGKILL)");
+    }
+}

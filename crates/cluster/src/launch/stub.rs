@@ -1,0 +1,44 @@
+//! The last step before a rank's own program: a process that asks the kernel to end it with its agent, then becomes the program.
+//!
+//! A parent can only set this for itself, so a few lines have to run in the child. They run in this process, which is started with the
+//! program's words behind it, and which the program replaces; the request to the kernel outlives the replacement.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The variable that tells a stub its agent's process.
+pub(super) const AGENT: &str = "FARANDOLE_AGENT_PID";
+
+/// What a shell exits with when there is no such program, and when it cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
+/// Becomes the program, or says why not and returns the code to exit with.
+pub fn become_program(words: &[OsString]) -> (u8, String) {
+    let Some((program, arguments)) = words.split_first() else {
+        return (NOT_RUNNABLE, "there is no command to run".to_owned());
+    };
+    if let Err(error) = end_with_agent() {
+        return (NOT_RUNNABLE, format!("asking the kernel to end this rank with its agent: {error}"));
+    }
+    let error = Command::new(program).args(arguments).env_remove(AGENT).exec();
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE };
+    let mut why = format!("cannot run {}: {error}", program.display());
+    if error.kind() == io::ErrorKind::PermissionDenied && program.to_string_lossy().ends_with(".py") {
+        why.push_str(&format!(" (python {} …?)", program.display()));
+    }
+    (code, why)
+}
+
+fn end_with_agent() -> io::Result<()> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    let Some(agent) = std::env::var(AGENT).ok().and_then(|pid| pid.parse::<i32>().ok()) else { return Ok(()) };
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // An agent that died before we asked will not be missed by the kernel again.
+    if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != agent) {
+        return Err(io::Error::other(format!("process {agent} has ended")));
+    }
+    Ok(())
+}

@@ -1,0 +1,532 @@
+//! What the launcher decides: a job from its first agent to its last process, as a state machine.
+//!
+//! Reports of agents, news about them, signals and time go in ([`Supervision::report`], [`Supervision::agent_gone`],
+//! [`Supervision::signal`], [`Supervision::tick`]); actions come out ([`Supervision::next_action`]). There is no I/O and no clock in here,
+//! so every order of events can be tested; `launcher` drives it.
+//!
+//! ```text
+//!   arriving ──all agents are there──> probing ──all reach all──> running ──a rank fails──> settling ──a moment──> ending ──> finished
+//!      │                                  │                         │  └────all ranks end well──────────────────────────────────^
+//!      └──────────failure─────────────────┴──────> ending           └───signal──> asked ──grace or a second signal──> ending
+//! ```
+//!
+//! **Who is to blame.** The first process whose end is *reported* need not be the one that failed first: a rank that dies of an
+//! exception closes its connections long before its process is gone, and its peers may be quicker to end. So after the first failure the
+//! job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one ([`Report::Blamed`]), and the report
+//! follows these fingers to a rank that points at nobody.
+//!
+//! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop waiting.
+
+mod words;
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::failure::{Failure, What};
+use super::message::{Directive, HowEnded, Report, Start, Stream};
+use super::output::Tail;
+use super::reach::{Attempt, Map};
+
+/// How long the ranks of a failed job have to end by themselves, with their own words, before they are told to.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Beyond the grace period, agents have this long to clear up before the launcher goes without them.
+const CLEAR_UP: Duration = Duration::from_secs(3);
+
+/// A heartbeat is sent this many times in the time whose silence is a death.
+const BEATS: u32 = 4;
+
+/// What the job is like.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Hosts by the names that the user gave them.
+    pub(crate) hosts: Vec<String>,
+    /// What each host starts.
+    pub(crate) starts: Vec<Start>,
+    /// How long agents and probes may take.
+    pub(crate) start_timeout: Duration,
+    /// Silence longer than this is a death; zero: never.
+    pub(crate) silence: Duration,
+    /// Between asking ranks to end and ending them.
+    pub(crate) grace: Duration,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Tell an agent.
+    Send(usize, Directive),
+    /// Tell the user.
+    Say(String),
+    /// The job is over.
+    Finish,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Arriving {
+        until: Instant,
+    },
+    Probing {
+        until: Instant,
+    },
+    Running,
+    Settling {
+        until: Instant,
+    },
+    /// The user's signal has been passed on; ranks may end in their own way.
+    Asked {
+        until: Instant,
+    },
+    Ending {
+        until: Instant,
+    },
+    Finished,
+}
+
+#[derive(Debug)]
+struct Host {
+    presence: Presence,
+    pid: Option<u32>,
+    doors: Vec<std::net::SocketAddr>,
+    probed: Option<Vec<Attempt>>,
+    last_heard: Instant,
+    last_told: Instant,
+    gathered: Option<Vec<(u32, Vec<u8>)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    /// Its agent has not said anything yet.
+    Expected,
+    /// Its agent is there.
+    Here,
+    /// Its agent is there, and all its processes are gone.
+    Empty,
+    /// Its agent is gone or silent.
+    Lost,
+}
+
+#[derive(Debug, Default)]
+struct RankState {
+    host: usize,
+    pid: Option<u32>,
+    ended: Option<HowEnded>,
+    stopped: Option<(i32, Instant)>,
+    tail: Tail,
+}
+
+/// How the job ended.
+#[derive(Clone, Debug, PartialEq)]
+enum Ending {
+    /// All ranks ended well.
+    Well,
+    /// Something failed; the failures tell.
+    Badly,
+    /// The user ended it by a signal.
+    Interrupted(i32),
+    /// Nobody reads the output any more.
+    Unheard,
+}
+
+/// The state of a job.
+#[derive(Debug)]
+pub(crate) struct Supervision {
+    settings: Settings,
+    began: Instant,
+    hosts: Vec<Host>,
+    ranks: Vec<RankState>,
+    phase: Phase,
+    ending: Ending,
+    failures: Vec<Failure>,
+    /// Whom each rank points at.
+    blamed: HashMap<u32, (Option<u32>, String)>,
+    actions: VecDeque<Action>,
+}
+
+impl Supervision {
+    /// A job whose agents are being started.
+    pub(crate) fn new(settings: Settings, now: Instant) -> Supervision {
+        let host = || Host {
+            presence: Presence::Expected,
+            pid: None,
+            doors: Vec::new(),
+            probed: None,
+            last_heard: now,
+            last_told: now,
+            gathered: None,
+        };
+        let size = settings.starts.iter().map(|start| start.ranks.len()).sum();
+        let mut ranks: Vec<RankState> = std::iter::repeat_with(RankState::default).take(size).collect();
+        for (host, start) in settings.starts.iter().enumerate() {
+            for seat in &start.ranks {
+                ranks[seat.rank as usize].host = host;
+            }
+        }
+        Supervision {
+            began: now,
+            hosts: std::iter::repeat_with(host).take(settings.hosts.len()).collect(),
+            ranks,
+            phase: Phase::Arriving { until: now + settings.start_timeout },
+            ending: Ending::Well,
+            failures: Vec::new(),
+            blamed: HashMap::new(),
+            actions: VecDeque::new(),
+            settings,
+        }
+    }
+
+    /// The next thing to do, if there is one.
+    pub(crate) fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Takes in what an agent says.
+    pub(crate) fn report(&mut self, host: usize, report: Report, now: Instant) {
+        if self.hosts[host].presence == Presence::Lost {
+            return;
+        }
+        self.hosts[host].last_heard = now;
+        match report {
+            Report::Ready { pid, host_name: _, doors } => self.agent_came(host, pid, doors, now),
+            Report::Probed(attempts) => {
+                self.hosts[host].probed = Some(attempts);
+                self.look_at_the_map(now);
+            }
+            Report::Started { rank, pid } => self.rank_mut(rank, |state| state.pid = Some(pid)),
+            Report::NotStarted { rank, why } => self.fail(host, rank, What::NotStarted(why), now),
+            // The driver shows output itself and keeps its tail here.
+            Report::Output { rank, stream, bytes } => self.keep_tail(rank, stream, &bytes),
+            Report::Ended { rank, how, .. } => self.rank_ended(host, rank, how, now),
+            Report::Stopped { rank, signal } => {
+                self.rank_mut(rank, |state| state.stopped = Some((signal, now)));
+                self.say_stopped(rank, signal);
+            }
+            Report::Continued { rank } => self.rank_mut(rank, |state| state.stopped = None),
+            Report::Gathered(messages) => {
+                self.hosts[host].gathered = Some(messages);
+                self.introduce_everybody();
+            }
+            Report::Silent { rank } => self.fail(host, Some(rank), What::Silent(self.settings.silence), now),
+            Report::Blamed { by, peer, cause } => {
+                self.blamed.entry(by).or_insert((peer, cause));
+            }
+            Report::Empty => {
+                self.hosts[host].presence = Presence::Empty;
+                self.look_whether_over(now);
+            }
+            Report::Alive => {}
+        }
+    }
+
+    /// The channel to an agent is closed, or it has never come; `how` is what is known about it.
+    pub(crate) fn agent_gone(&mut self, host: usize, how: String, now: Instant) {
+        if matches!(self.hosts[host].presence, Presence::Lost | Presence::Empty) {
+            return;
+        }
+        let what = match self.hosts[host].presence {
+            Presence::Expected => What::AgentNeverCame(how),
+            _ => What::AgentGone(how),
+        };
+        self.lose(host, what, now);
+    }
+
+    /// The user sends a signal. A second one ends everything at once.
+    pub(crate) fn signal(&mut self, signal: i32, now: Instant) {
+        match self.phase {
+            Phase::Finished => {}
+            Phase::Asked { .. } | Phase::Ending { .. } => self.end_within(Duration::ZERO, now),
+            Phase::Arriving { .. } | Phase::Probing { .. } => {
+                self.ending = Ending::Interrupted(signal);
+                self.end_within(Duration::ZERO, now);
+            }
+            Phase::Running | Phase::Settling { .. } => {
+                self.ending = Ending::Interrupted(signal);
+                self.tell_all(&Directive::Signal(signal), now);
+                self.phase = Phase::Asked { until: now + self.settings.grace };
+            }
+        }
+    }
+
+    /// Agents are not listened to just now, because nobody reads what they say: their silence is no death.
+    pub(crate) fn excuse_silence(&mut self, now: Instant) {
+        for host in &mut self.hosts {
+            host.last_heard = now;
+        }
+    }
+
+    /// Nobody reads standard output any more.
+    pub(crate) fn output_closed(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Asked { .. } | Phase::Ending { .. } | Phase::Finished) {
+            self.ending = Ending::Unheard;
+            self.end_within(self.settings.grace, now);
+        }
+    }
+
+    /// Whatever is due now. Returns when to come back at the latest.
+    pub(crate) fn tick(&mut self, now: Instant) -> Instant {
+        self.watch_hosts(now);
+        self.watch_stopped(now);
+        match self.phase {
+            Phase::Arriving { until } if now >= until => self.nobody_came(now),
+            Phase::Probing { until } if now >= until => self.look_at_half_a_map(now),
+            Phase::Settling { until } if now >= until => self.end_within(self.settings.grace, now),
+            Phase::Asked { until } if now >= until => self.end_within(Duration::ZERO, now),
+            Phase::Ending { until } if now >= until => self.finish(),
+            _ => {}
+        }
+        self.next_deadline(now)
+    }
+
+    fn next_deadline(&self, now: Instant) -> Instant {
+        let due = match self.phase {
+            Phase::Arriving { until }
+            | Phase::Probing { until }
+            | Phase::Settling { until }
+            | Phase::Asked { until }
+            | Phase::Ending { until } => Some(until),
+            Phase::Running | Phase::Finished => None,
+        };
+        let idle = now + Duration::from_secs(1);
+        let beat = if self.settings.silence.is_zero() { idle } else { now + self.settings.silence / BEATS };
+        due.unwrap_or(idle).min(beat).min(idle)
+    }
+
+    // Coming together.
+
+    fn agent_came(&mut self, host: usize, pid: u32, doors: Vec<std::net::SocketAddr>, now: Instant) {
+        let state = &mut self.hosts[host];
+        (state.presence, state.pid, state.doors) = (Presence::Here, Some(pid), doors);
+        let all_here = self.hosts.iter().all(|host| host.presence == Presence::Here);
+        if !matches!(self.phase, Phase::Arriving { .. }) || !all_here {
+            return;
+        }
+        if self.hosts.len() == 1 {
+            return self.start(now);
+        }
+        self.phase = Phase::Probing { until: now + self.settings.start_timeout };
+        let doors: Vec<_> = self.hosts.iter().map(|host| host.doors.clone()).collect();
+        for from in 0..self.hosts.len() {
+            self.tell(from, Directive::Probe(super::reach::probes(from, &doors)), now);
+        }
+    }
+
+    fn look_at_the_map(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Probing { .. }) || self.hosts.iter().any(|host| host.probed.is_none()) {
+            return;
+        }
+        self.look_at_half_a_map(now);
+    }
+
+    /// Decides by what is known of who reaches whom.
+    fn look_at_half_a_map(&mut self, now: Instant) {
+        let attempts = self
+            .hosts
+            .iter()
+            .enumerate()
+            .flat_map(|(from, host)| host.probed.iter().flatten().map(move |attempt| (from, attempt.clone())));
+        let map = Map::new(self.settings.hosts.clone(), attempts.collect());
+        match map.addresses() {
+            Ok(addresses) => {
+                for (start, addresses) in self.settings.starts.iter_mut().zip(addresses) {
+                    start.addresses = addresses;
+                }
+                self.start(now);
+            }
+            Err(gap) => self.fail(0, None, What::Unreachable(gap), now),
+        }
+    }
+
+    fn nobody_came(&mut self, now: Instant) {
+        let waited = self.settings.start_timeout.as_secs_f64();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].presence == Presence::Expected {
+                self.agent_gone(host, format!("it has not answered within {waited} s (--start-timeout)"), now);
+            }
+        }
+    }
+
+    fn start(&mut self, now: Instant) {
+        self.phase = Phase::Running;
+        for host in 0..self.hosts.len() {
+            let start = self.settings.starts[host].clone();
+            self.tell(host, Directive::Start(Box::new(start)), now);
+        }
+    }
+
+    /// When all hosts have sent what their ranks brought, everybody gets everything.
+    fn introduce_everybody(&mut self) {
+        if self.hosts.iter().any(|host| host.gathered.is_none()) {
+            return;
+        }
+        let mut messages = vec![Vec::new(); self.ranks.len()];
+        for (rank, message) in self.hosts.iter_mut().filter_map(|host| host.gathered.take()).flatten() {
+            if let Some(place) = messages.get_mut(rank as usize) {
+                *place = message;
+            }
+        }
+        for host in 0..self.hosts.len() {
+            self.actions.push_back(Action::Send(host, Directive::Everybody(messages.clone())));
+        }
+    }
+
+    // Watching.
+
+    fn watch_hosts(&mut self, now: Instant) {
+        let silence = self.settings.silence;
+        if silence.is_zero() {
+            return;
+        }
+        for host in 0..self.hosts.len() {
+            let Host { presence, last_heard, last_told, .. } = self.hosts[host];
+            if presence != Presence::Here {
+                continue;
+            }
+            if now.saturating_duration_since(last_heard) > silence {
+                self.lose(host, What::HostSilent(now.saturating_duration_since(last_heard)), now);
+            } else if now.saturating_duration_since(last_told) >= silence / BEATS {
+                self.tell(host, Directive::Alive, now);
+            }
+        }
+    }
+
+    fn watch_stopped(&mut self, now: Instant) {
+        let silence = self.settings.silence;
+        if silence.is_zero() || self.phase != Phase::Running {
+            return;
+        }
+        for rank in 0..self.ranks.len() {
+            let RankState { stopped, host, .. } = self.ranks[rank];
+            if let Some((signal, since)) = stopped
+                && now.saturating_duration_since(since) > silence
+            {
+                self.fail(host, Some(rank as u32), What::Stopped(signal, silence), now);
+            }
+        }
+    }
+
+    fn say_stopped(&mut self, rank: u32, signal: i32) {
+        if self.phase == Phase::Running {
+            let name = self.name_of(rank);
+            let until = match self.settings.silence {
+                Duration::ZERO => String::new(),
+                silence => format!("; the job ends if it stays so for {} s", silence.as_secs_f64()),
+            };
+            let by = super::signal::name(signal);
+            self.actions.push_back(Action::Say(format!("{name} has been stopped by {by}{until}")));
+        }
+    }
+
+    fn rank_ended(&mut self, host: usize, rank: u32, how: HowEnded, now: Instant) {
+        self.rank_mut(rank, |state| {
+            state.ended = Some(how);
+            state.stopped = None;
+        });
+        if !how.is_success() {
+            self.fail(host, Some(rank), What::Ended(how), now);
+        }
+        self.look_whether_over(now);
+    }
+
+    fn lose(&mut self, host: usize, what: What, now: Instant) {
+        self.hosts[host].presence = Presence::Lost;
+        self.fail(host, None, what, now);
+        self.look_whether_over(now);
+    }
+
+    /// Remembers a failure. The first one is told to everybody; those after the ranks were told to end are our own doing.
+    fn fail(&mut self, host: usize, rank: Option<u32>, what: What, now: Instant) {
+        if matches!(self.phase, Phase::Asked { .. } | Phase::Ending { .. } | Phase::Finished) {
+            return;
+        }
+        if self.failures.iter().any(|failure| failure.rank == rank && failure.host == host) {
+            return;
+        }
+        let pid = match rank {
+            Some(rank) => self.ranks.get(rank as usize).and_then(|state| state.pid),
+            None => self.hosts[host].pid,
+        };
+        let name = self.settings.hosts[host].clone();
+        let after = now.saturating_duration_since(self.began);
+        self.failures.push(Failure { rank, host, host_name: name, pid, what, after });
+        if self.failures.len() > 1 {
+            return;
+        }
+        self.ending = Ending::Badly;
+        if matches!(self.phase, Phase::Running) {
+            let verdict = self.failures[0].verdict();
+            self.tell_all(&Directive::Pronounce(verdict), now);
+            self.phase = Phase::Settling { until: now + SETTLE };
+        } else {
+            self.end_within(self.settings.grace, now);
+        }
+    }
+
+    // Coming to an end.
+
+    /// Asks all ranks to end, and has those killed that have not after the grace period.
+    fn end_within(&mut self, grace: Duration, now: Instant) {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.phase = Phase::Ending { until: now + grace + CLEAR_UP };
+        self.tell_all(&Directive::End { grace_ms }, now);
+        self.look_whether_over(now);
+    }
+
+    fn look_whether_over(&mut self, now: Instant) {
+        if self.phase == Phase::Finished {
+            return;
+        }
+        // An agent that was never given anything to start has nothing to clear up, so an arriving job ends at once.
+        let cleared = self.hosts.iter().all(|host| !matches!(host.presence, Presence::Here));
+        let ending = matches!(self.phase, Phase::Ending { .. });
+        if cleared && (ending || self.hosts.iter().all(|host| host.presence != Presence::Expected)) {
+            return self.finish();
+        }
+        // All ranks have ended, but something that they started has not.
+        let all_ended =
+            self.ranks.iter().all(|rank| rank.ended.is_some() || self.hosts[rank.host].presence == Presence::Lost);
+        if all_ended && matches!(self.phase, Phase::Running | Phase::Settling { .. } | Phase::Asked { .. }) {
+            self.end_within(self.settings.grace, now);
+        }
+    }
+
+    fn finish(&mut self) {
+        self.phase = Phase::Finished;
+        self.actions.push_back(Action::Finish);
+    }
+
+    // Small things.
+
+    fn tell(&mut self, host: usize, directive: Directive, now: Instant) {
+        self.hosts[host].last_told = now;
+        self.actions.push_back(Action::Send(host, directive));
+    }
+
+    fn tell_all(&mut self, directive: &Directive, now: Instant) {
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].presence == Presence::Here {
+                self.tell(host, directive.clone(), now);
+            }
+        }
+    }
+
+    fn rank_mut(&mut self, rank: u32, change: impl FnOnce(&mut RankState)) {
+        if let Some(state) = self.ranks.get_mut(rank as usize) {
+            change(state);
+        }
+    }
+
+    fn keep_tail(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
+        if stream == Stream::Stderr {
+            self.rank_mut(rank, |state| state.tail.push(bytes));
+        }
+    }
+
+    fn name_of(&self, rank: u32) -> String {
+        let state = &self.ranks[rank as usize];
+        super::failure::rank_name(rank, &self.settings.hosts[state.host], state.pid)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Stories of jobs, told to the supervision event by event.
+
+use super::super::message::Seat;
+use super::super::reach::Probe;
+use super::*;
+use crate::rendezvous::VerdictKind;
+
+/// A job under supervision, with a clock that the story moves.
+struct Story {
+    supervision: Supervision,
+    now: Instant,
+    /// What was done since it was last asked.
+    done: Vec<Action>,
+}
+
+impl Story {
+    fn new(hosts: &[usize]) -> Story {
+        let mut rank = 0;
+        let starts = hosts.iter().map(|&count| {
+            let mut seat = |local| {
+                rank += 1;
+                Seat { rank: rank - 1, local_rank: local, local_size: count as u32, ..Seat::default() }
+            };
+            Start { ranks: (0..count as u32).map(&mut seat).collect(), ..Start::default() }
+        });
+        let settings = Settings {
+            starts: starts.collect(),
+            hosts: (0..hosts.len()).map(|host| format!("h{host}")).collect(),
+            start_timeout: Duration::from_secs(30),
+            silence: Duration::from_secs(5),
+            grace: Duration::from_secs(5),
+        };
+        let now = Instant::now();
+        Story { supervision: Supervision::new(settings, now), now, done: Vec::new() }
+    }
+
+    /// The job with all its ranks at work.
+    fn running(hosts: &[usize]) -> Story {
+        let mut story = Story::new(hosts);
+        for host in 0..hosts.len() {
+            let doors = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
+            story.hear(host, Report::Ready { pid: 100 + host as u32, host_name: format!("h{host}"), doors });
+        }
+        if hosts.len() > 1 {
+            let probed = story.take_done();
+            for action in probed {
+                let Action::Send(host, Directive::Probe(probes)) = action else { panic!("{action:?}") };
+                let reached = |probe| Attempt { probe, outcome: Ok(1) };
+                story.hear(host, Report::Probed(probes.into_iter().map(reached).collect()));
+            }
+        }
+        let started = story.take_done();
+        assert_eq!(started.len(), hosts.len());
+        let mut rank = 0;
+        for (host, &count) in hosts.iter().enumerate() {
+            for _ in 0..count {
+                story.hear(host, Report::Started { rank, pid: 1000 + rank });
+                rank += 1;
+            }
+        }
+        story
+    }
+
+    fn hear(&mut self, host: usize, report: Report) {
+        self.supervision.report(host, report, self.now);
+        self.collect();
+    }
+
+    fn ended(&mut self, host: usize, rank: u32, how: HowEnded) {
+        self.hear(host, Report::Ended { rank, how, after_us: 1 });
+    }
+
+    /// Lets time pass in small steps; hosts other than the silent ones give signs of life.
+    fn pass(&mut self, time: Duration, silent: &[usize]) {
+        let step = Duration::from_millis(100);
+        for _ in 0..time.as_millis() / step.as_millis() {
+            self.now += step;
+            for host in (0..self.supervision.hosts.len()).filter(|host| !silent.contains(host)) {
+                self.supervision.report(host, Report::Alive, self.now);
+            }
+            self.supervision.tick(self.now);
+            self.collect();
+        }
+    }
+
+    fn collect(&mut self) {
+        while let Some(action) = self.supervision.next_action() {
+            if !matches!(action, Action::Send(_, Directive::Alive)) {
+                self.done.push(action);
+            }
+        }
+    }
+
+    fn take_done(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.done)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.done.contains(&Action::Finish)
+    }
+
+    fn last_line(&self) -> String {
+        self.supervision.last_words().pop().unwrap_or_default()
+    }
+
+    fn verdicts(&self) -> Vec<VerdictKind> {
+        let verdict = |action: &Action| match action {
+            Action::Send(_, Directive::Pronounce(verdict)) => Some(verdict.kind.clone()),
+            _ => None,
+        };
+        self.done.iter().filter_map(verdict).collect()
+    }
+}
+
+#[test]
+fn a_job_that_ends_well_says_nothing() {
+    let mut story = Story::running(&[2]);
+    story.ended(0, 0, HowEnded::Exited(0));
+    story.ended(0, 1, HowEnded::Exited(0));
+    assert!(!story.is_finished(), "the host has not said that it is empty");
+    story.hear(0, Report::Empty);
+    assert!(story.is_finished());
+    assert_eq!(story.supervision.exit_code(), 0);
+    assert!(story.supervision.last_words().is_empty());
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_rank_that_failed() {
+    let mut story = Story::running(&[1, 1]);
+    story.hear(1, Report::Output { rank: 1, stream: Stream::Stderr, bytes: b"Traceback\nValueError: no\n".to_vec() });
+    story.ended(1, 1, HowEnded::Exited(3));
+    assert_eq!(story.verdicts(), [VerdictKind::Exited { code: 3 }, VerdictKind::Exited { code: 3 }]);
+    story.ended(0, 0, HowEnded::Exited(1));
+    story.hear(0, Report::Empty);
+    story.hear(1, Report::Empty);
+    assert!(story.is_finished());
+    assert_eq!(story.supervision.exit_code(), 3);
+    assert_eq!(story.last_line(), "rank 1 on h1 (pid 1001) ended with exit code 3 after 0.0 s: ValueError: no");
+    assert!(story.supervision.last_words().contains(&"  | Traceback".to_owned()));
+}
+
+#[test]
+fn fingers_lead_to_the_rank_that_failed_first() {
+    let mut story = Story::running(&[3]);
+    // Rank 2 failed; its peers were quicker to end, and one of them blames the other.
+    story.hear(0, Report::Blamed { by: 0, peer: Some(1), cause: "rank 1 is gone".into() });
+    story.ended(0, 0, HowEnded::Exited(1));
+    story.hear(0, Report::Blamed { by: 1, peer: Some(2), cause: "rank 2 is gone".into() });
+    story.ended(0, 1, HowEnded::Exited(1));
+    story.ended(0, 2, HowEnded::Signalled(11));
+    story.hear(0, Report::Empty);
+    assert!(story.last_line().starts_with("rank 2 on h0 (pid 1002) was killed by signal 11 (SIGSEGV)"));
+    assert_eq!(story.supervision.exit_code(), 139);
+}
+
+#[test]
+fn fingers_in_a_circle_end_somewhere() {
+    let mut story = Story::running(&[2]);
+    story.hear(0, Report::Blamed { by: 0, peer: Some(1), cause: "cut off".into() });
+    story.hear(0, Report::Blamed { by: 1, peer: Some(0), cause: "cut off".into() });
+    story.ended(0, 0, HowEnded::Exited(1));
+    story.ended(0, 1, HowEnded::Exited(1));
+    story.hear(0, Report::Empty);
+    assert!(story.last_line().starts_with("rank "), "{}", story.last_line());
+}
+
+#[test]
+fn survivors_are_told_to_end_after_a_moment_and_left_after_the_grace_period() {
+    let mut story = Story::running(&[2]);
+    story.ended(0, 1, HowEnded::Signalled(9));
+    story.pass(SETTLE / 2, &[]);
+    assert!(!story.done.iter().any(|action| matches!(action, Action::Send(_, Directive::End { .. }))));
+    story.pass(SETTLE, &[]);
+    assert!(story.done.contains(&Action::Send(0, Directive::End { grace_ms: 5000 })));
+    // What ends from now on was told to; it is no cause.
+    story.ended(0, 0, HowEnded::Signalled(15));
+    assert!(story.last_line().starts_with("rank 1 on h0 (pid 1001) was killed by signal 9 (SIGKILL)"));
+    story.pass(Duration::from_secs(9), &[]);
+    assert!(story.is_finished(), "an agent that never gets empty is left");
+    assert!(story.supervision.last_words()[0].starts_with("processes may be left on h0"));
+}
+
+#[test]
+fn a_silent_host_and_a_killed_agent_are_told_apart() {
+    let mut cut = Story::running(&[1, 1]);
+    cut.pass(Duration::from_secs(6), &[1]);
+    assert_eq!(cut.verdicts(), [VerdictKind::HostLost]);
+    assert!(cut.last_line().starts_with("h1 has not been heard of for 5."), "{}", cut.last_line());
+
+    let mut killed = Story::running(&[1, 1]);
+    killed.supervision.agent_gone(1, "its connection was closed".into(), killed.now);
+    killed.collect();
+    assert_eq!(killed.verdicts(), [VerdictKind::AgentLost]);
+    assert!(killed.last_line().starts_with("the agent on h1 (pid 101) is gone"), "{}", killed.last_line());
+}
+
+#[test]
+fn a_stopped_rank_is_reported_as_stopped_if_it_does_not_go_on() {
+    let mut story = Story::running(&[2]);
+    story.hear(0, Report::Stopped { rank: 1, signal: 19 });
+    story.pass(Duration::from_secs(4), &[]);
+    story.hear(0, Report::Continued { rank: 1 });
+    story.pass(Duration::from_secs(10), &[]);
+    assert!(story.verdicts().is_empty());
+    story.hear(0, Report::Stopped { rank: 1, signal: 19 });
+    story.pass(Duration::from_secs(6), &[]);
+    assert_eq!(story.verdicts(), [VerdictKind::Stopped]);
+    assert!(story.last_line().contains("was stopped by signal 19 (SIGSTOP)"), "{}", story.last_line());
+}
+
+#[test]
+fn one_signal_ends_politely_and_a_second_one_at_once() {
+    let mut story = Story::running(&[2]);
+    story.supervision.signal(2, story.now);
+    story.collect();
+    assert!(story.done.contains(&Action::Send(0, Directive::Signal(2))));
+    story.take_done();
+    story.supervision.signal(2, story.now);
+    story.collect();
+    assert!(story.done.contains(&Action::Send(0, Directive::End { grace_ms: 0 })));
+    story.hear(0, Report::Empty);
+    assert!(story.is_finished());
+    assert_eq!(story.supervision.exit_code(), 130);
+}
+
+#[test]
+fn a_host_that_does_not_answer_ends_the_start() {
+    let mut story = Story::new(&[1, 1]);
+    story.hear(0, Report::Ready { pid: 1, host_name: "h0".into(), doors: vec![] });
+    story.pass(Duration::from_secs(31), &[]);
+    story.hear(0, Report::Empty);
+    assert!(story.is_finished());
+    assert_eq!(story.last_line(), "h1 cannot be used: it has not answered within 30 s (--start-timeout)");
+    assert_ne!(story.supervision.exit_code(), 0);
+}
+
+#[test]
+fn hosts_that_cannot_reach_each_other_are_shown_as_a_table() {
+    let mut story = Story::new(&[1, 1]);
+    for host in 0..2 {
+        let doors = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
+        story.hear(host, Report::Ready { pid: 1, host_name: "h".into(), doors });
+    }
+    let probe = |host: u32| Probe { host, door: format!("10.0.0.{}:99", host + 1).parse().unwrap() };
+    story.hear(0, Report::Probed(vec![Attempt { probe: probe(1), outcome: Ok(300) }]));
+    story.hear(1, Report::Probed(vec![Attempt { probe: probe(0), outcome: Err("timed out".into()) }]));
+    assert!(!story.done.iter().any(|action| matches!(action, Action::Send(_, Directive::Start(_)))));
+    let words = story.supervision.last_words().join("\n");
+    assert!(words.contains("  h0 -> h1: reached at 10.0.0.2\n  h1 -> h0: not at 10.0.0.1: timed out"), "{words}");
+    assert!(story.last_line().starts_with("h1 cannot reach h0"));
+}
+
+#[test]
+fn everybody_gets_what_everybody_brought() {
+    let mut story = Story::running(&[1, 2]);
+    story.hear(1, Report::Gathered(vec![(1, vec![11]), (2, vec![12])]));
+    assert!(story.take_done().is_empty());
+    story.hear(0, Report::Gathered(vec![(0, vec![10])]));
+    let all = Directive::Everybody(vec![vec![10], vec![11], vec![12]]);
+    assert_eq!(story.take_done(), [Action::Send(0, all.clone()), Action::Send(1, all)]);
+}
+
+#[test]
+fn silence_is_no_death_while_nobody_listens() {
+    let mut story = Story::running(&[1]);
+    for _ in 0..100 {
+        story.now += Duration::from_millis(200);
+        story.supervision.excuse_silence(story.now);
+        story.supervision.tick(story.now);
+    }
+    story.collect();
+    assert!(story.verdicts().is_empty());
+}

@@ -1,0 +1,80 @@
+//! What is left to say when a job is over: the exit code, and words that name the cause.
+
+use super::{Ending, Presence, Supervision};
+use crate::launch::failure::{Failure, What};
+use crate::launch::message::HowEnded;
+use crate::launch::signal;
+
+impl Supervision {
+    /// The failure that the others followed from.
+    fn root(&self) -> Option<&Failure> {
+        let of = |rank: u32| self.failures.iter().find(|failure| failure.rank == Some(rank));
+        let mut root = self.failures.first()?;
+        // Fingers may point in a circle; every rank is visited once at most.
+        for _ in 0..self.failures.len() {
+            let pointed_at = root.rank.and_then(|rank| self.blamed.get(&rank)).and_then(|(peer, _)| *peer);
+            match pointed_at.and_then(of) {
+                Some(failure) => root = failure,
+                None => break,
+            }
+        }
+        Some(root)
+    }
+
+    /// The launcher's exit code: that of the rank that failed first.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match (&self.ending, self.root()) {
+            (Ending::Well, _) => 0,
+            (Ending::Interrupted(signal), _) => HowEnded::Signalled(*signal).exit_code(),
+            // What a shell gives a command that wrote into a closed pipe.
+            (Ending::Unheard, _) => HowEnded::Signalled(13).exit_code(),
+            (Ending::Badly, root) => root.map_or(1, Failure::exit_code),
+        }
+    }
+
+    /// What the user reads last: some lines about the failed rank, then one that says it all.
+    pub(crate) fn last_words(&self) -> Vec<String> {
+        let left: Vec<&str> = self.still_there().map(|host| self.settings.hosts[host].as_str()).collect();
+        let mut lines = Vec::new();
+        if !left.is_empty() {
+            lines.push(format!("processes may be left on {}: their agents did not answer in time", left.join(", ")));
+        }
+        match (&self.ending, self.root()) {
+            (Ending::Well, _) => {}
+            (Ending::Interrupted(signal), _) => {
+                lines.push(format!("ended by {}, and all ranks with it", signal::name(*signal)));
+            }
+            (Ending::Unheard, _) => lines.push("nobody reads the output any more; all ranks were ended".to_owned()),
+            (Ending::Badly, None) => lines.push("the job failed".to_owned()),
+            (Ending::Badly, Some(root)) => lines.extend(self.words_about(root)),
+        }
+        lines
+    }
+
+    fn words_about(&self, root: &Failure) -> Vec<String> {
+        let mut lines = Vec::new();
+        let rank = root.rank.and_then(|rank| Some((rank, self.ranks.get(rank as usize)?)));
+        let mut last = root.to_string();
+        if let What::Unreachable(gap) = &root.what {
+            lines.push("what reached what:".to_owned());
+            lines.extend(gap.table.iter().cloned());
+        }
+        if let Some((rank, state)) = rank {
+            let tail: Vec<String> = state.tail.lines().map(|line| format!("  | {line}")).collect();
+            if !tail.is_empty() {
+                lines.push(format!("the last lines that rank {rank} wrote to standard error:"));
+                lines.extend(tail);
+            }
+            if let Some(words) = state.tail.last() {
+                last = format!("{last}: {words}");
+            }
+        }
+        lines.push(last);
+        lines
+    }
+
+    fn still_there(&self) -> impl Iterator<Item = usize> {
+        let here = self.hosts.iter().enumerate().filter(|(_, host)| host.presence == Presence::Here);
+        here.map(|(index, _)| index)
+    }
+}
