@@ -51,8 +51,11 @@ impl Setup {
         environment.log();
         let deadline = Instant::now() + self.patience;
         let venue = environment.open(deadline)?;
-        let listen_at = self.address.map_or(venue.listen_at, |address| SocketAddr::new(address, 0));
-        let listener = Arc::new(Listener::bind(Some(listen_at), &venue.key)?);
+        let listen_at = match self.address {
+            Some(address) => vec![SocketAddr::new(address, 0)],
+            None => venue.listen_at.clone(),
+        };
+        let listener = Arc::new(Listener::bind(listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
         let contacts = exchange(venue.rendezvous.as_ref(), environment.rank, &own, deadline)?;
         let meeting = |epoch| Contacts {

@@ -10,7 +10,7 @@
 //! | `FARANDOLE_KEY` | the key itself, for launchers that cannot pass descriptors on |
 //! | `FARANDOLE_KEY_FILE` | a file with the key (default: `~/.config/farandole/key`) |
 //! | `FARANDOLE_HOST` | which host this is, where its name does not say so (default: machine and boot identity) |
-//! | `FARANDOLE_ADDRESS` | the address of this host at which other hosts reach it (default: the one on the way to the meeting) |
+//! | `FARANDOLE_ADDRESS` | the addresses of this host at which other hosts reach it, separated by commas (default: the one on the way to the meeting) |
 //! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
 //!
 //! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order. With none of
@@ -91,8 +91,8 @@ pub struct Environment {
     pub meeting: Option<Meeting>,
     /// Identity of the host: ranks with equal ones share memory.
     pub host: String,
-    /// Where other hosts reach this one, if the user has said so.
-    pub address: Option<IpAddr>,
+    /// Where other hosts reach this one, if somebody has said so.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Where the ranks of a job meet, who hosts the meeting, and what proves that a rank belongs to it.
@@ -129,15 +129,15 @@ impl Environment {
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Environment> {
         let variables = Variables::new(&lookup);
         let host = variables.text(HOST).unwrap_or_else(host_identity);
-        let address = variables.value(ADDRESS, "an IP address")?;
+        let addresses = read_addresses(variables.text(ADDRESS))?;
         let Some(launch) = launcher::detect(variables)? else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
-            return Ok(Environment { launcher, rank, size, local: None, cross: None, meeting: None, host, address });
+            return Ok(Environment { launcher, rank, size, local: None, cross: None, meeting: None, host, addresses });
         };
         let meeting = find_meeting(variables, &launch)?;
         let Launch { launcher, rank, size, local, cross, .. } = launch;
-        Ok(Environment { launcher, rank, size, local, cross, meeting, host, address })
+        Ok(Environment { launcher, rank, size, local, cross, meeting, host, addresses })
     }
 
     /// Who this process is, in one line for logs.
@@ -168,6 +168,15 @@ impl Environment {
 /// Whether messages of the level "info" are wanted. Horovod has numbers for levels, too: 0 is trace, 2 is info.
 fn is_informative(level: &str) -> bool {
     matches!(level.trim().to_ascii_lowercase().as_str(), "trace" | "debug" | "info" | "0" | "1" | "2")
+}
+
+fn read_addresses(text: Option<String>) -> Result<Vec<IpAddr>> {
+    let read = |word: &str| {
+        word.trim()
+            .parse()
+            .map_err(|_| wrong(ADDRESS, format!("'{word}' is not an IP address; several are separated by commas")))
+    };
+    text.iter().flat_map(|text| text.split(',')).map(read).collect()
 }
 
 /// Where the ranks of this launch meet. A place that the user names comes first.
@@ -251,12 +260,12 @@ mod tests {
             (RENDEZVOUS, "unix:@m"),
             (KEY, &hex),
             (HOST, "h1"),
-            (ADDRESS, "fd00::7"),
+            (ADDRESS, "fd00::7, 10.0.0.7"),
         ];
         let rank = read(&variables).unwrap();
         assert_eq!((rank.rank, rank.size, rank.host.as_str()), (Rank(2), 4, "h1"));
         assert_eq!((rank.local, rank.cross), (Some(Place { index: 0, of: 2 }), Some(Place { index: 1, of: 2 })));
-        assert_eq!(rank.address, Some("fd00::7".parse().unwrap()));
+        assert_eq!(rank.addresses, ["fd00::7".parse::<IpAddr>().unwrap(), "10.0.0.7".parse().unwrap()]);
         assert_eq!(
             rank.describe(),
             "rank 2 of 4 (0 of 2 on this host), started by farandole's variables; meets at unix:@m"

@@ -22,8 +22,8 @@ pub struct Venue {
     pub key: Key,
     /// The way to the meeting; `None` in a world of one.
     pub rendezvous: Option<Rendezvous>,
-    /// Where this rank listens for its peers: at the address at which they reach it, loopback if they are all on this host.
-    pub listen_at: SocketAddr,
+    /// Where this rank listens for its peers: at the addresses at which they reach it, loopback if they are all on this host.
+    pub listen_at: Vec<SocketAddr>,
     /// What rank 0 hosts.
     _hosted: Option<(Server, Option<Doorkeeper>)>,
 }
@@ -43,8 +43,8 @@ impl Environment {
             Some(Meeting::AtRankZero { address, key }) if self.rank == Rank(0) => self.host_at(address, key),
             Some(Meeting::AtRankZero { address, key }) => {
                 let mut venue = self.venue(key.clone(), Some(address.clone()), None);
-                if self.address.is_none() {
-                    venue.listen_at = on_the_way_to(address)?;
+                if self.addresses.is_empty() {
+                    venue.listen_at = vec![on_the_way_to(address)?];
                 }
                 Ok(venue)
             }
@@ -69,7 +69,7 @@ impl Environment {
         };
         let Address::Tcp(host_and_port) = named else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
         let mut at = route::to_listen_at(host_and_port).map_err(cure)?;
-        if let Some(address) = self.address {
+        if let Some(&address) = self.addresses.first() {
             at.set_ip(address);
         }
         let server = Server::serve(&Address::Tcp(at.to_string()), self.size, key).map_err(|error| match error {
@@ -77,15 +77,21 @@ impl Environment {
             other => other,
         })?;
         let mut venue = self.venue(key.clone(), Some(server.address().clone()), Some((server, None)));
-        at.set_port(0);
-        venue.listen_at = at;
+        if self.addresses.is_empty() {
+            at.set_port(0);
+            venue.listen_at = vec![at];
+        }
         Ok(venue)
     }
 
     fn venue(&self, key: Key, at: Option<Address>, hosted: Option<(Server, Option<Doorkeeper>)>) -> Venue {
         let rendezvous = at.map(|address| Rendezvous::new(address, self.size, key.clone()));
-        let own = self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        Venue { key, rendezvous, listen_at: SocketAddr::new(own, 0), _hosted: hosted }
+        let own = match self.addresses.as_slice() {
+            [] => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            given => given,
+        };
+        let listen_at = own.iter().map(|&address| SocketAddr::new(address, 0)).collect();
+        Venue { key, rendezvous, listen_at, _hosted: hosted }
     }
 }
 
@@ -118,7 +124,7 @@ mod tests {
     }
 
     /// Both ranks as threads: what each has brought, and where it listens.
-    fn meet(meeting: &Meeting) -> Vec<(Vec<Vec<u8>>, SocketAddr)> {
+    fn meet(meeting: &Meeting) -> Vec<(Vec<Vec<u8>>, Vec<SocketAddr>)> {
         let visit = |index: u32| {
             let environment = rank(index, meeting.clone());
             move || {
@@ -140,7 +146,7 @@ mod tests {
         let door = format!("farandole-venue-{}", std::process::id());
         for (blobs, listen_at) in meet(&Meeting::OnThisHost { door }) {
             assert_eq!(blobs, [vec![0], vec![1]]);
-            assert!(listen_at.ip().is_loopback());
+            assert!(listen_at.iter().all(|address| address.ip().is_loopback()));
         }
     }
 
@@ -151,7 +157,7 @@ mod tests {
             let meeting = Meeting::AtRankZero { address: Address::Tcp(free.to_string()), key: new_key().unwrap() };
             for (blobs, listen_at) in meet(&meeting) {
                 assert_eq!(blobs, [vec![0], vec![1]]);
-                assert_eq!(listen_at, SocketAddr::new(free.ip(), 0));
+                assert_eq!(listen_at, [SocketAddr::new(free.ip(), 0)]);
             }
         }
     }
