@@ -4,6 +4,7 @@
 
 mod behind;
 mod bench;
+mod doctor;
 mod key;
 mod peer;
 
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand};
 use bench::args::BenchArgs;
 use bench::contestant::{Contestant, serve};
 use bench::ours::RankArgs;
+use doctor::DoctorArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
 
@@ -35,6 +37,8 @@ enum Command {
     /// Print a fresh key, for jobs that other launchers start on several hosts (docs/launchers.md).
     Key,
 
+    Doctor(Box<DoctorArgs>),
+
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
     BenchRank(RankArgs),
@@ -42,6 +46,13 @@ enum Command {
     /// One rank of another library that is being measured. Started by `bench`.
     #[command(subcommand, hide = true)]
     BenchPeer(PeerCommand),
+
+    /// Opens a vendor library and says what it is. Started by `doctor`.
+    #[command(hide = true)]
+    DoctorProbe {
+        /// Name or path of the library.
+        library: String,
+    },
 }
 
 #[derive(Subcommand)]
@@ -67,7 +78,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse_from(words.into_iter().map(long_np));
     match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("farandole: {error:#}");
             ExitCode::FAILURE
@@ -80,19 +91,22 @@ fn long_np(arg: OsString) -> OsString {
     if arg == "-np" { "--np".into() } else { arg }
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Bench(args) => bench::run(&args),
-        Command::Key => key::run(),
-        Command::BenchRank(args) => bench::ours::serve_rank(&args),
+        Command::Key => key::run()?,
+        Command::Doctor(args) => return doctor::run(&args),
+        Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
+        Command::Bench(args) => bench::run(&args)?,
+        Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
             let mut mpi = Mpi::init(&lib)?;
             let pin = if pin { Pin::Cores } else { Pin::Free };
             pin.bind_this_thread(mpi.rank())?;
             serve(&mut mpi, &socket)?;
-            mpi.finalize()
+            mpi.finalize()?;
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
