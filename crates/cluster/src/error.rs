@@ -48,6 +48,13 @@ pub enum Error {
         /// Where we met it.
         at: String,
     },
+    /// The other side has another version of this program.
+    Version {
+        /// Where we met it.
+        at: String,
+        /// Its version of the channel protocol.
+        theirs: u8,
+    },
     /// The rendezvous turned this rank away.
     Refused {
         /// Its reason: the rank is taken, the sizes differ, …
@@ -100,6 +107,12 @@ impl fmt::Display for Error {
                 write!(f, "nobody answers at the rendezvous {address} for {:.1} s: {source}", waited.as_secs_f64())
             }
             Error::Untrusted { at } => write!(f, "whoever is at {at} does not hold this job's key"),
+            Error::Version { at, theirs } => write!(
+                f,
+                "whoever is at {at} speaks version {theirs} of the channel protocol, and this process version {}: install the \
+                 same farandole everywhere",
+                crate::channel::VERSION
+            ),
             Error::Refused { why } => write!(f, "the rendezvous turned this rank away: {why}"),
             Error::TooLong { bytes, most } => {
                 write!(f, "a message of {bytes} bytes is too long for the rendezvous, which carries {most}")

@@ -15,6 +15,8 @@ pub mod error;
 pub mod launch;
 pub mod rendezvous;
 pub mod spawn;
+pub mod verdict;
+mod wire;
 
 #[cfg(test)]
 #[path = "../../../fuzz/seeds.rs"]
@@ -22,5 +24,6 @@ mod seeds;
 
 pub use environment::{Environment, Launcher, Venue};
 pub use error::{Error, Result};
-pub use rendezvous::{Address, Rendezvous, Server};
+pub use rendezvous::{Address, Lifeline, Rendezvous, Server};
 pub use spawn::Job;
+pub use verdict::{Verdict, VerdictKind};

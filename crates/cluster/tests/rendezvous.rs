@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::{Address, Error, Rendezvous, Server};
+use farandole_cluster::channel::VERSION;
+use farandole_cluster::rendezvous::Event;
+use farandole_cluster::{Address, Error, Lifeline, Rendezvous, Server};
 use farandole_plan::Rank;
 use farandole_transport::Key;
 
@@ -87,7 +90,9 @@ fn a_wrong_key_is_noticed_on_both_sides_and_disturbs_nobody() {
     let key = Key::random().unwrap();
     let server = Server::serve(&local_tcp(), 2, &key).unwrap();
     let stranger = Rendezvous::new(server.address().clone(), 2, Key::random().unwrap());
+    let began = Instant::now();
     assert!(matches!(stranger.exchange(Rank(0), b"", soon()), Err(Error::Untrusted { .. })));
+    assert!(began.elapsed() < PATIENCE / 2, "there is no use in trying again");
     meet_all(&Rendezvous::new(server.address().clone(), 2, key), 2, 0);
 }
 
@@ -145,4 +150,182 @@ fn a_message_that_is_too_long_is_refused_here() {
     let rendezvous = Rendezvous::new(at, 2, Key::random().unwrap());
     let error = rendezvous.exchange(Rank(0), &vec![0; 70_000], soon()).unwrap_err();
     assert!(matches!(error, Error::TooLong { bytes: 70_000, .. }), "{error}");
+}
+
+/// A TCP proxy in front of a server that keeps what passes, in both directions, until both sides have closed.
+fn recording(server: &Address) -> (Address, thread::JoinHandle<(Vec<u8>, Vec<u8>)>) {
+    let Address::Tcp(server) = server.clone() else { panic!("served over TCP") };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = Address::Tcp(listener.local_addr().unwrap().to_string());
+    let recorder = thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(server).unwrap();
+        let back = {
+            let (from, to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            thread::spawn(move || pass(from, to))
+        };
+        (pass(near, far), back.join().unwrap())
+    });
+    (at, recorder)
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream) -> Vec<u8> {
+    let mut passed = Vec::new();
+    let mut bytes = [0; 4096];
+    from.set_read_timeout(Some(PATIENCE)).unwrap();
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        passed.extend_from_slice(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+    passed
+}
+
+/// How many frames follow a handshake of this many bytes.
+fn frames_after(handshake_bytes: usize, bytes: &[u8]) -> usize {
+    let (mut rest, mut frames) = (&bytes[handshake_bytes..], 0);
+    while let Some((length, behind)) = rest.split_first_chunk() {
+        rest = &behind[usize::from(u16::from_le_bytes(*length))..];
+        frames += 1;
+    }
+    assert!(rest.is_empty(), "frames end where the connection does");
+    frames
+}
+
+#[test]
+fn what_was_recorded_of_an_honest_rank_opens_nothing() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 1, &key).unwrap();
+    let (proxy, recorder) = recording(server.address());
+    Rendezvous::new(proxy, 1, key.clone()).exchange(Rank(0), b"secret", soon()).unwrap();
+    let (up, _) = recorder.join().unwrap();
+    assert!(!up.windows(6).any(|bytes| bytes == b"secret"), "what ranks say is encrypted");
+
+    let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
+    let mut intruder = TcpStream::connect(at).unwrap();
+    intruder.write_all(&up).unwrap();
+    intruder.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = Vec::new();
+    let _ = intruder.read_to_end(&mut answer);
+    assert!(answer.len() <= 56, "a handshake that leads nowhere, and nothing of the meeting");
+    meet_all(&Rendezvous::new(server.address().clone(), 1, key), 1, 0);
+}
+
+#[test]
+fn five_hundred_connections_of_strangers_keep_nobody_out() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 3, &key).unwrap();
+    let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
+    let began = Instant::now();
+    let strangers: Vec<TcpStream> = (0..500)
+        .map(|index| {
+            let mut stranger = TcpStream::connect(&at).unwrap();
+            // A third is silent, a third has begun a handshake, a third talks nonsense.
+            let words: &[u8] = [&b""[..], b"FRNDCHN\x01\x01\0\0\0", &[0xa5; 300]][index % 3];
+            let _ = stranger.write_all(words);
+            stranger
+        })
+        .collect();
+    meet_all(&Rendezvous::new(server.address().clone(), 3, key), 3, 0);
+    assert!(began.elapsed() < PATIENCE / 2, "nobody waits for strangers");
+    drop(strangers);
+}
+
+#[test]
+fn another_version_is_named_to_both_sides() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 1, &key).unwrap();
+    let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
+    let mut newer = TcpStream::connect(at).unwrap();
+    newer.write_all(&[&b"FRNDCHN"[..], &[VERSION + 1; 80]].concat()).unwrap();
+    newer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = [0; 8];
+    newer.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, &[&b"FRNDCHN"[..], &[VERSION]].concat()[..]);
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let newer = Address::Tcp(listener.local_addr().unwrap().to_string());
+    let newer_server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&[&b"FRNDCHN"[..], &[VERSION + 1]].concat()).unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    });
+    let error = Rendezvous::new(newer, 1, key).exchange(Rank(0), b"", soon()).unwrap_err();
+    assert!(matches!(error, Error::Version { theirs, .. } if theirs == VERSION + 1), "{error}");
+    assert!(error.to_string().contains("install the same farandole everywhere"), "{error}");
+    newer_server.join().unwrap();
+}
+
+#[test]
+fn parts_of_a_meeting_gather_their_ranks_and_are_told_about_the_others() {
+    let key = Key::random().unwrap();
+    let (teller, told) = mpsc::channel();
+    let part = |name: &str, seats: [u32; 2]| {
+        let at = Address::UnixAbstract(format!("part-{name}-{}", std::process::id()));
+        let teller = teller.clone();
+        let on_event = Box::new(move |event| teller.send(event).unwrap());
+        Server::serve_part(&at, 4, &seats.map(Rank), &key, on_event).unwrap()
+    };
+    let parts = [part("a", [0, 2]), part("b", [1, 3])];
+    let way = |rank: u32| Rendezvous::new(parts[rank as usize % 2].address().clone(), 4, key.clone());
+    let refused = way(1).exchange(Rank(0), b"", soon()).unwrap_err();
+    assert!(refused.to_string().contains("rank 0 belongs to another host"), "{refused}");
+    thread::scope(|scope| {
+        let visits = [0, 1, 2, 3].map(|rank| {
+            let way = way(rank);
+            scope.spawn(move || way.exchange(Rank(rank), &[rank as u8], soon()))
+        });
+        let mut blobs = vec![Vec::new(); 4];
+        for _ in 0..2 {
+            let Event::Gathered(some) = told.recv_timeout(PATIENCE).unwrap() else { panic!("nothing else can happen") };
+            assert_eq!(some.len(), 2);
+            some.into_iter().for_each(|(rank, blob)| blobs[rank.index()] = blob);
+        }
+        parts.iter().for_each(|part| part.tell(blobs.clone()));
+        for visit in visits {
+            assert_eq!(visit.join().unwrap().unwrap(), [[0], [1], [2], [3]]);
+        }
+    });
+    thread::scope(|scope| {
+        let visit = scope.spawn(|| way(0).exchange(Rank(0), b"", soon()));
+        thread::sleep(Duration::from_millis(100));
+        parts[0].refuse(vec![Rank(3)]);
+        let error = visit.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [Rank(3)]), "{error}");
+    });
+}
+
+#[test]
+fn two_hundred_and_fifty_six_ranks_meet_with_one_message_up_and_one_down_each() {
+    const RANKS: usize = 256;
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), RANKS, &key).unwrap();
+    let direct = Rendezvous::new(server.address().clone(), RANKS, key.clone()).with_silence(None);
+    let (proxy, recorder) = recording(server.address());
+    let recorded = Rendezvous::new(proxy, RANKS, key).with_silence(None);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    thread::scope(|scope| {
+        let visits: Vec<_> = (0..RANKS)
+            .map(|rank| {
+                let way = if rank == 100 { &recorded } else { &direct };
+                let visit = move || way.join(Rank::from(rank), &(rank as u32).to_le_bytes(), deadline);
+                thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, visit).unwrap()
+            })
+            .collect();
+        let expected: Vec<Vec<u8>> = (0..RANKS as u32).map(|rank| rank.to_le_bytes().to_vec()).collect();
+        let lifelines: Vec<Lifeline> = visits
+            .into_iter()
+            .map(|visit| {
+                let (blobs, lifeline) = visit.join().unwrap().unwrap();
+                assert_eq!(blobs, expected);
+                lifeline
+            })
+            .collect();
+        assert!(lifelines.iter().all(|lifeline| lifeline.verdict().is_none()));
+    });
+    let (up, down) = recorder.join().unwrap();
+    // Up: the confirmation of the handshake, the arrival, the goodbye. Down: everybody's messages.
+    assert_eq!((frames_after(64, &up), frames_after(56, &down)), (3, 1));
 }

@@ -85,7 +85,7 @@ impl Environment {
     }
 
     fn venue(&self, key: Key, at: Option<Address>, hosted: Option<(Server, Option<Doorkeeper>)>) -> Venue {
-        let rendezvous = at.map(|address| Rendezvous::new(address, self.size, key.clone()));
+        let rendezvous = at.map(|address| Rendezvous::new(address, self.size, key.clone()).on_host(self.host.clone()));
         let own = match self.addresses.as_slice() {
             [] => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
             given => given,

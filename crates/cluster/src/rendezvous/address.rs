@@ -11,6 +11,8 @@ use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::channel::Patient;
+
 /// Where a rendezvous is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -141,20 +143,18 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection of either family, blocking, with a time limit for each read and write.
+/// A connection of either family.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Stream {
-    pub(super) fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        // A timeout of zero would mean none.
-        let patience = Some(patience.max(Duration::from_millis(1)));
+impl Patient for Stream {
+    fn set_patience(&self, patience: Duration) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(patience).and_then(|()| stream.set_write_timeout(patience)),
-            Stream::Unix(stream) => stream.set_read_timeout(patience).and_then(|()| stream.set_write_timeout(patience)),
+            Stream::Tcp(stream) => stream.set_patience(patience),
+            Stream::Unix(stream) => stream.set_patience(patience),
         }
     }
 }

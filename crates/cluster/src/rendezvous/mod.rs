@@ -1,23 +1,20 @@
 //! Where ranks meet before they know each other: every rank brings one message and takes home the messages of all.
 //!
-//! A [`Server`] hosts the meeting, in rank 0 or in the parent of all ranks; [`Rendezvous::exchange`] is a rank's visit. Both sides
-//! prove that they hold the job's key before anything is decoded (`proof`). Everything has a limit: messages of
-//! [`MOST_BLOB_BYTES`], a time for each visit, a number of connections. A visit ends with all messages or with an error that names who
-//! did not come. What the messages say is not decided here.
+//! A [`Server`] hosts the meeting, in rank 0 or in the parent of all ranks, or one part of it on each host;
+//! [`Rendezvous::exchange`] is a rank's visit, and [`Rendezvous::join`] one from which it keeps a [`Lifeline`]. All of it travels over
+//! channels ([`crate::channel`]), so nothing of a stranger's is decoded. Everything has a limit: messages of [`MOST_BLOB_BYTES`], a time for
+//! each visit, a number of connections. A visit ends with all messages or with an error that names who did not come.
+//! What the messages say is not decided here.
 //!
-//! The two messages inside, numbers little-endian:
-//!
-//! ```text
-//! arrival:  u32 rank · u32 ranks · u64 patience in ms · the rank's message
-//! reply:    0 · for each rank: u32 length, message
-//!           1 · for each missing rank: u32 rank
-//!           2 · why the rank is turned away, UTF-8
-//! ```
+//! A visit costs a rank one message up and one down, however many ranks there are: the server gathers.
 
 mod address;
-mod part;
-mod proof;
+mod judge;
+mod lifeline;
+mod message;
+mod reception;
 mod server;
+mod table;
 
 use std::io;
 use std::sync::Arc;
@@ -27,11 +24,19 @@ use farandole_plan::Rank;
 use farandole_transport::Key;
 
 pub use address::Address;
-pub use part::{Event, Verdict, VerdictKind};
-pub use server::Server;
+pub use lifeline::{DEFAULT_SILENCE, HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use message::check_any_message;
+pub use server::{Event, OnEvent, Server};
 
+pub use crate::verdict::{Verdict, VerdictKind};
+
+use crate::channel::{Channel, Fault, Purpose};
+use crate::environment;
 use crate::error::{Error, Result};
-use proof::{Side, prove};
+use address::Stream;
+use message::{Arrival, Down, Keeper, Stay, Up};
 
 /// Longest message of a rank: room for hundreds of addresses.
 pub const MOST_BLOB_BYTES: usize = 64 << 10;
@@ -42,8 +47,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// The server answers at a rank's deadline; the answer gets this long to arrive.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The longest visit that makes sense; also keeps a damaged number from overflowing a clock.
-const MOST_PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What an answer needs besides the ranks' messages: who keeps the rendezvous, or a reason.
+const ANSWER_BYTES: usize = 4096;
 
 /// A rank's way to the meeting.
 #[derive(Clone, Debug)]
@@ -51,210 +56,100 @@ pub struct Rendezvous {
     address: Address,
     ranks: usize,
     key: Key,
+    host: String,
+    silence: Option<Duration>,
 }
 
 impl Rendezvous {
     /// The meeting of `ranks` ranks at `address`, for holders of `key`.
     pub fn new(address: Address, ranks: usize, key: Key) -> Rendezvous {
-        Rendezvous { address, ranks, key }
+        Rendezvous { address, ranks, key, host: environment::host_identity(), silence: Some(DEFAULT_SILENCE) }
+    }
+
+    /// The same for a rank on this host, where its identity is not what the machine says.
+    pub fn on_host(self, host: impl Into<String>) -> Rendezvous {
+        Rendezvous { host: host.into(), ..self }
+    }
+
+    /// The same with another limit for the silence of either side of a lifeline; `None`: no heartbeats.
+    pub fn with_silence(self, silence: Option<Duration>) -> Rendezvous {
+        Rendezvous { silence, ..self }
     }
 
     /// Brings this rank's message and waits, until the deadline, for those of all ranks. They come in rank order.
     pub fn exchange(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let (_, _, blobs) = self.meet(rank, blob, &Stay::No, deadline)?;
+        Ok(blobs)
+    }
+
+    /// The same, and keeps the connection: from now on either side notices when the other is gone.
+    pub fn join(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<(Vec<Vec<u8>>, Lifeline)> {
+        let stay = Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() };
+        let (channel, keeper, blobs) = self.meet(rank, blob, &stay, deadline)?;
+        let channel = channel.into_polled().map_err(|error| Error::local("keeping a lifeline", error))?;
+        let lifeline = Lifeline::start(channel, keeper, self.host.clone(), self.silence)?;
+        Ok((blobs, lifeline))
+    }
+
+    fn meet(
+        &self,
+        rank: Rank,
+        blob: &[u8],
+        stay: &Stay,
+        deadline: Instant,
+    ) -> Result<(Channel<Stream>, Keeper, Vec<Vec<u8>>)> {
         if blob.len() > MOST_BLOB_BYTES {
             return Err(Error::TooLong { bytes: blob.len(), most: MOST_BLOB_BYTES });
         }
         let began = Instant::now();
         let mut pause = PAUSES.0;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let error = match self.visit(rank, blob, left) {
-                Ok(reply) => return self.understand(reply, began.elapsed()),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(Error::Untrusted { at: self.address.to_string() });
+            let error = match self.visit(rank, blob, stay, deadline) {
+                Ok((channel, reply)) => {
+                    let (keeper, blobs) = self.understand(&reply, began.elapsed())?;
+                    return Ok((channel, keeper, blobs));
                 }
                 Err(error) => error,
             };
+            let at = self.address.to_string();
+            match Fault::of(&error) {
+                Some(Fault::Stranger | Fault::NotAChannel) => return Err(Error::Untrusted { at }),
+                Some(Fault::Version { theirs }) => return Err(Error::Version { at, theirs: *theirs }),
+                // Somebody who went away, or who is just starting: another attempt may do better.
+                _ => {}
+            }
             if Instant::now() + pause >= deadline {
-                return Err(Error::Unreachable {
-                    address: self.address.to_string(),
-                    waited: began.elapsed(),
-                    source: error,
-                });
+                return Err(Error::Unreachable { address: at, waited: began.elapsed(), source: error });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
-    /// One attempt. Whatever breaks it off is worth another one, except a lack of trust.
-    fn visit(&self, rank: Rank, blob: &[u8], left: Duration) -> io::Result<Vec<u8>> {
-        let patience = left.min(MOST_PATIENCE);
+    fn visit(&self, rank: Rank, blob: &[u8], stay: &Stay, deadline: Instant) -> io::Result<(Channel<Stream>, Vec<u8>)> {
+        let patience = deadline.saturating_duration_since(Instant::now());
         let stream = self.address.connect(patience)?;
-        stream.set_patience(patience + ANSWER_PATIENCE)?;
-        let mut proved = prove(stream, Side::Rank, &self.key)?;
-        let arrival = Arrival { rank: rank.index(), ranks: self.ranks, patience, blob: blob.to_vec() };
-        proved.send(&arrival.encode())?;
-        proved.receive(1 + self.ranks * (MOST_BLOB_BYTES + 4))
+        let answered = deadline + ANSWER_PATIENCE;
+        let channel = Channel::connect(stream, &self.key, Purpose::Rendezvous, rank.0, answered)?;
+        let mut channel = channel.with_most_bytes(self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES);
+        let arrival = Arrival { ranks: self.ranks as u32, patience, stay: stay.clone(), blob: blob.to_vec() };
+        channel.send(&Up::Arrival(arrival).encode(), answered)?;
+        match channel.receive(answered)? {
+            Some(reply) => Ok((channel, reply)),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
-    fn understand(&self, reply: Vec<u8>, waited: Duration) -> Result<Vec<Vec<u8>>> {
-        match Reply::decode(&reply) {
-            Some(Reply::Everybody(blobs)) if blobs.len() == self.ranks => {
-                Ok(Arc::try_unwrap(blobs).unwrap_or_else(|shared| shared.to_vec()))
+    fn understand(&self, reply: &[u8], waited: Duration) -> Result<(Keeper, Vec<Vec<u8>>)> {
+        match Down::decode(reply) {
+            Some(Down::Everybody { keeper, blobs }) if blobs.len() == self.ranks => {
+                Ok((keeper, Arc::try_unwrap(blobs).unwrap_or_else(|shared| shared.to_vec())))
             }
-            Some(Reply::Missing(ranks)) => Err(Error::Missing { ranks, waited }),
-            Some(Reply::Refused(why)) => Err(Error::Refused { why }),
+            Some(Down::Missing(ranks)) => Err(Error::Missing { ranks, waited }),
+            Some(Down::Refused(why)) => Err(Error::Refused { why }),
             _ => {
                 Err(Error::Refused { why: "its answer has another form: install the same farandole everywhere".into() })
             }
-        }
-    }
-}
-
-/// What a rank says when it comes.
-#[derive(Debug, PartialEq)]
-struct Arrival {
-    rank: usize,
-    ranks: usize,
-    patience: Duration,
-    blob: Vec<u8>,
-}
-
-impl Arrival {
-    const HEAD_BYTES: usize = 16;
-
-    fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Arrival::HEAD_BYTES + self.blob.len());
-        bytes.extend((self.rank as u32).to_le_bytes());
-        bytes.extend((self.ranks as u32).to_le_bytes());
-        bytes.extend((self.patience.as_millis() as u64).to_le_bytes());
-        bytes.extend(&self.blob);
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Arrival> {
-        let (rank, rest) = bytes.split_first_chunk()?;
-        let (ranks, rest) = rest.split_first_chunk()?;
-        let (patience_ms, blob) = rest.split_first_chunk()?;
-        Some(Arrival {
-            rank: u32::from_le_bytes(*rank) as usize,
-            ranks: u32::from_le_bytes(*ranks) as usize,
-            patience: Duration::from_millis(u64::from_le_bytes(*patience_ms)).min(MOST_PATIENCE),
-            blob: blob.to_vec(),
-        })
-    }
-}
-
-/// What the server answers.
-#[derive(Debug, PartialEq)]
-enum Reply {
-    /// The messages of all ranks.
-    Everybody(Arc<Vec<Vec<u8>>>),
-    /// Who was not there at this rank's deadline.
-    Missing(Vec<Rank>),
-    /// Why this rank cannot take part.
-    Refused(String),
-}
-
-impl Reply {
-    fn encode(&self) -> Vec<u8> {
-        match self {
-            Reply::Everybody(blobs) => {
-                let mut bytes = vec![0];
-                for blob in blobs.iter() {
-                    bytes.extend((blob.len() as u32).to_le_bytes());
-                    bytes.extend(blob);
-                }
-                bytes
-            }
-            Reply::Missing(ranks) => {
-                std::iter::once(1).chain(ranks.iter().flat_map(|rank| rank.0.to_le_bytes())).collect()
-            }
-            Reply::Refused(why) => [&[2], why.as_bytes()].concat(),
-        }
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Reply> {
-        let (kind, mut rest) = bytes.split_first()?;
-        match kind {
-            0 => {
-                let mut blobs = Vec::new();
-                while !rest.is_empty() {
-                    let (length, behind) = rest.split_first_chunk()?;
-                    let (blob, behind) = behind.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-                    blobs.push(blob.to_vec());
-                    rest = behind;
-                }
-                Some(Reply::Everybody(Arc::new(blobs)))
-            }
-            1 => {
-                let (ranks, rest) = rest.as_chunks::<4>();
-                rest.is_empty()
-                    .then(|| Reply::Missing(ranks.iter().map(|rank| Rank(u32::from_le_bytes(*rank))).collect()))
-            }
-            2 => String::from_utf8(rest.to_vec()).ok().map(Reply::Refused),
-            _ => None,
-        }
-    }
-}
-
-/// What must hold for any bytes that are taken for a message of a rendezvous. The fuzzer calls it, and a test with the
-/// fuzzer's seeds. Nothing but the patience, which is cut, may change on the way.
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub fn check_any_message(bytes: &[u8]) {
-    if let Some(arrival) = Arrival::decode(bytes) {
-        let again = arrival.encode();
-        assert_eq!((&again[..8], &again[16..]), (&bytes[..8], &bytes[16..]), "an arrival keeps what it says");
-        assert_eq!(Arrival::decode(&again), Some(arrival), "an arrival survives its own encoding");
-    }
-    if let Some(reply) = Reply::decode(bytes) {
-        assert_eq!(reply.encode(), bytes, "a reply has one encoding");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::seeds;
-
-    #[test]
-    fn messages_of_the_corpus_decode_or_are_refused() {
-        let everybody = Reply::Everybody(Arc::new(vec![vec![], vec![1], vec![2; 300]]));
-        let arrival = Arrival { rank: 3, ranks: 5, patience: Duration::from_millis(1500), blob: vec![1, 2, 3] };
-        let made = [
-            ("arrival", arrival.encode()),
-            ("everybody", everybody.encode()),
-            ("missing", Reply::Missing(vec![Rank(1), Rank(70_000)]).encode()),
-            ("refused", Reply::Refused("wegen Überfüllung".into()).encode()),
-            ("endless_patience", [&[0; 8][..], &[255; 8]].concat()),
-            ("longer_than_it_is", vec![0, 255, 255, 255, 255, 1]),
-            ("half_a_rank", vec![1, 0, 0]),
-            ("no_text", vec![2, 255]),
-            ("empty", Vec::new()),
-        ];
-        seeds::replay("rendezvous", &made, check_any_message);
-    }
-
-    #[test]
-    fn messages_survive_the_wire() {
-        let arrival = Arrival { rank: 3, ranks: 5, patience: Duration::from_millis(1500), blob: vec![1, 2, 3] };
-        assert_eq!(Arrival::decode(&arrival.encode()), Some(arrival));
-        for reply in [
-            Reply::Everybody(Arc::new(vec![vec![], vec![1], vec![2; 300]])),
-            Reply::Missing(vec![Rank(1), Rank(70_000)]),
-            Reply::Refused("wegen Überfüllung".into()),
-        ] {
-            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
-        }
-    }
-
-    #[test]
-    fn damaged_messages_are_nothing() {
-        assert_eq!(Arrival::decode(&[0; 15]), None);
-        for bytes in [&[][..], &[3], &[0, 1], &[0, 255, 255, 255, 255, 1], &[1, 0, 0], &[2, 255]] {
-            assert_eq!(Reply::decode(bytes), None, "{bytes:?}");
         }
     }
 }

@@ -1,73 +1,125 @@
-//! The side of a rendezvous that waits for the ranks.
+//! The side of a rendezvous that the ranks come to, as whoever hosts it sees it.
 //!
-//! One thread accepts; every connection gets a short-lived thread that shakes hands, takes the rank's message to the *table* and
-//! waits there until all seats are filled or the rank's patience is over. The thread that fills the last seat closes the
-//! round; everybody takes a copy of all messages home, and the table is laid anew for the next round, since a job may
-//! come together more than once.
-//!
-//! A stranger costs one thread for [`HANDSHAKE_PATIENCE`], of at most [`MOST_CONNECTIONS`], and is never allocated anything.
+//! A [`Server`] seats all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and tells its owner what
+//! happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and [`Server::pronounce`]. All the work is
+//! done by one thread (`reception`); this handle gives it orders.
 
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_transport::{Bell, Key, Waiter};
+use farandole_transport::{Bell, Key};
 
-use super::address::{Address, Listener, Stream};
-use super::proof::{Side, prove};
-use super::{Arrival, MOST_BLOB_BYTES, Reply};
+use super::address::Address;
+use super::reception::{Reception, Rule};
+use super::table::Table;
 use crate::error::{Error, Result};
+use crate::verdict::Verdict;
 
-/// An honest rank needs one round trip; on a crowded machine it may lose the processor for a second.
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
+/// What the owner of a part is told. It is told on the server's thread and must not keep it waiting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// All seats are taken; these are the messages. The ranks wait for [`Server::tell`].
+    Gathered(Vec<(Rank, Vec<u8>)>),
+    /// A rank's connection has ended without a goodbye: its process is dead or dying.
+    Lost {
+        /// Who.
+        rank: Rank,
+        /// What was seen of it.
+        how: String,
+    },
+    /// A rank has sent nothing for longer than it promised.
+    Silent {
+        /// Who.
+        rank: Rank,
+        /// For how long.
+        since: Duration,
+    },
+    /// A rank has left in order.
+    Left {
+        /// Who.
+        rank: Rank,
+    },
+    /// A rank's collective has failed.
+    Blamed {
+        /// Whose.
+        by: Rank,
+        /// The peer that it saw fail, if it was one.
+        peer: Option<Rank>,
+        /// What it saw.
+        cause: String,
+    },
+}
 
-/// More connections than this at once are closed unheard, beyond the ranks themselves.
-const MOST_CONNECTIONS: usize = 256;
+/// Whom the owner of a part is told by.
+pub type OnEvent = Box<dyn Fn(Event) + Send + Sync>;
 
-/// A thread that waits at the table looks this often whether its rank is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-
-/// Hosts a rendezvous for as long as it lives.
-#[derive(Debug)]
+/// Hosts a rendezvous, and watches over those who stay, for as long as it lives.
 pub struct Server {
     address: Address,
-    table: Arc<Table>,
-    stop: Bell,
+    orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Hosts the rendezvous of `ranks` ranks that hold `key`. TCP is bound to exactly the given address.
     pub fn serve(at: &Address, ranks: usize, key: &Key) -> Result<Server> {
-        let listening = || format!("listening at {at}");
-        let (listener, address) = at.listen().map_err(|e| Error::local(listening(), e))?;
-        listener.set_nonblocking().map_err(|e| Error::local(listening(), e))?;
-        let waiter = Waiter::new().map_err(|e| Error::local(listening(), std::io::Error::other(e)))?;
-        waiter.watch(&listener).map_err(|e| Error::local(listening(), std::io::Error::other(e)))?;
-        let stop = waiter.bell();
-        let table = Arc::new(Table::new(ranks));
-        let (key, at_table) = (key.clone(), table.clone());
+        let table = Table::new(ranks, (0..ranks).map(Rank::from));
+        Server::start(at, table, key, Rule::Whole)
+    }
+
+    /// Hosts the part of a rendezvous to which the ranks `seats` come, of `world` in all. `on_event` is told what happens.
+    pub fn serve_part(at: &Address, world: usize, seats: &[Rank], key: &Key, on_event: OnEvent) -> Result<Server> {
+        let table = Table::new(world, seats.iter().copied());
+        Server::start(at, table, key, Rule::Part(on_event))
+    }
+
+    fn start(at: &Address, table: Table, key: &Key, rule: Rule) -> Result<Server> {
+        let listening = |error| Error::local(format!("listening at {at}"), error);
+        let (listener, address) = at.listen().map_err(listening)?;
+        listener.set_nonblocking().map_err(listening)?;
+        let orders = Arc::new(Orders::new().map_err(listening)?);
+        let reception = Reception::new(listener, table, key.clone(), rule, orders.clone());
         let thread = std::thread::Builder::new()
             .name("rendezvous".into())
-            .spawn(move || accept_all(&listener, &waiter, &at_table, &key))
+            .spawn(move || reception.run())
             .map_err(|e| Error::local("starting a thread", e))?;
-        Ok(Server { address, table, stop, thread: Some(thread) })
+        Ok(Server { address, orders, thread: Some(thread) })
     }
 
     /// Where ranks connect.
     pub fn address(&self) -> &Address {
         &self.address
     }
+
+    /// Answers the ranks of a gathered part with the messages of all ranks of the world, in rank order.
+    pub fn tell(&self, blobs: Vec<Vec<u8>>) {
+        self.orders.give(Order::Tell(blobs));
+    }
+
+    /// Answers the ranks that wait here that these ranks, here or elsewhere, did not come.
+    pub fn refuse(&self, missing: Vec<Rank>) {
+        self.orders.give(Order::Refuse(missing));
+    }
+
+    /// Tells every rank that stays what has become of the job, and turns those away who still wait.
+    pub fn pronounce(&self, verdict: &Verdict) {
+        self.orders.give(Order::Pronounce(verdict.clone()));
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.table.round().closing = Closing::Yes;
-        self.table.news.notify_all();
-        self.stop.ring();
+        self.orders.give(Order::Close);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -77,167 +129,43 @@ impl Drop for Server {
     }
 }
 
-/// Where messages are gathered.
+/// What the server's thread is to do.
 #[derive(Debug)]
-struct Table {
-    /// Locked by the threads of connections while they sit down, look or leave, and by the dropping server; never while
-    /// anybody talks to a socket.
-    round: Mutex<Round>,
-    /// Rung when a round is complete and when the server closes.
-    news: Condvar,
-    /// Connections under way, for [`MOST_CONNECTIONS`]. Only a count; orders nothing.
-    connections: AtomicUsize,
+pub(super) enum Order {
+    Tell(Vec<Vec<u8>>),
+    Refuse(Vec<Rank>),
+    Pronounce(Verdict),
+    Close,
 }
 
+/// The way from whoever holds a handle to the thread that works for it.
 #[derive(Debug)]
-struct Round {
-    number: u64,
-    seats: Vec<Option<Seat>>,
-    /// Messages of the round that was completed last.
-    complete: Arc<Vec<Vec<u8>>>,
-    closing: Closing,
+pub(super) struct Orders<T = Order> {
+    /// Locked by the owner to add and by the thread to take all; never while anybody talks to a socket.
+    queue: Mutex<Vec<T>>,
+    /// Rung after an order was given; the thread has it in its poll set.
+    bell: Bell,
 }
 
-#[derive(Debug)]
-struct Seat {
-    blob: Vec<u8>,
-    /// The connection that the rank sits here with, to see whether it has been closed.
-    lifeline: rustix::fd::OwnedFd,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Closing {
-    No,
-    Yes,
-}
-
-impl Table {
-    fn new(ranks: usize) -> Table {
-        let seats = std::iter::repeat_with(|| None).take(ranks).collect();
-        let round = Round { number: 0, seats, complete: Arc::default(), closing: Closing::No };
-        Table { round: Mutex::new(round), news: Condvar::new(), connections: AtomicUsize::new(0) }
+impl<T> Orders<T> {
+    pub(super) fn new() -> std::io::Result<Orders<T>> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let fd: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Orders { queue: Mutex::default(), bell: Bell::from_fd(fd) })
     }
 
-    fn round(&self) -> MutexGuard<'_, Round> {
-        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn give(&self, order: T) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.bell.ring();
     }
 
-    /// Sits down, waits for the others, and says what to answer. `None`: the rank has left, or the server closes.
-    fn meet(&self, arrival: Arrival, lifeline: impl AsFd) -> Option<Reply> {
-        let Arrival { rank, ranks, patience, blob } = arrival;
-        let deadline = Instant::now() + patience;
-        let mut round = self.round();
-        let number = round.number;
-        if let Err(why) = round.sit_down(rank, ranks, blob, &lifeline) {
-            return Some(Reply::Refused(why));
-        }
-        if round.seats.iter().all(Option::is_some) {
-            round.close();
-            self.news.notify_all();
-        }
-        loop {
-            if round.number > number {
-                // The next round cannot be complete without this rank, so `complete` is still ours.
-                return Some(Reply::Everybody(round.complete.clone()));
-            }
-            if round.closing == Closing::Yes || is_closed(&lifeline) {
-                round.seats[rank] = None;
-                return None;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing = round.missing();
-                round.seats[rank] = None;
-                return Some(Reply::Missing(missing));
-            }
-            round = self.news.wait_timeout(round, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
-impl Round {
-    fn sit_down(
-        &mut self,
-        rank: usize,
-        ranks: usize,
-        blob: Vec<u8>,
-        lifeline: &impl AsFd,
-    ) -> std::result::Result<(), String> {
-        let seats = self.seats.len();
-        if ranks != seats {
-            return Err(format!("rank {rank} believes in {ranks} ranks, but the job has {seats}"));
-        }
-        let Some(seat) = self.seats.get_mut(rank) else {
-            return Err(format!("there is no rank {rank} in a job of {seats}"));
-        };
-        // A rank that lost its connection may come again; a second process with the same rank is a mistake.
-        if seat.as_ref().is_some_and(|seat| !is_closed(&seat.lifeline)) {
-            return Err(format!("another process is rank {rank} already"));
-        }
-        let lifeline = lifeline.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-        *seat = Some(Seat { blob, lifeline });
-        Ok(())
+    /// Silences the bell first, so that an order given meanwhile rings it again.
+    pub(super) fn take(&self) -> Vec<T> {
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn close(&mut self) {
-        self.complete = Arc::new(self.seats.iter_mut().filter_map(Option::take).map(|seat| seat.blob).collect());
-        self.number += 1;
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
-
-    fn missing(&self) -> Vec<Rank> {
-        let empty = self.seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
-        empty.map(|(rank, _)| Rank::from(rank)).collect()
-    }
-}
-
-/// Whether the other end of a connection has hung up. A rank sends nothing while it waits.
-fn is_closed(connection: &impl AsFd) -> bool {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let mut fds = [PollFd::new(connection, PollFlags::RDHUP)];
-    let now = rustix::time::Timespec::default();
-    matches!(poll(&mut fds, Some(&now)), Ok(1..))
-}
-
-fn accept_all(listener: &Listener, waiter: &Waiter, table: &Arc<Table>, key: &Key) {
-    while table.round().closing == Closing::No {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let at_once = table.connections.fetch_add(1, Ordering::Relaxed);
-                let most = MOST_CONNECTIONS + table.round().seats.len();
-                let (at_table, key) = (table.clone(), key.clone());
-                let started = (at_once < most).then(|| {
-                    let attend = move || {
-                        attend(stream, &at_table, &key);
-                        at_table.connections.fetch_sub(1, Ordering::Relaxed);
-                    };
-                    std::thread::Builder::new().name("rendezvous guest".into()).spawn(attend)
-                });
-                if !matches!(started, Some(Ok(_))) {
-                    table.connections.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-            // Nothing to accept, or no descriptor for it: both are worth another look a little later.
-            Err(_) => {
-                let _ = waiter.wait(LOOK_EVERY);
-            }
-        }
-    }
-}
-
-/// Serves one connection. Whatever goes wrong on it concerns nobody else.
-fn attend(stream: Stream, table: &Table, key: &Key) {
-    let served = || -> std::io::Result<()> {
-        stream.set_patience(HANDSHAKE_PATIENCE)?;
-        let mut proved = prove(stream, Side::Server, key)?;
-        let body = proved.receive(MOST_BLOB_BYTES + Arrival::HEAD_BYTES)?;
-        let reply = match Arrival::decode(&body) {
-            Some(arrival) => table.meet(arrival, &proved.stream),
-            None => Some(Reply::Refused("the request has another form: install the same farandole everywhere".into())),
-        };
-        match reply {
-            Some(reply) => proved.send(&reply.encode()),
-            None => Ok(()),
-        }
-    };
-    let _ = served();
 }

@@ -1,0 +1,316 @@
+//! What a rank keeps of the rendezvous: a connection over which both sides know that the other is alive.
+//!
+//! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no lock with the
+//! engine and does nothing else, so a rank that computes, or waits in a collective, is heard all the same; only a process
+//! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
+//! the callback is told, on the lifeline's thread, once.
+//!
+//! **Invariant:** whoever slept judges nobody. A thread that turns much later than it meant to (this process was stopped, the machine
+//! was suspended) starts the measurement of silence anew.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farandole_plan::Rank;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::address::Stream;
+use super::judge::{host_name, words_for};
+use super::message::{Down, Keeper, ProcessState, Up};
+use super::server::Orders;
+use crate::channel::{Polled, Received};
+use crate::error::{Error, Result};
+use crate::verdict::{Verdict, VerdictKind};
+
+/// The variable that holds the longest silence in seconds; 0 turns heartbeats off.
+pub const HEARTBEAT_TIMEOUT: &str = "FARANDOLE_HEARTBEAT_TIMEOUT";
+
+/// Short enough for somebody who watches a job that has stopped, long enough for a machine that swaps.
+pub const DEFAULT_SILENCE: Duration = Duration::from_secs(5);
+
+/// Heartbeats in one allowed silence: three may be late before the fourth matters.
+const HEARTBEATS: u32 = 4;
+
+/// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
+const STACK_BYTES: usize = 256 << 10;
+
+/// How long a rank that leaves waits until its goodbye has been taken.
+const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The longest silence as the environment has it: a number of seconds, 0 for none.
+pub fn silence_from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Option<Duration>> {
+    let Some(text) = lookup(HEARTBEAT_TIMEOUT) else { return Ok(Some(DEFAULT_SILENCE)) };
+    match text.trim().parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(Duration::ZERO) => Ok(None),
+        Some(silence) => Ok(Some(silence)),
+        None => Err(Error::Environment {
+            variable: HEARTBEAT_TIMEOUT,
+            problem: format!("'{text}' is not a number of seconds (0 turns heartbeats off)"),
+        }),
+    }
+}
+
+/// A rank's connection to the rendezvous after the exchange. Dropping it says goodbye.
+pub struct Lifeline {
+    orders: Arc<Orders<Wish>>,
+    news: Arc<News>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the rank wants its lifeline to do.
+enum Wish {
+    Blame { peer: Option<Rank>, cause: String },
+    Leave,
+}
+
+type OnVerdict = Box<dyn Fn(&Verdict) + Send>;
+
+/// What was pronounced, and who wants to know.
+#[derive(Default)]
+struct News {
+    /// Locked by the lifeline's thread when a verdict comes, and while the callback runs; by the rank when it asks or sets the callback.
+    /// A verdict that comes before the callback is kept for it.
+    heard: Mutex<(Option<Verdict>, Option<OnVerdict>)>,
+}
+
+impl Lifeline {
+    pub(super) fn start(
+        channel: Polled<Stream>,
+        keeper: Keeper,
+        own_host: String,
+        silence: Option<Duration>,
+    ) -> Result<Lifeline> {
+        let starting = |error| Error::local("starting a lifeline", error);
+        let orders = Arc::new(Orders::new().map_err(starting)?);
+        let news = Arc::<News>::default();
+        let heard = Instant::now();
+        let watch = Watch { channel, keeper, own_host, silence, orders: orders.clone(), news: news.clone(), heard };
+        let thread = std::thread::Builder::new()
+            .name("lifeline".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || watch.run())
+            .map_err(starting)?;
+        Ok(Lifeline { orders, news, thread: Some(thread) })
+    }
+
+    /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has.
+    pub fn on_verdict(&self, callback: impl Fn(&Verdict) + Send + 'static) {
+        let mut heard = self.news.heard();
+        match &heard.0 {
+            Some(verdict) => callback(verdict),
+            None => heard.1 = Some(Box::new(callback)),
+        }
+    }
+
+    /// What was pronounced, if anything was.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.news.heard().0.clone()
+    }
+
+    /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be named.
+    pub fn blame(&self, peer: Option<Rank>, cause: impl Into<String>) {
+        self.orders.give(Wish::Blame { peer, cause: cause.into() });
+    }
+}
+
+impl fmt::Debug for Lifeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lifeline").field("verdict", &self.verdict()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        self.orders.give(Wish::Leave);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl News {
+    fn heard(&self) -> MutexGuard<'_, (Option<Verdict>, Option<OnVerdict>)> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first verdict counts.
+    fn tell(&self, verdict: Verdict) {
+        let mut heard = self.heard();
+        if heard.0.is_some() {
+            return;
+        }
+        if let Some(callback) = heard.1.take() {
+            callback(&verdict);
+        }
+        heard.0 = Some(verdict);
+    }
+}
+
+/// The state of the lifeline's thread.
+struct Watch {
+    channel: Polled<Stream>,
+    keeper: Keeper,
+    own_host: String,
+    silence: Option<Duration>,
+    orders: Arc<Orders<Wish>>,
+    news: Arc<News>,
+    /// When the server was last heard.
+    heard: Instant,
+}
+
+/// Whether the thread goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    More,
+    Nothing,
+}
+
+impl Watch {
+    fn run(mut self) {
+        let beat = self.silence.map(|silence| silence / HEARTBEATS);
+        let mut turned = Instant::now();
+        let mut next_beat = beat.map(|beat| turned + beat);
+        loop {
+            self.wait(next_beat.map(|next| next.saturating_duration_since(turned)));
+            let now = Instant::now();
+            if beat.is_some_and(|beat| now.saturating_duration_since(turned) > 2 * beat) {
+                self.heard = now;
+            }
+            turned = now;
+            if self.obey() == After::Nothing || self.listen(now) == After::Nothing {
+                return;
+            }
+            if self.silence.is_some_and(|silence| now.saturating_duration_since(self.heard) > silence) {
+                return self.news.tell(self.silent_keeper(now));
+            }
+            if next_beat.is_some_and(|next| next <= now) {
+                let _ = self.channel.queue(&Up::Heartbeat.encode());
+                next_beat = beat.map(|beat| now + beat);
+            }
+            // A connection that takes nothing more will be heard closing.
+            let _ = self.channel.flush();
+        }
+    }
+
+    fn wait(&self, timeout: Option<Duration>) {
+        let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::new(self.orders.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing),
+        ];
+        let _ = poll(&mut fds, timeout.and_then(|timeout| timeout.try_into().ok()).as_ref());
+    }
+
+    fn obey(&mut self) -> After {
+        for wish in self.orders.take() {
+            match wish {
+                Wish::Blame { peer, cause } => {
+                    let _ = self.channel.queue(&Up::Blame { peer, cause }.encode());
+                }
+                Wish::Leave => {
+                    self.say_goodbye();
+                    return After::Nothing;
+                }
+            }
+        }
+        After::More
+    }
+
+    fn listen(&mut self, now: Instant) -> After {
+        loop {
+            match self.channel.receive() {
+                Ok(Received::Message(message)) => {
+                    self.heard = now;
+                    match Down::decode(&message) {
+                        Some(Down::Verdict(verdict)) => self.news.tell(verdict),
+                        Some(Down::Look { rank, pid }) => {
+                            let seen = Up::Seen { rank, state: ProcessState::of(pid) };
+                            let _ = self.channel.queue(&seen.encode());
+                        }
+                        // The server closes in order: nobody watches any more, and nothing is wrong.
+                        Some(Down::Goodbye) => return After::Nothing,
+                        _ => {}
+                    }
+                }
+                Ok(Received::NothingYet) => return After::More,
+                Ok(Received::Closed) => {
+                    self.news.tell(self.lost_keeper("its connection was closed without a goodbye"));
+                    return After::Nothing;
+                }
+                Err(error) => {
+                    self.news.tell(self.lost_keeper(&format!("its connection broke: {error}")));
+                    return After::Nothing;
+                }
+            }
+        }
+    }
+
+    /// The server's process has closed the connection: it is gone, or it broke.
+    fn lost_keeper(&self, how: &str) -> Verdict {
+        let kind = if self.keeper.rank.is_some() { VerdictKind::Gone } else { VerdictKind::LauncherLost };
+        self.verdict_on_keeper(kind).saying(how)
+    }
+
+    /// The server has not answered for too long.
+    fn silent_keeper(&self, now: Instant) -> Verdict {
+        let quiet = words_for(now.saturating_duration_since(self.heard));
+        let state = (self.keeper.host == self.own_host).then(|| ProcessState::of(self.keeper.pid));
+        if state == Some(ProcessState::Stopped) {
+            return self.verdict_on_keeper(VerdictKind::Stopped).saying(format!("not heard of for {quiet}"));
+        }
+        let kind = if self.keeper.rank.is_some() { VerdictKind::Silent } else { VerdictKind::LauncherLost };
+        self.verdict_on_keeper(kind).saying(format!(
+            "nothing for {quiet}: it hangs or is stopped, its host is down, or the network between is cut"
+        ))
+    }
+
+    fn verdict_on_keeper(&self, kind: VerdictKind) -> Verdict {
+        let verdict = Verdict::new(kind).on_host(host_name(&self.keeper.host)).on_process(self.keeper.pid);
+        match self.keeper.rank {
+            Some(rank) => verdict.on_rank(rank),
+            None => verdict,
+        }
+    }
+
+    /// Says goodbye and waits, for a moment, until the server hangs up: closing first could take the goodbye back.
+    fn say_goodbye(&mut self) {
+        let until = Instant::now() + GOODBYE_PATIENCE;
+        let _ = self.channel.queue(&Up::Goodbye.encode());
+        loop {
+            if self.channel.flush().is_err() {
+                return;
+            }
+            match self.channel.receive() {
+                Ok(Received::Message(_)) => continue,
+                Ok(Received::NothingYet) => {}
+                Ok(Received::Closed) | Err(_) => return,
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            let mut fds = [PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing)];
+            let _ = poll(&mut fds, left.try_into().ok().as_ref());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_silence_is_a_number_of_seconds() {
+        let read = |text: Option<&str>| silence_from_lookup(|_| text.map(str::to_string));
+        assert_eq!(read(None).unwrap(), Some(DEFAULT_SILENCE));
+        assert_eq!(read(Some("0.25")).unwrap(), Some(Duration::from_millis(250)));
+        assert_eq!(read(Some(" 0 ")).unwrap(), None);
+        for text in ["", "soon", "-1", "nan", "1e300"] {
+            let error = read(Some(text)).unwrap_err();
+            assert!(error.to_string().starts_with(HEARTBEAT_TIMEOUT), "{error}");
+        }
+    }
+}

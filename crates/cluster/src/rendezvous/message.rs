@@ -1,0 +1,333 @@
+//! What ranks and the server of a rendezvous tell each other, encode beside decode, in the alphabet of `wire`.
+//!
+//! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then, is answered
+//! [`Down::Pulse`], and leaves with [`Up::Goodbye`]; a server that closes in order says [`Down::Goodbye`]. Nothing else is
+//! ever acknowledged: the channel under it loses nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farandole_plan::Rank;
+
+use crate::verdict::Verdict;
+use crate::wire::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
+
+/// The longest visit that makes sense; also keeps a damaged number from overflowing a clock.
+const MOST_PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What a rank says. Which rank it is, the channel has said already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Up {
+    /// It has come.
+    Arrival(Arrival),
+    /// It is alive.
+    Heartbeat,
+    /// It leaves, and all is well.
+    Goodbye,
+    /// It saw something fail, perhaps because of a peer.
+    Blame { peer: Option<Rank>, cause: String },
+    /// What it found when it looked at a process of its host.
+    Seen { rank: Rank, state: ProcessState },
+}
+
+/// What a rank says when it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// How many ranks it believes in.
+    pub(super) ranks: u32,
+    /// How long it will wait.
+    pub(super) patience: Duration,
+    pub(super) stay: Stay,
+    /// The rank's message.
+    pub(super) blob: Vec<u8>,
+}
+
+/// What a rank does after the exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stay {
+    /// It goes.
+    No,
+    /// It keeps its connection.
+    Yes {
+        /// Silence longer than this means that something is wrong; `None`: it sends no heartbeats.
+        silence: Option<Duration>,
+        pid: u32,
+        /// Identity of its host.
+        host: String,
+    },
+}
+
+/// What the server says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Down {
+    /// The messages of all ranks, and who keeps the rendezvous.
+    Everybody { keeper: Keeper, blobs: Arc<Vec<Vec<u8>>> },
+    /// Who was not there at this rank's deadline.
+    Missing(Vec<Rank>),
+    /// Why this rank cannot take part.
+    Refused(String),
+    /// The answer to a heartbeat.
+    Pulse,
+    /// The job has failed.
+    Verdict(Verdict),
+    /// A question: what is this process of your host doing?
+    Look { rank: Rank, pid: u32 },
+    /// The server closes, and all is well.
+    Goodbye,
+}
+
+/// The process in which a server runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keeper {
+    /// The rank that this process is, if it is one.
+    pub(super) rank: Option<Rank>,
+    pub(super) pid: u32,
+    pub(super) host: String,
+}
+
+/// What the kernel says about a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProcessState {
+    /// It runs, or would if something came.
+    Alive,
+    /// A signal or a debugger has stopped it.
+    Stopped,
+    /// There is no such process, or only what its parent has not yet taken away.
+    Gone,
+}
+
+impl ProcessState {
+    /// Looks at a process of this host.
+    pub(super) fn of(pid: u32) -> ProcessState {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return ProcessState::Gone };
+        // The name in parentheses may itself hold anything, so the state is what follows the last one.
+        match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+            Some('T' | 't') => ProcessState::Stopped,
+            Some('Z' | 'X') | None => ProcessState::Gone,
+            Some(_) => ProcessState::Alive,
+        }
+    }
+}
+
+impl Up {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Up::Arrival(Arrival { ranks, patience, stay, blob }) => {
+                bytes.push(0);
+                put_u32(&mut bytes, *ranks);
+                put_u64(&mut bytes, patience.as_millis() as u64);
+                match stay {
+                    Stay::No => bytes.push(0),
+                    Stay::Yes { silence, pid, host } => {
+                        bytes.push(1);
+                        put_option(&mut bytes, *silence, |bytes, silence| put_u64(bytes, silence.as_millis() as u64));
+                        put_u32(&mut bytes, *pid);
+                        put_text(&mut bytes, host);
+                    }
+                }
+                put_bytes(&mut bytes, blob);
+            }
+            Up::Heartbeat => bytes.push(1),
+            Up::Goodbye => bytes.push(2),
+            Up::Blame { peer, cause } => {
+                bytes.push(3);
+                put_option(&mut bytes, *peer, |bytes, peer| put_u32(bytes, peer.0));
+                put_text(&mut bytes, cause);
+            }
+            Up::Seen { rank, state } => {
+                bytes.push(4);
+                put_u32(&mut bytes, rank.0);
+                bytes.push(match state {
+                    ProcessState::Alive => 0,
+                    ProcessState::Stopped => 1,
+                    ProcessState::Gone => 2,
+                });
+            }
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Up> {
+        let mut reader = Reader::new(bytes);
+        let up = match reader.byte()? {
+            0 => Up::Arrival(Arrival {
+                ranks: reader.u32()?,
+                patience: Duration::from_millis(reader.u64()?).min(MOST_PATIENCE),
+                stay: match reader.byte()? {
+                    0 => Stay::No,
+                    1 => Stay::Yes {
+                        silence: reader.option(Reader::u64)?.map(|ms| Duration::from_millis(ms).min(MOST_PATIENCE)),
+                        pid: reader.u32()?,
+                        host: reader.text()?,
+                    },
+                    _ => return None,
+                },
+                blob: reader.bytes()?.to_vec(),
+            }),
+            1 => Up::Heartbeat,
+            2 => Up::Goodbye,
+            3 => Up::Blame { peer: reader.option(Reader::u32)?.map(Rank), cause: reader.text()? },
+            4 => Up::Seen {
+                rank: Rank(reader.u32()?),
+                state: match reader.byte()? {
+                    0 => ProcessState::Alive,
+                    1 => ProcessState::Stopped,
+                    2 => ProcessState::Gone,
+                    _ => return None,
+                },
+            },
+            _ => return None,
+        };
+        reader.end(up)
+    }
+}
+
+impl Down {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Down::Everybody { keeper, blobs } => {
+                bytes.push(0);
+                put_option(&mut bytes, keeper.rank, |bytes, rank| put_u32(bytes, rank.0));
+                put_u32(&mut bytes, keeper.pid);
+                put_text(&mut bytes, &keeper.host);
+                blobs.iter().for_each(|blob| put_bytes(&mut bytes, blob));
+            }
+            Down::Missing(ranks) => {
+                bytes.push(1);
+                ranks.iter().for_each(|rank| put_u32(&mut bytes, rank.0));
+            }
+            Down::Refused(why) => {
+                bytes.push(2);
+                put_text(&mut bytes, why);
+            }
+            Down::Pulse => bytes.push(3),
+            Down::Verdict(verdict) => {
+                bytes.push(4);
+                put_bytes(&mut bytes, &verdict.encode());
+            }
+            Down::Look { rank, pid } => {
+                bytes.push(5);
+                put_u32(&mut bytes, rank.0);
+                put_u32(&mut bytes, *pid);
+            }
+            Down::Goodbye => bytes.push(6),
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Down> {
+        let mut reader = Reader::new(bytes);
+        let down = match reader.byte()? {
+            0 => {
+                let rank = reader.option(Reader::u32)?.map(Rank);
+                let keeper = Keeper { rank, pid: reader.u32()?, host: reader.text()? };
+                let mut blobs = Vec::new();
+                while !reader.is_empty() {
+                    blobs.push(reader.bytes()?.to_vec());
+                }
+                Down::Everybody { keeper, blobs: Arc::new(blobs) }
+            }
+            1 => {
+                let mut ranks = Vec::new();
+                while !reader.is_empty() {
+                    ranks.push(Rank(reader.u32()?));
+                }
+                Down::Missing(ranks)
+            }
+            2 => Down::Refused(reader.text()?),
+            3 => Down::Pulse,
+            4 => Down::Verdict(Verdict::decode(reader.bytes()?)?),
+            5 => Down::Look { rank: Rank(reader.u32()?), pid: reader.u32()? },
+            6 => Down::Goodbye,
+            _ => return None,
+        };
+        reader.end(down)
+    }
+}
+
+/// What must hold for any bytes that are taken for a message of a rendezvous. The fuzzer calls it, and a test with the
+/// fuzzer's seeds. Nothing but times, which are cut, may change on the way.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_message(bytes: &[u8]) {
+    if let Some(up) = Up::decode(bytes) {
+        let again = up.encode();
+        assert_eq!(again.len(), bytes.len(), "a message keeps its length");
+        assert!(matches!(up, Up::Arrival(_)) || again == bytes, "a message has one encoding");
+        assert_eq!(Up::decode(&again), Some(up), "a message survives its own encoding");
+    }
+    if let Some(down) = Down::decode(bytes) {
+        assert_eq!(down.encode(), bytes, "an answer has one encoding");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seeds;
+    use crate::verdict::VerdictKind;
+
+    fn arrival(stay: Stay) -> Up {
+        Up::Arrival(Arrival { ranks: 5, patience: Duration::from_millis(1500), stay, blob: vec![1, 2, 3] })
+    }
+
+    #[test]
+    fn messages_of_the_corpus_decode_or_are_refused() {
+        let keeper = Keeper { rank: Some(Rank(0)), pid: 77, host: "höst".into() };
+        let silence = Some(Duration::from_secs(5));
+        let made = [
+            ("arrival", arrival(Stay::No).encode()),
+            ("arrival_to_stay", arrival(Stay::Yes { silence, pid: 7, host: "höst".into() }).encode()),
+            ("heartbeat", Up::Heartbeat.encode()),
+            ("goodbye", Up::Goodbye.encode()),
+            ("blame", Up::Blame { peer: Some(Rank(2)), cause: "connection reset".into() }.encode()),
+            ("seen", Up::Seen { rank: Rank(2), state: ProcessState::Stopped }.encode()),
+            ("everybody", Down::Everybody { keeper, blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]) }.encode()),
+            ("missing", Down::Missing(vec![Rank(1), Rank(70_000)]).encode()),
+            ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
+            ("pulse", Down::Pulse.encode()),
+            ("verdict", Down::Verdict(Verdict::new(VerdictKind::Stopped).on_rank(Rank(1))).encode()),
+            ("look", Down::Look { rank: Rank(1), pid: 77 }.encode()),
+            ("endless_patience", [&[0; 5][..], &[255; 8], &[0; 5]].concat()),
+            ("longer_than_it_is", vec![2, 255, 255, 255, 255, 1]),
+            ("half_a_rank", vec![1, 0, 0]),
+            ("no_text", vec![2, 1, 0, 0, 0, 255]),
+            ("empty", Vec::new()),
+        ];
+        for (name, bytes) in &made[..6] {
+            assert!(Up::decode(bytes).is_some(), "{name}");
+        }
+        for (name, bytes) in &made[6..12] {
+            assert!(Down::decode(bytes).is_some(), "{name}");
+        }
+        seeds::replay("rendezvous", &made, check_any_message);
+    }
+
+    #[test]
+    fn damaged_messages_are_nothing() {
+        for bytes in [&[][..], &[9], &[0; 15], &[1, 1], &[3, 2], &[4, 0, 0, 0, 0, 9]] {
+            assert_eq!(Up::decode(bytes), None, "{bytes:?}");
+        }
+        for bytes in [&[][..], &[9], &[0, 1], &[0, 255, 255, 255, 255, 1], &[1, 0, 0], &[2, 255], &[3, 0], &[4, 0]] {
+            assert_eq!(Down::decode(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn processes_are_seen_as_they_are() {
+        assert_eq!(ProcessState::of(std::process::id()), ProcessState::Alive);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, handle) = (child.id(), rustix::process::Pid::from_child(&child));
+        rustix::process::kill_process(handle, rustix::process::Signal::STOP).unwrap();
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while ProcessState::of(pid) != ProcessState::Stopped {
+            assert!(std::time::Instant::now() < end, "a stopped process is seen as one");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(ProcessState::of(pid), ProcessState::Gone);
+    }
+}

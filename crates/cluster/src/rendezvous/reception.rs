@@ -1,0 +1,519 @@
+//! The thread behind a [`super::Server`]: one poll loop over the listener, all connections and the owner's orders.
+//!
+//! A connection is a *guest*. It comes to the door, where it shakes hands and says that it has arrived; sits at the table until the
+//! round is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose silence is noticed.
+//! What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and tells everybody; one
+//! for a part tells its owner.
+//!
+//! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes; when there are more than
+//! [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which needs one round trip, gets in.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farandole_plan::Rank;
+use farandole_transport::Key;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::MOST_BLOB_BYTES;
+use super::address::{Listener, Stream};
+use super::judge::{Judgement, Member, judge};
+use super::message::{Arrival, Down, Keeper, ProcessState, Stay, Up};
+use super::server::{Event, OnEvent, Order, Orders};
+use super::table::{GuestId, Seat, Table};
+use crate::channel::{Polled, Purpose, Received};
+use crate::environment;
+use crate::verdict::{Verdict, VerdictKind};
+
+/// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
+const DOOR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// So many may stand at the door at once.
+const MOST_AT_DOOR: usize = 256;
+
+/// How long a guest that has been told the last thing has to take it, and members to go when the server closes.
+const PARTING_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The loop turns at least this often while it watches members, to notice that it was itself stopped.
+const TURN_AT_LEAST: Duration = Duration::from_millis(500);
+
+/// A turn this much late means that this process, or the machine, slept: what it has not heard meanwhile is nobody's fault.
+const OVERSLEPT: Duration = Duration::from_secs(1);
+
+/// When no descriptor is left for a new connection, the next attempt waits this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// A neighbour that was asked to look at a process has this long to answer.
+const LOOK_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A rank that blames a peer is believed after this time, in which the peer's own end may come to light.
+const BLAME_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What an arrival needs besides the rank's message: numbers, and the name of a host.
+const ARRIVAL_BYTES: usize = 4096;
+
+/// What is done when a round is complete or a rank fails.
+pub(super) enum Rule {
+    /// All seats are here: everything is decided here.
+    Whole,
+    /// The owner decides.
+    Part(OnEvent),
+}
+
+/// The state of the server's thread.
+pub(super) struct Reception {
+    listener: Listener,
+    key: Key,
+    rule: Rule,
+    orders: Arc<Orders>,
+    keeper: Keeper,
+    table: Table,
+    guests: BTreeMap<GuestId, Guest>,
+    next_guest: GuestId,
+    /// Rounds that were completed.
+    round: u64,
+    /// The rounds before this one have their verdict, and get no other.
+    judged_before: u64,
+    /// The first blame of the current round, and when it becomes a verdict.
+    blame: Option<(Instant, Blame)>,
+    accept_again: Option<Instant>,
+    closing: Option<Instant>,
+}
+
+struct Blame {
+    by: Rank,
+    peer: Option<Rank>,
+    cause: String,
+}
+
+struct Guest {
+    channel: Polled<Stream>,
+    place: Place,
+}
+
+enum Place {
+    /// It has not arrived.
+    Door { until: Instant },
+    /// It waits for the others.
+    Table { rank: Rank, until: Instant, stay: Stay },
+    /// It stays.
+    Member(Member),
+    /// It has been told the last thing.
+    Going { until: Instant },
+}
+
+impl Reception {
+    pub(super) fn new(listener: Listener, table: Table, key: Key, rule: Rule, orders: Arc<Orders>) -> Reception {
+        let host = std::env::var(environment::HOST).unwrap_or_else(|_| environment::host_identity());
+        Reception {
+            listener,
+            key,
+            rule,
+            orders,
+            keeper: Keeper { rank: None, pid: std::process::id(), host },
+            table,
+            guests: BTreeMap::new(),
+            next_guest: 0,
+            round: 0,
+            judged_before: 0,
+            blame: None,
+            accept_again: None,
+            closing: None,
+        }
+    }
+
+    /// Turns the loop until the server is dropped.
+    pub(super) fn run(mut self) {
+        let mut turned = Instant::now();
+        loop {
+            let ready = self.wait(turned);
+            let now = Instant::now();
+            if now.saturating_duration_since(turned) > TURN_AT_LEAST + OVERSLEPT && self.members().next().is_some() {
+                self.forgive(now);
+            }
+            turned = now;
+            for order in self.orders.take() {
+                self.obey(order, now);
+            }
+            self.accept(now);
+            for guest in ready {
+                self.attend(guest, now);
+            }
+            self.look_at_clocks(now);
+            self.flush();
+            if self.closing.is_some_and(|until| now >= until || self.members().next().is_none()) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until something happens or is due; says which guests have something to say.
+    fn wait(&mut self, now: Instant) -> Vec<GuestId> {
+        let due = self.next_due();
+        let mut timeout = due.map(|due| due.saturating_duration_since(now));
+        if self.members().next().is_some() {
+            timeout = Some(timeout.unwrap_or(TURN_AT_LEAST).min(TURN_AT_LEAST));
+        }
+        let accepting = self.closing.is_none() && self.accept_again.is_none();
+        let mut fds = vec![
+            PollFd::new(self.orders.bell(), PollFlags::IN),
+            PollFd::new(&self.listener, if accepting { PollFlags::IN } else { PollFlags::empty() }),
+        ];
+        fds.extend(self.guests.values().map(|guest| {
+            let writing = if guest.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(guest.channel.fd(), PollFlags::IN | writing)
+        }));
+        // A millisecond more, lest the loop turns several times just before something is due.
+        let timeout = timeout.map(|timeout| timeout + Duration::from_millis(1)).and_then(|t| t.try_into().ok());
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let ready = self.guests.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
+        ready.map(|(guest, _)| *guest).collect()
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let guests = self.guests.values().filter_map(|guest| match &guest.place {
+            Place::Door { until } | Place::Table { until, .. } | Place::Going { until } => Some(*until),
+            Place::Member(member) => member.due(),
+        });
+        let blame = self.blame.as_ref().map(|(due, _)| *due);
+        guests.chain(blame).chain(self.accept_again).chain(self.closing).min()
+    }
+
+    fn members(&self) -> impl Iterator<Item = (GuestId, &Member)> {
+        self.guests.iter().filter_map(|(id, guest)| match &guest.place {
+            Place::Member(member) => Some((*id, member)),
+            _ => None,
+        })
+    }
+
+    fn forgive(&mut self, now: Instant) {
+        for guest in self.guests.values_mut() {
+            if let Place::Member(member) = &mut guest.place {
+                member.hear(now);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        if self.closing.is_some() || self.accept_again.is_some_and(|again| now < again) {
+            return;
+        }
+        self.accept_again = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.welcome(stream, now),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.accept_again = Some(now + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: Stream, now: Instant) {
+        let Ok(channel) = Polled::accept(stream, &self.key, Purpose::Rendezvous) else { return };
+        let channel = channel.with_most_bytes(MOST_BLOB_BYTES + ARRIVAL_BYTES);
+        let at_door = |guest: &&Guest| matches!(guest.place, Place::Door { .. });
+        if self.guests.values().filter(at_door).count() >= MOST_AT_DOOR {
+            let oldest = self.guests.iter().find(|(_, guest)| at_door(guest)).map(|(id, _)| *id);
+            oldest.and_then(|id| self.guests.remove(&id));
+        }
+        self.guests.insert(self.next_guest, Guest { channel, place: Place::Door { until: now + DOOR_PATIENCE } });
+        self.next_guest += 1;
+    }
+
+    /// Listens to a guest until it has nothing more to say.
+    fn attend(&mut self, id: GuestId, now: Instant) {
+        while let Some(guest) = self.guests.get_mut(&id) {
+            match guest.channel.receive() {
+                Ok(Received::Message(message)) => self.hear(id, &message, now),
+                Ok(Received::NothingYet) => return,
+                Ok(Received::Closed) => self.part(id, "its connection was closed without a goodbye".into()),
+                Err(error) => self.part(id, format!("its connection broke: {error}")),
+            }
+        }
+    }
+
+    fn hear(&mut self, id: GuestId, message: &[u8], now: Instant) {
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        match (&mut guest.place, Up::decode(message)) {
+            (Place::Door { .. }, Some(Up::Arrival(arrival))) => self.arrive(id, arrival, now),
+            (Place::Member(member), Some(up)) => {
+                member.hear(now);
+                let (rank, round) = (member.rank, member.round);
+                match up {
+                    Up::Heartbeat => self.say(id, &Down::Pulse),
+                    Up::Goodbye => {
+                        guest.place = Place::Going { until: now };
+                        self.report(Event::Left { rank });
+                    }
+                    Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, round, now),
+                    Up::Seen { rank: silent, state } => self.take_sight(silent, round, state, now),
+                    Up::Arrival(_) => {}
+                }
+            }
+            (Place::Going { .. }, _) => {}
+            (_, _) => {
+                let why = "the request has another form: install the same farandole everywhere";
+                self.dismiss(id, &Down::Refused(why.into()), now);
+            }
+        }
+    }
+
+    fn arrive(&mut self, id: GuestId, arrival: Arrival, now: Instant) {
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let rank = Rank(guest.channel.caller().unwrap_or(u32::MAX));
+        let Arrival { ranks, patience, stay, blob } = arrival;
+        if let Err(why) = self.table.sit_down(rank, ranks, Seat { guest: id, blob }) {
+            return self.dismiss(id, &Down::Refused(why), now);
+        }
+        if let Stay::Yes { pid, host, .. } = &stay
+            && (*pid, host) == (self.keeper.pid, &self.keeper.host)
+        {
+            self.keeper.rank = Some(rank);
+        }
+        guest.place = Place::Table { rank, until: now + patience, stay };
+        if self.table.is_full() {
+            let blobs = self.table.blobs();
+            match &self.rule {
+                Rule::Whole => self.complete(blobs.into_iter().map(|(_, blob)| blob).collect(), now),
+                Rule::Part(on_event) => on_event(Event::Gathered(blobs)),
+            }
+        }
+    }
+
+    /// Everybody at the table gets all messages, and goes or stays.
+    fn complete(&mut self, blobs: Vec<Vec<u8>>, now: Instant) {
+        let answer = Down::Everybody { keeper: self.keeper.clone(), blobs: Arc::new(blobs) };
+        let answer = answer.encode();
+        for id in self.table.clear() {
+            let Some(guest) = self.guests.get_mut(&id) else { continue };
+            let Place::Table { rank, stay, .. } = &guest.place else { continue };
+            let (rank, round) = (*rank, self.round);
+            let _ = guest.channel.queue(&answer);
+            guest.place = match stay.clone() {
+                Stay::No => Place::Going { until: now + PARTING_PATIENCE },
+                Stay::Yes { silence, pid, host } => {
+                    let (asked, look_again) = (Vec::new(), None);
+                    Place::Member(Member { rank, pid, host, round, silence, heard: now, asked, look_again })
+                }
+            };
+        }
+        self.round += 1;
+        self.blame = None;
+    }
+
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Tell(blobs) => self.complete(blobs, now),
+            Order::Refuse(missing) => self.turn_all_away(&Down::Missing(missing), now),
+            Order::Pronounce(verdict) => {
+                self.turn_all_away(&Down::Refused(verdict.to_string()), now);
+                self.pronounce(&verdict, None);
+            }
+            Order::Close => {
+                for id in self.table.clear() {
+                    self.guests.remove(&id);
+                }
+                let members: Vec<GuestId> = self.members().map(|(id, _)| id).collect();
+                for id in members {
+                    self.say(id, &Down::Goodbye);
+                }
+                self.closing = Some(now + PARTING_PATIENCE);
+            }
+        }
+    }
+
+    fn turn_all_away(&mut self, answer: &Down, now: Instant) {
+        for id in self.table.clear() {
+            self.dismiss(id, answer, now);
+        }
+    }
+
+    /// Does what is due by now.
+    fn look_at_clocks(&mut self, now: Instant) {
+        let due: Vec<GuestId> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| match &guest.place {
+                Place::Door { until } | Place::Table { until, .. } | Place::Going { until } => *until <= now,
+                Place::Member(member) => member.due().is_some_and(|due| due <= now),
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            match self.guests.get(&id).map(|guest| &guest.place) {
+                Some(Place::Member(_)) => self.miss(id, now),
+                Some(Place::Table { rank, .. }) => {
+                    let rank = *rank;
+                    let answer = Down::Missing(self.table.missing());
+                    self.table.stand_up(rank, id);
+                    self.dismiss(id, &answer, now);
+                }
+                // One who is on its way out and has taken everything closes its connection, or we do; so for a stranger.
+                Some(Place::Door { .. }) => drop(self.guests.remove(&id)),
+                Some(Place::Going { .. }) => self.see_off(id),
+                None => {}
+            }
+        }
+        if self.blame.as_ref().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, blame)) = self.blame.take()
+        {
+            self.believe(blame, now);
+        }
+    }
+
+    /// Flushes and forgets a guest that is going.
+    fn see_off(&mut self, id: GuestId) {
+        if let Some(mut guest) = self.guests.remove(&id) {
+            let _ = guest.channel.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        for guest in self.guests.values_mut().filter(|guest| guest.channel.wants_write()) {
+            // A connection that takes nothing more will be heard closing.
+            let _ = guest.channel.flush();
+        }
+    }
+
+    fn say(&mut self, id: GuestId, down: &Down) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            let _ = guest.channel.queue(&down.encode());
+        }
+    }
+
+    /// Tells a guest the last thing. It has a moment to take it and to close its side.
+    fn dismiss(&mut self, id: GuestId, answer: &Down, now: Instant) {
+        self.say(id, answer);
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.place = Place::Going { until: now + PARTING_PATIENCE };
+        }
+    }
+
+    /// A guest's connection has ended.
+    fn part(&mut self, id: GuestId, how: String) {
+        let Some(guest) = self.guests.remove(&id) else { return };
+        match guest.place {
+            Place::Door { .. } | Place::Going { .. } => {}
+            Place::Table { rank, .. } => self.table.stand_up(rank, id),
+            Place::Member(member) => match &self.rule {
+                Rule::Whole => {
+                    let verdict = member.verdict(VerdictKind::Gone).saying(how);
+                    self.pronounce_in(member.round, &verdict);
+                }
+                Rule::Part(on_event) => on_event(Event::Lost { rank: member.rank, how }),
+            },
+        }
+    }
+
+    fn report(&self, event: Event) {
+        if let Rule::Part(on_event) = &self.rule {
+            on_event(event);
+        }
+    }
+
+    /// A member has been silent for too long.
+    fn miss(&mut self, id: GuestId, now: Instant) {
+        let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) else { return };
+        let since = now.saturating_duration_since(silent.heard);
+        let allowed = silent.silence.unwrap_or(since);
+        silent.look_again = Some(now + LOOK_PATIENCE.min(allowed));
+        let silent = silent.clone();
+        match &self.rule {
+            Rule::Part(on_event) => {
+                on_event(Event::Silent { rank: silent.rank, since });
+                self.stop_looking(id, now + allowed);
+            }
+            Rule::Whole if silent.round < self.judged_before => self.stop_looking(id, now + allowed),
+            Rule::Whole if silent.host == self.keeper.host => {
+                self.stop_looking(id, now + allowed);
+                let verdict = silent.verdict_on(ProcessState::of(silent.pid), now);
+                self.pronounce_in(silent.round, &verdict);
+            }
+            Rule::Whole => {
+                let neighbours = self.members().filter(|(other, member)| *other != id && member.host == silent.host);
+                match judge(&silent, neighbours, now) {
+                    Judgement::Ask(neighbour) => {
+                        if let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) {
+                            silent.asked.push(neighbour);
+                        }
+                        self.say(neighbour, &Down::Look { rank: silent.rank, pid: silent.pid });
+                    }
+                    Judgement::Pronounce(verdict) => {
+                        self.stop_looking(id, now + allowed);
+                        self.pronounce_in(silent.round, &verdict);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Enough was said about a silent member for now.
+    fn stop_looking(&mut self, id: GuestId, until: Instant) {
+        if let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) {
+            silent.look_again = Some(until);
+        }
+    }
+
+    /// A neighbour has looked at the process of a silent member.
+    fn take_sight(&mut self, rank: Rank, round: u64, state: ProcessState, now: Instant) {
+        let silent =
+            self.members().map(|(_, member)| member).find(|member| (member.rank, member.round) == (rank, round));
+        // It may have been heard meanwhile.
+        if let Some(silent) = silent.filter(|silent| !silent.asked.is_empty()).cloned() {
+            self.pronounce_in(round, &silent.verdict_on(state, now));
+        }
+    }
+
+    fn take_blame(&mut self, blame: Blame, round: u64, now: Instant) {
+        match &self.rule {
+            Rule::Part(on_event) => {
+                on_event(Event::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
+            }
+            Rule::Whole if self.blame.is_none() && round >= self.judged_before && round + 1 == self.round => {
+                self.blame = Some((now + BLAME_PATIENCE, blame));
+            }
+            Rule::Whole => {}
+        }
+    }
+
+    /// Nothing better has come to light than what a rank says of its peer.
+    fn believe(&mut self, blame: Blame, now: Instant) {
+        let round = self.round.saturating_sub(1);
+        let peer = self.members().map(|(_, member)| member).find(|member| Some(member.rank) == blame.peer);
+        let seen =
+            peer.filter(|peer| peer.host == self.keeper.host).and_then(|peer| match ProcessState::of(peer.pid) {
+                ProcessState::Alive => None,
+                state => Some(peer.verdict_on(state, now)),
+            });
+        let verdict = seen.unwrap_or_else(|| Verdict::new(VerdictKind::Other).on_rank(blame.by).saying(blame.cause));
+        self.pronounce_in(round, &verdict);
+    }
+
+    /// The first verdict on a round, to its members.
+    fn pronounce_in(&mut self, round: u64, verdict: &Verdict) {
+        if round < self.judged_before {
+            return;
+        }
+        self.judged_before = round + 1;
+        self.blame = None;
+        self.pronounce(verdict, Some(round));
+    }
+
+    fn pronounce(&mut self, verdict: &Verdict, round: Option<u64>) {
+        let down = Down::Verdict(verdict.clone()).encode();
+        for guest in self.guests.values_mut() {
+            if let Place::Member(member) = &guest.place
+                && round.is_none_or(|round| member.round == round)
+            {
+                let _ = guest.channel.queue(&down);
+            }
+        }
+    }
+}

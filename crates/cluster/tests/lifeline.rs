@@ -1,0 +1,231 @@
+//! Ranks that stay connected: who falls silent, who dies, who leaves in order, and who is told.
+//!
+//! Ranks are threads here; a rank that dies is a connection of its own making, cut. Stopped processes are real ones.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::process::{Child, Command};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole_cluster::rendezvous::Event;
+use farandole_cluster::{Address, Lifeline, Rendezvous, Server, Verdict, VerdictKind};
+use farandole_plan::Rank;
+use farandole_transport::Key;
+use rustix::process::{Pid, Signal, kill_process};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_millis(600);
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn place(name: &str) -> Address {
+    Address::UnixAbstract(format!("lifeline-{name}-{}", std::process::id()))
+}
+
+/// A rank's lifeline, and what it is told.
+struct Held {
+    lifeline: Lifeline,
+    told: Receiver<(Verdict, Instant)>,
+}
+
+impl Held {
+    fn verdict(&self) -> (Verdict, Instant) {
+        self.told.recv_timeout(PATIENCE).expect("a verdict is pronounced")
+    }
+}
+
+fn hold(lifeline: Lifeline) -> Held {
+    let (teller, told) = mpsc::channel();
+    lifeline.on_verdict(move |verdict| teller.send((verdict.clone(), Instant::now())).unwrap());
+    Held { lifeline, told }
+}
+
+/// All ranks join; `way(rank)` says how.
+fn join_all(ranks: u32, way: impl Fn(u32) -> Rendezvous + Sync) -> Vec<Held> {
+    thread::scope(|scope| {
+        let way = &way;
+        let visits: Vec<_> =
+            (0..ranks).map(|rank| scope.spawn(move || way(rank).join(Rank(rank), b"", soon()).unwrap().1)).collect();
+        visits.into_iter().map(|visit| hold(visit.join().unwrap())).collect()
+    })
+}
+
+/// Copies of this program play ranks that die or are stopped; in the test run itself there is no role.
+const ROLE: &str = "LIFELINE_TEST_RANK";
+
+#[test]
+fn a_rank_in_a_process_of_its_own() {
+    let Ok(words) = std::env::var(ROLE) else { return };
+    let [rank, ranks, at, key, host] = words.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let rendezvous = Rendezvous::new(at.parse().unwrap(), ranks.parse().unwrap(), key.parse().unwrap());
+    let rendezvous = rendezvous.on_host(host).with_silence(Some(SILENCE));
+    let held = rendezvous.join(Rank(rank.parse().unwrap()), b"", soon()).unwrap();
+    thread::sleep(Duration::from_secs(60));
+    drop(held);
+}
+
+/// A rank that is a process; killed at the end, whatever happens.
+struct Process(Child);
+
+impl Process {
+    fn start(rank: u32, ranks: usize, server: &Server, key: &Key, host: &str) -> Process {
+        let words = format!("{rank} {ranks} {} {} {host}", server.address(), key.to_hex());
+        let program = std::env::current_exe().unwrap();
+        let mut command = Command::new(program);
+        command.args(["--exact", "a_rank_in_a_process_of_its_own"]).env(ROLE, words);
+        Process(command.stdout(std::process::Stdio::null()).spawn().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) -> Instant {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+        Instant::now()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_killed_process_is_named_to_all_others_at_once() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&place("killed"), 4, &key).unwrap();
+    let victim = Process::start(3, 4, &server, &key, "h");
+    let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 4, key.clone()));
+    let died = victim.signal(Signal::KILL);
+    for rank in &held {
+        let (verdict, when) = rank.verdict();
+        assert_eq!((verdict.rank, verdict.pid, verdict.kind), (Some(Rank(3)), Some(victim.0.id()), VerdictKind::Gone));
+        assert!(verdict.to_string().starts_with("rank 3 on host h (pid "), "{verdict}");
+        // A tenth of a second is promised; a loaded machine gets a whole one.
+        assert!(when.saturating_duration_since(died) < Duration::from_secs(1), "it took too long");
+        assert_eq!(rank.lifeline.verdict(), Some(verdict));
+    }
+}
+
+#[test]
+fn a_stopped_process_is_named_as_such_by_the_server_or_by_its_neighbour() {
+    let key = Key::random().unwrap();
+    let own_host = farandole_cluster::environment::host_identity();
+    // The server sees processes of its own host; on another one it asks the rank that is there, too.
+    for (name, host) in [("seen", own_host.as_str()), ("asked", "elsewhere/1/2")] {
+        let server = Server::serve(&place(name), 3, &key).unwrap();
+        let victim = Process::start(2, 3, &server, &key, host);
+        let way = || Rendezvous::new(server.address().clone(), 3, key.clone()).with_silence(Some(SILENCE));
+        let held = join_all(2, |rank| way().on_host(if rank == 0 { host } else { "third" }));
+        let stopped = victim.signal(Signal::STOP);
+        for rank in &held {
+            let (verdict, when) = rank.verdict();
+            assert_eq!((verdict.rank, verdict.kind), (Some(Rank(2)), VerdictKind::Stopped), "{name}: {verdict}");
+            assert_eq!(verdict.pid, Some(victim.0.id()));
+            let took = when.saturating_duration_since(stopped);
+            assert!(took < SILENCE + Duration::from_secs(2), "{name}: it took {took:?}");
+        }
+        victim.signal(Signal::CONT);
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_for_less_than_the_allowed_silence_harms_nobody() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&place("short"), 2, &key).unwrap();
+    let victim = Process::start(1, 2, &server, &key, "h");
+    let silence = Some(Duration::from_secs(8));
+    let held = join_all(1, |_| Rendezvous::new(server.address().clone(), 2, key.clone()).with_silence(silence));
+    victim.signal(Signal::STOP);
+    thread::sleep(SILENCE / 2);
+    victim.signal(Signal::CONT);
+    assert!(held[0].told.recv_timeout(SILENCE * 2).is_err(), "nothing has happened");
+}
+
+#[test]
+fn a_host_whose_ranks_are_all_silent_is_lost() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&place("host"), 3, &key).unwrap();
+    let victims = [1, 2].map(|rank| Process::start(rank, 3, &server, &key, "far"));
+    let way = Rendezvous::new(server.address().clone(), 3, key).with_silence(Some(SILENCE)).on_host("near");
+    let held = hold(way.join(Rank(0), b"", soon()).unwrap().1);
+    for victim in &victims {
+        victim.signal(Signal::STOP);
+    }
+    let (verdict, _) = held.verdict();
+    assert_eq!((verdict.kind, verdict.host.as_deref()), (VerdictKind::HostLost, Some("far")), "{verdict}");
+}
+
+#[test]
+fn ranks_that_leave_in_order_are_not_mourned() {
+    let key = Key::random().unwrap();
+    for at in [place("order"), "tcp:127.0.0.1:0".parse().unwrap()] {
+        let server = Server::serve(&at, 3, &key).unwrap();
+        let way = || Rendezvous::new(server.address().clone(), 3, key.clone()).with_silence(Some(SILENCE));
+        let mut held = join_all(3, |_| way());
+        thread::sleep(SILENCE * 2);
+        let began = Instant::now();
+        drop(held.remove(1));
+        assert!(began.elapsed() < Duration::from_secs(2), "a goodbye is not waited for longer than its limit");
+        assert!(held[0].told.recv_timeout(SILENCE).is_err(), "nobody is missed");
+        // The server may go first, too.
+        drop(server);
+        for rank in &held {
+            assert!(rank.told.recv_timeout(SILENCE).is_err(), "a server that closes in order is not missed");
+        }
+    }
+}
+
+#[test]
+fn a_blame_is_believed_when_nothing_better_comes_to_light() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&place("blame"), 3, &key).unwrap();
+    let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 3, key.clone()));
+    held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 timed out");
+    for rank in &held {
+        let (verdict, _) = rank.verdict();
+        assert_eq!(verdict.to_string(), "rank 0 failed: the connection to rank 2 timed out");
+    }
+}
+
+#[test]
+fn a_death_that_follows_a_blame_is_the_cause() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&place("cause"), 3, &key).unwrap();
+    let victim = Process::start(2, 3, &server, &key, "h");
+    let held = join_all(2, |_| Rendezvous::new(server.address().clone(), 3, key.clone()));
+    held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 was reset");
+    victim.signal(Signal::KILL);
+    for rank in &held {
+        assert_eq!(rank.verdict().0.kind, VerdictKind::Gone);
+    }
+}
+
+#[test]
+fn the_owner_of_a_part_hears_everything_and_pronounces() {
+    let key = Key::random().unwrap();
+    let (teller, told) = mpsc::channel();
+    let on_event = Box::new(move |event| teller.send(event).unwrap());
+    let server = Server::serve_part(&place("part"), 4, &[1, 2, 3].map(Rank), &key, on_event).unwrap();
+    let (killed, stopped) = (Process::start(2, 4, &server, &key, "h"), Process::start(3, 4, &server, &key, "h"));
+    let way = Rendezvous::new(server.address().clone(), 4, key).with_silence(Some(SILENCE));
+    let visit = thread::spawn(move || hold(way.join(Rank(1), b"", soon()).unwrap().1));
+    let next = || told.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(next(), Event::Gathered(blobs) if blobs.len() == 3));
+    server.tell(vec![Vec::new(); 4]);
+    let held = visit.join().unwrap();
+    held.lifeline.blame(None, "disk full");
+    assert_eq!(next(), Event::Blamed { by: Rank(1), peer: None, cause: "disk full".into() });
+    killed.signal(Signal::KILL);
+    assert!(matches!(next(), Event::Lost { rank: Rank(2), .. }));
+    stopped.signal(Signal::STOP);
+    assert!(matches!(next(), Event::Silent { rank: Rank(3), since } if since >= SILENCE));
+    let verdict = Verdict::new(VerdictKind::Stopped).on_rank(Rank(3)).saying("seen by the agent");
+    server.pronounce(&verdict);
+    assert_eq!(held.verdict().0, verdict);
+    drop(held);
+    assert_eq!(next(), Event::Left { rank: Rank(1) });
+}
