@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
 use farandole_tensor::{Finish, Fold, Stores};
-use farandole_transport::shm::Windows;
+use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
 use crate::window::{self, Shared};
@@ -136,7 +136,11 @@ impl Run {
             moved |= self.push_out(links, memory)?;
         }
         if self.unsent == 0 && schedule.slots > 0 {
-            links.windows().expect("invariant: window steps are for ranks with windows").finish();
+            let windows = links.windows().expect("invariant: window steps are for ranks with windows");
+            if windows.pass(Point::Finish)? == Pass::Shut {
+                return Ok(Progress::Pending);
+            }
+            windows.finish();
         }
         Ok(match (self.unsent, moved) {
             (0, _) => Progress::Done,
@@ -177,6 +181,9 @@ impl Run {
                     return Ok(Progress::Pending);
                 }
                 let windows = links.windows().expect("invariant: window steps are for ranks with windows");
+                if windows.pass(Point::Step(self.step))? == Pass::Shut {
+                    return Ok(Progress::Pending);
+                }
                 let Memory { elem_bytes, fold, .. } = *memory;
                 let work = &mut *memory.work;
                 window::take(

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use farandole_plan::{Rank, Schedule, Span, Step};
 use farandole_tensor::{Finish, Fold, Stores};
-use farandole_transport::shm::{Mapped, Windows, copy_out};
+use farandole_transport::shm::{Mapped, Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
 /// The memory that window steps work on.
@@ -204,12 +204,15 @@ impl WindowRun {
     pub(crate) fn advance(&mut self, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
         let before = self.step;
         while let Some(step) = self.schedule.steps.get(self.step) {
-            if take(step, windows, memory)? != Progress::Done {
+            if windows.pass(Point::Step(self.step))? == Pass::Shut || take(step, windows, memory)? != Progress::Done {
                 return Ok(if self.step > before { Progress::Moved } else { Progress::Pending });
             }
             self.step += 1;
         }
-        if self.step > before {
+        if !self.schedule.steps.is_empty() {
+            if windows.pass(Point::Finish)? == Pass::Shut {
+                return Ok(Progress::Pending);
+            }
             windows.finish();
         }
         Ok(Progress::Done)

@@ -1,13 +1,15 @@
-//! The fault injector: makes a link misbehave at a chosen rank and step.
+//! The fault injector: makes a rank misbehave at a chosen step.
 //!
 //! [`Faults`] is a plan that all ranks of a test share. [`Faults::wrap`] puts it between a mesh and its driver. Every frame that a
-//! rank begins to send or to receive is one *event*; events are counted for each rank, over all its links. A [`Fault`] names a
+//! rank begins to send or to receive is one *event*, and so is every point of an operation on windows ([`crate::shm::Point`]: `steps`
+//! below); events are counted for each rank, over all its links and its windows. A [`Fault`] names a
 //! rank, an event and what happens there, once. A test that wants to try everything raises the event number until
-//! [`Faults::has_struck`] says that the run had no such event any more. Drivers whose steps are not frames (shared
-//! windows) count their own with [`Faults::step`].
+//! [`Faults::has_struck`] says that the run had no such event any more.
 //!
 //! A rank that is *killed* closes all its ends at once, as the kernel does for a dead process, and every call on its own
 //! mesh fails from then on; its driver stops without telling anybody.
+
+mod steps;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,14 +25,17 @@ use crate::wait::Bell;
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The frame gets lost: a sender believes that it has left, a receiver never sees it.
+    /// The frame gets lost: a sender believes that it has left, a receiver never sees it. In windows: the rank never gets past
+    /// this point, and where it asks for memory, there is none.
     Drop,
     /// Nothing moves for so long.
     Delay(Duration),
-    /// The connections between the two ranks break.
+    /// The connections between the two ranks break; in windows, which have none, those to the next rank of the group.
     Cut,
-    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer does. Links that have
-    /// nothing to damage (shared memory) are left alone.
+    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer does. With checksums the damage
+    /// is to the frame's bytes, and the receiver always notices. Without, it is to the header, which has a checksum always;
+    /// damage to the payload would then go unnoticed, as it does in a network. Shared memory has nothing to
+    /// damage and is left alone.
     Corrupt,
     /// The rank dies.
     Kill,
@@ -102,6 +107,11 @@ impl Faults {
         lock(&self.0).waiting.is_empty()
     }
 
+    /// Events of a rank so far.
+    pub fn events(&self, rank: Rank) -> u64 {
+        lock(&self.0).counts(rank).events
+    }
+
     /// Whether this rank has been killed. Its driver must stop without a word.
     pub fn is_killed(&self, rank: Rank) -> bool {
         lock(&self.0).counts(rank).life == Life::Killed
@@ -133,8 +143,8 @@ impl Faults {
     /// Puts the plan between a mesh and its driver, whose bell rings when a delay is over.
     pub fn wrap(&self, mesh: Mesh, bell: &Bell) -> Mesh {
         let me = mesh.me();
-        let everything: Arc<Mutex<Vec<Arc<Mutex<Ends>>>>> = Arc::default();
-        mesh.map_peers(|Peer { rank, control, link }| {
+        let everything: AllEnds = Arc::default();
+        let mut mesh = mesh.map_peers(|Peer { rank, control, link }| {
             let ends = Arc::new(Mutex::new(Ends { control: Some(control), link: Some(link) }));
             lock(&everything).push(ends.clone());
             let control = FaultyControl { faults: self.clone(), me, peer: rank, ends: ends.clone() };
@@ -149,7 +159,11 @@ impl Faults {
                 receiving: UnderWay::default(),
             };
             Peer { rank, control: Box::new(control), link: Box::new(link) }
-        })
+        });
+        if let Some(windows) = &mut mesh.windows {
+            windows.set_gate(Box::new(steps::FaultyGate::new(self.clone(), me, everything)));
+        }
+        mesh
     }
 
     /// The error of a call on ends that are closed.
@@ -161,8 +175,9 @@ impl Faults {
         Error::PeerGone { peer, how: "the fault injector cut the connection".to_owned() }
     }
 
-    fn kill(&self, rank: Rank) {
+    fn kill(&self, rank: Rank, ends: &AllEnds) {
         lock(&self.0).counts(rank).life = Life::Killed;
+        lock(ends).iter().for_each(|ends| lock(ends).close());
     }
 }
 
@@ -186,6 +201,9 @@ impl Ends {
         *self = Ends { control: None, link: None };
     }
 }
+
+/// The ends of one rank to all its peers, in the order of their ranks.
+type AllEnds = Arc<Mutex<Vec<Arc<Mutex<Ends>>>>>;
 
 /// The frame that is under way in one direction, and what has been done to it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -217,7 +235,7 @@ struct FaultyLink {
     me: Rank,
     peer: Rank,
     ends: Arc<Mutex<Ends>>,
-    all_ends: Arc<Mutex<Vec<Arc<Mutex<Ends>>>>>,
+    all_ends: AllEnds,
     bell: Bell,
     sending: UnderWay,
     receiving: UnderWay,
@@ -264,10 +282,7 @@ impl FaultyLink {
                     link.damage_next();
                 }
             }
-            Action::Kill => {
-                self.faults.kill(self.me);
-                lock(&self.all_ends).iter().for_each(|ends| lock(ends).close());
-            }
+            Action::Kill => self.faults.kill(self.me, &self.all_ends),
         }
         Fate::Normal
     }

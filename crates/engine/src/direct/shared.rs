@@ -73,7 +73,7 @@ impl Communicator {
             }
         };
         self.meet(descriptor)?;
-        let windows = self.mesh.windows.as_ref().expect("one host has windows");
+        let windows = self.mesh.windows.as_mut().expect("one host has windows");
         match windows.map_reserved(reserved.expect("reserved above")) {
             Ok(mapped) => Ok(SharedBuffer { memory: Memory::Mapped(mapped) }),
             Err(error) => Err(self.fail(descriptor, None, error)),

@@ -12,10 +12,11 @@
 use std::ops::Range;
 
 use super::board::{Mark, Stage};
+use super::gate::{Pass, Point};
 use super::layout::page_up;
 use super::segment::Mapping;
 use super::windows::Windows;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A buffer that has been given a place in this rank's segment, but is not yet mapped by the peers.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ impl Windows {
     /// First half of making a mapped buffer: makes room in this rank's segment. Every rank of the host does this with
     /// the same size and in the same order; when all have, each calls [`Windows::map_reserved`].
     pub fn reserve(&mut self, bytes: usize) -> Result<Reserved> {
+        self.may_grow(Point::Reserve)?;
         let offset = self.mapped_end;
         let end = offset + page_up(bytes.max(1));
         self.seats[self.me()].segment.grow(end)?;
@@ -45,7 +47,8 @@ impl Windows {
     }
 
     /// Second half: maps everybody's part.
-    pub fn map_reserved(&self, reserved: Reserved) -> Result<Mapped> {
+    pub fn map_reserved(&mut self, reserved: Reserved) -> Result<Mapped> {
+        self.may_grow(Point::Map)?;
         let Reserved { offset, bytes } = reserved;
         let parts = self
             .seats
@@ -53,6 +56,14 @@ impl Windows {
             .map(|seat| seat.segment.map_populated(offset, page_up(bytes.max(1))))
             .collect::<Result<Vec<_>>>()?;
         Ok(Mapped { me: self.me(), offset, bytes, parts })
+    }
+
+    /// A shut gate is here what the kernel says when there is no memory left.
+    fn may_grow(&mut self, point: Point) -> Result<()> {
+        match self.pass(point)? {
+            Pass::Open => Ok(()),
+            Pass::Shut => Err(Error::local("growing shared memory", std::io::ErrorKind::OutOfMemory)),
+        }
     }
 
     /// Gives the memory of a mapped buffer back. Its place in the segment is not used again.

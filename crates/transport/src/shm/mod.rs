@@ -3,14 +3,14 @@
 //! `segment` owns the raw memory, `board` the words by which ranks hand bytes over, `layout` where things lie. On top of these
 //! there are three ways to use it: `windows` (contributions and results pass through cache-sized slots), `mapped` (the
 //! buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `copy` writes
-//! for other cores to read,
-//! `fork` tells a forked child that none of this is its own.
+//! for other cores to read, `gate` is where faults strike, `fork` tells a forked child that none of this is its own.
 //!
 //! This folder is one of the two rooms for unsafe code. Each file says which protocol makes its references exclusive.
 
 pub mod board;
 mod copy;
 mod fork;
+mod gate;
 pub mod layout;
 mod mapped;
 mod ring;
@@ -20,6 +20,7 @@ mod windows;
 
 pub use copy::copy_out;
 pub use fork::ForkGuard;
+pub use gate::{Gate, Pass, Point};
 pub use layout::Layout;
 pub use mapped::{Mapped, Reserved};
 pub use ring::ShmLink;

@@ -25,6 +25,7 @@ use farandole_plan::Rank;
 
 use super::board::{Board, INLINE_BYTES, Mark, Stage, announced};
 use super::copy::copy_out;
+use super::gate::{Gate, Pass, Point};
 use super::layout::Layout;
 use super::segment::{Mapping, Segment};
 use crate::error::{Error, Result};
@@ -91,6 +92,8 @@ pub struct Windows {
     unannounced: Cell<Option<u32>>,
     /// End of the last mapped buffer in every segment.
     pub(crate) mapped_end: usize,
+    /// Where faults strike, in tests.
+    gate: Option<Box<dyn Gate>>,
 }
 
 impl Windows {
@@ -118,6 +121,7 @@ impl Windows {
             fetches: 0,
             unannounced: Cell::new(None),
             mapped_end,
+            gate: None,
         })
     }
 
@@ -133,6 +137,23 @@ impl Windows {
             Ok(neighbours)
         };
         (0..bells.len()).map(|me| Windows::open(me, layout, neighbours()?)).collect()
+    }
+
+    /// Lets this gate decide what happens from now on.
+    pub fn set_gate(&mut self, gate: Box<dyn Gate>) {
+        self.gate = Some(gate);
+    }
+
+    /// Whether what comes at this point of the current operation happens.
+    ///
+    /// # Errors
+    /// What the gate says, if there is one.
+    #[inline]
+    pub fn pass(&mut self, point: Point) -> Result<Pass> {
+        match &mut self.gate {
+            None => Ok(Pass::Open),
+            Some(gate) => gate.pass(self.operation, point),
+        }
     }
 
     /// This rank's seat.
@@ -175,6 +196,10 @@ impl Windows {
         self.begun.fill(false);
         self.begun[self.me] = true;
         self.waiting = self.seats.len() - 1;
+        if self.gate.is_some() && !matches!(self.pass(Point::Begin), Ok(Pass::Open)) {
+            // Whoever cannot go on is told so at the next point.
+            return;
+        }
         if small.len() > INLINE_BYTES {
             copy_out(self.small_slot_mut(small.len()), small);
             self.board().begin(operation, descriptor, &[]);
@@ -206,6 +231,14 @@ impl Windows {
             }
         }
         self.announce();
+        if self.gate.is_some() {
+            // Asked again at the next look if the answer is not yes.
+            self.waiting = 1;
+            if self.pass(Point::Gathered)? == Pass::Shut {
+                return Ok(false);
+            }
+            self.waiting = 0;
+        }
         Ok(true)
     }
 

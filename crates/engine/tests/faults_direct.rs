@@ -1,0 +1,167 @@
+//! As `faults`, for direct collectives: the small road, tiles in windows, buffers that all ranks map, rings, and links.
+#![allow(clippy::unwrap_used)]
+
+#[path = "harness/strikes.rs"]
+mod strikes;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use farandole_engine::meeting::Medium;
+use farandole_engine::{Communicator, DirectSettings, Error, Result};
+use farandole_plan::algorithm::Algorithm;
+use farandole_plan::{Dtype, Rank, ReduceOp};
+use farandole_transport::frame::Checksum;
+use farandole_transport::memory::Settings;
+use farandole_transport::stream::Shape;
+use strikes::{Holdings, Run, strike_everywhere};
+
+/// A run that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// An allreduce of this many elements: up to a thousand on the small road, beyond in tiles.
+    Allreduce(usize),
+    /// The same with an algorithm that is not chosen by itself.
+    Forced(Algorithm, usize),
+    /// On a buffer that all ranks map, which is made, used and given back.
+    Mapped(usize),
+    Broadcast,
+    Allgather,
+    ReduceScatter,
+    Alltoall,
+    Barrier,
+}
+
+impl What {
+    const ALL: [What; 10] = [
+        What::Allreduce(1),
+        What::Allreduce(100),
+        // Six tiles, which is more than there are slots.
+        What::Allreduce(6_000),
+        What::Forced(Algorithm::WindowWhole, 1500),
+        What::Mapped(2_000),
+        What::Broadcast,
+        What::Allgather,
+        What::ReduceScatter,
+        What::Alltoall,
+        What::Barrier,
+    ];
+
+    /// The collective once, with ones from every rank, and a look at the result.
+    fn call(self, communicator: &mut Communicator) -> Result<()> {
+        let size = communicator.size();
+        let expect = |result: &[f32], each: usize| assert!(result.iter().all(|&x| x == each as f32), "{self:?}");
+        let (ones, counts) = (vec![1f32; 600 * size], vec![600; size]);
+        match self {
+            What::Allreduce(elems) | What::Forced(_, elems) => {
+                let mut data = vec![1f32; elems];
+                communicator.allreduce(&mut data, ReduceOp::Sum)?;
+                expect(&data, size);
+            }
+            What::Mapped(elems) => {
+                let mut buffer = communicator.shared_buffer(elems * 4)?;
+                buffer.elements_mut::<f32>().fill(1.0);
+                communicator.allreduce_shared(&mut buffer, Dtype::F32, ReduceOp::Sum)?;
+                expect(buffer.elements(), size);
+                communicator.drop_shared_buffer(buffer);
+            }
+            What::Broadcast => {
+                let mut data = vec![if communicator.rank() == Rank(0) { 1f32 } else { 0.0 }; 1500];
+                communicator.broadcast(&mut data, Rank(0))?;
+                expect(&data, 1);
+            }
+            What::Allgather => {
+                let mut all = vec![0f32; 600 * size];
+                communicator.allgather(&ones[..600], &counts, &mut all)?;
+                expect(&all, 1);
+            }
+            What::ReduceScatter => {
+                let mut own = vec![0f32; 600];
+                communicator.reduce_scatter(&ones, &counts, &mut own, ReduceOp::Sum)?;
+                expect(&own, size);
+            }
+            What::Alltoall => {
+                let mut received = vec![0f32; 600 * size];
+                communicator.alltoall(&ones, &counts, &mut received, &counts)?;
+                expect(&received, 1);
+            }
+            What::Barrier => communicator.barrier()?,
+        }
+        Ok(())
+    }
+}
+
+/// Another one behind it, because the second operation relies on marks of the first; then whatever it takes for everybody to hear of a fault.
+///
+/// Ranks that share memory listen to each other's control lines only when they have waited long enough to sleep. So one after the
+/// other comes late, and after three barriers with a rank missing nobody can have missed it.
+fn play(run: &Run, communicator: &mut Communicator, what: What) -> Result<()> {
+    what.call(communicator)?;
+    let next = if matches!(what, What::Allreduce(6_000)) { What::Allreduce(1_500) } else { what };
+    next.call(communicator)?;
+    run.main_part_ends(communicator.rank());
+    What::Alltoall.call(communicator)?;
+    for late in (0..run.size).chain(0..2) {
+        if communicator.rank().index() == late {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        communicator.barrier()?;
+    }
+    Ok(())
+}
+
+fn ranks(run: &Run, what: What) -> Vec<Option<Error>> {
+    let algorithm = match what {
+        What::Forced(algorithm, _) => Some(algorithm),
+        _ => None,
+    };
+    let settings = DirectSettings { deadline: run.deadline, small_bytes: 4000, tile_bytes: 4096, algorithm };
+    let (results, collected) = mpsc::channel();
+    let threads: Vec<_> = (0..run.size)
+        .map(|rank| {
+            let (mut meeting, run, results) = (run.hall.enter(Rank::from(rank)), run.clone(), results.clone());
+            std::thread::spawn(move || {
+                let mut communicator = Communicator::join(&mut meeting, settings, HANGS).unwrap();
+                let _ = results.send((rank, play(&run, &mut communicator, what).err()));
+            })
+        })
+        .collect();
+    drop(results);
+    let mut errors: Vec<Option<Error>> = (0..run.size).map(|_| None).collect();
+    for _ in 0..run.size {
+        let (rank, error) = collected.recv_timeout(HANGS).expect("a rank hangs or has panicked");
+        errors[rank] = error;
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    errors
+}
+
+#[test]
+fn a_fault_at_any_point_of_a_direct_collective_ends_in_a_named_error_on_all_survivors() {
+    let before = Holdings::now();
+    let shape = Shape { checksum: Checksum::Crc32c, ..Shape::default() };
+    let media = [Medium::Windows, Medium::Pipes(Settings { shape, ..Settings::default() })];
+    let strikes: usize = std::thread::scope(|scope| {
+        let workers: Vec<_> = media
+            .into_iter()
+            .flat_map(|medium| What::ALL.map(|what| (medium, what)))
+            // Without windows a forced window algorithm is not taken, and a shared buffer is an ordinary one.
+            .filter(|(medium, what)| {
+                matches!(medium, Medium::Windows) || !matches!(what, What::Forced(..) | What::Mapped(_))
+            })
+            .map(|(medium, what)| {
+                let text = format!("direct {what:?} over {medium:?}");
+                let strike = move |size| strike_everywhere(&text, size, medium, &|run| ranks(run, what));
+                // Over links the schedules are those of named collectives, so one world will do.
+                let sizes = if matches!(medium, Medium::Windows) { 2..=4 } else { 3..=3 };
+                scope.spawn(move || sizes.map(strike).sum::<usize>())
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    println!("{strikes} faults struck");
+    assert!(strikes > 1000, "only {strikes} faults struck");
+    before.assert_unchanged();
+}

@@ -1,0 +1,82 @@
+//! Named collectives as programs to be struck (`strikes`).
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+use farandole_engine::meeting::{Medium, Meeting};
+use farandole_engine::{Config, Engine, Error, Outcome, Result, Submission};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
+use farandole_tensor::Region;
+
+use crate::harness::{self, reduce, request};
+use crate::strikes::{Run, strike_everywhere};
+
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// An allreduce of this many elements: the size decides which algorithm runs.
+    Allreduce(u64),
+    Adasum,
+    Broadcast,
+    Allgather,
+    ReduceScatter,
+    Alltoall,
+    Barrier,
+}
+
+impl What {
+    fn submission(self, name: &str) -> Submission {
+        let op = ReduceOp::Sum;
+        let (collective, elems) = match self {
+            What::Allreduce(elems) => (reduce(op), elems),
+            What::Adasum => (reduce(ReduceOp::Adasum), 100),
+            What::Broadcast => (Collective::Broadcast { root: Rank(0) }, 100),
+            What::Allgather => (Collective::Allgather, 100),
+            What::ReduceScatter => (Collective::ReduceScatter { op, prescale: 1.0, postscale: 1.0 }, 100),
+            What::Alltoall => (Collective::Alltoall { splits: None }, 120),
+            What::Barrier => {
+                return Submission::without_memory(request(name, Collective::Barrier, Dtype::F32, &[]));
+            }
+        };
+        let request = request(name, collective, Dtype::F32, &[elems]);
+        Submission::new(request, Region::from_vec(vec![1f32; elems as usize]))
+    }
+
+    /// A result, if there is one, is right: all ranks contribute ones.
+    fn check(self, outcome: Outcome, size: usize) {
+        let each = match self {
+            What::Allreduce(_) | What::ReduceScatter => size as f32,
+            _ => 1.0,
+        };
+        if let Some(result) = outcome.into_result() {
+            let result = result.as_bytes().to_vec();
+            assert!(result.chunks_exact(4).all(|x| f32::from_ne_bytes(x.try_into().unwrap()) == each), "{self:?}");
+        }
+    }
+}
+
+/// One collective several times, then whatever it takes for everybody to hear of a fault: something from each rank to each
+/// other one, and a point that nobody passes alone.
+fn play(run: &Run, engine: &Engine, what: What, times: usize) -> Result<()> {
+    for _ in 0..times {
+        what.check(engine.run(what.submission("gradient"))?, run.size);
+    }
+    run.main_part_ends(engine.rank());
+    for _ in 0..2 {
+        engine.run(What::Alltoall.submission("after"))?;
+        engine.run(What::Barrier.submission("all"))?;
+    }
+    Ok(())
+}
+
+/// Strikes a collective that is asked for so many times, on ranks of these worlds.
+pub fn strike(what: What, sizes: impl IntoIterator<Item = usize>, medium: Medium, times: usize) -> usize {
+    let program = |run: &Run| -> Vec<Option<Error>> {
+        let enter = |rank| Box::new(run.hall.enter(Rank::from(rank))) as Box<dyn Meeting>;
+        let config = Config { deadline: run.deadline, ..harness::config() };
+        let meetings = (0..run.size).map(enter).collect();
+        harness::run(meetings, config, {
+            let run = run.clone();
+            move |engine| play(&run, &engine, what, times).err()
+        })
+    };
+    let text = format!("{what:?} over {medium:?}");
+    sizes.into_iter().map(|size| strike_everywhere(&text, size, medium, &program)).sum()
+}

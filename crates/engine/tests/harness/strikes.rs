@@ -1,0 +1,152 @@
+//! Strikes a program with one fault after the other: every kind, at every event of every rank.
+//!
+//! A program has a *main part*, which is struck, and an *after part*, in which whoever was not needed after the fault learns of it.
+//! A run without a fault counts the events of the main part; then each is struck in a run of its own.
+//!
+//! What must hold: with a fault that ends something, every survivor fails, with words that name the fault, long before the
+//! deadline unless the deadline is the only thing that can tell; with a mere delay nobody fails; and a result that a rank does
+//! get is right (the programs check that).
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use farandole_engine::Error;
+use farandole_engine::meeting::{Hall, Medium, Wrap};
+use farandole_plan::Rank;
+use farandole_transport::Bell;
+use farandole_transport::fault::{Action, At, Fault, Faults};
+use farandole_transport::frame::Checksum;
+use farandole_transport::memory::Settings;
+use farandole_transport::stream::Shape;
+
+/// For faults that only the deadline can tell: nothing moves for so long. Short, because each costs it.
+const SHORT_DEADLINE: Duration = Duration::from_millis(150);
+
+/// For all others. No test takes so long, so an error that came by this deadline is late.
+const LONG_DEADLINE: Duration = Duration::from_secs(40);
+
+/// An error later than this is late; the last words of a failed group, two seconds, are included.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Shorter than any deadline, longer than a rank looks around before it sleeps.
+const DELAY: Duration = Duration::from_millis(3);
+
+/// What all ranks of one run have in common.
+#[derive(Clone)]
+pub struct Run {
+    pub size: usize,
+    pub hall: Hall,
+    pub deadline: Duration,
+    faults: Faults,
+    main_events: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Run {
+    fn new(size: usize, medium: Medium, fault: Option<Fault>) -> Run {
+        let faults = Faults::new(fault);
+        let wrap: Wrap = {
+            let faults = faults.clone();
+            Arc::new(move |_group, mesh, bell: &Bell| faults.wrap(mesh, bell))
+        };
+        let hall = Hall::new(size, medium).with_wrap(wrap);
+        let deadline = match fault.map(|fault| fault.action) {
+            Some(Action::Drop) => SHORT_DEADLINE,
+            _ => LONG_DEADLINE,
+        };
+        Run { size, hall, deadline, faults, main_events: Arc::new(Mutex::new(vec![0; size])) }
+    }
+
+    /// A rank has come to the end of the main part.
+    pub fn main_part_ends(&self, rank: Rank) {
+        self.main_events.lock().unwrap()[rank.index()] = self.faults.events(rank);
+    }
+}
+
+/// Runs a program on all ranks of a run and says how each ended.
+pub type Program<'a> = &'a dyn Fn(&Run) -> Vec<Option<Error>>;
+
+/// Strikes a program at every event. Says how many faults struck.
+pub fn strike_everywhere(what: &str, size: usize, medium: Medium, program: Program<'_>) -> usize {
+    let unharmed = Run::new(size, medium, None);
+    let errors = program(&unharmed);
+    assert!(errors.iter().all(Option::is_none), "{what} on {size} ranks without a fault: {errors:?}");
+    let events = unharmed.main_events.lock().unwrap().clone();
+    assert!(events.iter().all(|&events| events > 0), "{what} on {size} ranks: {events:?} events");
+    // Shared memory has no checksum: nothing lies between two ranks that could damage it.
+    let actions: &[Action] = match medium {
+        Medium::Windows => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY)],
+        Medium::Pipes(_) => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY), Action::Corrupt],
+    };
+    let mut strikes = 0;
+    for (rank, &events) in events.iter().enumerate() {
+        for (&action, event) in actions.iter().flat_map(|action| (0..events).map(move |event| (action, event))) {
+            let fault = Fault { rank: Rank::from(rank), at: At::Event(event), action };
+            strikes += usize::from(strike(what, size, medium, fault, program));
+        }
+    }
+    strikes
+}
+
+/// Runs a program with one fault. Says whether the fault struck: a program may take another way and have an event less.
+fn strike(what: &str, size: usize, medium: Medium, fault: Fault, program: Program<'_>) -> bool {
+    let run = Run::new(size, medium, Some(fault));
+    let begun = Instant::now();
+    let errors = program(&run);
+    let context = format!("{what} on {size} ranks, {fault:?}");
+    assert!(begun.elapsed() < LATE, "{context} took {:?}", begun.elapsed());
+    if !run.faults.has_struck() || matches!(fault.action, Action::Delay(_)) {
+        assert!(errors.iter().all(Option::is_none), "{context} ends nothing, but {errors:?}");
+        return run.faults.has_struck();
+    }
+    for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| !run.faults.is_killed(Rank::from(*rank))) {
+        let Some(Error::Failed(failure)) = error else {
+            panic!("{context}: rank {rank} did not fail but got {error:?}");
+        };
+        let says = |words: &str| failure.what.contains(words);
+        let named = match fault.action {
+            Action::Kill => {
+                let rank = fault.rank;
+                says(&format!("rank {rank} on localhost is gone")) || says(&format!("rank {rank} is gone"))
+            }
+            // Without a checksum of its own the payload is taken as it comes; the header always has one.
+            Action::Corrupt => match medium {
+                Medium::Pipes(Settings { shape: Shape { checksum: Checksum::Crc32c, .. }, .. }) => says("damaged"),
+                _ => says("a frame header with a wrong check"),
+            },
+            // A frame that is missing is noticed by the next one, if there is one, or else by the deadline; memory that is
+            // missing at once.
+            Action::Drop => says("waited") || says("unexpected") || says("growing shared memory"),
+            _ => says("is gone"),
+        };
+        assert!(named, "{context}: rank {rank} says {:?}", failure.what);
+    }
+    true
+}
+
+/// What a process must not have more of afterwards.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    /// Mapped parts of shared memory.
+    segments: usize,
+}
+
+impl Holdings {
+    pub fn now() -> Holdings {
+        let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let segments = maps.lines().filter(|line| line.contains("memfd:farandole")).count();
+        Holdings { descriptors: count("fd"), threads: count("task"), segments }
+    }
+
+    /// Threads of the injector that delay something sleep a few milliseconds longer than a run may.
+    pub fn assert_unchanged(&self) {
+        let patience = Instant::now() + Duration::from_secs(5);
+        while Holdings::now() != *self && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(Holdings::now(), *self, "something was left behind");
+    }
+}
