@@ -74,7 +74,9 @@ pub fn strike_everywhere(what: &str, size: usize, medium: Medium, program: Progr
     let events = unharmed.main_events.lock().unwrap().clone();
     assert!(events.iter().all(|&events| events > 0), "{what} on {size} ranks: {events:?} events");
     // Shared memory has no checksum: nothing lies between two ranks that could damage it.
+    // A cut and a delay are between two ranks and show all they can do in the smaller worlds.
     let actions: &[Action] = match medium {
+        _ if size > 3 => &[Action::Kill, Action::Drop],
         Medium::Windows => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY)],
         Medium::Pipes(_) => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY), Action::Corrupt],
     };
