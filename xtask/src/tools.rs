@@ -34,8 +34,20 @@ pub(crate) struct Subcommand {
 pub(crate) const IPROUTE: Package = Package { program: "ip", package: "iproute2" };
 /// What a launcher reaches other hosts with, and what answers there.
 pub(crate) const SSH: Package = Package { program: "ssh", package: "openssh-client" };
-/// The daemon is not on everybody's path, and tells nobody its version.
-pub(crate) const SSHD: Package = Package { program: "/usr/sbin/sshd", package: "openssh-server" };
+/// Its daemon.
+pub(crate) const SSHD: Package = Package { program: "sshd", package: "openssh-server" };
+/// Both MPI libraries with their launchers, which the tests start and the benchmark compares with.
+pub(crate) const MPI: [Package; 2] = [
+    Package { program: "mpirun.openmpi", package: "openmpi-bin" },
+    Package { program: "mpirun.mpich", package: "mpich" },
+];
+/// The tests start a cluster of one host.
+pub(crate) const SLURM: [Package; 4] = [
+    Package { program: "srun", package: "slurm-client" },
+    Package { program: "slurmctld", package: "slurmctld" },
+    Package { program: "slurmd", package: "slurmd" },
+    Package { program: "munged", package: "munge" },
+];
 /// `memcheck` runs tests under it.
 pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "valgrind" };
 /// Runs tests, each in a process of its own with a deadline.
@@ -57,10 +69,12 @@ pub(crate) fn tools_bin() -> PathBuf {
 
 /// Installs the packages whose programs are not on the path.
 pub(crate) fn need_packages(packages: &[Package]) -> Result<()> {
-    let missing: Vec<&str> = packages.iter().filter(|p| !answers(p.program)).map(|p| p.package).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
+    let missing: Vec<&str> = packages.iter().filter(|p| !is_there(p.program)).map(|p| p.package).collect();
+    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
+/// Installs packages, whatever is there already.
+pub(crate) fn install_packages(missing: &[&str]) -> Result<()> {
     let by_hand = format!("apt-get install {}", missing.join(" "));
     if !answers("apt-get") {
         bail!("this machine lacks {} and has no apt-get; install them and start again", missing.join(", "));
@@ -71,7 +85,7 @@ pub(crate) fn need_packages(packages: &[Package]) -> Result<()> {
     }
     let apt = || if is_root { Shell::new("apt-get") } else { Shell::new("sudo").words(&["apt-get"]) };
     apt().words(&["update"]).run()?;
-    let install = apt().words(&["install", "--yes", "--no-install-recommends"]).words(&missing);
+    let install = apt().words(&["install", "--yes", "--no-install-recommends"]).words(missing);
     install.env("DEBIAN_FRONTEND", "noninteractive").run().with_context(|| format!("as root: {by_hand}"))?;
     Ok(())
 }
@@ -106,14 +120,18 @@ pub(crate) fn need_nightly(component: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is such a program that says its version, or such a file.
+/// Whether a package's program is there. Asking it for its version would be too much: `sshd` tells nobody, and some of Slurm's
+/// programs want to be configured first. Daemons lie where ordinary users' paths do not lead.
+fn is_there(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.any(|folder| folder.join(program).is_file())
+}
+
+/// Whether there is such a program that says its version.
 fn answers(program: &str) -> bool {
-    if program.contains('/') {
-        return PathBuf::from(program).is_file();
-    }
     let asked = |path: PathBuf| {
-        let flag = if matches!(program, "ip" | "ssh") { "-V" } else { "--version" };
-        let status = Command::new(path).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let status = Command::new(path).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     };
     asked(PathBuf::from(program)) || asked(tools_bin().join(program))
@@ -127,7 +145,7 @@ mod tests {
     fn cargo_answers_and_a_made_up_program_does_not() {
         assert!(answers("cargo"));
         assert!(!answers("no-such-program-anywhere"));
-        assert!(answers("/bin/sh") && !answers("/no/such/program"));
+        assert!(is_there("cargo") && !is_there("no-such-program-anywhere"));
     }
 
     #[test]

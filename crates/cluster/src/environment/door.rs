@@ -233,6 +233,52 @@ mod tests {
         assert!(error.contains(&format!("process {} is rank 0 of this job already", std::process::id())), "{error}");
     }
 
+    /// Runs something as another user of this machine, on a thread of its own, which the kernel lets change its user alone.
+    fn as_somebody_else<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+        let nobody = rustix::process::Uid::from_raw(65_534);
+        let thread = std::thread::spawn(move || {
+            rustix::thread::set_thread_uid(nobody).expect("this test needs root, to become somebody else");
+            what()
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn a_squatter_of_another_user_is_named_and_believed_nothing() {
+        let door = own_door("squatter");
+        let address = SocketAddr::from_abstract_name(&door).unwrap();
+        let squatter = as_somebody_else({
+            let address = address.clone();
+            move || UnixListener::bind_addr(&address).unwrap()
+        });
+        // It would even have a key to give.
+        std::thread::spawn(move || {
+            for stream in squatter.incoming() {
+                let _ = stream.unwrap().write_all("0".repeat(KEY_DIGITS).as_bytes());
+            }
+        });
+        let refused = knock(&door, soon()).unwrap_err().to_string();
+        let not_opened = Doorkeeper::stand(&door, &Key::random().unwrap(), 1).unwrap_err().to_string();
+        for error in [refused, not_opened] {
+            assert!(error.contains("of user 65534, who is not you"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_visitor_of_another_user_gets_nothing_and_is_not_counted() {
+        let door = own_door("visitor");
+        let key = Key::random().unwrap();
+        let _keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
+        let address = SocketAddr::from_abstract_name(&door).unwrap();
+        let got = as_somebody_else(move || {
+            let mut bytes = Vec::new();
+            UnixStream::connect_addr(&address).unwrap().read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        assert_eq!(got, []);
+        assert_eq!(knock(&door, soon()).unwrap(), key, "the door is still open for its own");
+    }
+
     #[test]
     fn a_keeper_who_says_nothing_is_left_at_the_deadline() {
         let door = own_door("mute");
