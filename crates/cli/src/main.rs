@@ -4,6 +4,7 @@
 
 mod behind;
 mod bench;
+mod calibrate;
 mod doctor;
 mod key;
 mod peer;
@@ -18,6 +19,7 @@ use clap::{Parser, Subcommand};
 use bench::args::BenchArgs;
 use bench::contestant::{Contestant, serve};
 use bench::ours::RankArgs;
+use calibrate::CalibrateArgs;
 use doctor::DoctorArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
@@ -33,6 +35,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(Box<BenchArgs>),
+
+    Calibrate(CalibrateArgs),
 
     /// Print a fresh key, for jobs that other launchers start on several hosts (docs/launchers.md).
     Key,
@@ -97,6 +101,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Doctor(args) => return doctor::run(&args),
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
         Command::Bench(args) => bench::run(&args)?,
+        Command::Calibrate(args) => calibrate::run(&args)?,
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
             let mut mpi = Mpi::init(&lib)?;

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::{Environment, Rendezvous, Venue, spawn};
 use farandole_engine::meeting::Contacts;
-use farandole_engine::{Communicator, Config, DirectSettings, Engine, Submission, Ticket};
+use farandole_engine::tables::Shelf;
+use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission, Ticket};
+use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
 use farandole_transport::connect::Options;
@@ -14,6 +16,7 @@ use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 
 use crate::error::{Error, Result};
+use crate::measured;
 
 /// How a world is set up, where the defaults do not do.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct Setup {
     pub address: Option<IpAddr>,
     /// How long the ranks have to find each other.
     pub patience: Duration,
+    /// Where rank 0 looks for a measured table; where the environment says, by default.
+    pub tables: Option<Shelf>,
 }
 
 impl Default for Setup {
@@ -39,6 +44,7 @@ impl Default for Setup {
             options: Options::default(),
             address: None,
             patience: Duration::from_secs(30),
+            tables: None,
         }
     }
 }
@@ -69,8 +75,10 @@ impl Setup {
             Some(config) => config,
             None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
         };
-        let communicator = Communicator::join(&mut meeting(0), self.direct, self.patience)?;
-        let engine = Engine::start(meeting(1), config)?;
+        let mut communicator = Communicator::join(&mut meeting(0), self.direct, self.patience)?;
+        let shelf = self.tables.unwrap_or_else(Shelf::from_env);
+        let table = measured::adopt(&mut communicator, &shelf)?;
+        let engine = Engine::start_with(meeting(1), config, Hooks { table, ..Hooks::default() })?;
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
         let topology = Topology::from_host_names(&hosts);
         Ok(World { rank: environment.rank, topology, communicator, engine, _venue: venue })
@@ -145,6 +153,11 @@ impl World {
     /// Which rank runs where.
     pub fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    /// The measured table by which algorithms are chosen, the same on all ranks; without one, built-in limits decide.
+    pub fn table(&self) -> Option<&Table> {
+        self.communicator.table().map(Arc::as_ref)
     }
 
     /// Direct collectives: all of them, on slices.

@@ -8,9 +8,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole::{Error, ReduceOp, World};
+use farandole::{Algorithm, Error, ReduceOp, Shelf, Table, World};
 use farandole_cluster::environment;
 use farandole_cluster::{Address, Server};
+use farandole_engine::tables::this_machine;
+use farandole_plan::table::{Class, Point, Way};
 use farandole_transport::Key;
 
 /// What a copy of this program is to do; unset in the test run itself.
@@ -26,11 +28,18 @@ struct Job {
 
 impl Job {
     fn start(ranks: usize, role: &str) -> Job {
+        Job::start_with(ranks, role, |_, _| {})
+    }
+
+    /// As [`Job::start`], with something done to the command of each rank.
+    fn start_with(ranks: usize, role: &str, also: impl Fn(usize, &mut Command)) -> Job {
         let key = Key::random().expect("the system has randomness");
         let place: Address = format!("unix:@farandole-test-{}-{role}", std::process::id()).parse().expect("an address");
         let server = Server::serve(&place, ranks, &key).expect("a rendezvous can be hosted");
         let start = |rank: usize| {
-            Command::new(std::env::current_exe().expect("this program has a path"))
+            let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+            also(rank, &mut command);
+            command
                 .args(["--exact", "a_rank_plays_its_role", "--nocapture"])
                 .env(ROLE, role)
                 .env(environment::RANK, rank.to_string())
@@ -93,6 +102,39 @@ fn a_killed_process_is_named_to_the_others_at_once() {
     }
 }
 
+#[test]
+fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
+    let folder = |rank: usize| std::env::temp_dir().join(format!("farandole-world-{}-{rank}", std::process::id()));
+    let class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
+    for (rank, algorithm) in [Algorithm::Halving, Algorithm::Ring].into_iter().enumerate() {
+        let mut table = Table::new(class);
+        table.insert(Point { way: Way::Allreduce(algorithm), bytes: 1024, time_us: 1.0 });
+        Shelf::in_folder(folder(rank)).put(&this_machine(), &table).expect("a table can be kept");
+    }
+    let in_folders = |rank: usize, command: &mut Command| {
+        command.env("FARANDOLE_TABLES", folder(rank)).env("FARANDOLE_LOG_LEVEL", "debug");
+    };
+    let told = |which: &str| -> Vec<String> {
+        let ends = Job::start_with(2, which, in_folders).finish();
+        ends.iter().map(|(output, _)| said(output)).collect()
+    };
+    for words in told("measured") {
+        assert!(words.contains("chosen by halving") && words.contains("role done"), "{words}");
+    }
+    let file = Shelf::in_folder(folder(0)).file(&this_machine(), class).expect("a shelf has files");
+    std::fs::write(&file, "nothing that was ever measured").expect("a file can be spoilt");
+    let words = told("unmeasured");
+    let named = format!("the measured table {} is not used: it is not a table", file.display());
+    assert!(words[0].contains(&named) && !words[1].contains("measured table"), "{words:?}");
+    assert!(words.iter().all(|words| words.contains("role done")), "{words:?}");
+    std::fs::remove_file(&file).expect("a file can be removed");
+    let words = told("missing");
+    assert!(words[0].contains("farandole calibrate") && words[1].contains("role done"), "{words:?}");
+    for rank in 0..2 {
+        std::fs::remove_dir_all(folder(rank)).expect("a folder can be removed");
+    }
+}
+
 /// The program of a rank. In the test run itself there is no role, and nothing to do.
 #[test]
 fn a_rank_plays_its_role() {
@@ -105,6 +147,15 @@ fn a_rank_plays_its_role() {
             let ticket = world.submit_allreduce("gradient", vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
             farandole::wait::<f32>(ticket).map(drop)
         }),
+        "measured" => {
+            work(&mut world);
+            println!("chosen by {}", world.communicator().algorithm_for(1024));
+            assert_eq!(world.table(), world.engine().table().map(AsRef::as_ref));
+        }
+        "unmeasured" | "missing" => {
+            assert_eq!(world.table(), None);
+            work(&mut world);
+        }
         other => panic!("there is no role {other}"),
     }
     println!("role done");

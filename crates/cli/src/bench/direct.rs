@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use farandole_engine::{Communicator, SharedBuffer};
+use farandole_plan::table::Table;
 use farandole_plan::{Dtype, Rank, ReduceOp};
 use farandole_tensor::OwnedBytes;
 use farandole_tensor::element::{Plain, from_bytes, from_bytes_mut};
@@ -43,6 +44,10 @@ impl Direct {
 
     pub(crate) fn ranks(&self) -> usize {
         self.communicator.size()
+    }
+
+    pub(crate) fn table(&self) -> Option<&Table> {
+        self.communicator.table().map(AsRef::as_ref)
     }
 
     pub(crate) fn barrier(&mut self) -> Result<()> {

@@ -16,7 +16,8 @@ use farandole_cluster::rendezvous::Address;
 use farandole_cluster::spawn::die_with_parent;
 use farandole_cluster::{Environment, Job, environment};
 use farandole_engine::meeting::Contacts;
-use farandole_engine::{Communicator, Config, DirectSettings, Engine};
+use farandole_engine::tables::{self, Notice, Shelf};
+use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks};
 use farandole_plan::Rank;
 use farandole_plan::algorithm::Algorithm;
 use farandole_transport::connect::{Local, Options};
@@ -119,15 +120,24 @@ impl Ours {
     fn join(environment: &Environment, args: &RankArgs) -> Result<Ours> {
         let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
         let mut contacts = meet(environment, args)?;
-        let communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
-        let engine = Engine::start(contacts, Config::from_env()?)?;
+        let mut communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
+        // As a job does, so that what is measured is what a job gets.
+        let (table, notice) = tables::adopt(&mut communicator, &Shelf::from_env())?;
+        if let Some(Notice::Warning(text)) = notice {
+            eprintln!("farandole: {text}");
+        }
+        let engine = Engine::start_with(contacts, Config::from_env()?, Hooks { table, ..Hooks::default() })?;
         Ok(Ours { direct: Direct::new(communicator), named: Named::new(engine), through: Through::Direct })
     }
 }
 
 impl Contestant for Ours {
     fn product(&self) -> String {
-        format!("farandole {}", env!("CARGO_PKG_VERSION"))
+        let version = env!("CARGO_PKG_VERSION");
+        match self.direct.table() {
+            Some(table) => format!("farandole {version} by {table}"),
+            None => format!("farandole {version}"),
+        }
     }
 
     fn rank(&self) -> usize {

@@ -1,0 +1,126 @@
+//! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
+//!
+//! With `-np` this process starts the ranks and waits for them; inside a job, whoever has started it, it is a rank. The ranks measure
+//! (`contest`, `measure`) as one program: after each round all of them hold the same times, so all take the same decisions without a
+//! driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was found (`summary`).
+//!
+//! How tables are used is the engine's business (`tables`). Peers and bandwidths are `bench`'s.
+
+mod contest;
+mod measure;
+mod summary;
+mod verdict;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use farandole::{Setup, World};
+use farandole_cluster::{Environment, Job, environment};
+use farandole_engine::tables::{Shelf, VARIABLE, this_machine};
+
+use crate::bench::machine::Machine;
+use crate::bench::sizes::Sizes;
+use crate::peer::start::this_program;
+use contest::Contest;
+use measure::Effort;
+
+/// More ranks than this on one host can only be a slip of the finger.
+const MAX_RANKS: usize = 1024;
+
+/// Measure which algorithms are fastest on this machine, and keep the result for later jobs.
+///
+/// Runs every algorithm that can run, at every size, in turns, and writes a table that jobs with as many ranks on as many hosts of
+/// this kind read when they start. Takes some seconds. Measures best when nobody else is at work.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  farandole calibrate -np 2
+  FARANDOLE_TABLES=/shared/tables farandole calibrate -np 8
+  FARANDOLE_TABLES=off python train.py            (do without)")]
+pub(crate) struct CalibrateArgs {
+    /// Number of ranks (also written -np), all on this machine. Leave it out inside a job, where the launcher says it.
+    #[arg(long = "np", short = 'n', value_name = "RANKS")]
+    ranks: Option<usize>,
+
+    /// Sizes to measure: a list (4,64K,1M) of single sizes and ranges (4..256M, factor 4; 4..256M:2, factor 2).
+    #[arg(long, default_value = "4..64M", value_name = "SIZES")]
+    sizes: Sizes,
+
+    /// Time to spend, in seconds, about.
+    #[arg(long, default_value_t = 12.0, value_name = "SECONDS")]
+    seconds: f64,
+
+    /// Spread the ranks over so many pretended hosts, with TCP over the loopback device between them. To try things out:
+    /// such a table is not put into the user's cache, so FARANDOLE_TABLES must say where.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    hosts: usize,
+}
+
+/// Starts the ranks, or is one.
+pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
+    ensure!(args.seconds > 0.0 && args.seconds.is_finite(), "--seconds {}: give a time above zero", args.seconds);
+    let in_job = Environment::from_process()?.size > 1;
+    match args.ranks {
+        None if in_job => rank(args),
+        None => bail!("say how many ranks to measure with: -np N"),
+        Some(_) if in_job => bail!("leave out -np: the launcher of this job says how many ranks there are"),
+        Some(ranks) => start(args, ranks),
+    }
+}
+
+fn start(args: &CalibrateArgs, ranks: usize) -> Result<()> {
+    ensure!((2..=MAX_RANKS).contains(&ranks), "-np {ranks}: give 2 to {MAX_RANKS} ranks; a single one has no choice");
+    ensure!((1..=ranks).contains(&args.hosts), "--hosts {}: {ranks} ranks fit on 1 to {ranks} hosts", args.hosts);
+    let named = std::env::var_os(VARIABLE).is_some_and(|folder| !folder.is_empty());
+    ensure!(
+        args.hosts == 1 || named,
+        "--hosts {}: pretended hosts say nothing about a real network, so name a folder for the table: {VARIABLE}=...",
+        args.hosts
+    );
+    ensure!(
+        Shelf::from_env() != Shelf::OFF,
+        "{VARIABLE} is off, or there is no home folder: name one with {VARIABLE}=..."
+    );
+    let program = this_program()?;
+    let sizes: Vec<String> = args.sizes.0.iter().map(u64::to_string).collect();
+    let job = Job::spawn(ranks, |rank| {
+        let mut command = Command::new(&program);
+        command.arg("calibrate").args(["--sizes", &sizes.join(",")]).args(["--seconds", &args.seconds.to_string()]);
+        if args.hosts > 1 {
+            let host = rank.index() * args.hosts / ranks;
+            command.env(environment::HOST, format!("host {host} of this run"));
+        }
+        command.stdin(Stdio::null());
+        command
+    })?;
+    Ok(job.wait()?)
+}
+
+/// The whole life of a rank.
+fn rank(args: &CalibrateArgs) -> Result<()> {
+    let load = Machine::this().load;
+    let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
+    let began = Instant::now();
+    let effort = Effort { seconds_per_size: args.seconds / args.sizes.0.len().max(1) as f64 };
+    let contests = Contest::all(world.communicator());
+    let sizes = contest::whole_elements(&args.sizes.0, world.size());
+    let times = measure::all(world.communicator(), &contests, &sizes, effort)?;
+    if world.rank() > 0 {
+        return Ok(());
+    }
+    conclude(&mut world, &contests, &times, load, began)
+}
+
+fn conclude(world: &mut World, contests: &[Contest], times: &measure::Times, load: f64, began: Instant) -> Result<()> {
+    let verdict = verdict::of(world.communicator(), contests, times);
+    let machine = this_machine();
+    let file = Shelf::from_env().put(&machine, &verdict.table).context("the table could not be kept")?;
+    let mut text = summary::heading(&machine, &verdict.table, load, began.elapsed());
+    for row in &verdict.contests {
+        text.push_str(&summary::contest(row));
+    }
+    text.push_str(&format!("\nkept in {}\n", file.display()));
+    std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")
+}
