@@ -44,7 +44,11 @@ pub(crate) fn compare(hosts: &[Host]) -> Vec<Finding> {
 }
 
 fn count(hosts: usize) -> String {
-    if hosts == 1 { "the one host that answered".to_owned() } else { format!("all {hosts} hosts that answered") }
+    match hosts {
+        1 => "the one host that answered".to_owned(),
+        2 => "both hosts that answered".to_owned(),
+        _ => format!("all {hosts} hosts that answered"),
+    }
 }
 
 /// A finding, if hosts have this in different versions.

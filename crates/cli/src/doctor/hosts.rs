@@ -120,7 +120,7 @@ impl Order<'_> {
             return Ok(Host { name, report: examine(&args), ahead_ms: 0 });
         }
         let answer = ask(&mut self.ssh(host), PATIENCE);
-        let report = understand(&name, self.program, &answer)?;
+        let report = understand(&name, self.args.ssh_port, self.program, &answer)?;
         let ahead_ms = report.unix_time_ms as i64 - unix_time_ms(answer.heard) as i64;
         Ok(Host { name, report, ahead_ms })
     }
@@ -164,7 +164,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// The report in what a host printed; start-up files of its shell may have printed something before.
-fn understand(host: &str, program: &Path, answer: &Answer) -> Result<Report, Finding> {
+fn understand(host: &str, port: Option<u16>, program: &Path, answer: &Answer) -> Result<Report, Finding> {
     let from = if answer.stdout.starts_with('{') { Some(0) } else { answer.stdout.find("\n{").map(|at| at + 1) };
     let text = from.map_or("", |at| &answer.stdout[at..]);
     if let Some(Ok(report)) = serde_json::Deserializer::from_str(text).into_iter::<Report>().next()
@@ -178,8 +178,13 @@ fn understand(host: &str, program: &Path, answer: &Answer) -> Result<Report, Fin
         "reach",
         format!("{host}: {words}"),
         "No rank can be started on a host that does not answer.",
-        cure(host, program, &answer.ending, &words),
+        cure(&reached(host, port), program, &answer.ending, &words),
     ))
+}
+
+/// The host as a person would write it after `ssh`.
+fn reached(host: &str, port: Option<u16>) -> String {
+    port.map_or_else(|| host.to_owned(), |port| format!("-p {port} {host}"))
 }
 
 /// What to do about a host that did not answer, by what ssh said.
@@ -211,7 +216,7 @@ mod tests {
     fn failed(code: i32, stderr: &str) -> Finding {
         let (stdout, stderr) = (String::new(), stderr.to_owned());
         let answer = Answer { ending: Ending::Exited(code), stdout, stderr, heard: SystemTime::now() };
-        understand("h3", Path::new("/opt/farandole"), &answer).unwrap_err()
+        understand("h3", None, Path::new("/opt/farandole"), &answer).unwrap_err()
     }
 
     #[test]
@@ -230,6 +235,13 @@ mod tests {
             assert_eq!(finding.found, format!("h3: {}", stderr.lines().last().unwrap().trim()));
             assert!(finding.fix.as_ref().unwrap().contains(fix), "{finding:?}");
         }
+    }
+
+    #[test]
+    fn a_command_that_mends_something_has_the_port_in_it() {
+        let words = "Host key verification failed.";
+        let fix = cure(&reached("h3", Some(2222)), Path::new("/opt/farandole"), &Ending::Exited(255), words);
+        assert!(fix.contains("`ssh -p 2222 h3`"), "{fix}");
     }
 
     #[test]
