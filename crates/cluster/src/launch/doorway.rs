@@ -29,6 +29,17 @@ pub(super) struct Doorway {
     callers: Vec<(Polled<Wire>, Instant)>,
 }
 
+/// Somebody who holds the key.
+#[derive(Debug)]
+pub(super) struct Caller {
+    /// The host that it speaks for.
+    pub(super) host: u32,
+    /// The channel to it.
+    pub(super) channel: Polled<Wire>,
+    /// What it has said already.
+    pub(super) first: Option<Vec<u8>>,
+}
+
 impl Doorway {
     /// Listens where these hosts can reach us.
     pub(super) fn open(order: &Order, hosts: &[&str]) -> Result<Doorway> {
@@ -66,8 +77,8 @@ impl Doorway {
         self.listeners.iter().map(AsFd::as_fd).chain(self.callers.iter().map(|(caller, _)| caller.fd()))
     }
 
-    /// Takes new callers in and gives out those that have proved themselves, each with the host that it speaks for.
-    pub(super) fn answer(&mut self, key: &Key, now: Instant) -> Vec<(u32, Polled<Wire>)> {
+    /// Takes new callers in and gives out those that have proved themselves.
+    pub(super) fn answer(&mut self, key: &Key, now: Instant) -> Vec<Caller> {
         for listener in &self.listeners {
             while let Ok((stream, _)) = listener.accept() {
                 if self.callers.len() >= MOST_CALLERS {
@@ -80,10 +91,13 @@ impl Doorway {
         }
         let mut proved = Vec::new();
         for (mut caller, since) in std::mem::take(&mut self.callers) {
-            // The handshake happens inside; an agent says nothing before it is over.
+            // The handshake happens inside. An agent speaks as soon as it is over, so the first message may come with its end.
             let heard = caller.receive();
             match (heard, caller.caller()) {
-                (Ok(Received::NothingYet), Some(host)) => proved.push((host, caller)),
+                (Ok(Received::NothingYet), Some(host)) => proved.push(Caller { host, channel: caller, first: None }),
+                (Ok(Received::Message(first)), Some(host)) => {
+                    proved.push(Caller { host, channel: caller, first: Some(first) });
+                }
                 (Ok(Received::NothingYet), None) if now.saturating_duration_since(since) < PATIENCE => {
                     self.callers.push((caller, since));
                 }
@@ -109,4 +123,38 @@ fn address_towards(order: &Order, host: &str) -> impl Iterator<Item = IpAddr> {
         socket.connect(target).ok()?;
         Some(socket.local_addr().ok()?.ip())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::Channel;
+    use std::net::TcpStream;
+
+    /// The confirmation of the key and the first message in one packet once cost an agent its connection.
+    #[test]
+    fn an_agent_that_speaks_at_once_is_heard() {
+        let key = Key::random().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut doorway = Doorway { listeners: vec![listener], callers: Vec::new() };
+        let (agent_key, deadline) = (key.clone(), Instant::now() + PATIENCE);
+        let agent = std::thread::spawn(move || {
+            let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
+            let mut channel = Channel::connect(wire, &agent_key, Purpose::Agent, 7, deadline).unwrap();
+            channel.send(b"here", deadline).unwrap();
+            channel
+        });
+        let caller = loop {
+            assert!(Instant::now() < deadline, "the agent was not let in");
+            // Seldom enough for what comes after the handshake to lie beside its end.
+            std::thread::sleep(Duration::from_millis(20));
+            if let Some(caller) = doorway.answer(&key, Instant::now()).pop() {
+                break caller;
+            }
+        };
+        assert_eq!((caller.host, caller.first), (7, Some(b"here".to_vec())));
+        agent.join().unwrap();
+    }
 }

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
 use super::bootstrap::Bootstrap;
-use super::doorway::Doorway;
+use super::doorway::{Caller, Doorway};
 use super::message::{HowEnded, Report, Seat, Start, Stream, decode, encode};
 use super::order::{Colour, Order, Verbose};
 use super::output::{Lines, Painted, Screen, Tail, Writer};
@@ -191,11 +191,14 @@ impl Launcher {
 
     fn answer_callers(&mut self, now: Instant) {
         let Some(doorway) = &mut self.doorway else { return };
-        for (host, channel) in doorway.answer(&self.key, now) {
+        for Caller { host, channel, first } in doorway.answer(&self.key, now) {
             let host = host as usize;
             // Only an agent that is missed; whoever holds the key and lies about its host is one of ours gone mad.
             if host < self.lines.len() && self.lines[host].channel.is_none() && !self.order.placement.is_local(host) {
                 self.lines[host].channel = Some(channel);
+                if let Some(bytes) = first {
+                    self.hear(host, &bytes, now);
+                }
             }
         }
     }
@@ -257,10 +260,7 @@ impl Launcher {
         for host in 0..self.lines.len() {
             while let Some(channel) = &mut self.lines[host].channel {
                 match channel.receive() {
-                    Ok(Received::Message(bytes)) => match decode::<Report>(&bytes) {
-                        Some(report) => self.take(host, report, now),
-                        None => self.lose(host, "it does not speak our language".to_owned(), now),
-                    },
+                    Ok(Received::Message(bytes)) => self.hear(host, &bytes, now),
                     Ok(Received::NothingYet) => break,
                     Ok(Received::Closed) => self.lose(host, "its connection was closed".to_owned(), now),
                     Err(error) => self.lose(host, error.to_string(), now),
@@ -269,6 +269,13 @@ impl Launcher {
                     return;
                 }
             }
+        }
+    }
+
+    fn hear(&mut self, host: usize, bytes: &[u8], now: Instant) {
+        match decode::<Report>(bytes) {
+            Some(report) => self.take(host, report, now),
+            None => self.lose(host, "it does not speak our language".to_owned(), now),
         }
     }
 
