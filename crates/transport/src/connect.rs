@@ -8,7 +8,7 @@
 //! This is the one part of the crate that blocks, for at most the given time. A listener answers handshakes whether or not its
 //! rank has come here yet, so ranks may arrive in any order.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -365,11 +365,7 @@ impl Door<'_> {
         let refused = |e: std::io::Error| Error::local(format!("connecting to {self}"), e);
         match self {
             Door::Unix(name) => Socket::to_abstract(name).map_err(refused),
-            Door::Tcp(address) => {
-                // The standard library refuses a timeout of zero.
-                let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-                Socket::from_tcp(TcpStream::connect_timeout(address, left).map_err(refused)?)
-            }
+            Door::Tcp(address) => Socket::to_tcp(*address, deadline),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
 use crate::key::{Key, random_bytes};
 use crate::stream::Socket;
+use crate::stream::congestion::suit_bursts;
 use crate::wait::{Bell, Waiter};
 
 /// A handshake that takes longer is dropped. An honest peer needs a few round trips; on a crowded machine it may lose
@@ -186,6 +187,7 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     let doing = || format!("listening on {address}");
     let listener = TcpListener::bind(address).map_err(|e| Error::local(doing(), e))?;
     listener.set_nonblocking(true).map_err(|e| Error::local(doing(), e))?;
+    suit_bursts(&listener);
     deepen(&listener)?;
     Ok(listener)
 }

@@ -5,6 +5,7 @@
 //! connections, [`StreamControl`] carries messages on one. A connection is authenticated before it gets here
 //! ([`crate::hello`]).
 
+pub(crate) mod congestion;
 mod control;
 mod incoming;
 mod link;

@@ -4,14 +4,19 @@
 //! hosts us does with signals, and both families are one type.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType};
+use rustix::net::{connect, getpeername, sendmsg, socket_with, sockopt};
 
+use super::congestion::suit_bursts;
 use crate::error::{Error, Result};
+use crate::fds::wait_for;
 
 /// After this silence TCP asks whether the peer's host is still there, and then every [`PROBE_EVERY`]. Only a host that
 /// vanished without a word needs this; a process that dies closes its sockets at once.
@@ -45,6 +50,24 @@ impl Socket {
         Ok(Socket { fd: stream.into() })
     }
 
+    /// Connects to a TCP address and takes the connection over. Not the standard library's way, because how the connection sends
+    /// must be decided before it is one (see `congestion`).
+    pub fn to_tcp(address: SocketAddr, deadline: Instant) -> Result<Socket> {
+        let refused = |e: Errno| Error::local(format!("connecting to {address}"), e);
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, SocketType::STREAM, flags, None).map_err(refused)?;
+        suit_bursts(&fd);
+        match connect(&fd, &address) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS) => while !is_connected(&fd).map_err(refused)? {
+                wait_for(&fd, PollFlags::OUT, deadline)?;
+            },
+            Err(error) => return Err(refused(error)),
+        }
+        Socket::from_tcp(fd.into())
+    }
+
     /// Lets the connection fail when the peer's host acknowledges nothing for a while. For control lines only: on a data
     /// connection the same silence may mean that the peer's program is busy and its buffers are full.
     pub fn expect_answers(&self) -> Result<()> {
@@ -60,7 +83,7 @@ impl Socket {
 
     /// Connects to an abstract Unix socket. Fails at once if nobody listens there or too many are waiting.
     pub fn to_abstract(name: &str) -> io::Result<Socket> {
-        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+        use rustix::net::SocketAddrUnix;
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -76,6 +99,16 @@ impl Socket {
     }
 }
 
+/// Whether a connection that is being made has been; fails if it will not be.
+fn is_connected(fd: &OwnedFd) -> rustix::io::Result<bool> {
+    sockopt::socket_error(fd)??;
+    match getpeername(fd) {
+        Ok(peer) => Ok(peer.is_some()),
+        Err(Errno::NOTCONN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -86,7 +119,7 @@ impl Read for Socket {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(&self.fd, &mut *target) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 other => return Ok(other?),
             }
         }
@@ -95,7 +128,7 @@ impl Read for Socket {
     fn read_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         loop {
             match rustix::io::readv(&self.fd, targets) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 other => return Ok(other?),
             }
         }
@@ -110,7 +143,7 @@ impl Write for Socket {
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         loop {
             match sendmsg(&self.fd, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 other => return Ok(other?),
             }
         }
