@@ -25,6 +25,13 @@ const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 /// over at once, and the queue what a congestion window of a few milliseconds brings.
 const LINE: [&str; 8] = ["root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"];
 
+/// How the shaped line is measured. A token bucket fills while nothing is sent, so a barrier before each iteration, which is not
+/// timed, would be worth the more to a contestant the slower its barrier is.
+const WITHOUT_PAUSES: [&str; 2] = ["--pace", "back-to-back"];
+
+/// How often the two algorithms of four ranks take turns.
+const FOUR_RANKS_TURNS: usize = 2;
+
 /// Two ranks, one on each host, from small tensors to large ones, against the peers.
 const TWO_RANKS: [&str; 8] = ["-np", "2", "--sizes", "4K..64M", "--against", "openmpi,gloo", "--rounds", "5"];
 
@@ -60,10 +67,14 @@ fn measure() -> Result<()> {
         let shape = Shell::new("tc").words(&place).words(&LINE).run();
         shape.context("this needs the kernel's token bucket filter (sch_tbf)")?;
     }
-    bench(&TWO_RANKS, &["--seconds", "0.5"])?;
-    println!("\n=== the same line, two ranks on each host: the chosen algorithm, then a flat ring ===");
-    bench(&FOUR_RANKS, &["--against", "openmpi,gloo"])?;
-    bench(&FOUR_RANKS, &["--algorithm", "ring"])
+    bench(&TWO_RANKS, &[&["--seconds", "0.5"][..], &WITHOUT_PAUSES].concat())?;
+    println!("\n=== the same line, two ranks on each host: the chosen algorithm and a flat ring, in turns ===");
+    bench(&FOUR_RANKS, &[&["--against", "openmpi,gloo"][..], &WITHOUT_PAUSES].concat())?;
+    for _ in 0..FOUR_RANKS_TURNS {
+        bench(&FOUR_RANKS, &[&["--algorithm", "ring"][..], &WITHOUT_PAUSES].concat())?;
+        bench(&FOUR_RANKS, &WITHOUT_PAUSES)?;
+    }
+    Ok(())
 }
 
 /// Makes both hosts and what joins them.

@@ -43,7 +43,12 @@ impl Shared<'_> {
 /// copied for the peers, half of which is left for the contributions.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Copies to where another core will read.
+/// Buffers from this size on are not found in a cache by whoever uses them next, so results are put into them around it: that
+/// spares memory the reading of lines that are about to be overwritten. At 64 MB and 256 MB it took a tenth to a fifth less
+/// time with cores that share a last-level cache of 32 MB.
+const KEPT_MAX_BYTES: usize = 32 << 20;
+
+/// Copies to where another core will read, or nobody soon.
 fn show(stores: Stores, target: &mut [u8], source: &[u8]) {
     match stores {
         Stores::Streaming => copy_out(target, source),
@@ -138,7 +143,8 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
 fn fetch(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, chunk: Span) -> bool {
     let target = memory.range(chunk);
     let Some(result) = windows.result(seat, tile, target.len()) else { return false };
-    memory.work[target].copy_from_slice(result);
+    let stores = if memory.work.len() >= KEPT_MAX_BYTES { Stores::Streaming } else { Stores::Cached };
+    show(stores, &mut memory.work[target], result);
     windows.fetched(tile);
     true
 }

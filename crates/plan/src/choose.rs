@@ -43,6 +43,8 @@ pub struct Limits {
     pub whole_read_max_bytes: u64,
     /// Whole vectors are exchanged up to this size.
     pub doubling_max_bytes: u64,
+    /// The same for two ranks, where nothing moves fewer bytes.
+    pub pair_max_bytes: u64,
     /// Halves are exchanged up to this size.
     pub halving_max_bytes: u64,
     /// The hierarchical algorithm is used from this size on.
@@ -58,6 +60,8 @@ impl Default for Limits {
             whole_read_max_bytes: 32 << 10,
             // What a network of 10 Gbit/s carries in the latency of a message.
             doubling_max_bytes: 16 << 10,
+            // One exchange instead of two, for folding all instead of half; beyond, the folding leaves the caches.
+            pair_max_bytes: 1 << 20,
             // Beyond, messages are long enough for a ring of neighbours to beat exchanges across all of the network.
             halving_max_bytes: 512 << 10,
             // Below, three phases cost more than they save.
@@ -111,7 +115,8 @@ pub fn choose_unmeasured(bytes: u64, class: Class, means: Means, limits: &Limits
     if class.hosts > 1 && class.smallest > 1 && bytes >= limits.hierarchical_min_bytes {
         return if means.windows { Algorithm::HierarchicalWindow } else { Algorithm::Hierarchical };
     }
-    if bytes <= limits.doubling_max_bytes {
+    let whole_max_bytes = if ranks == 2 { limits.pair_max_bytes } else { limits.doubling_max_bytes };
+    if bytes <= whole_max_bytes {
         Algorithm::Doubling
     } else if bytes <= limits.halving_max_bytes {
         Algorithm::Halving
@@ -306,6 +311,8 @@ mod tests {
         assert_eq!(unmeasured(1 << 24, &pairs, WINDOWS), Algorithm::HierarchicalWindow);
         assert_eq!(unmeasured(1 << 24, &pairs, NOTHING), Algorithm::Hierarchical);
         assert_eq!(unmeasured(100 << 10, &Topology::all_apart(4), NOTHING), Algorithm::Halving);
+        assert_eq!(unmeasured(1 << 20, &Topology::all_apart(2), NOTHING), Algorithm::Doubling);
+        assert_eq!(unmeasured(1 << 21, &Topology::all_apart(2), NOTHING), Algorithm::Ring);
         assert_eq!(unmeasured(1 << 24, &Topology::all_apart(4), NOTHING), Algorithm::Ring);
         assert_eq!(unmeasured(1 << 20, &Topology::all_apart(1000), NOTHING), Algorithm::Tree);
     }

@@ -60,9 +60,11 @@ impl Socket {
         suit_bursts(&fd);
         match connect(&fd, &address) {
             Ok(()) => {}
-            Err(Errno::INPROGRESS) => while !is_connected(&fd).map_err(refused)? {
-                wait_for(&fd, PollFlags::OUT, deadline)?;
-            },
+            Err(Errno::INPROGRESS) => {
+                while !is_connected(&fd).map_err(refused)? {
+                    wait_for(&fd, PollFlags::OUT, deadline)?;
+                }
+            }
             Err(error) => return Err(refused(error)),
         }
         Socket::from_tcp(fd.into())
