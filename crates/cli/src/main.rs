@@ -8,6 +8,7 @@ mod calibrate;
 mod doctor;
 mod key;
 mod peer;
+mod run;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use calibrate::CalibrateArgs;
 use doctor::DoctorArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
+use run::RunArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
 #[derive(Parser)]
@@ -34,6 +36,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(Box<RunArgs>),
+
     Bench(Box<BenchArgs>),
 
     Calibrate(CalibrateArgs),
@@ -80,23 +84,29 @@ fn main() -> ExitCode {
     if let Some(code) = behind::serve(&words) {
         return code;
     }
-    let cli = Cli::parse_from(words.into_iter().map(long_np));
-    match run(cli.command) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("farandole: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let outcome = prepared(words).and_then(|words| run(Cli::parse_from(words).command));
+    outcome.unwrap_or_else(|error| {
+        eprintln!("farandole: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-/// Launchers have always spelled the number of ranks `-np`, which is no regular option.
-fn long_np(arg: OsString) -> OsString {
-    if arg == "-np" { "--np".into() } else { arg }
+/// The words of the command line as clap is to read them. Launchers have always spelled the number of ranks `-np`, which is no
+/// regular flag; `run` has more of these, and a command behind its own flags that nobody may touch.
+fn prepared(words: Vec<OsString>) -> Result<Vec<OsString>> {
+    let mut words = words.into_iter();
+    let mut prepared: Vec<OsString> = words.by_ref().take(2).collect();
+    if prepared.get(1).is_some_and(|word| word == "run") {
+        prepared.extend(run::prepare(words)?);
+    } else {
+        prepared.extend(words.map(|word| if word == "-np" { "--np".into() } else { word }));
+    }
+    Ok(prepared)
 }
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Run(args) => return run::run(&args),
         Command::Key => key::run()?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,

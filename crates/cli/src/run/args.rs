@@ -1,0 +1,160 @@
+//! The command line of `farandole run`: its flags, and nothing about what they bring about.
+//!
+//! What farandole does is described here, in groups that `--help` shows. Settings of the engine are in [`super::tuning`], flags that
+//! horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a flag that is given twice the last one
+//! counts; that is how the command line overrules the configuration file.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use super::horovod::Foreign;
+use super::tuning::{Tuning, seconds};
+
+/// Start a command as the ranks of a job, on this machine or many.
+///
+/// Every rank gets the variables that farandole::init() reads. All ranks live and die as one: when one fails the others are ended, the last line
+/// says which one, where and why, and the exit code is that of the first rank to fail. Other hosts are reached through ssh,
+/// with your configuration; neither secrets nor variables are ever on a command line.
+///
+/// Flags stand before the command; what follows it belongs to it. Long flags may be written with one dash, as in -np.
+#[derive(Args, Clone, Debug)]
+#[command(
+    version,
+    display_name = "farandole",
+    disable_version_flag = true,
+    args_override_self = true,
+    override_usage = "farandole run [-np RANKS] [-H HOSTS | --hostfile FILE] [FLAGS] COMMAND [WORDS]...",
+    after_help = "Examples:
+  farandole run -np 4 python train.py --epochs 90
+  farandole run -H gpu1:4,gpu2:4 -x WANDB_API_KEY --output-filename logs python train.py
+
+The flags of horovodrun are understood; docs/run.md says which of them mean something else here."
+)]
+pub(crate) struct RunArgs {
+    /// Number of ranks (also written -np, --num-proc) [default: one for each slot of the hosts]
+    #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
+    pub(super) ranks: Option<usize>,
+
+    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, [fe80::1]:2
+    /// [default: this host]
+    #[arg(long, short = 'H', value_name = "HOSTS", conflicts_with = "hostfile", help_heading = RANKS)]
+    pub(super) hosts: Option<String>,
+
+    /// A file with a host on each line: 'h1 slots=2' (Horovod, Open MPI) or 'h1:2' (MPICH)
+    #[arg(long, value_name = "FILE", help_heading = RANKS)]
+    pub(super) hostfile: Option<PathBuf>,
+
+    /// Where the command runs, on every host [default: the current directory]
+    #[arg(long, visible_alias = "wdir", value_name = "DIR", help_heading = RANKS)]
+    pub(super) working_dir: Option<PathBuf>,
+
+    /// Show which rank would run where, with which variables, and start nothing
+    #[arg(long, help_heading = RANKS)]
+    pub(super) dry_run: bool,
+
+    /// A variable for every rank: NAME=VALUE sets it, NAME takes it from here to other hosts as well, 'NAME*' all that begin so
+    /// and do not look like secrets. Repeatable
+    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", help_heading = VARIABLES)]
+    pub(super) variables: Vec<OsString>,
+
+    /// YAML file with settings, in the form that horovodrun takes. Flags on the command line overrule it
+    #[arg(long, value_name = "FILE", help_heading = VARIABLES)]
+    pub(super) config_file: Option<PathBuf>,
+
+    /// Also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    pub(super) output_filename: Option<PathBuf>,
+
+    /// Begin each line of output with the time (also written -prefix-timestamp)
+    #[arg(long, alias = "prefix-timestamp", help_heading = OUTPUT)]
+    pub(super) prefix_output_with_timestamp: bool,
+
+    /// Leave out what stands before each line of output, such as [1]<stdout>:
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) no_prefix: bool,
+
+    /// When prefixes are coloured
+    #[arg(long, visible_alias = "color", value_enum, default_value_t = ColourArg::Auto, value_name = "WHEN", help_heading = OUTPUT)]
+    pub(super) colour: ColourArg,
+
+    /// Tell what the launcher does
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) verbose: bool,
+
+    /// How long hosts may take to answer and ranks to find each other, in seconds [default: 30, or FARANDOLE_START_TIMEOUT, or
+    /// HOROVOD_START_TIMEOUT]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
+    pub(super) start_timeout: Option<std::time::Duration>,
+
+    /// A rank or host that is silent for so many seconds counts as dead; 0 means never [default: 5, or
+    /// FARANDOLE_HEARTBEAT_TIMEOUT]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
+    pub(super) heartbeat_timeout: Option<std::time::Duration>,
+
+    /// How long ranks that are told to end may take before they are killed, in seconds [default: 5, or FARANDOLE_GRACE]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
+    pub(super) grace: Option<std::time::Duration>,
+
+    /// Port of ssh on all hosts [default: as your ssh configuration says]
+    #[arg(long, short = 'p', value_name = "PORT", help_heading = REMOTE)]
+    pub(super) ssh_port: Option<u16>,
+
+    /// File with the private key for ssh
+    #[arg(long, short = 'i', value_name = "FILE", help_heading = REMOTE)]
+    pub(super) ssh_identity_file: Option<PathBuf>,
+
+    /// One more word for ssh, such as --ssh-option=-oConnectTimeout=5. Repeatable
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true, help_heading = REMOTE)]
+    pub(super) ssh_option: Vec<String>,
+
+    /// Offer only these addresses to other hosts: names of interfaces, addresses or networks (eth0,10.0.0.0/8). Repeatable
+    /// [default: whatever can be reached]
+    #[arg(
+        long,
+        visible_alias = "network-interfaces",
+        value_name = "NETWORKS",
+        value_delimiter = ',',
+        help_heading = REMOTE
+    )]
+    pub(super) network_interface: Vec<String>,
+
+    #[command(flatten)]
+    pub(super) tuning: Tuning,
+
+    #[command(flatten)]
+    pub(super) foreign: Foreign,
+
+    /// Show what was built in and what is found on this machine (also written -cb)
+    #[arg(long, alias = "cb", help_heading = CHECKS)]
+    pub(super) check_build: bool,
+
+    /// Print version
+    #[arg(long, short = 'v', action = ArgAction::Version, help_heading = CHECKS)]
+    version: (),
+
+    /// The command of every rank, with its words
+    // `spelling` puts two dashes before it, so that a misspelt flag is not taken for the command.
+    #[arg(last = true, required_unless_present = "check_build", value_name = "COMMAND")]
+    pub(super) command: Vec<OsString>,
+}
+
+const RANKS: &str = "Ranks and hosts";
+const VARIABLES: &str = "Variables and settings";
+const OUTPUT: &str = "Output";
+const TIMES: &str = "Time limits";
+const REMOTE: &str = "Other hosts";
+pub(super) const ENGINE: &str = "Engine, for every rank";
+const CHECKS: &str = "About";
+
+/// When prefixes are coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ColourArg {
+    /// On a terminal
+    Auto,
+    /// Also into files and pipes
+    Always,
+    /// Nowhere
+    Never,
+}

@@ -1,0 +1,70 @@
+//! `farandole run`: from the words of a command line to ranks that run.
+//!
+//! Words go one way: `spelling` divides them from the user's command, `config` puts the flags of a file before them, clap reads
+//! them into `args` (with `tuning` and `horovod`), `order` makes of them an order that leaves nothing open, and
+//! `farandole_cluster::launch` carries it out. Everything that is wrong with what was asked is said before anything is
+//! started.
+
+mod args;
+mod config;
+mod horovod;
+mod order;
+mod show;
+mod spelling;
+mod tuning;
+
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Command};
+use farandole_cluster::launch;
+
+pub(crate) use args::RunArgs;
+use horovod::Foreign;
+use spelling::Words;
+use tuning::Tuning;
+
+/// The words after `run` as clap is to read them: long flags with two dashes, and those of the configuration file in front.
+pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>> {
+    let words = Words::divide(words, &flags());
+    let from_file = match words.value_of("config-file") {
+        Some(path) => config::read(Path::new(&path), &settings())?,
+        None => Vec::new(),
+    };
+    Ok(words.join(from_file))
+}
+
+/// Starts a job and returns its exit code.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    if args.check_build {
+        crate::doctor::check_build()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for note in args.foreign.answers()? {
+        eprintln!("farandole: note: {note}");
+    }
+    let here = std::env::current_dir().context("the current directory has gone")?;
+    let order = order::order(args, |variable| std::env::var_os(variable), &here)?;
+    if args.dry_run {
+        let text = show::show(&order, std::env::vars_os());
+        std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::from(launch::run(order)?))
+}
+
+/// All flags of `farandole run`.
+fn flags() -> Command {
+    RunArgs::augment_args(Command::new("run"))
+}
+
+/// The flags that a configuration file may hold.
+fn settings() -> Command {
+    Foreign::augment_args(Tuning::augment_args(Command::new("settings")))
+}

@@ -1,0 +1,89 @@
+//! What `--dry-run` shows: the order as it would be carried out.
+//!
+//! Values of variables that look like secrets are never shown; a dry run ends up in bug reports.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+
+use farandole_cluster::launch::{Order, Verbose, variables};
+use farandole_plan::Rank;
+
+use super::order::shown_value;
+
+/// The order as a text; `environment` is what variables for other hosts are taken from.
+pub(super) fn show(order: &Order, environment: impl IntoIterator<Item = (OsString, OsString)>) -> String {
+    let placement = &order.placement;
+    let hosts = placement.hosts();
+    let mut text = format!("{} on {}\n\n", count(placement.size(), "rank"), count(hosts.len(), "host"));
+    let width = hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max("host".len());
+    line(&mut text, &format!("rank  {:width$}  local     cross", "host"));
+    for rank in (0..placement.size()).map(Rank::from) {
+        let place = placement.place(rank);
+        let local = format!("{} of {}", place.local_rank, place.local_size);
+        let cross = format!("{} of {}", place.cross_rank, place.cross_size);
+        let (rank, name) = (rank.to_string(), &hosts[place.host].name);
+        line(&mut text, format!("{rank:>4}  {name:width$}  {local:8}  {cross}").trim_end());
+    }
+
+    line(&mut text, "\nvariables for every rank:");
+    for (name, value) in &order.set {
+        line(&mut text, &format!("  {name}={}", shown_value(name, value)));
+    }
+    if order.set.is_empty() {
+        line(&mut text, "  none");
+    }
+    if (0..hosts.len()).any(|host| !placement.is_local(host)) {
+        let mut names: Vec<String> = variables::travelling(&order.pass, environment)
+            .into_iter()
+            .map(|(name, _)| name.display().to_string())
+            .collect();
+        names.sort();
+        line(&mut text, &format!("variables that go to other hosts:\n  {}", names.join(" ")));
+    }
+    settings(&mut text, order);
+    text
+}
+
+fn settings(text: &mut String, order: &Order) {
+    let silence = match order.silence {
+        time if time.is_zero() => "never".to_owned(),
+        time => format!("after {} s of silence", time.as_secs_f64()),
+    };
+    line(
+        text,
+        &format!(
+            "\nto start: {} s; dead: {silence}; to end: {} s",
+            order.start_timeout.as_secs_f64(),
+            order.grace.as_secs_f64()
+        ),
+    );
+    if !order.network.is_empty() {
+        line(text, &format!("networks: {}", order.network.join(" ")));
+    }
+    if let Some(directory) = &order.output.directory {
+        line(text, &format!("output also to: {}", directory.display()));
+    }
+    if order.verbose == Verbose::Yes {
+        line(text, &format!("output: {:?}\nssh: {:?}", order.output, order.ssh));
+    }
+    let words: Vec<String> = order.command.iter().map(|word| quoted(&word.display().to_string())).collect();
+    line(text, &format!("in {}:\n  {}", order.working_dir.display(), words.join(" ")));
+}
+
+/// A word as a shell would take it back.
+fn quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@%+".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+fn line(text: &mut String, content: &str) {
+    writeln!(text, "{content}").expect("invariant: a text takes what is written to it");
+}

@@ -1,0 +1,332 @@
+//! Every flag of horovodrun, and what comes of it; then how flags, file and environment overrule each other.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::FromArgMatches;
+use farandole_cluster::launch::{Colour, Order, Prefix, Timestamps, Verbose};
+
+use super::*;
+
+/// What a flag brings about.
+enum Outcome {
+    /// The order is as it should be.
+    Order(fn(&Order) -> bool),
+    /// A variable of every rank.
+    Sets(&'static str, &'static str),
+    /// Nothing, because it is so anyway.
+    Granted,
+    /// One line that begins so, and the job runs.
+    Noted(&'static str),
+    /// One line that says so, and no job.
+    Refused(&'static str),
+}
+
+use Outcome::{Granted, Noted, Refused, Sets};
+
+fn parse(words: &[&str]) -> Result<RunArgs> {
+    let words = prepare(words.iter().map(OsString::from))?;
+    let matches = flags().no_binary_name(true).try_get_matches_from(words)?;
+    Ok(RunArgs::from_arg_matches(&matches)?)
+}
+
+fn order_with(environment: &[(&str, &str)], words: &[&str]) -> Result<(Order, Vec<String>)> {
+    let environment: HashMap<&str, &str> = environment.iter().copied().collect();
+    let args = parse(words)?;
+    let notes = args.foreign.answers()?;
+    Ok((order::order(&args, |name| environment.get(name).map(OsString::from), Path::new("/here"))?, notes))
+}
+
+fn order_of(words: &[&str]) -> Order {
+    order_with(&[], words).unwrap().0
+}
+
+fn error_of(words: &[&str]) -> String {
+    format!("{:#}", order_with(&[], words).unwrap_err())
+}
+
+fn value_of(order: &Order, name: &str) -> Option<OsString> {
+    order.set.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.clone())
+}
+
+/// Every flag of horovodrun that is no information about the program itself, with a value, as a user would write it.
+const EVERY_FLAG: &[(&str, Outcome)] = &[
+    ("-np 3", Outcome::Order(|order| order.placement.size() == 3)),
+    ("--num-proc 3", Outcome::Order(|order| order.placement.size() == 3)),
+    ("--disable-cache", Granted),
+    ("--start-timeout 7", Outcome::Order(|order| order.start_timeout == Duration::from_secs(7))),
+    ("--start-timeout 7", Sets("FARANDOLE_START_TIMEOUT", "7")),
+    ("--network-interfaces eth0,eth1", Outcome::Order(|order| order.network == ["eth0", "eth1"])),
+    ("--network-interface eth0 --network-interface eth1", Outcome::Order(|order| order.network == ["eth0", "eth1"])),
+    ("--output-filename logs", Outcome::Order(|order| order.output.directory == Some(PathBuf::from("/here/logs")))),
+    ("--verbose", Outcome::Order(|order| order.verbose == Verbose::Yes)),
+    ("-p 2222", Outcome::Order(|order| order.ssh.port == Some(2222))),
+    ("--ssh-port 2222", Outcome::Order(|order| order.ssh.port == Some(2222))),
+    ("-i id", Outcome::Order(|order| order.ssh.identity == Some(PathBuf::from("/here/id")))),
+    ("--ssh-identity-file /id", Outcome::Order(|order| order.ssh.identity == Some(PathBuf::from("/id")))),
+    ("--fusion-threshold-mb 32", Sets("FARANDOLE_FUSION_THRESHOLD", "33554432")),
+    ("--fusion-threshold-mb 0", Sets("FARANDOLE_FUSION_THRESHOLD", "0")),
+    ("--cycle-time-ms 3.5", Noted("--cycle-time-ms has no effect")),
+    ("--cache-capacity 0", Sets("FARANDOLE_REPLAY", "0")),
+    ("--hierarchical-allreduce", Noted("--hierarchical-allreduce has no effect")),
+    ("--no-hierarchical-allreduce", Noted("--no-hierarchical-allreduce has no effect")),
+    ("--hierarchical-allgather", Noted("--hierarchical-allgather has no effect")),
+    ("--no-hierarchical-allgather", Noted("--no-hierarchical-allgather has no effect")),
+    ("--torus-allreduce", Noted("--torus-allreduce has no effect")),
+    ("--no-torus-allreduce", Noted("--no-torus-allreduce has no effect")),
+    ("--autotune", Refused("--autotune: autotuning is not available yet")),
+    ("--no-autotune", Granted),
+    ("--autotune-log-file log", Granted),
+    ("--autotune-warmup-samples 3", Granted),
+    ("--autotune-steps-per-sample 10", Granted),
+    ("--autotune-bayes-opt-max-samples 20", Granted),
+    ("--autotune-gaussian-process-noise 0.8", Granted),
+    ("--min-np 1", Refused("--min-np: elastic jobs are not available yet")),
+    ("--min-num-proc 1", Refused("elastic jobs are not available yet")),
+    ("--max-np 4", Refused("--max-np: elastic jobs are not available yet")),
+    ("--max-num-proc 4", Refused("elastic jobs are not available yet")),
+    ("--slots-per-host 2", Refused("--slots-per-host: elastic jobs are not available yet")),
+    ("--slots 2", Refused("elastic jobs are not available yet")),
+    ("--elastic-timeout 600", Refused("--elastic-timeout: elastic jobs are not available yet")),
+    ("--reset-limit 3", Refused("--reset-limit: elastic jobs are not available yet")),
+    ("--blacklist-cooldown-range 60 300", Refused("--blacklist-cooldown-range: elastic jobs are not available yet")),
+    ("--timeline-filename t.json", Refused("--timeline-filename: the timeline is not available yet")),
+    ("--timeline-mark-cycles", Granted),
+    ("--no-timeline-mark-cycles", Granted),
+    ("--no-stall-check", Sets("FARANDOLE_STALL_CHECK_DISABLE", "1")),
+    ("--stall-check", Sets("FARANDOLE_STALL_CHECK_DISABLE", "0")),
+    ("--stall-check-warning-time-seconds 5", Sets("FARANDOLE_STALL_CHECK_TIME_SECONDS", "5")),
+    ("--stall-check-shutdown-time-seconds 90", Sets("FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", "90")),
+    ("--stall-check-shutdown-time-seconds 30", Refused("has to be longer than the warning time, 60 s")),
+    ("--mpi-threads-disable", Granted),
+    ("--no-mpi-threads-disable", Granted),
+    ("--mpi-args=--map-by", Refused("run mpirun -np N COMMAND without farandole run")),
+    ("--mpi-args --map-by", Refused("run mpirun -np N COMMAND without farandole run")),
+    ("--tcp", Sets("NCCL_IB_DISABLE", "1")),
+    ("--binding-args x", Refused("taskset or numactl")),
+    ("--num-nccl-streams 2", Noted("--num-nccl-streams has no effect")),
+    ("--thread-affinity 1", Refused("taskset or numactl")),
+    ("--gloo-timeout-seconds 30", Sets("FARANDOLE_TIMEOUT_SECONDS", "30")),
+    ("--log-level INFO", Sets("HOROVOD_LOG_LEVEL", "INFO")),
+    ("--log-with-timestamp", Sets("HOROVOD_LOG_HIDE_TIME", "0")),
+    ("--log-without-timestamp", Sets("HOROVOD_LOG_HIDE_TIME", "1")),
+    ("--log-hide-timestamp", Sets("HOROVOD_LOG_HIDE_TIME", "1")),
+    ("--no-log-hide-timestamp", Sets("HOROVOD_LOG_HIDE_TIME", "0")),
+    ("-prefix-timestamp", Outcome::Order(|order| order.output.timestamps == Timestamps::On)),
+    ("--prefix-output-with-timestamp", Outcome::Order(|order| order.output.timestamps == Timestamps::On)),
+    ("-H h1:1,h2:1", Outcome::Order(|order| order.placement.hosts().len() == 2)),
+    ("--hosts h1:1,h2:1", Outcome::Order(|order| order.placement.hosts().len() == 2)),
+    ("-hostfile /nowhere", Refused("reading the host file /nowhere")),
+    ("--hostfile /nowhere", Refused("reading the host file /nowhere")),
+    ("--host-discovery-script s", Refused("--host-discovery-script: elastic jobs are not available yet")),
+    ("--gloo", Granted),
+    ("--mpi", Refused("--mpi: farandole run starts ranks itself")),
+    ("--jsrun", Refused("--jsrun: farandole run reaches hosts through ssh")),
+    ("--config-file /nowhere", Refused("--config-file /nowhere: cannot be read")),
+];
+
+#[test]
+fn every_flag_of_horovodrun_has_its_effect_or_its_answer() {
+    let plain = order_of(&["-np", "2", "train"]);
+    for (line, outcome) in EVERY_FLAG {
+        let words: Vec<&str> =
+            ["-np", "2"].into_iter().chain(line.split_whitespace()).chain(["train", "--autotune"]).collect();
+        let made = order_with(&[], &words);
+        match (outcome, made) {
+            (Outcome::Order(holds), Ok((order, _))) => assert!(holds(&order) && !holds(&plain), "{line}: {order:?}"),
+            (Sets(name, value), Ok((order, _))) => {
+                assert_eq!(value_of(&order, name), Some(value.into()), "{line}");
+                assert_eq!(value_of(&plain, name), None, "{line}");
+            }
+            (Granted, Ok((order, notes))) => assert!(notes.is_empty() && order.set.is_empty(), "{line}: {notes:?}"),
+            (Noted(begin), Ok((_, notes))) => {
+                assert!(matches!(&notes[..], [note] if note.starts_with(begin)), "{line}: {notes:?}")
+            }
+            (Refused(line_of_it), Err(error)) => {
+                let error = format!("{error:#}");
+                assert!(error.contains(line_of_it) && error.lines().count() == 1, "{line}: {error}");
+            }
+            (_, made) => panic!("{line}: {made:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_answer_to_a_foreign_flag_is_tested() {
+    for flag in horovod::FLAGS {
+        let tested =
+            EVERY_FLAG.iter().any(|(line, _)| line.split([' ', '=']).next() == Some(&format!("--{}", flag.long)));
+        assert!(tested, "--{}", flag.long);
+    }
+}
+
+#[test]
+fn words_of_the_command_are_left_alone() {
+    let order = order_of(&["-np", "2", "python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
+    assert_eq!(order.command, ["python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
+    assert_eq!(order.placement.size(), 2);
+    assert_eq!(order_of(&["-np", "2", "--", "--odd-command"]).command, ["--odd-command"]);
+}
+
+#[test]
+fn our_own_flags_have_their_effects() {
+    let order = order_of(&[
+        "-np",
+        "2",
+        "--no-prefix",
+        "--color",
+        "always",
+        "--heartbeat-timeout",
+        "0",
+        "--grace",
+        "0.5",
+        "--wdir",
+        "sub",
+        "--ssh-option=-oConnectTimeout=5",
+        "train",
+    ]);
+    assert_eq!((order.output.prefix, order.output.colour), (Prefix::None, Colour::Always));
+    assert_eq!((order.silence, order.grace), (Duration::ZERO, Duration::from_millis(500)));
+    assert_eq!(value_of(&order, "FARANDOLE_HEARTBEAT_TIMEOUT"), Some("0".into()), "ranks watch, too");
+    assert_eq!(order.working_dir, Path::new("/here/sub"));
+    assert_eq!(order.ssh.words, ["-oConnectTimeout=5"]);
+}
+
+#[test]
+fn defaults_are_those_of_the_order() {
+    let order = order_of(&["-np", "2", "train"]);
+    assert_eq!((order.start_timeout, order.silence, order.grace), (Order::START_TIMEOUT, Order::SILENCE, Order::GRACE));
+    assert_eq!(order.working_dir, Path::new("/here"));
+    assert!(order.set.is_empty() && order.network.is_empty());
+}
+
+#[test]
+fn a_flag_counts_before_our_variable_and_that_before_horovods() {
+    let both = [("HOROVOD_START_TIMEOUT", "60"), ("FARANDOLE_START_TIMEOUT", "50")];
+    let start = |environment: &[(&str, &str)], words: &[&str]| {
+        order_with(environment, words).unwrap().0.start_timeout.as_secs()
+    };
+    assert_eq!(start(&both[..1], &["-np", "1", "a"]), 60);
+    assert_eq!(start(&both, &["-np", "1", "a"]), 50);
+    assert_eq!(start(&both, &["-np", "1", "--start-timeout", "40", "a"]), 40);
+    for (variable, read) in [
+        ("FARANDOLE_HEARTBEAT_TIMEOUT", (|order| order.silence) as fn(&Order) -> Duration),
+        ("FARANDOLE_GRACE", |order| order.grace),
+    ] {
+        let (order, _) = order_with(&[(variable, "2.5")], &["-np", "1", "a"]).unwrap();
+        assert_eq!(read(&order), Duration::from_millis(2500), "{variable}");
+        let error = order_with(&[(variable, "soon")], &["-np", "1", "a"]).unwrap_err().to_string();
+        assert_eq!(error, format!("{variable}=soon is not a number of seconds"));
+    }
+}
+
+#[test]
+fn nonsense_for_the_engine_is_reported_before_anything_starts() {
+    let error = order_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "a"]).unwrap_err().to_string();
+    assert_eq!(error, "setting HOROVOD_FUSION_THRESHOLD=lots is not a whole number");
+    assert!(error_of(&["-np", "1", "-x", "FARANDOLE_REPLAY=often", "a"]).contains("FARANDOLE_REPLAY=often"));
+    // The flag overrules the variable, which then harms nobody.
+    order_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "--fusion-threshold-mb", "1", "a"]).unwrap();
+}
+
+#[test]
+fn variables_are_set_passed_or_refused() {
+    let environment = [("TOKEN", "t"), ("EMPTY", "")];
+    let words = ["-np", "1", "-x", "A=1", "-x", "A=b=c", "-x", "TOKEN", "-x", "EMPTY", "-x", "W_*", "-x", "N=", "a"];
+    let (order, _) = order_with(&environment, &words).unwrap();
+    assert_eq!(value_of(&order, "A"), Some("b=c".into()));
+    assert_eq!(value_of(&order, "N"), Some("".into()));
+    assert!(["TOKEN", "EMPTY", "W_*", "PATH"].iter().all(|name| order.pass.iter().any(|pass| pass == name)));
+    for (word, explanation) in [
+        ("MISSING", "-x MISSING: is not set here; give it a value with -x MISSING=VALUE"),
+        ("=1", "-x =1: expected NAME or NAME=VALUE"),
+        ("FARANDOLE_RANK=1", "-x FARANDOLE_RANK: the launcher sets this itself"),
+        ("FARANDOLE_KEY", "-x FARANDOLE_KEY: the launcher sets this itself"),
+    ] {
+        let error = error_of(&["-np", "1", "-x", word, "a"]);
+        assert!(error.starts_with(explanation), "{word}: {error}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    for (words, explanation) in [
+        (&["a"][..], "how many ranks? Give -np 4, or hosts with slots"),
+        (&["-np", "0", "a"], "-np 0: a job has 1 to"),
+        (&["-np", "two", "a"], "invalid value 'two'"),
+        (&["-np", "9", "-H", "h1:2,h2:4", "a"], "-np 9: the hosts have 6 slots (h1:2, h2:4), 3 too few"),
+        (&["-H", "h1", "--hostfile", "f", "a"], "cannot be used with"),
+        (&["-np", "2"], "COMMAND"),
+        (&["-np", "2", "--no-such-flag", "a"], "unexpected argument '--no-such-flag'"),
+        (&["-np", "2", "--start-timeout", "0", "a"], "--start-timeout 0"),
+        (&["-np", "2", "--grace=-1", "a"], "expected a number of seconds"),
+        (&["-np", "2", "--network-interface", "", "a"], "an empty name"),
+        (&["-np", "2", "--fusion-threshold-mb", "99999999999999999", "a"], "no memory is that large"),
+    ] {
+        let error = error_of(words);
+        assert!(error.contains(explanation), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn slots_of_all_hosts_are_the_default_number_of_ranks() {
+    assert_eq!(order_of(&["-H", "h1:2,h2:4", "a"]).placement.size(), 6);
+}
+
+#[test]
+fn the_command_line_overrules_the_file() {
+    let file = std::env::temp_dir().join(format!("farandole-run-{}.yaml", std::process::id()));
+    fs::write(&file, "params:\n  fusion_threshold_mb: 32\n  cache_capacity: 0\nautotune:\n  enabled: true\n").unwrap();
+    let path = file.to_str().unwrap().to_owned();
+    let refused = order_with(&[], &["-np", "1", "--config-file", &path, "a"]);
+    let made =
+        order_with(&[], &["-np", "1", "--fusion-threshold-mb", "8", "--no-autotune", "-config-file", &path, "a"]);
+    fs::remove_file(&file).unwrap();
+    assert!(refused.unwrap_err().to_string().starts_with("--autotune: "));
+    let (order, _) = made.unwrap();
+    assert_eq!(value_of(&order, "FARANDOLE_FUSION_THRESHOLD"), Some("8388608".into()));
+    assert_eq!(value_of(&order, "FARANDOLE_REPLAY"), Some("0".into()));
+}
+
+#[test]
+fn a_dry_run_shows_places_and_variables_but_no_secrets() {
+    let words = [
+        "-H",
+        "h1:2,h2:1",
+        "-x",
+        "A=1",
+        "-x",
+        "MY_TOKEN=hush",
+        "--fusion-threshold-mb",
+        "1",
+        "python",
+        "a b.py",
+        "it's",
+    ];
+    let environment = ["PATH", "HOME", "NCCL_DEBUG"].map(|name| (OsString::from(name), OsString::from("value")));
+    assert_eq!(
+        show::show(&order_of(&words), environment),
+        "\
+3 ranks on 2 hosts
+
+rank  host  local     cross
+   0  h1    0 of 2    0 of 2
+   1  h1    1 of 2    0 of 1
+   2  h2    0 of 1    1 of 2
+
+variables for every rank:
+  FARANDOLE_FUSION_THRESHOLD=1048576
+  A=1
+  MY_TOKEN=(not shown)
+variables that go to other hosts:
+  NCCL_DEBUG PATH
+
+to start: 30 s; dead: after 5 s of silence; to end: 5 s
+in /here:
+  python 'a b.py' 'it'\\''s'
+"
+    );
+    assert!(!show::show(&order_of(&["-np", "1", "a"]), []).contains("other hosts"));
+}
