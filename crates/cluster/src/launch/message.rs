@@ -229,9 +229,72 @@ pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Option<M> {
     }
 }
 
+/// What must hold for any bytes that an agent, a launcher or an agent's standard input gets: they are read without a panic, and what they
+/// are read as is written as the same thing again.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_message(bytes: &[u8]) {
+    fn check<'a, M: Serialize + Deserialize<'a> + PartialEq>(bytes: &'a [u8], again: impl Fn(&[u8]) -> Option<M>) {
+        if let Some(message) = decode::<M>(bytes) {
+            assert!(again(&encode(&message)).is_some_and(|same| same == message), "a message survives its bytes");
+        }
+    }
+    check::<Directive>(bytes, |bytes| decode_owned(bytes));
+    check::<Report>(bytes, |bytes| decode_owned(bytes));
+    if let Ok(bootstrap) = super::bootstrap::Bootstrap::read(bytes) {
+        let again = super::bootstrap::Bootstrap::read(bootstrap.to_bytes().as_slice());
+        assert!(again.is_ok_and(|same| same == bootstrap), "a bootstrap survives its bytes");
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+fn decode_owned<M: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+    decode(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::bootstrap::Bootstrap;
+    use crate::rendezvous::VerdictKind;
+    use crate::seeds;
+
+    #[test]
+    fn messages_survive_the_bytes_of_the_corpus() {
+        let verdict =
+            Verdict { rank: None, host: None, pid: None, kind: VerdictKind::Other, text: "rank 1 is gone".into() };
+        let seat = Seat { rank: 1, local_size: 2, ..Seat::default() };
+        let start = Start { ranks: vec![seat], size: 2, command: vec![b"true".to_vec()], ..Start::default() };
+        let probe = Probe { host: 1, door: "[fd00::1]:80".parse().unwrap() };
+        let attempt = Attempt { probe: probe.clone(), outcome: Err("refused".into()) };
+        let output = Report::Output { rank: 0, stream: Stream::Stderr, bytes: b"oh\n".to_vec() };
+        let bootstrap = Bootstrap {
+            key: "00".repeat(32),
+            host: 1,
+            hosts: 2,
+            launcher: vec!["10.0.0.1:5".parse().unwrap()],
+            silence_ms: 5000,
+            patience_ms: 30_000,
+            network: Vec::new(),
+        };
+        let made = [
+            ("probe", encode(&Directive::Probe(vec![probe]))),
+            ("start", encode(&Directive::Start(Box::new(start)))),
+            ("everybody", encode(&Directive::Everybody(vec![vec![1, 2], vec![]]))),
+            ("pronounce", encode(&Directive::Pronounce(verdict))),
+            ("end", encode(&Directive::End { grace_ms: 5000 })),
+            ("ready", encode(&Report::Ready { pid: 7, host_name: "b".into(), doors: vec!["10.0.0.2:9".parse().unwrap()] })),
+            ("probed", encode(&Report::Probed(vec![attempt]))),
+            ("output", encode(&output)),
+            ("ended", encode(&Report::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
+            ("gathered", encode(&Report::Gathered(vec![(0, vec![1]), (1, vec![2])]))),
+            ("blamed", encode(&Report::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
+            ("bootstrap", bootstrap.to_bytes()),
+            ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
+            ("empty", Vec::new()),
+        ];
+        seeds::replay("launch", &made, check_any_message);
+    }
 
     #[test]
     fn messages_survive_their_bytes() {
