@@ -182,7 +182,8 @@ fn what_does_not_exist_is_said_once_for_each_rank_and_costs_nothing() {
 
 #[test]
 fn the_output_of_dead_ranks_is_not_lost() {
-    let script = "i=0; while [ $i -lt 2000 ]; do echo line $i of $FARANDOLE_RANK; i=$((i+1)); done; printf 'no end'; kill -9 $$";
+    let script =
+        "i=0; while [ $i -lt 2000 ]; do echo line $i of $FARANDOLE_RANK; i=$((i+1)); done; printf 'no end'; kill -9 $$";
     let ended = Run::start(&["-np", "2", "--grace", "20"], script).end();
     assert_eq!(ended.code(), Some(137));
     let whole = ended.stdout.lines().filter(|line| line.starts_with("[0]<stdout>:line ")).count();
@@ -204,7 +205,8 @@ fn files_hold_what_each_rank_wrote() {
 #[test]
 fn an_interrupt_goes_to_the_ranks_which_end_in_their_own_way() {
     let place = Place::new("interrupt");
-    let script = format!("trap 'echo bye; exit 0' INT; echo $$ >> {}; while :; do sleep 0.05; done", place.file("pids"));
+    let script =
+        format!("trap 'echo bye; exit 0' INT; echo $$ >> {}; while :; do sleep 0.05; done", place.file("pids"));
     let run = Run::start(&["-np", "2"], &script);
     let pids = place.pids("pids", 2);
     kill_process(run.pid(), Signal::INT).unwrap();

@@ -283,7 +283,10 @@ mod tests {
             ("everybody", encode(&Directive::Everybody(vec![vec![1, 2], vec![]]))),
             ("pronounce", encode(&Directive::Pronounce(verdict))),
             ("end", encode(&Directive::End { grace_ms: 5000 })),
-            ("ready", encode(&Report::Ready { pid: 7, host_name: "b".into(), doors: vec!["10.0.0.2:9".parse().unwrap()] })),
+            (
+                "ready",
+                encode(&Report::Ready { pid: 7, host_name: "b".into(), doors: vec!["10.0.0.2:9".parse().unwrap()] }),
+            ),
             ("probed", encode(&Report::Probed(vec![attempt]))),
             ("output", encode(&output)),
             ("ended", encode(&Report::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
