@@ -11,40 +11,57 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 const FAR_AWAY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
-/// The address of this host on the way to a place, with any free port.
-pub(super) fn towards(host_and_port: &str) -> io::Result<SocketAddr> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in host_and_port.to_socket_addrs()? {
-        match source_for(address) {
-            Ok(own) => return Ok(own),
-            Err(error) => last = error,
+/// How this host sees the place of a meeting.
+#[derive(Debug, PartialEq)]
+pub(super) enum Seen {
+    /// At an address that its name has.
+    AsNamed(SocketAddr),
+    /// On this host, at an address that other hosts see.
+    Here(SocketAddr),
+}
+
+impl Seen {
+    pub(super) fn address(self) -> SocketAddr {
+        match self {
+            Seen::AsNamed(address) | Seen::Here(address) => address,
         }
     }
-    Err(last)
 }
 
-/// Where to listen so that others, who look `host_and_port` up, can connect.
+/// Where a meeting is that this host, or another one, knows as `host_and_port`.
 ///
-/// Hosts often know themselves by a loopback address (Debian's `127.0.1.1`), at which nobody else would find them. Then the
-/// address on the way out of this network is taken. A place that is written as loopback is meant as such.
-pub(super) fn to_listen_at(host_and_port: &str) -> io::Result<SocketAddr> {
-    let mut found: Vec<SocketAddr> = host_and_port.to_socket_addrs()?.collect();
-    found.sort_by_key(|address| address.ip().is_loopback());
-    let Some(&first) = found.first() else {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-    };
-    let as_written = host_and_port.parse::<SocketAddr>().is_ok() || host_and_port.starts_with("localhost:");
-    if as_written || !first.ip().is_loopback() {
-        return Ok(first);
-    }
-    let outward = FAR_AWAY.into_iter().find_map(|far| source_for(SocketAddr::new(far, 9)).ok());
-    let outward = outward.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::AddrNotAvailable, "this host knows itself by a loopback address only")
-    })?;
-    Ok(SocketAddr::new(outward.ip(), first.port()))
+/// Hosts often know themselves by a loopback address (Debian's `127.0.1.1`), at which nobody else would find them. Then this is
+/// the host of the meeting, and the address on the way out of this network is taken, by rank 0, which listens there, and by its
+/// neighbours, which visit it. A place that is written as loopback is meant as such.
+pub(super) fn meeting_at(host_and_port: &str) -> io::Result<Seen> {
+    let found: Vec<SocketAddr> = host_and_port.to_socket_addrs()?.collect();
+    let is_literal = host_and_port.parse::<SocketAddr>().is_ok() || host_and_port.starts_with("localhost:");
+    let outward = || FAR_AWAY.into_iter().find_map(|far| towards(SocketAddr::new(far, 9)).ok());
+    pick(&found, is_literal.then_some(Literal), outward)
 }
 
-fn source_for(target: SocketAddr) -> io::Result<SocketAddr> {
+/// Says that a place is meant as it is written.
+struct Literal;
+
+fn pick(
+    found: &[SocketAddr],
+    literal: Option<Literal>,
+    outward: impl FnOnce() -> Option<SocketAddr>,
+) -> io::Result<Seen> {
+    let reachable = found.iter().find(|address| literal.is_some() || !address.ip().is_loopback());
+    match (reachable, found.first()) {
+        (Some(address), _) => Ok(Seen::AsNamed(*address)),
+        (None, Some(loopback)) => {
+            outward().map(|own| Seen::Here(SocketAddr::new(own.ip(), loopback.port()))).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::AddrNotAvailable, "this host knows itself by a loopback address only")
+            })
+        }
+        (None, None) => Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")),
+    }
+}
+
+/// The address of this host on the way to another one, with any free port.
+pub(super) fn towards(target: SocketAddr) -> io::Result<SocketAddr> {
     let any = if target.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
     socket.connect(target)?;
@@ -59,16 +76,27 @@ mod tests {
 
     #[test]
     fn the_way_to_loopback_is_loopback_in_both_families() {
-        assert_eq!(towards("127.0.0.1:80").unwrap(), "127.0.0.1:0".parse().unwrap());
-        assert_eq!(towards("[::1]:80").unwrap(), "[::1]:0".parse().unwrap());
-        assert!(towards("no-such-host.invalid:80").is_err());
+        for (target, own) in [("127.0.0.1:80", "127.0.0.1:0"), ("[::1]:80", "[::1]:0")] {
+            assert_eq!(towards(target.parse().unwrap()).unwrap().to_string(), own);
+        }
     }
 
     #[test]
-    fn an_address_is_listened_at_as_it_is_written() {
+    fn an_address_is_taken_as_it_is_written() {
         for text in ["127.0.0.1:4000", "[::1]:4000", "203.0.113.77:5"] {
-            assert_eq!(to_listen_at(text).unwrap().to_string(), text);
+            assert_eq!(meeting_at(text).unwrap(), Seen::AsNamed(text.parse().unwrap()));
         }
-        assert!(to_listen_at("localhost:7").unwrap().ip().is_loopback());
+        assert!(meeting_at("localhost:7").unwrap().address().ip().is_loopback());
+    }
+
+    #[test]
+    fn a_name_that_means_loopback_here_becomes_the_address_that_others_see() {
+        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let outward = || Some("10.0.0.7:0".parse().unwrap());
+        let picked = |texts: &[&str]| pick(&addresses(texts), None, outward).unwrap();
+        assert_eq!(picked(&["127.0.1.1:80"]), Seen::Here("10.0.0.7:80".parse().unwrap()));
+        assert_eq!(picked(&["127.0.1.1:80", "10.0.0.9:80"]), Seen::AsNamed("10.0.0.9:80".parse().unwrap()));
+        assert!(pick(&addresses(&["127.0.1.1:80"]), None, || None).is_err());
+        assert!(pick(&[], None, outward).is_err());
     }
 }

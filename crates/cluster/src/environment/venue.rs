@@ -4,16 +4,21 @@
 //! at. Rank 0 also hosts the rendezvous, unless a launcher does. A venue must live as long as the rank's world: with
 //! rank 0's ends the meeting that others may still be on their way to.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 use farandole_transport::Key;
 
 use super::door::{self, Doorkeeper};
-use super::{ADDRESS, Environment, Meeting, RENDEZVOUS, route};
+use super::route::{self, Seen};
+use super::{ADDRESS, Environment, Meeting, RENDEZVOUS};
 use crate::error::{Error, Result};
 use crate::rendezvous::{Address, Rendezvous, Server};
+
+/// A name that cannot be looked up is tried again after this time: often enough for a person, seldom enough for a name server.
+const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
 
 /// Where this rank meets the others.
 #[derive(Debug)]
@@ -40,14 +45,8 @@ impl Environment {
                 let address = behind_the_door(&key);
                 Ok(self.venue(key, Some(address), None))
             }
-            Some(Meeting::AtRankZero { address, key }) if self.rank == Rank(0) => self.host_at(address, key),
-            Some(Meeting::AtRankZero { address, key }) => {
-                let mut venue = self.venue(key.clone(), Some(address.clone()), None);
-                if self.addresses.is_empty() {
-                    venue.listen_at = vec![on_the_way_to(address)?];
-                }
-                Ok(venue)
-            }
+            Some(Meeting::AtRankZero { address, key }) if self.rank == Rank(0) => self.host_at(address, key, deadline),
+            Some(Meeting::AtRankZero { address, key }) => self.visit_at(address, key, deadline),
         }
     }
 
@@ -59,7 +58,7 @@ impl Environment {
         Ok(self.venue(key, Some(server.address().clone()), Some((server, Some(doorkeeper)))))
     }
 
-    fn host_at(&self, named: &Address, key: &Key) -> Result<Venue> {
+    fn host_at(&self, named: &Address, key: &Key, deadline: Instant) -> Result<Venue> {
         let cure = |error| {
             let doing = format!(
                 "opening the meeting at {named} in rank 0 on this host (another place: {RENDEZVOUS}=tcp:HOST:PORT, another \
@@ -67,8 +66,7 @@ impl Environment {
             );
             Error::local(doing, error)
         };
-        let Address::Tcp(host_and_port) = named else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
-        let mut at = route::to_listen_at(host_and_port).map_err(cure)?;
+        let mut at = look_up(named, deadline).map_err(cure)?.address();
         if let Some(&address) = self.addresses.first() {
             at.set_ip(address);
         }
@@ -80,6 +78,21 @@ impl Environment {
         if self.addresses.is_empty() {
             at.set_port(0);
             venue.listen_at = vec![at];
+        }
+        Ok(venue)
+    }
+
+    fn visit_at(&self, named: &Address, key: &Key, deadline: Instant) -> Result<Venue> {
+        let failed = |error| Error::local(format!("looking for the way to {named} (or set {ADDRESS})"), error);
+        let seen = look_up(named, deadline).map_err(failed)?;
+        // A name may have several addresses, of which rank 0 has taken one; the visit tries them all.
+        let place = match &seen {
+            Seen::AsNamed(_) => named.clone(),
+            Seen::Here(at) => Address::Tcp(at.to_string()),
+        };
+        let mut venue = self.venue(key.clone(), Some(place), None);
+        if self.addresses.is_empty() {
+            venue.listen_at = vec![route::towards(seen.address()).map_err(failed)?];
         }
         Ok(venue)
     }
@@ -102,20 +115,24 @@ fn behind_the_door(key: &Key) -> Address {
     Address::UnixAbstract(format!("farandole-{}", &blake3::Hash::from(hash).to_hex()[..24]))
 }
 
-fn on_the_way_to(meeting: &Address) -> Result<SocketAddr> {
+/// The address of a meeting in rank 0. Where hosts are started together with the job their names may not be known at once.
+fn look_up(meeting: &Address, deadline: Instant) -> io::Result<Seen> {
     let Address::Tcp(host_and_port) = meeting else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
-    route::towards(host_and_port)
-        .map_err(|error| Error::local(format!("looking for the way to {meeting} (or set {ADDRESS})"), error))
+    loop {
+        match route::meeting_at(host_and_port) {
+            Err(_) if Instant::now() + LOOK_UP_AGAIN < deadline => std::thread::sleep(LOOK_UP_AGAIN),
+            found => return found,
+        }
+    }
 }
 
 fn new_key() -> Result<Key> {
-    Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))
+    Key::random().map_err(|error| Error::local("making a job key", io::Error::other(error)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn rank(rank: u32, meeting: Meeting) -> Environment {
         let mut environment = Environment::from_lookup(|_| None).unwrap();
@@ -159,6 +176,16 @@ mod tests {
                 assert_eq!(blobs, [vec![0], vec![1]]);
                 assert_eq!(listen_at, [SocketAddr::new(free.ip(), 0)]);
             }
+        }
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_is_looked_up_until_the_deadline() {
+        let address = Address::Tcp("no-such-host.invalid:5000".into());
+        for index in [0, 1] {
+            let environment = rank(index, Meeting::AtRankZero { address: address.clone(), key: new_key().unwrap() });
+            let error = environment.open(Instant::now() + Duration::from_millis(700)).unwrap_err().to_string();
+            assert!(error.contains("tcp:no-such-host.invalid:5000") && error.contains(ADDRESS), "{error}");
         }
     }
 

@@ -125,6 +125,18 @@ fn ranks_of_two_hosts_meet_in_rank_zero_if_they_hold_a_key() {
     assert_both_are_well(&run_all(ranks, "reduce"), "torchrun");
 }
 
+/// This host may know itself by a loopback address. Rank 0 listens where others would find it, and its neighbour goes there.
+#[test]
+fn ranks_meet_at_this_hosts_own_name() {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");
+    let port = TcpListener::bind("0.0.0.0:0").and_then(|free| free.local_addr()).expect("a port is free").port();
+    let ranks = two_hosts(29_500).map(|mut rank| {
+        rank.env("FARANDOLE_RENDEZVOUS", format!("tcp:{}:{port}", name.trim())).env("FARANDOLE_KEY", "5a".repeat(32));
+        rank
+    });
+    assert_both_are_well(&run_all(ranks, "reduce"), "torchrun");
+}
+
 #[test]
 fn ranks_of_two_hosts_without_a_key_are_told_how_to_give_one() {
     let run = run_all(two_hosts(29_500), "reduce");
