@@ -30,6 +30,8 @@ pub(crate) fn check() -> Result<Tally> {
     Shell::cargo(&["nextest", "run", "--profile", "memcheck"])
         .words(&["--package", "farandole-tensor", "--package", "farandole-transport"])
         .env(&runner, VALGRIND)
+        // Tests that try many numbers by brute force try a few.
+        .env("FARANDOLE_MEMCHECK", "1")
         // Tests that expect a panic would spend most of their time under valgrind on naming its frames.
         .env("RUST_BACKTRACE", "0")
         .run()

@@ -22,9 +22,10 @@ use farandole_plan::{Collective, Rank, ReduceOp, Shape, Span};
 use farandole_tensor::pack::unpack;
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
+use crate::error::Error;
 use crate::fusion::FusionBuffer;
 use crate::route::{Baggage, Road};
-use crate::submission::Outcome;
+use crate::submission::{Outcome, Returned};
 use crate::ticket::Promise;
 
 /// A request that has been submitted and is not done.
@@ -37,6 +38,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// Tells the ticket that the request is not carried out, and hands its memory back.
+    pub(crate) fn fail(self, error: Error) {
+        let Pending { promise, input, output, .. } = self;
+        promise.fulfil(Err(Box::new(Returned { error, input, output })));
+    }
+
     fn input(&self) -> &[u8] {
         self.input.as_ref().expect("invariant: a collective on tensors has an input").as_bytes()
     }

@@ -22,7 +22,7 @@ use crate::intake::After;
 use crate::meeting::{Meeting, number_in};
 use crate::roster::Roster;
 use crate::shared::Shared;
-use crate::submission::{Outcome, Submission};
+use crate::submission::{Outcome, Returned, Submission};
 use crate::ticket::Ticket;
 use crate::worker::{Driver, OnStall, Order};
 
@@ -141,8 +141,17 @@ impl Engine {
     ///
     /// # Errors
     /// Wrong use is found here and costs nothing: memory that does not fit, a name that is still under way, an unknown or
-    /// foreign group, an engine that is shut down. The submission's memory is dropped then.
+    /// foreign group, an engine that is shut down. The submission's memory is dropped then; [`Engine::submit_returning`] gives
+    /// it back.
     pub fn submit(&self, submission: Submission) -> Result<Ticket> {
+        Ok(self.submit_returning(submission)?)
+    }
+
+    /// As [`Engine::submit`], but whoever is refused gets the submission's memory back, untouched.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn submit_returning(&self, submission: Submission) -> std::result::Result<Ticket, Box<Returned>> {
         self.push(submission, Push::Ringing).map(|(ticket, _)| ticket)
     }
 
@@ -155,12 +164,18 @@ impl Engine {
         ticket.wait_after(after)
     }
 
-    fn push(&self, submission: Submission, push: Push) -> Result<(Ticket, After)> {
-        self.shared.check_fork()?;
-        submission.check()?;
+    fn push(&self, submission: Submission, push: Push) -> std::result::Result<(Ticket, After), Box<Returned>> {
+        let enter = || {
+            self.shared.check_fork()?;
+            submission.check()?;
+            self.shared.roster.enter(submission.group, &submission.request.name)
+        };
+        let entered = enter();
         let Submission { group, request, input, output } = submission;
+        if let Err(error) = entered {
+            return Err(Box::new(Returned { error, input, output }));
+        }
         let name = Arc::clone(&request.name);
-        self.shared.roster.enter(group, &name)?;
         let promise = Arc::new(Slot::new());
         let pending = Pending { name: Arc::clone(&name), promise: Arc::clone(&promise), input, output };
         let after = self.shared.baton.push(Order::Submit { group, request, pending }, push);

@@ -72,6 +72,6 @@ pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
-pub use submission::{Outcome, Submission};
+pub use submission::{Outcome, Returned, Submission};
 pub use ticket::{Ticket, wait_all};
 pub use worker::OnStall;

@@ -1,4 +1,4 @@
-//! What a caller hands in and gets back: [`Submission`] and [`Outcome`].
+//! What a caller hands in and gets back: [`Submission`], and [`Outcome`] or [`Returned`].
 //!
 //! Memory moves with them. A region that comes in with a submission belongs to the engine until the ticket is done and comes
 //! back in the outcome, so a caller cannot touch a tensor while ranks are working on it. Results that the caller has no
@@ -98,6 +98,34 @@ pub struct Outcome {
     pub received_splits: Vec<u64>,
     /// For join: the last rank (inside the group) to join.
     pub last_joined: Option<Rank>,
+}
+
+/// What a request that was not carried out leaves: why, and its memory.
+///
+/// The regions are those that came with the submission. What is in them depends on how far the request had come. Tensors that
+/// travel in the fusion buffer, and whatever was refused, are as they were; one that is large enough to be worked on in place, and
+/// was under way when the group failed, may be changed in part.
+#[derive(Debug)]
+pub struct Returned {
+    /// Why.
+    pub error: Error,
+    /// The input's region.
+    pub input: Option<Region>,
+    /// The output's region.
+    pub output: Option<Region>,
+}
+
+impl Returned {
+    /// For a caller that has nothing to get back.
+    pub(crate) fn without_memory(error: Error) -> Box<Returned> {
+        Box::new(Returned { error, input: None, output: None })
+    }
+}
+
+impl From<Box<Returned>> for Error {
+    fn from(returned: Box<Returned>) -> Error {
+        returned.error
+    }
 }
 
 impl Outcome {

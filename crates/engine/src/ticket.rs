@@ -11,10 +11,10 @@ use crate::completion::Slot;
 use crate::error::{Error, Result};
 use crate::intake::After;
 use crate::shared::Shared;
-use crate::submission::Outcome;
+use crate::submission::{Outcome, Returned};
 
 /// The slot through which an outcome reaches its ticket.
-pub(crate) type Promise = Slot<Result<Outcome>>;
+pub(crate) type Promise = Slot<std::result::Result<Outcome, Box<Returned>>>;
 
 /// The promise of an outcome.
 #[must_use = "a ticket that is dropped gives its result up"]
@@ -37,7 +37,7 @@ impl Ticket {
 
     /// The outcome, if it is there. Costs next to nothing; does not drive.
     pub fn poll(&self) -> Option<Result<Outcome>> {
-        self.is_done().then(|| self.promise.take().unwrap_or(Err(Error::Taken)))
+        self.is_done().then(|| Ok(self.take()?))
     }
 
     /// Waits for the outcome.
@@ -54,16 +54,31 @@ impl Ticket {
         let begun = Instant::now();
         let deadline = begun.checked_add(at_most);
         if self.shared.baton.wait(&self.promise, deadline, After::Nothing) {
-            return self.promise.take().unwrap_or(Err(Error::Taken));
+            return Ok(self.take()?);
         }
         Err(Error::TimedOut { name: Arc::clone(&self.name), waited: begun.elapsed() })
+    }
+
+    /// Waits for the outcome; if there is none, the memory that came with the request is given back beside the error, so
+    /// that nobody loses a tensor with a failed rank. See [`Returned`] for what is in it.
+    ///
+    /// # Errors
+    /// As [`Ticket::wait`].
+    pub fn wait_returning(self) -> std::result::Result<Outcome, Box<Returned>> {
+        self.shared.check_fork().map_err(Returned::without_memory)?;
+        self.shared.baton.wait(&self.promise, None, After::Nothing);
+        self.take()
     }
 
     /// Waits after a push that did not ring.
     pub(crate) fn wait_after(self, after: After) -> Result<Outcome> {
         self.shared.check_fork()?;
         self.shared.baton.wait(&self.promise, None, after);
-        self.promise.take().unwrap_or(Err(Error::Taken))
+        Ok(self.take()?)
+    }
+
+    fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {
+        self.promise.take().unwrap_or_else(|| Err(Returned::without_memory(Error::Taken)))
     }
 }
 

@@ -146,7 +146,7 @@ impl Driver {
                     Some(group) => group.submit(request, pending, &around),
                     None => {
                         let error = self.roster.ended(group).unwrap_or(Error::UnknownGroup(group));
-                        pending.promise.fulfil(Err(error));
+                        pending.fail(error);
                     }
                 }
             }

@@ -5,7 +5,8 @@ mod harness;
 
 use std::time::Duration;
 
-use farandole_engine::{Config, Error, Submission};
+use farandole_engine::{Config, Error, Submission, wait_all};
+use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 use farandole_tensor::Region;
 use harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
@@ -150,5 +151,73 @@ fn a_stall_is_reported_once_and_ends_the_job_if_asked_to() {
     for error in errors {
         assert!(matches!(error, Error::Failed(_)), "{error}");
         assert!(error.to_string().contains('t') && error.to_string().contains('2'), "{error}");
+    }
+}
+
+#[test]
+fn the_memory_of_a_request_that_fails_comes_back() {
+    for transport in Transport::ALL {
+        ranks(2, transport, |engine| {
+            let me = engine.rank().0 as f32;
+            // Refused by all ranks: untouched.
+            let elems = 3 + engine.rank().index();
+            let ticket = engine.submit(sum("shape", vec![me; elems])).unwrap();
+            let returned = ticket.wait_returning().unwrap_err();
+            assert!(matches!(returned.error, Error::Refused { .. }), "{}", returned.error);
+            assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), vec![me; elems]);
+            // Refused at the door: untouched, output too.
+            let output = Region::from_vec(vec![7f32; 1]);
+            let wrong =
+                Submission::new(request("t", reduce(ReduceOp::Sum), Dtype::F32, &[2]), Region::from_vec(vec![me; 2]));
+            let returned = engine.submit_returning(wrong.with_output(output)).unwrap_err();
+            assert!(matches!(returned.error, Error::WrongMemory { .. }), "{}", returned.error);
+            assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), [me; 2]);
+            assert_eq!(returned.output.unwrap().into_vec::<f32>().unwrap(), [7.0]);
+            // A job that fails: the memory is there, so that a program can go on with fewer ranks.
+            assert_eq!(result::<i32>(&engine, sum("together", vec![1i32])), [2]);
+            let pending = engine.submit(sum(&format!("only here {me}"), vec![me; 10])).unwrap();
+            engine.alarm().ring(None, "the test ends the job".to_owned());
+            let returned = pending.wait_returning().unwrap_err();
+            assert!(matches!(returned.error, Error::Failed(_)), "{}", returned.error);
+            assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), [me; 10]);
+            let returned = engine.submit_returning(sum("later", vec![me; 4])).unwrap_err();
+            assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), [me; 4]);
+        });
+    }
+}
+
+#[test]
+fn a_cycle_is_replayed_again_after_a_batch_was_refused() {
+    let batch = |name: &str, elems: usize| {
+        let mut submission = sum(name, vec![1i32; elems]);
+        submission.request.batch = Some(Batch { name: "batch".into(), members: 2 });
+        submission
+    };
+    for transport in Transport::ALL {
+        ranks(3, transport, move |engine| {
+            let iteration = |odd: usize| {
+                let tickets: Vec<_> = [batch("a", 5), batch("b", 6 + odd), sum("c", vec![1i32; 7])]
+                    .into_iter()
+                    .map(|submission| engine.submit(submission).unwrap())
+                    .collect();
+                wait_all(tickets).into_iter().map(|outcome| outcome.map(|outcome| outcome.into_result().unwrap()))
+            };
+            let all_fine = |rounds: usize| {
+                for _ in 0..rounds {
+                    for (outcome, elems) in iteration(0).zip([5, 6, 7]) {
+                        assert_eq!(outcome.unwrap().into_vec::<i32>().unwrap(), vec![3; elems]);
+                    }
+                }
+            };
+            // Long enough to be learned and replayed; then one rank asks for another size, of one member of the batch.
+            all_fine(20);
+            let outcomes: Vec<_> = iteration(usize::from(engine.rank() == Rank(2))).collect();
+            for outcome in &outcomes[..2] {
+                assert!(matches!(outcome, Err(Error::Refused { .. })), "{transport:?} {outcome:?}");
+            }
+            assert!(outcomes[2].is_ok(), "what is not in the batch runs: {:?}", outcomes[2]);
+            // Nothing of the refused batch is left behind: the cycle is learned and replayed once more.
+            all_fine(20);
+        });
     }
 }

@@ -214,6 +214,65 @@ fn other_collectives_hold_in_large_worlds() {
     verify::reduce_scatter(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology).unwrap();
 }
 
+/// A thousand ranks on one host are more than there are; what is of interest is that nothing depends on the number. Every rank
+/// looks at every other one, so the work of the check grows with the square of the ranks: few elements, and a test for each.
+const CROWD: usize = 1001;
+
+#[test]
+fn an_allreduce_in_tiles_holds_for_a_thousand_ranks_of_one_host() {
+    check_allreduce(Algorithm::WindowTiles, 3, &Topology::one_host(CROWD), &COARSE).unwrap();
+}
+
+#[test]
+fn an_allreduce_of_whole_tensors_holds_for_a_thousand_ranks_of_one_host() {
+    check_allreduce(Algorithm::WindowWhole, 3, &Topology::one_host(CROWD), &COARSE).unwrap();
+}
+
+#[test]
+fn an_allreduce_in_mapped_buffers_holds_for_a_thousand_ranks_of_one_host() {
+    check_allreduce(Algorithm::Mapped, 3, &Topology::one_host(CROWD), &COARSE).unwrap();
+}
+
+#[test]
+fn a_broadcast_through_windows_holds_for_a_thousand_ranks_of_one_host() {
+    let root = Rank(517);
+    let schedule = |me| algorithm::broadcast_window(3, root, CROWD, me, &COARSE);
+    let schedules: Vec<_> = ranks(CROWD).map(schedule).collect();
+    verify::broadcast(&schedules, 3, root, &Topology::one_host(CROWD)).unwrap();
+}
+
+/// A few ranks bring something, most do not.
+fn sparse_chunks() -> Vec<Span> {
+    chunks(&(0..CROWD as u64).map(|rank| u64::from(rank % 401 == 3)).collect::<Vec<_>>())
+}
+
+#[test]
+fn an_allgather_through_windows_holds_for_a_thousand_ranks_of_one_host() {
+    let spans = sparse_chunks();
+    let gathers: Vec<_> = ranks(CROWD).map(|me| algorithm::allgather_window(&spans, me, &COARSE)).collect();
+    verify::allgather(&gathers, &spans, &Topology::one_host(CROWD)).unwrap();
+}
+
+#[test]
+fn a_reduce_scatter_through_windows_holds_for_a_thousand_ranks_of_one_host() {
+    let spans = sparse_chunks();
+    let scatters: Vec<_> = ranks(CROWD).map(|me| algorithm::reduce_scatter_window(&spans, me, &COARSE)).collect();
+    verify::reduce_scatter(&scatters, &spans, &Topology::one_host(CROWD)).unwrap();
+}
+
+#[test]
+fn alltoall_holds_in_a_large_world() {
+    let n = 1003;
+    // Each rank sends to about one in seventy others, so that blocks are empty, full and uneven.
+    let len = |from: usize, to: usize| {
+        if (from * 31 + to * 17).is_multiple_of(71) { 1 + (from as u64 + to as u64) % 3 } else { 0 }
+    };
+    let send: Vec<Vec<Span>> = (0..n).map(|from| chunks(&(0..n).map(|to| len(from, to)).collect::<Vec<_>>())).collect();
+    let recv: Vec<Vec<Span>> = (0..n).map(|to| chunks(&(0..n).map(|from| len(from, to)).collect::<Vec<_>>())).collect();
+    let schedule = |me: Rank| algorithm::alltoall(&send[me.index()], &recv[me.index()], me, &COARSE);
+    verify::alltoall(&ranks(n).map(schedule).collect::<Vec<_>>(), &send, &recv).unwrap();
+}
+
 #[test]
 fn huge_tensors_cost_no_more_than_small_ones() {
     let tuning = Tuning { segment_elems: 1 << 34, tile_elems: 1 << 30, slots: 4, small_elems: 64 };

@@ -51,9 +51,17 @@ fn two_contributions_fold_in_place_and_apart_at_every_length() {
 
 #[test]
 fn ranks_fold_in_order_with_any_position_of_the_own_one() {
-    let lengths: &[usize] = if cfg!(miri) { &[5] } else { &[0, 1, 7, 33, 130, 1500] };
+    // Under Miri and valgrind every path is walked once; the numbers are for a processor.
+    let brief = cfg!(miri) || std::env::var_os("FARANDOLE_MEMCHECK").is_some();
+    let lengths: &[usize] = if cfg!(miri) {
+        &[5]
+    } else if brief {
+        &[0, 7, 130]
+    } else {
+        &[0, 1, 7, 33, 130, 1500]
+    };
     let places: &[(usize, usize)] =
-        if cfg!(miri) { &[(0, 1), (2, 1)] } else { &[(0, 0), (0, 1), (1, 0), (1, 1), (0, 3), (3, 2), (9, 10)] };
+        if brief { &[(0, 1), (2, 1)] } else { &[(0, 0), (0, 1), (1, 0), (1, 1), (0, 3), (3, 2), (9, 10)] };
     for_all(|dtype, op, fold, what| {
         let mut random = Random(11);
         for &len in lengths {

@@ -70,12 +70,12 @@ impl Communicator {
         let schedule = self.schedule(call, |this| {
             algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(dtype))
         });
+        let fold = Some(fold);
+        let work = Work { number, descriptor, schedule, bytes: data, source: &[], dtype, fold, finish };
         if algorithm.needs_windows() && one_host && algorithm != Algorithm::HierarchicalWindow {
-            return self.through_windows(number, descriptor, schedule, data, dtype, Some(fold), finish);
+            return self.through_windows(work);
         }
-        self.over_links(number, descriptor, schedule, data, &[], dtype, Some(fold))?;
-        finish.apply(dtype, data);
-        Ok(())
+        self.over_links(work)
     }
 
     /// All ranks get the root's data.
@@ -103,7 +103,10 @@ impl Communicator {
                 algorithm::broadcast(elems, root, this.topology(), this.rank(), &tuning)
             }
         });
-        with_bytes_mut(data, |bytes| self.run(number, descriptor, schedule, bytes, &[], T::DTYPE, None))
+        let (source, dtype, fold, finish): (&[u8], _, _, _) = (&[], T::DTYPE, None, Finish::Nothing);
+        with_bytes_mut(data, |bytes| {
+            self.run(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
+        })
     }
 
     /// All ranks get the data of all, one after the other; `counts[r]` elements come from rank `r`.
@@ -128,7 +131,8 @@ impl Communicator {
                 algorithm::allgather(&blocks, this.topology(), this.rank(), &tuning)
             }
         });
-        with_bytes_mut(all, |bytes| self.run(number, descriptor, schedule, bytes, &[], T::DTYPE, None))
+        let (source, dtype, fold, finish): (&[u8], _, _, _) = (&[], T::DTYPE, None, Finish::Nothing);
+        with_bytes_mut(all, |bytes| self.run(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish }))
     }
 
     /// Combines the data of all ranks; rank `r` gets the `counts[r]` elements of the result that are its own.
@@ -162,7 +166,8 @@ impl Communicator {
         // The contributions of others are folded into a copy: the caller's data stays as it is.
         let mut work = OwnedBytes::from_slice(as_bytes(data));
         let elem_bytes = T::DTYPE.size_bytes();
-        self.run(number, descriptor, schedule, &mut work, &[], T::DTYPE, Some(Fold::new(T::DTYPE, op)))?;
+        let (dtype, fold, finish) = (T::DTYPE, Some(Fold::new(T::DTYPE, op)), Finish::Nothing);
+        self.run(Work { number, descriptor, schedule, bytes: &mut work, source: &[], dtype, fold, finish })?;
         let result = &mut work[mine.start as usize * elem_bytes..mine.end() as usize * elem_bytes];
         Finish::new(T::DTYPE, op, self.size() as u64, 1.0).apply(T::DTYPE, result);
         with_bytes_mut(own, |bytes| bytes.copy_from_slice(result));
@@ -190,8 +195,10 @@ impl Communicator {
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
         let schedule =
             self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));
-        let source = as_bytes(data);
-        with_bytes_mut(received, |bytes| self.over_links(number, descriptor, schedule, bytes, source, T::DTYPE, None))
+        let (source, dtype, fold, finish) = (as_bytes(data), T::DTYPE, None, Finish::Nothing);
+        with_bytes_mut(received, |bytes| {
+            self.over_links(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
+        })
     }
 
     /// Nobody returns before everybody has called.
@@ -215,7 +222,8 @@ impl Communicator {
             return if self.all_begin_soon() { Ok(()) } else { self.drive(descriptor, Operation::Meeting) };
         }
         let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
-        self.over_links(number, descriptor, schedule, &mut [], &[], Dtype::U8, None)
+        let (dtype, fold, finish) = (Dtype::U8, None, Finish::Nothing);
+        self.over_links(Work { number, descriptor, schedule, bytes: &mut [], source: &[], dtype, fold, finish })
     }
 
     /// Whether all ranks begin the operation within the time that looking again at once is worth. Where the answer is no, or
@@ -255,71 +263,59 @@ impl Communicator {
     }
 
     /// Carries out a schedule on whichever road its steps need.
-    #[allow(clippy::too_many_arguments)]
-    fn run(
-        &mut self,
-        number: u64,
-        descriptor: Descriptor,
-        schedule: Arc<Schedule>,
-        work: &mut [u8],
-        source: &[u8],
-        dtype: Dtype,
-        fold: Option<Fold>,
-    ) -> Result<()> {
-        if self.is_one_host() && source.is_empty() {
-            self.through_windows(number, descriptor, schedule, work, dtype, fold, Finish::Nothing)
-        } else {
-            self.over_links(number, descriptor, schedule, work, source, dtype, fold)
-        }
+    fn run(&mut self, work: Work<'_>) -> Result<()> {
+        if self.is_one_host() && work.source.is_empty() { self.through_windows(work) } else { self.over_links(work) }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn through_windows(
-        &mut self,
-        number: u64,
-        descriptor: Descriptor,
-        schedule: Arc<Schedule>,
-        work: &mut [u8],
-        dtype: Dtype,
-        fold: Option<Fold>,
-        finish: Finish,
-    ) -> Result<()> {
+    fn through_windows(&mut self, work: Work<'_>) -> Result<()> {
+        let Work { number, descriptor, schedule, bytes, dtype, fold, finish, .. } = work;
         if schedule.steps.is_empty() {
             return self.meet_at(number, descriptor);
         }
         let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
         let run = WindowRun::begin(schedule, windows, number, descriptor.word());
-        let bytes = work.len();
+        let len = bytes.len();
         let began = Instant::now();
-        let stores = self.outlets.for_bytes(bytes).map_or(Stores::Streaming, |outlet| outlet.choose());
-        let memory = Shared { work, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
+        let stores = self.outlets.for_bytes(len).map_or(Stores::Streaming, |outlet| outlet.choose());
+        let memory = Shared { work: bytes, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
         self.drive(descriptor, Operation::Windows { run, memory })?;
-        if let Some(outlet) = self.outlets.for_bytes(bytes) {
-            outlet.learn(bytes, began.elapsed());
+        if let Some(outlet) = self.outlets.for_bytes(len) {
+            outlet.learn(len, began.elapsed());
         }
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn over_links(
-        &mut self,
-        number: u64,
-        descriptor: Descriptor,
-        schedule: Arc<Schedule>,
-        work: &mut [u8],
-        source: &[u8],
-        dtype: Dtype,
-        fold: Option<Fold>,
-    ) -> Result<()> {
+    fn over_links(&mut self, work: Work<'_>) -> Result<()> {
+        let Work { number, descriptor, schedule, bytes, source, dtype, fold, finish } = work;
         // Windows count on every operation being begun on them, and not being finished before all have begun it.
         if let Some(windows) = &mut self.mesh.windows {
             windows.begin(number, descriptor.word(), &[]);
         }
         let run = Run::new(schedule, self.size(), number, descriptor.word());
-        let memory = Memory { work, source, elem_bytes: dtype.size_bytes(), fold };
+        let memory = Memory { work: &mut *bytes, source, elem_bytes: dtype.size_bytes(), fold };
         self.drive(descriptor, Operation::Messages { run, memory })?;
-        if self.mesh.windows.is_some() { self.drive(descriptor, Operation::Meeting) } else { Ok(()) }
+        if self.mesh.windows.is_some() {
+            self.drive(descriptor, Operation::Meeting)?;
+        }
+        finish.apply(dtype, bytes);
+        Ok(())
     }
+}
+
+/// A schedule and everything that is needed to carry it out.
+struct Work<'a> {
+    /// Number of the operation.
+    number: u64,
+    descriptor: Descriptor,
+    schedule: Arc<Schedule>,
+    /// What the schedule works on.
+    bytes: &'a mut [u8],
+    /// What it sends from instead, where the two differ.
+    source: &'a [u8],
+    dtype: Dtype,
+    fold: Option<Fold>,
+    /// Applied to the result.
+    finish: Finish,
 }
 
 fn wrong(what: impl Into<String>) -> Error {

@@ -152,14 +152,14 @@ impl Group {
     pub(crate) fn submit(&mut self, request: Request, pending: Pending, around: &Surroundings<'_>) {
         if let State::Ended(_) = self.state {
             let error = around.roster.ended(self.id()).unwrap_or(Error::ShutDown);
-            return pending.promise.fulfil(Err(error));
+            return pending.fail(error);
         }
         match self.member.submit(request, around.now) {
             Ok(id) => self.table.put(id, pending),
             Err(Refusal { reason }) => {
                 around.roster.leave(self.id(), std::iter::once(&pending.name));
                 let name = Arc::clone(&pending.name);
-                pending.promise.fulfil(Err(Error::Refused { name, explanation: reason }));
+                pending.fail(Error::Refused { name, explanation: reason });
             }
         }
     }
@@ -350,7 +350,7 @@ impl Group {
                 State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
                 _ => Error::ShutDown,
             };
-            pending.promise.fulfil(Err(error));
+            pending.fail(error);
         }
     }
 
@@ -358,7 +358,7 @@ impl Group {
         self.state = State::Ended(around.now);
         around.roster.end(self.id(), &Error::ShutDown);
         for pending in self.table.take_all() {
-            pending.promise.fulfil(Err(Error::ShutDown));
+            pending.fail(Error::ShutDown);
         }
         for peer in self.mesh.peers_mut() {
             // A peer that cannot be told has left already.
@@ -428,7 +428,7 @@ impl Group {
         self.mesh.abort(&error.to_string());
         self.unflushed = true;
         for pending in self.table.take_all() {
-            pending.promise.fulfil(Err(error.clone()));
+            pending.fail(error.clone());
         }
         self.linger();
     }
