@@ -152,8 +152,11 @@ fn a_message_that_is_too_long_is_refused_here() {
     assert!(matches!(error, Error::TooLong { bytes: 70_000, .. }), "{error}");
 }
 
+/// What went up and what came down.
+type Passed = (Vec<u8>, Vec<u8>);
+
 /// A TCP proxy in front of a server that keeps what passes, in both directions, until both sides have closed.
-fn recording(server: &Address) -> (Address, thread::JoinHandle<(Vec<u8>, Vec<u8>)>) {
+fn recording(server: &Address) -> (Address, thread::JoinHandle<Passed>) {
     let Address::Tcp(server) = server.clone() else { panic!("served over TCP") };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = Address::Tcp(listener.local_addr().unwrap().to_string());

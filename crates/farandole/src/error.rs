@@ -14,6 +14,8 @@ pub enum Error {
     Transport(farandole_transport::Error),
     /// A collective was refused or failed.
     Engine(farandole_engine::Error),
+    /// A rank was lost before all were connected.
+    Lost(farandole_cluster::Verdict),
     /// A peer's message at the rendezvous cannot be understood.
     Rendezvous(String),
     /// The result has another element type than was asked for.
@@ -26,6 +28,7 @@ impl fmt::Display for Error {
             Error::Cluster(error) => error.fmt(f),
             Error::Transport(error) => error.fmt(f),
             Error::Engine(error) => error.fmt(f),
+            Error::Lost(verdict) => verdict.fmt(f),
             Error::Rendezvous(what) => f.write_str(what),
             Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
         }

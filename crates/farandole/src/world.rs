@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use farandole_cluster::{Environment, Rendezvous, Venue, spawn};
+use farandole_cluster::rendezvous::silence_from_lookup;
+use farandole_cluster::{Environment, Lifeline, Rendezvous, Venue, spawn};
 use farandole_engine::meeting::Contacts;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission, Ticket};
+use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hooks, Submission, Ticket};
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
@@ -63,7 +65,7 @@ impl Setup {
         };
         let listener = Arc::new(Listener::bind(listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
-        let contacts = exchange(venue.rendezvous.as_ref(), environment.rank, &own, deadline)?;
+        let (contacts, lifeline) = exchange(venue.rendezvous.as_ref(), environment.rank, &own, deadline)?;
         let meeting = |epoch| Contacts {
             rank: environment.rank,
             contacts: contacts.clone(),
@@ -75,21 +77,34 @@ impl Setup {
             Some(config) => config,
             None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
         };
-        let mut communicator = Communicator::join(&mut meeting(0), self.direct, self.patience)?;
+        let lost = |error: Error| with_verdict(error, lifeline.as_ref());
+        let mut communicator =
+            Communicator::join(&mut meeting(0), self.direct, self.patience).map_err(|error| lost(error.into()))?;
+        heed(lifeline.as_ref(), communicator.alarm());
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
-        let table = measured::adopt(&mut communicator, &shelf)?;
-        let engine = Engine::start_with(meeting(1), config, Hooks { table, ..Hooks::default() })?;
+        let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
+        let engine = Engine::start_with(meeting(1), config, Hooks { table, ..Hooks::default() })
+            .map_err(|error| lost(error.into()))?;
+        heed(lifeline.as_ref(), engine.alarm());
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
         let topology = Topology::from_host_names(&hosts);
-        Ok(World { rank: environment.rank, topology, communicator, engine, _venue: venue })
+        let blamed = AtomicBool::new(false);
+        Ok(World { rank: environment.rank, topology, communicator, engine, lifeline, blamed, _venue: venue })
     }
 }
 
-/// Passes this rank's contact to all others and gets theirs.
-fn exchange(way: Option<&Rendezvous>, rank: Rank, own: &Contact, deadline: Instant) -> Result<Vec<Contact>> {
-    let Some(rendezvous) = way else { return Ok(vec![own.clone()]) };
-    let blobs = rendezvous.exchange(rank, &own.encode(), deadline)?;
-    blobs
+/// Passes this rank's contact to all others and gets theirs; and keeps the connection, to hear of the others' end.
+fn exchange(
+    way: Option<&Rendezvous>,
+    rank: Rank,
+    own: &Contact,
+    deadline: Instant,
+) -> Result<(Vec<Contact>, Option<Lifeline>)> {
+    let Some(rendezvous) = way else { return Ok((vec![own.clone()], None)) };
+    let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
+    let rendezvous = rendezvous.clone().with_silence(silence);
+    let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
+    let contacts: Result<Vec<Contact>> = blobs
         .iter()
         .enumerate()
         .map(|(rank, blob)| {
@@ -100,7 +115,20 @@ fn exchange(way: Option<&Rendezvous>, rank: Rank, own: &Contact, deadline: Insta
                 ))
             })
         })
-        .collect()
+        .collect();
+    Ok((contacts?, Some(lifeline)))
+}
+
+/// Why ranks could not be connected: what has become of one of them, if that is known, or what this rank saw.
+fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
+    lifeline.and_then(Lifeline::verdict).map_or(error, Error::Lost)
+}
+
+/// Lets a verdict end collectives.
+fn heed(lifeline: Option<&Lifeline>, alarm: Alarm) {
+    if let Some(lifeline) = lifeline {
+        lifeline.on_verdict(move |verdict| alarm.ring(verdict.rank, verdict.to_string()));
+    }
 }
 
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
@@ -115,6 +143,10 @@ pub struct World {
     topology: Topology,
     communicator: Communicator,
     engine: Engine,
+    /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
+    lifeline: Option<Lifeline>,
+    /// Whether this rank's failure was reported. Set by whichever thread meets it first; orders nothing.
+    blamed: AtomicBool,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
     _venue: Venue,
 }
@@ -170,19 +202,24 @@ impl World {
         &self.engine
     }
 
+    /// What this rank hears of the others' end; `None` in a world of one.
+    pub fn lifeline(&self) -> Option<&Lifeline> {
+        self.lifeline.as_ref()
+    }
+
     /// Combines the data of all ranks in place. All ranks make this call together.
     pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        Ok(self.communicator.allreduce(data, op)?)
+        self.communicator.allreduce(data, op).map_err(|error| self.report(error))
     }
 
     /// Gives all ranks the root's data. All ranks make this call together.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
-        Ok(self.communicator.broadcast(data, Rank::from(root))?)
+        self.communicator.broadcast(data, Rank::from(root)).map_err(|error| self.report(error))
     }
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<()> {
-        Ok(self.communicator.barrier()?)
+        self.communicator.barrier().map_err(|error| self.report(error))
     }
 
     /// Asks for the combination of the tensors that all ranks submit under this name, in any order and from any thread.
@@ -197,12 +234,31 @@ impl World {
             batch: None,
             priority: 0,
         };
-        Ok(self.engine.submit(Submission::new(request, Region::from_vec(data)))?)
+        self.engine.submit(Submission::new(request, Region::from_vec(data))).map_err(|error| self.report(error))
     }
 
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
-    pub fn shutdown(self) {
-        self.engine.shutdown();
+    pub fn shutdown(self) {}
+
+    /// Passes an error on to the caller and, if it is the end of this rank's collectives, to the rendezvous: whoever keeps
+    /// it hears from all ranks and finds out which failure was the first.
+    fn report(&self, error: farandole_engine::Error) -> Error {
+        if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
+            && lifeline.verdict().is_none()
+            && !self.blamed.swap(true, Ordering::Relaxed)
+        {
+            lifeline.blame(failure.rank, failure.to_string());
+        }
+        error.into()
+    }
+}
+
+impl Drop for World {
+    /// The failure of a named request may have been seen by nobody but the one who waited for its ticket.
+    fn drop(&mut self) {
+        if let Some(error) = self.engine.failure() {
+            self.report(error);
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `FARANDOLE_KEY_FILE` | a file with the key (default: `~/.config/farandole/key`) |
 //! | `FARANDOLE_HOST` | which host this is, where its name does not say so (default: machine and boot identity) |
 //! | `FARANDOLE_ADDRESS` | the addresses of this host at which other hosts reach it, separated by commas (default: the one on the way to the meeting) |
+//! | `FARANDOLE_HEARTBEAT_TIMEOUT` | after so many seconds of silence a rank is missed (default 5; 0: never) |
 //! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
 //!
 //! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order. With none of

@@ -3,7 +3,7 @@
 //! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no lock with the
 //! engine and does nothing else, so a rank that computes, or waits in a collective, is heard all the same; only a process
 //! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
-//! the callback is told, on the lifeline's thread, once.
+//! whoever asked to be called is told, on the lifeline's thread, once.
 //!
 //! **Invariant:** whoever slept judges nobody. A thread that turns much later than it meant to (this process was stopped, the machine
 //! was suspended) starts the measurement of silence anew.
@@ -56,6 +56,8 @@ pub fn silence_from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> R
 pub struct Lifeline {
     orders: Arc<Orders<Wish>>,
     news: Arc<News>,
+    /// The process that has the thread: a fork of it has a copy of this handle and nothing to say.
+    pid: u32,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,9 +72,9 @@ type OnVerdict = Box<dyn Fn(&Verdict) + Send>;
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
 struct News {
-    /// Locked by the lifeline's thread when a verdict comes, and while the callback runs; by the rank when it asks or sets the callback.
-    /// A verdict that comes before the callback is kept for it.
-    heard: Mutex<(Option<Verdict>, Option<OnVerdict>)>,
+    /// Locked by the lifeline's thread when a verdict comes, and while callbacks run; by the rank when it asks or adds a callback.
+    /// A verdict that comes before a callback is kept for it.
+    heard: Mutex<(Option<Verdict>, Vec<OnVerdict>)>,
 }
 
 impl Lifeline {
@@ -92,15 +94,16 @@ impl Lifeline {
             .stack_size(STACK_BYTES)
             .spawn(move || watch.run())
             .map_err(starting)?;
-        Ok(Lifeline { orders, news, thread: Some(thread) })
+        Ok(Lifeline { orders, news, pid: std::process::id(), thread: Some(thread) })
     }
 
-    /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has.
+    /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has. There may be
+    /// several who want to know.
     pub fn on_verdict(&self, callback: impl Fn(&Verdict) + Send + 'static) {
         let mut heard = self.news.heard();
         match &heard.0 {
             Some(verdict) => callback(verdict),
-            None => heard.1 = Some(Box::new(callback)),
+            None => heard.1.push(Box::new(callback)),
         }
     }
 
@@ -123,6 +126,11 @@ impl fmt::Debug for Lifeline {
 
 impl Drop for Lifeline {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.orders.give(Wish::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -131,7 +139,7 @@ impl Drop for Lifeline {
 }
 
 impl News {
-    fn heard(&self) -> MutexGuard<'_, (Option<Verdict>, Option<OnVerdict>)> {
+    fn heard(&self) -> MutexGuard<'_, (Option<Verdict>, Vec<OnVerdict>)> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,9 +149,7 @@ impl News {
         if heard.0.is_some() {
             return;
         }
-        if let Some(callback) = heard.1.take() {
-            callback(&verdict);
-        }
+        heard.1.drain(..).for_each(|callback| callback(&verdict));
         heard.0 = Some(verdict);
     }
 }
@@ -172,6 +178,10 @@ impl Watch {
         let beat = self.silence.map(|silence| silence / HEARTBEATS);
         let mut turned = Instant::now();
         let mut next_beat = beat.map(|beat| turned + beat);
+        // What came together with the answer of the exchange has been read already, and no poll will tell of it.
+        if self.listen(turned) == After::Nothing {
+            return;
+        }
         loop {
             self.wait(next_beat.map(|next| next.saturating_duration_since(turned)));
             let now = Instant::now();

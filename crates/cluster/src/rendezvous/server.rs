@@ -61,6 +61,8 @@ pub type OnEvent = Box<dyn Fn(Event) + Send + Sync>;
 pub struct Server {
     address: Address,
     orders: Arc<Orders>,
+    /// The process that has the thread: a fork of it has a copy of this handle and hosts nothing.
+    pid: u32,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -87,7 +89,7 @@ impl Server {
             .name("rendezvous".into())
             .spawn(move || reception.run())
             .map_err(|e| Error::local("starting a thread", e))?;
-        Ok(Server { address, orders, thread: Some(thread) })
+        Ok(Server { address, orders, pid: std::process::id(), thread: Some(thread) })
     }
 
     /// Where ranks connect.
@@ -119,6 +121,11 @@ impl fmt::Debug for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.orders.give(Order::Close);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -105,7 +105,7 @@ impl Story {
 
     fn verdicts(&self) -> Vec<VerdictKind> {
         let verdict = |action: &Action| match action {
-            Action::Send(_, Directive::Pronounce(verdict)) => Some(verdict.kind.clone()),
+            Action::Send(_, Directive::Pronounce(verdict)) => Some(verdict.kind),
             _ => None,
         };
         self.done.iter().filter_map(verdict).collect()

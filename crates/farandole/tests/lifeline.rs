@@ -1,0 +1,284 @@
+//! Ranks as real processes that are killed, stopped, or lose whoever hosts their rendezvous: the others learn who it was.
+//!
+//! The test starts copies of its own program, which find their role in the environment. A role is `what-how`: what the ranks do
+//! (`direct`: direct collectives only, `named`: named requests only), and what rank 1 does meanwhile (`collective`, `computing`, `idle`).
+
+#![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole::{Error, ReduceOp, World};
+use farandole_cluster::environment;
+use farandole_cluster::rendezvous::HEARTBEAT_TIMEOUT;
+use farandole_cluster::{Address, Server};
+use farandole_transport::Key;
+use rustix::process::{Pid, Signal, kill_process};
+
+const ROLE: &str = "FARANDOLE_TEST_ROLE";
+
+/// The longest that anything may take.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Silence after which a rank is missed: short, so that tests are.
+const SILENCE: Duration = Duration::from_millis(1500);
+
+/// What a loaded machine may need on top of what is promised.
+const LENIENCY: Duration = Duration::from_millis(1500);
+
+/// A copy of this program.
+struct Process {
+    child: Child,
+    out: Option<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(role: &str, variables: &[(&str, String)]) -> Process {
+        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+            .args(["--exact", "a_process_plays_its_role", "--nocapture"])
+            .env(ROLE, role)
+            .env(HEARTBEAT_TIMEOUT, SILENCE.as_secs_f64().to_string())
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let out = child.stdout.take().map(BufReader::new);
+        Process { child, out }
+    }
+
+    /// Waits until it says that it is ready.
+    fn await_ready(&mut self) {
+        let mut out = self.out.take().expect("nobody else listens");
+        let (teller, told) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            while !line.contains("ready") {
+                line.clear();
+                if !matches!(out.read_line(&mut line), Ok(1..)) {
+                    return;
+                }
+            }
+            let _ = teller.send(out);
+        });
+        self.out = Some(told.recv_timeout(DEADLINE).expect("a rank gets ready"));
+    }
+
+    fn signal(&self, signal: Signal) -> Instant {
+        kill_process(Pid::from_child(&self.child), signal).expect("a signal can be sent");
+        Instant::now()
+    }
+
+    /// Waits for its end; what it has said since it was ready, and when it ended.
+    fn finish(mut self) -> (String, Instant) {
+        let mut out = self.out.take().expect("nobody else listens");
+        let reader = thread::spawn(move || {
+            let mut words = String::new();
+            let _ = out.read_to_string(&mut words);
+            (words, Instant::now())
+        });
+        let began = Instant::now();
+        while !reader.is_finished() {
+            assert!(began.elapsed() < DEADLINE, "a rank hangs");
+            thread::sleep(Duration::from_millis(2));
+        }
+        reader.join().expect("a reader does not panic")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts ranks that meet at `at`, and waits until they have done their first collective.
+fn start_ranks(ranks: usize, role: &str, at: &Address, key: &Key) -> Vec<Process> {
+    let mut processes: Vec<Process> = (0..ranks)
+        .map(|rank| {
+            let variables = [
+                (environment::RANK, rank.to_string()),
+                (environment::SIZE, ranks.to_string()),
+                (environment::RENDEZVOUS, at.to_string()),
+                (environment::KEY, key.to_hex()),
+            ];
+            Process::start(role, &variables)
+        })
+        .collect();
+    processes.iter_mut().for_each(Process::await_ready);
+    processes
+}
+
+fn place(name: &str) -> Address {
+    Address::UnixAbstract(format!("farandole-lifeline-{name}-{}", std::process::id()))
+}
+
+fn new_key() -> Key {
+    Key::random().expect("the system has randomness")
+}
+
+/// Does something to rank 1 of three; checks that the others are told `words` in time, and gives back the victim.
+fn strike(role: &str, signal: Signal, words: &str, within: Duration) -> Process {
+    let key = new_key();
+    let server = Server::serve(&place(role), 3, &key).expect("a rendezvous can be hosted");
+    let mut ranks = start_ranks(3, role, server.address(), &key);
+    let victim = ranks.remove(1);
+    let struck = victim.signal(signal);
+    for rank in ranks {
+        let (said, ended) = rank.finish();
+        let pid = format!("(pid {})", victim.child.id());
+        assert!(said.contains("told: ") && said.contains(words) && said.contains("rank 1"), "{role}: {said}");
+        assert!(signal == Signal::KILL || said.contains(&pid), "{role}: {said}");
+        let took = ended.saturating_duration_since(struck);
+        assert!(took < within + LENIENCY, "{role}: it took {took:?}");
+    }
+    victim
+}
+
+#[test]
+fn a_killed_rank_is_named_within_a_second() {
+    for role in ["direct-collective", "named-collective", "direct-idle", "named-computing"] {
+        strike(role, Signal::KILL, "rank 1", Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_in_a_direct_collective_is_named_as_stopped() {
+    stop("direct-collective");
+}
+
+#[test]
+fn a_rank_that_is_stopped_in_a_named_request_is_named_as_stopped() {
+    stop("named-collective");
+}
+
+#[test]
+fn a_rank_that_is_stopped_while_it_computes_is_named_as_stopped() {
+    stop("direct-computing");
+    stop("named-computing");
+}
+
+#[test]
+fn a_rank_that_is_stopped_while_it_sleeps_is_named_as_stopped() {
+    stop("direct-idle");
+}
+
+/// Stops rank 1 until the others have been told, and lets it go on: it learns the same and ends by itself.
+fn stop(role: &str) {
+    let victim = strike(role, Signal::STOP, "is stopped", SILENCE);
+    victim.signal(Signal::CONT);
+    let (said, _) = victim.finish();
+    assert!(said.contains("told: "), "{role}: {said}");
+}
+
+#[test]
+fn a_host_of_the_rendezvous_that_is_killed_or_stopped_is_named() {
+    for (signal, words, within) in
+        [(Signal::KILL, "is lost", Duration::from_secs(1)), (Signal::STOP, "is stopped", SILENCE)]
+    {
+        let (key, at) = (new_key(), place("host"));
+        let variables = [(environment::RENDEZVOUS, at.to_string()), (environment::KEY, key.to_hex())];
+        let mut host = Process::start("host", &variables);
+        host.await_ready();
+        let ranks = start_ranks(2, "direct-collective", &at, &key);
+        let struck = host.signal(signal);
+        for rank in ranks {
+            let (said, ended) = rank.finish();
+            assert!(said.contains(words) && said.contains(&format!("(pid {})", host.child.id())), "{said}");
+            let took = ended.saturating_duration_since(struck);
+            assert!(took < within + LENIENCY, "it took {took:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_hosts_the_rendezvous_and_is_stopped_is_named_by_its_number() {
+    let key = new_key();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    let mut ranks = start_ranks(3, "direct-collective", &Address::Tcp(free.to_string()), &key);
+    let host = ranks.remove(0);
+    let struck = host.signal(Signal::STOP);
+    for rank in ranks {
+        let (said, ended) = rank.finish();
+        assert!(said.contains("rank 0") && said.contains("is stopped"), "{said}");
+        assert!(ended.saturating_duration_since(struck) < SILENCE + LENIENCY, "it took too long");
+    }
+}
+
+#[test]
+fn ranks_that_finish_at_different_times_harm_nobody() {
+    let key = new_key();
+    let server = Server::serve(&place("finish"), 3, &key).expect("a rendezvous can be hosted");
+    for rank in start_ranks(3, "direct-finish", server.address(), &key) {
+        let (said, _) = rank.finish();
+        assert!(said.contains("all is well"), "{said}");
+    }
+}
+
+/// The program of a process. In the test run itself there is no role, and nothing to do.
+#[test]
+fn a_process_plays_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "host" {
+        return host();
+    }
+    let (what, how) = role.split_once('-').expect("a role has two parts");
+    let mut world = farandole::init().expect("ranks find each other");
+    step(&mut world, what).expect("the first collective");
+    println!("ready");
+    if how == "finish" {
+        thread::sleep(Duration::from_millis(500) * world.rank() as u32);
+        assert!(world.lifeline().is_some_and(|lifeline| lifeline.verdict().is_none()));
+        return println!("all is well");
+    }
+    if world.rank() == 1 && how != "collective" {
+        await_a_gap(how);
+    }
+    let began = Instant::now();
+    let error = loop {
+        assert!(began.elapsed() < DEADLINE, "nothing was told");
+        if let Err(error) = step(&mut world, what) {
+            break error;
+        }
+    };
+    println!("told: {error}");
+}
+
+fn host() {
+    let variable = |name| std::env::var(name).expect("the test has set it");
+    let key: Key = variable(environment::KEY).parse().expect("a key");
+    let at = variable(environment::RENDEZVOUS).parse().expect("an address");
+    let _server = Server::serve(&at, 2, &key).expect("a rendezvous can be hosted");
+    println!("ready");
+    thread::sleep(DEADLINE);
+}
+
+fn step(world: &mut World, what: &str) -> Result<(), Error> {
+    match what {
+        "direct" => world.allreduce(&mut [1.0f32; 1000], ReduceOp::Sum),
+        "named" => {
+            let ticket = world.submit_allreduce("gradient", vec![1.0f32; 1000], ReduceOp::Sum)?;
+            farandole::wait::<f32>(ticket).map(drop)
+        }
+        other => panic!("there is no way {other}"),
+    }
+}
+
+/// Computes or sleeps until this process has been stopped for a while.
+fn await_a_gap(how: &str) {
+    let (began, mut last) = (Instant::now(), Instant::now());
+    loop {
+        let now = Instant::now();
+        if now - last > SILENCE / 2 {
+            return;
+        }
+        assert!(now - began < DEADLINE, "nobody has stopped this rank");
+        last = now;
+        if how == "idle" {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

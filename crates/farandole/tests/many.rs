@@ -1,0 +1,65 @@
+//! Many ranks, as threads: they meet over loopback, form a world and work together.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole::{Communicator, DirectSettings, Rank, ReduceOp};
+use farandole_cluster::{Address, Rendezvous, Server};
+use farandole_engine::meeting::{Hall, Medium};
+use farandole_transport::{Key, memory};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const RANKS: usize = 256;
+
+/// A loaded machine with two cores needs some seconds.
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// All ranks in one process need more descriptors than a process has by default.
+fn allow_many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .expect("the limit may be raised to its maximum");
+}
+
+#[test]
+fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
+    allow_many_descriptors();
+    let key = Key::random().expect("the system has randomness");
+    let at: Address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let server = Server::serve(&at, RANKS, &key).expect("a rendezvous can be hosted");
+    let rendezvous = Arc::new(Rendezvous::new(server.address().clone(), RANKS, key).with_silence(Some(DEADLINE)));
+    let hall =
+        Hall::new(RANKS, Medium::Pipes(memory::Settings { capacity_bytes: 4096, ..memory::Settings::default() }));
+    let deadline = Instant::now() + DEADLINE;
+    let ranks: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let (rendezvous, hall) = (rendezvous.clone(), hall.clone());
+            let life = move || {
+                let own = (rank as u32).to_le_bytes();
+                let (blobs, lifeline) = rendezvous.join(Rank::from(rank), &own, deadline).expect("all ranks come");
+                let numbers: Vec<u32> = blobs
+                    .iter()
+                    .map(|blob| u32::from_le_bytes(blob.as_slice().try_into().expect("four bytes")))
+                    .collect();
+                assert!(numbers.iter().copied().eq(0..RANKS as u32), "everybody's message, in rank order");
+                let mut world =
+                    Communicator::join(&mut hall.enter(Rank::from(rank)), DirectSettings::default(), DEADLINE)
+                        .expect("ranks find each other");
+                let mut data = vec![rank as i64; 1000];
+                world.allreduce(&mut data, ReduceOp::Sum).expect("all ranks reduce");
+                let sum = (RANKS * (RANKS - 1) / 2) as i64;
+                assert!(data.iter().all(|&x| x == sum), "the sum is exact on rank {rank}");
+                assert_eq!(lifeline.verdict(), None, "nobody is missed");
+            };
+            thread::Builder::new().stack_size(1 << 20).spawn(life).expect("a thread can be started")
+        })
+        .collect();
+    while !ranks.iter().all(thread::JoinHandle::is_finished) {
+        assert!(Instant::now() < deadline, "a rank hangs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    for rank in ranks {
+        rank.join().expect("a rank does not panic");
+    }
+}
