@@ -239,8 +239,8 @@ pub fn check_any_message(bytes: &[u8]) {
             assert!(again(&encode(&message)).is_some_and(|same| same == message), "a message survives its bytes");
         }
     }
-    check::<Directive>(bytes, |bytes| decode_owned(bytes));
-    check::<Report>(bytes, |bytes| decode_owned(bytes));
+    check::<Directive>(bytes, decode_owned);
+    check::<Report>(bytes, decode_owned);
     if let Ok(bootstrap) = super::bootstrap::Bootstrap::read(bytes) {
         let again = super::bootstrap::Bootstrap::read(bootstrap.to_bytes().as_slice());
         assert!(again.is_ok_and(|same| same == bootstrap), "a bootstrap survives its bytes");
