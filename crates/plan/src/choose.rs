@@ -88,6 +88,10 @@ pub fn choose(
 ) -> Algorithm {
     let usual = choose_unmeasured(bytes, Class::of(topology), means, limits);
     let Some(table) = table else { return usual };
+    if means.mapped && !table.points().iter().any(|point| point.way == Way::Allreduce(Algorithm::Mapped)) {
+        // Times on memory that must be copied say nothing about memory that need not be.
+        return usual;
+    }
     let time_us = |algorithm| table.time_us(Way::Allreduce(algorithm), bytes, topology, rates);
     let mut best = (usual, time_us(usual).map(|time_us| time_us * (1.0 - MARGIN)));
     for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| means.allow(algorithm, topology)) {
@@ -351,6 +355,15 @@ mod tests {
         let chosen = |means| choose(Some(&table), 1000, &topology, means, &Rates::TYPICAL, &Limits::default());
         assert_eq!(chosen(WINDOWS), Algorithm::WindowTiles);
         assert_eq!(chosen(NOTHING), Algorithm::Ring);
+    }
+
+    #[test]
+    fn a_table_without_the_mapped_algorithm_says_nothing_about_mapped_buffers() {
+        let topology = Topology::one_host(2);
+        let table = table(&topology, &[(Algorithm::WindowTiles, 1 << 20, 1.0)]);
+        let mapped = Means { mapped: true, ..WINDOWS };
+        let chosen = choose(Some(&table), 1 << 20, &topology, mapped, &Rates::TYPICAL, &Limits::default());
+        assert_eq!(chosen, Algorithm::Mapped);
     }
 
     #[test]

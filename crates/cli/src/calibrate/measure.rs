@@ -24,8 +24,9 @@ const TRY_ITERATIONS: usize = 3;
 /// lasts over them.
 const HOPELESS: f64 = 4.0;
 
-/// Most iterations of a round: more do not move its median.
-const MAX_ITERATIONS: usize = 300;
+/// Most iterations of a round. A round must not be over in a moment: two ranks may share a core for some milliseconds, which makes
+/// small operations ten times as slow, and with 300 iterations all rounds of a size fell into such a spell.
+const MAX_ITERATIONS: usize = 20_000;
 
 /// Untimed iterations at the start of a round, to make schedules and bring caches back after the others' turns.
 const WARMUP_ITERATIONS: usize = 2;
@@ -56,9 +57,9 @@ pub(super) struct Showing {
 }
 
 impl Showing {
-    /// The median over the rounds.
+    /// The time that counts: the lower quartile of the rounds, because disturbances only ever make one slower.
     pub(super) fn time_us(&self) -> f64 {
-        median(self.rounds_us.clone())
+        lower_quartile(&self.rounds_us)
     }
 }
 
@@ -77,7 +78,7 @@ pub(super) fn all(
         communicator.agree_on_table(None)?;
         let usual: Vec<(Way, Vec<Way>)> =
             contests.iter().map(|contest| (contest.chosen_now(bytes, communicator), contest.ways.clone())).collect();
-        let mut arena = Arena::new(communicator, bytes, contests)?;
+        let mut arena = Arena::new(bytes, contests);
         let mut showings = try_all(communicator, &mut arena, contests, bytes)?;
         let hopeful = hopeful(&showings, &usual);
         rounds(communicator, &mut arena, &mut showings, &hopeful, effort)?;
@@ -85,7 +86,6 @@ pub(super) fn all(
         if !unsure.is_empty() {
             rounds(communicator, &mut arena, &mut showings, &unsure, effort)?;
         }
-        arena.close(communicator);
         times.extend(showings);
     }
     communicator.agree_on_table(None)?;
@@ -184,6 +184,13 @@ fn round(communicator: &mut Communicator, arena: &mut Arena, way: Way, iteration
     Ok(median(times_ns.into_iter().map(|ns| ns.max(1) as f64 / 1000.0).collect()))
 }
 
+/// Of seven rounds the second fastest; of one, that one.
+pub(super) fn lower_quartile(rounds_us: &[f64]) -> f64 {
+    let mut sorted = rounds_us.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 4).copied().unwrap_or(f64::INFINITY)
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -232,7 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_the_middle() {
+    fn the_median_is_the_middle_and_the_quartile_below_it() {
         assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0])), (2.0, 2.5));
+        assert_eq!((lower_quartile(&[5.0, 1.0, 2.0, 3.0, 9.0, 8.0, 7.0]), lower_quartile(&[4.0])), (2.0, 4.0));
     }
 }

@@ -9,7 +9,7 @@ use farandole_plan::choose::MARGIN;
 use farandole_plan::table::{Class, Point, Table, Way};
 
 use super::contest::Contest;
-use super::measure::{Showing, Times};
+use super::measure::{Showing, Times, lower_quartile};
 
 /// Of how many rounds a way that is clearly faster may lose one: with seven rounds, chance does as well once in sixteen
 /// times, with fourteen once in a hundred and fifty.
@@ -20,7 +20,7 @@ const ROUNDS_PER_LOSS: usize = 7;
 pub(super) enum Standing {
     /// Faster, clearly.
     Faster,
-    /// Faster by its median, but not clearly.
+    /// Faster where it counts, but not clearly.
     Unsure {
         /// Rounds in which it was not faster.
         lost: usize,
@@ -33,12 +33,7 @@ pub(super) enum Standing {
 
 /// Compares the rounds of a way with those of the built-in choice, which were run in turns.
 pub(super) fn standing(rounds_us: &[f64], usual_us: &[f64]) -> Standing {
-    let middle = |rounds: &[f64]| {
-        let mut sorted = rounds.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::INFINITY)
-    };
-    if middle(rounds_us) >= middle(usual_us) * (1.0 - MARGIN) {
+    if lower_quartile(rounds_us) >= lower_quartile(usual_us) * (1.0 - MARGIN) {
         return Standing::NotFaster;
     }
     let rounds = rounds_us.len().min(usual_us.len());
