@@ -197,10 +197,15 @@ impl Driver {
     fn hear_alarm(&mut self) -> bool {
         let Some(verdict) = self.alarm.verdict().filter(|_| !self.alarmed).cloned() else { return false };
         self.alarmed = true;
-        if let Some(peer) = verdict.peer {
+        let lost = verdict.peer;
+        if let Some(peer) = lost {
             self.groups.iter_mut().for_each(|group| group.expect_nothing_of(peer));
         }
         self.fail_all(Trouble::Alarmed(verdict));
+        if lost.is_none() {
+            let now = self.start.elapsed();
+            self.groups.iter_mut().for_each(|group| group.expect_little(now));
+        }
         true
     }
 

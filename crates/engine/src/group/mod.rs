@@ -45,6 +45,10 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a failed or closed group waits for its peers' last words.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// The same after an alarm that names no rank: some of the peers will never answer, and those that live have heard it themselves. Long
+/// enough to let our own words out, short beside the time that a launcher gives ranks to end.
+const ALARMED_LINGER: Duration = Duration::from_millis(200);
+
 /// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
 /// peer, and the bucket is what is waited for.
 const GLANCES_PER_HEARING: u32 = 32;
@@ -105,7 +109,7 @@ enum State {
     Open,
     /// This rank wants to leave, since this moment.
     Closing(Duration),
-    /// Orderly or not, it is over since this moment.
+    /// Orderly or not, it is over; until this moment it waits for what peers have to say.
     Ended(Duration),
 }
 
@@ -194,8 +198,8 @@ impl Group {
 
     /// When [`Group::turn`] is due at the latest, even if nothing happens.
     pub(crate) fn next_timeout(&self) -> Duration {
-        if let State::Ended(since) = self.state {
-            return since + LINGER;
+        if let State::Ended(until) = self.state {
+            return until;
         }
         let closing = match self.state {
             State::Closing(since) => since + CLOSE_LIMIT,
@@ -236,9 +240,9 @@ impl Group {
 
     /// Whether the group is over and the mesh can be dropped.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
-        let State::Ended(since) = self.state else { return false };
+        let State::Ended(until) = self.state else { return false };
         let all_left = (0..self.place.size).all(|rank| rank == self.place.me.index() || self.left[rank]);
-        (all_left && !self.unflushed) || now >= since + LINGER
+        (all_left && !self.unflushed) || now >= until
     }
 
     fn hear(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
@@ -355,7 +359,7 @@ impl Group {
     }
 
     fn say_goodbye(&mut self, around: &Surroundings<'_>) {
-        self.state = State::Ended(around.now);
+        self.state = State::Ended(around.now + LINGER);
         around.roster.end(self.id(), &Error::ShutDown);
         for pending in self.table.take_all() {
             pending.fail(Error::ShutDown);
@@ -417,12 +421,19 @@ impl Group {
         }
     }
 
+    /// Nobody knows which peers will never answer: a group that has ended does not wait long for any.
+    pub(crate) fn expect_little(&mut self, now: Duration) {
+        if let State::Ended(until) = &mut self.state {
+            *until = (*until).min(now + ALARMED_LINGER);
+        }
+    }
+
     /// Ends the group for this cause, on all ranks.
     pub(crate) fn fail(&mut self, error: &Error, around: &Surroundings<'_>) {
         if let State::Ended(_) = self.state {
             return;
         }
-        self.state = State::Ended(around.now);
+        self.state = State::Ended(around.now + LINGER);
         self.job = None;
         around.roster.end(self.id(), error);
         self.mesh.abort(&error.to_string());
