@@ -9,6 +9,7 @@
 
 mod bench;
 mod ci;
+mod cycles;
 mod deny;
 mod fuzz;
 mod memcheck;
@@ -17,6 +18,7 @@ mod model;
 mod network;
 mod peers;
 mod shell;
+mod startup;
 mod tally;
 mod tidy;
 mod tools;
@@ -33,7 +35,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 14] = [
+const CHORES: [Chore; 16] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -54,6 +56,12 @@ const CHORES: [Chore; 14] = [
         name: "network",
         summary: "TCP between two network namespaces, against peers (needs root)",
         run: network::run,
+    },
+    Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
+    Chore {
+        name: "cycles",
+        summary: "start and stop a job very often, look for leftovers [--count N] (needs root)",
+        run: cycles::run,
     },
     Chore {
         name: "peers",

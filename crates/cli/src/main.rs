@@ -77,6 +77,13 @@ enum PeerCommand {
         #[arg(long)]
         pin: bool,
     },
+
+    /// A rank of an MPI job that makes one allreduce and leaves. Started by `cargo xtask startup`.
+    MpiOnce {
+        /// The MPI library to open.
+        #[arg(long)]
+        lib: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -113,6 +120,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
+        Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {
             let mut mpi = Mpi::init(&lib)?;
             let pin = if pin { Pin::Cores } else { Pin::Free };

@@ -7,4 +7,5 @@
 mod agent;
 #[allow(unsafe_code)]
 pub(crate) mod mpi;
+pub(crate) mod once;
 pub(crate) mod start;

@@ -108,6 +108,13 @@ impl Lab {
         self.switch.ip(&["link", "set", &port(number), "up"]);
     }
 
+    /// Keeps two hosts from each other; both go on to reach all others, and are reached by them.
+    pub(crate) fn separate(&self, one: usize, other: usize) {
+        for number in [one, other] {
+            self.switch.ip(&["link", "set", &port(number), "type", "bridge_slave", "isolated", "on"]);
+        }
+    }
+
     /// The network namespaces of switch and hosts, as the kernel names them.
     pub(crate) fn networks(&self) -> Vec<PathBuf> {
         let keepers = self.hosts.iter().map(|host| host.keeper()).chain([&self.switch]);

@@ -46,19 +46,40 @@ impl Running {
 
     /// The process of the command, as the test sees it.
     pub(crate) fn pid(&self) -> Pid {
-        let children = format!("/proc/{0}/task/{0}/children", self.outside.id());
         let mut found = None;
         until("the command has started", || {
-            let text = fs::read_to_string(&children).expect("nsenter runs");
-            found = text.trim().parse().ok().and_then(Pid::from_raw);
+            found = self.inside();
             found.is_some()
         });
         found.unwrap()
     }
 
+    /// The only child of the process that has entered the host; none before it is there, and none after its end.
+    fn inside(&self) -> Option<Pid> {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.outside.id())).ok()?;
+        children.trim().parse().ok().and_then(Pid::from_raw)
+    }
+
+    /// Kills the process of the command as soon as there is one; whether or not it has ended by itself before.
+    pub(crate) fn kill_if_running(&mut self) {
+        while self.outside.try_wait().unwrap().is_none() {
+            if let Some(pid) = self.inside() {
+                // It may be gone by now; it cannot be somebody else, since its parent has not been waited for.
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends a signal to the process of the command, and to no other.
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// What it has said on standard output by now.
+    pub(crate) fn output_so_far(&self) -> Vec<String> {
+        self.stdout.so_far()
     }
 
     /// Waits until this many lines of standard output have this text in them.

@@ -1,0 +1,115 @@
+//! A rank that does what its words say: the program that tests and benchmarks of the launcher start.
+//!
+//! | words | what it does |
+//! |---|---|
+//! | `once` | one allreduce of four bytes, then the end |
+//! | `sum` | allreduces of several sizes, by both doors; says so when all were right |
+//! | `loop` | says `dancing`, and allreduces until that fails; says why, and ends with code 1 |
+//! | `exit RANK CODE` | the same, but after a while this rank says `enough of pid …` and ends with this code |
+//! | `show NAME…` | says what these variables are, without joining anybody |
+//! | `speak LINES` | says that many long lines on both streams |
+//!
+//! A wrong result ends it with code 70, which nothing else uses.
+
+#![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
+
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use farandole::{Error, ReduceOp, World};
+
+/// A result was wrong.
+const WRONG: i32 = 70;
+/// Peers are gone, or never came.
+const FAILED: i32 = 1;
+
+/// How long all dance before one has had enough: long enough that nobody is still starting.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let outcome = match words[..] {
+        ["once"] => joined(|world| reduce(world, 1)),
+        ["sum"] => joined(sum),
+        ["loop"] => joined(|world| dance(world, None)),
+        ["exit", rank, code] => {
+            let (rank, code) = (rank.parse().expect("a rank"), code.parse().expect("a code"));
+            joined(|world| dance(world, Some((rank, code))))
+        }
+        ["show", ref names @ ..] => {
+            for name in names {
+                println!("{name}={}", std::env::var(name).unwrap_or_else(|_| "(unset)".to_owned()));
+            }
+            Ok(())
+        }
+        ["speak", lines] => {
+            speak(lines.parse().expect("a number of lines"));
+            Ok(())
+        }
+        _ => panic!("no such thing to do: {words:?}"),
+    };
+    if let Err(error) = outcome {
+        eprintln!("failed: {error}");
+        exit(FAILED);
+    }
+}
+
+fn joined(task: impl FnOnce(&mut World) -> Result<(), Error>) -> Result<(), Error> {
+    let mut world = farandole::init()?;
+    task(&mut world)?;
+    world.shutdown();
+    Ok(())
+}
+
+/// One allreduce whose result is known.
+fn reduce(world: &mut World, elems: usize) -> Result<(), Error> {
+    let size = world.size() as f32;
+    let mut data = vec![world.rank() as f32 + 1.0; elems];
+    world.allreduce(&mut data, ReduceOp::Sum)?;
+    check(&data, size * (size + 1.0) / 2.0);
+    Ok(())
+}
+
+fn sum(world: &mut World) -> Result<(), Error> {
+    let mean = (world.size() as f32 + 1.0) / 2.0;
+    for elems in [1, 1000, 300_000] {
+        reduce(world, elems)?;
+        let data = vec![world.rank() as f32 + 1.0; elems];
+        let ticket = world.submit_allreduce("data", data, ReduceOp::Average)?;
+        check(&farandole::wait::<f32>(ticket)?, mean);
+    }
+    let (rank, size) = (world.rank(), world.size());
+    println!("rank {rank} of {size}, {} of {} here: right", world.local_rank(), world.local_size());
+    Ok(())
+}
+
+fn dance(world: &mut World, tired: Option<(usize, i32)>) -> Result<(), Error> {
+    let began = Instant::now();
+    reduce(world, 1000)?;
+    println!("dancing");
+    loop {
+        reduce(world, 1000)?;
+        if let Some((rank, code)) = tired
+            && rank == world.rank()
+            && began.elapsed() > A_WHILE
+        {
+            eprintln!("enough of pid {}", std::process::id());
+            exit(code);
+        }
+    }
+}
+
+fn speak(lines: usize) {
+    for line in 0..lines {
+        println!("out {line} {}", "o".repeat(200));
+        eprintln!("err {line} {}", "e".repeat(200));
+    }
+}
+
+fn check(data: &[f32], expected: f32) {
+    if data.iter().any(|&found| found != expected) {
+        eprintln!("wrong: {:?} instead of {expected}", &data[..data.len().min(8)]);
+        exit(WRONG);
+    }
+}

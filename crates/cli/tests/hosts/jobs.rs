@@ -1,0 +1,139 @@
+//! Jobs over three hosts that go well: ranks find each other, their variables and their output come through.
+
+use std::time::Duration;
+
+use crate::host::{Host, Process};
+use crate::lab::{Family, Lab, until_within};
+use crate::running::Running;
+
+/// Two ranks on each of the three hosts: 0 and 1 on `h0`, where the launcher runs, up to 4 and 5 on `h2`.
+const EVERYWHERE: [&str; 5] = ["run", "-np", "6", "-H", "h0:2,h1:2,h2:2"];
+
+/// The program of the ranks. It is an example of this package, which cargo builds beside the tests.
+pub(crate) fn program() -> String {
+    let path = std::path::Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples").join("obedient_rank");
+    assert!(path.exists(), "{} is missing: cargo build --package farandole-cli --examples", path.display());
+    path.to_str().unwrap().to_owned()
+}
+
+/// Starts six ranks on three hosts from the first: launcher's options, then what the ranks are to do.
+pub(crate) fn everywhere(lab: &Lab, options: &[&str], task: &[&str]) -> Running {
+    lab.host(0).farandole(&[&EVERYWHERE, options, &[&program()], task].concat())
+}
+
+/// Six ranks that dance until something happens.
+pub(crate) fn dancing(lab: &Lab, options: &[&str]) -> Running {
+    let mut job = everywhere(lab, options, &["loop"]);
+    job.wait_for_output(6, "dancing");
+    job
+}
+
+/// The processes of a job on this host, in the order of their numbers: launcher, agent, ranks, but not ssh and its daemons.
+pub(crate) fn of_the_job(host: &Host) -> Vec<Process> {
+    let ours = |process: &Process| {
+        let program = process.words.first().map_or("", String::as_str);
+        program.ends_with("/farandole") || program.ends_with("/obedient_rank")
+    };
+    let mut processes: Vec<Process> = host.guests().into_iter().filter(ours).collect();
+    processes.sort_by_key(|process| process.pid_there);
+    processes
+}
+
+/// The ranks of a dancing job on this host.
+pub(crate) fn ranks(host: &Host) -> Vec<Process> {
+    of_the_job(host).into_iter().filter(|process| process.words.last().is_some_and(|word| word == "loop")).collect()
+}
+
+/// Waits until no host has anything left of a job, connections included.
+pub(crate) fn all_gone(lab: &Lab, patience: Duration) {
+    let left = || lab.hosts().iter().flat_map(Host::guests).collect::<Vec<_>>();
+    until_within(patience, "no host has a guest", || left().is_empty());
+}
+
+#[test]
+fn six_ranks_on_three_hosts_reduce_over_either_internet_protocol() {
+    for family in [Family::V4, Family::V6] {
+        let lab = Lab::new(3, family);
+        let ended = everywhere(&lab, &[], &["sum"]).wait();
+        assert_eq!(ended.code(), 0, "{family:?}: {}", ended.said());
+        let mut said = ended.stdout.clone();
+        said.sort();
+        let expected = (0..6).map(|rank| format!("[{rank}]<stdout>:rank {rank} of 6, {} of 2 here: right", rank % 2));
+        assert_eq!(said, expected.collect::<Vec<_>>(), "{family:?}: {}", ended.said());
+        assert_eq!(ended.stderr, [""; 0], "a job that goes well has nothing to say");
+        all_gone(&lab, Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn hosts_may_be_addresses_and_need_not_include_the_launchers() {
+    for family in [Family::V4, Family::V6] {
+        let lab = Lab::new(3, family);
+        let wrapped = |number: usize| match family {
+            Family::V4 => lab.host(number).address().to_owned(),
+            Family::V6 => format!("[{}]", lab.host(number).address()),
+        };
+        let hosts = format!("{}:1,{}:2", wrapped(1), wrapped(2));
+        let ended = lab.host(0).farandole(&["run", "-np", "3", "-H", &hosts, &program(), "sum"]).wait();
+        assert_eq!(ended.code(), 0, "{family:?}: {}", ended.said());
+        assert_eq!(ended.stdout.iter().filter(|line| line.ends_with("right")).count(), 3, "{}", ended.said());
+    }
+}
+
+#[test]
+fn variables_travel_if_they_are_known_or_named_and_by_no_command_line() {
+    let lab = Lab::new(3, Family::V4);
+    let mut command = lab.host(0).command(env!("CARGO_BIN_EXE_farandole"));
+    command.env("OMP_NUM_THREADS", "7").env("MY_OWN", "sesame-named").env("MY_OTHER", "sesame-left");
+    command.env("HF_TOKEN", "sesame-secret").args(EVERYWHERE).args(["-x", "MY_OWN"]).arg(program());
+    command.args(["show", "OMP_NUM_THREADS", "MY_OWN", "MY_OTHER", "HF_TOKEN", "FARANDOLE_RANK", "FARANDOLE_SIZE"]);
+    let ended = Running::start(&mut command).wait();
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    let says = |rank: usize, what: &str| ended.stdout.contains(&format!("[{rank}]<stdout>:{what}"));
+    for rank in 0..6 {
+        assert!(says(rank, "OMP_NUM_THREADS=7") && says(rank, "MY_OWN=sesame-named"), "{rank}: {}", ended.said());
+        assert!(says(rank, &format!("FARANDOLE_RANK={rank}")) && says(rank, "FARANDOLE_SIZE=6"), "{}", ended.said());
+    }
+    for rank in 2..6 {
+        assert!(says(rank, "MY_OTHER=(unset)") && says(rank, "HF_TOKEN=(unset)"), "{rank}: {}", ended.said());
+    }
+}
+
+#[test]
+fn no_command_line_of_any_host_has_a_key_or_a_value_on_it() {
+    let lab = Lab::new(3, Family::V4);
+    let mut command = lab.host(0).command(env!("CARGO_BIN_EXE_farandole"));
+    command.env("MY_OWN", "sesame-named").env("OMP_NUM_THREADS", "sesame-known").args(EVERYWHERE);
+    let mut job = Running::start(command.args(["-x", "MY_OWN"]).arg(program()).arg("loop"));
+    let long_number = |word: &str| word.split(|c: char| !c.is_ascii_hexdigit()).any(|digits| digits.len() >= 32);
+    let mut seen = 0;
+    let dancing = |job: &Running| job.output_so_far().iter().filter(|line| line.contains("dancing")).count() == 6;
+    // From the first moment on: what appears only while hosts are being reached counts, too.
+    until_within(Duration::from_secs(60), "all dance", || {
+        for process in lab.hosts().iter().flat_map(Host::guests) {
+            seen += 1;
+            let suspect = process.words.iter().any(|word| word.contains("sesame") || long_number(word));
+            assert!(!suspect, "{process:?}");
+        }
+        dancing(&job)
+    });
+    assert!(seen > 20, "only {seen} command lines were looked at");
+    job.wait_for_output(6, "dancing");
+}
+
+#[test]
+fn lines_of_remote_ranks_come_whole_and_none_is_lost() {
+    let lab = Lab::new(3, Family::V4);
+    let lines = 300;
+    let ended = everywhere(&lab, &[], &["speak", &lines.to_string()]).wait();
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    for (stream, said, word) in [("stdout", &ended.stdout, "out"), ("stderr", &ended.stderr, "err")] {
+        assert_eq!(said.len(), 6 * lines, "{stream}");
+        for rank in 0..6 {
+            let prefix = format!("[{rank}]<{stream}>:");
+            let of_rank: Vec<&str> = said.iter().filter_map(|line| line.strip_prefix(&prefix)).collect();
+            let expected = |line| format!("{word} {line} {}", word[..1].repeat(200));
+            assert!(of_rank.iter().copied().eq((0..lines).map(expected)), "{prefix} {of_rank:?}");
+        }
+    }
+}
