@@ -131,14 +131,70 @@ mod tests {
     use crate::channel::Channel;
     use std::net::TcpStream;
 
+    fn doorway() -> (Doorway, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        (Doorway { listeners: vec![listener], callers: Vec::new() }, address)
+    }
+
+    #[test]
+    fn a_crowd_of_strangers_gets_nothing_and_keeps_nobody_out() {
+        use std::io::{Read, Write};
+        let key = Key::random().unwrap();
+        let (mut doorway, address) = doorway();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut crowd: Vec<TcpStream> = (0..600)
+            .map(|number: usize| {
+                let mut stranger = TcpStream::connect(address).unwrap();
+                match number % 3 {
+                    0 => {}
+                    1 => stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
+                    // The right words with the wrong key.
+                    _ => {
+                        let wire = Wire::from_tcp(stranger.try_clone().unwrap()).unwrap();
+                        let mut wrong = Polled::connect(wire, &Key::random().unwrap(), Purpose::Agent, 1).unwrap();
+                        let _ = wrong.flush();
+                        stranger.set_nonblocking(false).unwrap();
+                    }
+                }
+                assert!(doorway.answer(&key, Instant::now()).is_empty(), "a stranger was let in");
+                stranger
+            })
+            .collect();
+        assert!(doorway.callers.len() <= MOST_CALLERS);
+        let agent_key = key.clone();
+        let agent = std::thread::spawn(move || {
+            let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
+            Channel::connect(wire, &agent_key, Purpose::Agent, 3, deadline).unwrap()
+        });
+        let caller = loop {
+            assert!(Instant::now() < deadline, "the agent was not let in");
+            match doorway.answer(&key, Instant::now()).pop() {
+                Some(caller) => break caller,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(caller.host, 3);
+        agent.join().unwrap();
+        // After a while the last of the crowd is sent away as well; nobody has heard more than our version.
+        assert!(doorway.answer(&key, Instant::now() + PATIENCE).is_empty());
+        assert!(doorway.callers.is_empty());
+        let mut heard = Vec::new();
+        for stranger in &mut crowd {
+            stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mut bytes = Vec::new();
+            let _ = stranger.read_to_end(&mut bytes);
+            heard.push(bytes.len());
+        }
+        assert!(heard.iter().all(|&bytes| bytes <= 8), "{heard:?}");
+    }
+
     /// The confirmation of the key and the first message in one packet once cost an agent its connection.
     #[test]
     fn an_agent_that_speaks_at_once_is_heard() {
         let key = Key::random().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut doorway = Doorway { listeners: vec![listener], callers: Vec::new() };
+        let (mut doorway, address) = doorway();
         let (agent_key, deadline) = (key.clone(), Instant::now() + PATIENCE);
         let agent = std::thread::spawn(move || {
             let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();

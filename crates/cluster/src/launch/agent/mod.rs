@@ -8,12 +8,12 @@
 //! the agent's children ([`household`]), and an agent ends only when it has none. What survives is a grandchild of a rank whose
 //! agent was killed by SIGKILL.
 
+mod call;
 mod household;
 mod rank;
 mod ranks;
 
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use super::message::{Directive, Report, decode, encode};
 use super::reach::{Attempt, Doors, knock_at_all};
 use super::signal::{ENDING, SIGCHLD, Signals};
 use super::wire::Wire;
-use crate::channel::{Channel, Polled, Purpose, Received};
+use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
 use crate::rendezvous::{Event, Server};
 use household::{Household, Reaped};
@@ -98,7 +98,7 @@ pub fn serve() -> Result<()> {
     let mut stdin = Wire::from(stdin);
     let bootstrap = Bootstrap::read(&mut stdin).map_err(|error| Error::local("starting as an agent", error))?;
     let key: Key = bootstrap.key.parse().map_err(|_| Error::Refused { why: "the job's key is damaged".into() })?;
-    let channel = call_launcher(stdin, &bootstrap, &key)?;
+    let channel = call::launcher(stdin, &bootstrap, &key)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
     let mut heard = ENDING.to_vec();
@@ -124,29 +124,6 @@ pub fn serve() -> Result<()> {
     };
     agent.introduce_yourself(bootstrap.hosts);
     agent.run()
-}
-
-/// The channel to the launcher: standard input itself on its own host, otherwise a connection back to it.
-fn call_launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Polled<Wire>> {
-    let deadline = Instant::now() + Duration::from_millis(bootstrap.patience_ms);
-    let shake = |wire: Wire| {
-        Channel::connect(wire, key, Purpose::Agent, bootstrap.host, deadline).and_then(Channel::into_polled)
-    };
-    if bootstrap.launcher.is_empty() {
-        return shake(stdin).map_err(|error| Error::local("talking to the launcher", error));
-    }
-    let mut refused = Vec::new();
-    for address in &bootstrap.launcher {
-        // Addresses that swallow packets must not use up the time for the others.
-        let share = Duration::from_millis(bootstrap.patience_ms) / (bootstrap.launcher.len() as u32 + 1);
-        let called = TcpStream::connect_timeout(address, share.max(Duration::from_millis(100)));
-        match called.and_then(Wire::from_tcp).and_then(shake) {
-            Ok(channel) => return Ok(channel),
-            Err(error) => refused.push(format!("{address}: {error}")),
-        }
-    }
-    let why = format!("this host cannot reach the launcher: {}", refused.join("; "));
-    Err(Error::local(why, io::Error::other("give an address that it can reach by --network-interface")))
 }
 
 impl Agent {

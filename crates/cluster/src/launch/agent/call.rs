@@ -1,0 +1,122 @@
+//! The way from an agent to its launcher.
+//!
+//! On the launcher's own host it is standard input itself. Elsewhere the agent calls the addresses that the launcher has named, one after
+//! the other. An address that cannot be connected to is given up at once, so that a user hears of it; one where
+//! somebody accepts but does not finish the handshake is tried again until time is up, because a crowd of strangers at the launcher's door
+//! may have pushed this caller out.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use farandole_transport::Key;
+
+use crate::channel::{Channel, Polled, Purpose};
+use crate::error::{Error, Result};
+use crate::launch::bootstrap::Bootstrap;
+use crate::launch::wire::Wire;
+
+/// Between two rounds of calls: long beside a handshake, short beside a start.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The channel to the launcher.
+pub(super) fn launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Polled<Wire>> {
+    let patience = Duration::from_millis(bootstrap.patience_ms);
+    if bootstrap.launcher.is_empty() {
+        return shake(stdin, bootstrap.host, key, Instant::now() + patience)
+            .map_err(|error| Error::local("talking to the launcher", error));
+    }
+    call(&bootstrap.launcher, bootstrap.host, key, patience)
+}
+
+fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> Result<Polled<Wire>> {
+    let deadline = Instant::now() + patience;
+    // Addresses that swallow packets must not use up the time for the others.
+    let share = (patience / (addresses.len() as u32 + 1)).max(PAUSE);
+    let mut open: Vec<SocketAddr> = addresses.to_vec();
+    let mut refused: Vec<String> = Vec::new();
+    while !open.is_empty() {
+        let mut still_open = Vec::new();
+        for address in open {
+            let wire = match TcpStream::connect_timeout(&address, share).and_then(Wire::from_tcp) {
+                Ok(wire) => wire,
+                Err(error) => {
+                    refused.push(format!("{address}: {error}"));
+                    continue;
+                }
+            };
+            match shake(wire, host, key, deadline.min(Instant::now() + share)) {
+                Ok(channel) => return Ok(channel),
+                Err(error) if Instant::now() + PAUSE >= deadline => refused.push(format!("{address}: {error}")),
+                Err(_) => still_open.push(address),
+            }
+        }
+        open = still_open;
+        std::thread::sleep(PAUSE);
+    }
+    let why = format!("this host cannot reach the launcher: {}", refused.join("; "));
+    Err(Error::local(why, io::Error::other("give an address that it can reach by --network-interface")))
+}
+
+fn shake(wire: Wire, host: u32, key: &Key, deadline: Instant) -> io::Result<Polled<Wire>> {
+    Channel::connect(wire, key, Purpose::Agent, host, deadline).and_then(Channel::into_polled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    #[test]
+    fn where_nobody_listens_is_said_at_once() {
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let began = Instant::now();
+        let error = call(&[nobody], 1, &Key::random().unwrap(), Duration::from_secs(30)).unwrap_err();
+        assert!(error.to_string().contains(&format!("cannot reach the launcher: {nobody}")), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_caller_that_was_pushed_out_calls_again() {
+        let key = Key::random().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, launcher_key) = (listener.local_addr().unwrap(), key.clone());
+        let launcher = std::thread::spawn(move || {
+            // Twice the connection is cut before anything is said.
+            for _ in 0..2 {
+                drop(listener.accept().unwrap());
+            }
+            let wire = Wire::from_tcp(listener.accept().unwrap().0).unwrap();
+            Channel::accept(wire, &launcher_key, Purpose::Agent, Instant::now() + Duration::from_secs(20)).unwrap().caller()
+        });
+        call(&[address], 5, &key, Duration::from_secs(20)).unwrap();
+        assert_eq!(launcher.join().unwrap(), 5);
+    }
+
+    #[test]
+    fn whoever_else_is_there_gets_no_key_and_no_patience() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let key = Key::random().unwrap();
+        let other = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            listener.set_nonblocking(true).unwrap();
+            let until = Instant::now() + Duration::from_secs(3);
+            while Instant::now() < until {
+                if let Ok((mut stream, _)) = listener.accept() {
+                    stream.set_nonblocking(false).unwrap();
+                    stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+                    let _ = stream.write_all(b"220 mail.example.com ESMTP\r\n");
+                    let _ = stream.read_to_end(&mut heard);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            heard
+        });
+        assert!(call(&[address], 1, &key, Duration::from_secs(2)).is_err());
+        let heard = other.join().unwrap();
+        let secret = key.to_hex();
+        assert!(!heard.windows(8).any(|window| secret.as_bytes().windows(8).any(|part| part == window)));
+    }
+}
