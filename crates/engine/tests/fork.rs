@@ -1,0 +1,90 @@
+//! A forked child has its parent's memory and sockets, but is not its parent: whatever it asks for is refused, and the parent does not
+//! notice that it was there.
+
+#![allow(unsafe_code, clippy::unwrap_used, missing_docs)]
+
+mod harness;
+
+use std::time::{Duration, Instant};
+
+use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::{Communicator, DirectSettings, Error};
+use farandole_plan::{Rank, ReduceOp};
+use farandole_transport::memory;
+use harness::{Transport, ranks, sum};
+
+/// Runs the closure in a forked child and returns the code that it exits with; a child that hangs is killed.
+fn in_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child is a copy of this thread alone. It calls the closure, which must not wait for other threads, and leaves by
+    // `_exit`, so that nothing of the parent's runs twice.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        let code = body();
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(code) };
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut status = 0;
+    loop {
+        // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
+        let ended = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
+        if ended == child {
+            return if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) };
+        }
+        if Instant::now() > deadline {
+            // SAFETY: the child has not been waited for, so this is its number still.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the child hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_child_cannot_use_its_parents_engine() {
+    for transport in Transport::ALL {
+        let results = ranks(2, transport, |engine| {
+            let ones = || vec![1.0_f32; 100];
+            engine.run(sum("before", ones())).unwrap();
+            let mut pending = (engine.rank() == Rank(0)).then(|| engine.submit(sum("pending", ones())).unwrap());
+            let code = in_child(|| {
+                let refused = matches!(engine.submit(sum("child", ones())), Err(Error::Forked));
+                let waited = pending.take().is_none_or(|ticket| matches!(ticket.wait(), Err(Error::Forked)));
+                let added = matches!(engine.add_group(&[Rank(0)]), Err(Error::Forked));
+                i32::from(!refused) + 2 * i32::from(!waited) + 4 * i32::from(!added)
+            });
+            // What the child has taken was its copy; the request is still the parent's.
+            match pending {
+                Some(ticket) => ticket.wait().unwrap(),
+                None => engine.run(sum("pending", ones())).unwrap(),
+            };
+            engine.run(sum("after", ones())).unwrap();
+            code
+        });
+        assert_eq!(results, [0, 0], "{transport:?}: 1 submitting, 2 waiting, 4 adding a group");
+    }
+}
+
+#[test]
+fn a_child_cannot_use_its_parents_communicator() {
+    let hall = Hall::new(2, Medium::Pipes(memory::Settings::default()));
+    let rank = |rank: u32| {
+        let mut meeting = hall.enter(Rank(rank));
+        move || {
+            let patience = Duration::from_secs(20);
+            let mut communicator = Communicator::join(&mut meeting, DirectSettings::default(), patience).unwrap();
+            let mut data = [1.0_f32; 4];
+            communicator.allreduce(&mut data, ReduceOp::Sum).unwrap();
+            let code = in_child(|| {
+                let refused = communicator.allreduce(&mut [1.0_f32; 4], ReduceOp::Sum);
+                i32::from(!matches!(refused, Err(Error::Forked)))
+            });
+            communicator.allreduce(&mut data, ReduceOp::Sum).unwrap();
+            (code, data)
+        }
+    };
+    let other = std::thread::spawn(rank(1));
+    assert_eq!(rank(0)(), (0, [4.0; 4]));
+    assert_eq!(other.join().unwrap(), (0, [4.0; 4]));
+}
