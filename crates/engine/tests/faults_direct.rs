@@ -1,5 +1,5 @@
 //! As `faults`, for direct collectives: the small road, tiles in windows, buffers that all ranks map, rings, and links.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "harness/strikes.rs"]
 mod strikes;
@@ -35,20 +35,6 @@ enum What {
 }
 
 impl What {
-    const ALL: [What; 10] = [
-        What::Allreduce(1),
-        What::Allreduce(100),
-        // Six tiles, which is more than there are slots.
-        What::Allreduce(6_000),
-        What::Forced(Algorithm::WindowWhole, 1500),
-        What::Mapped(2_000),
-        What::Broadcast,
-        What::Allgather,
-        What::ReduceScatter,
-        What::Alltoall,
-        What::Barrier,
-    ];
-
     /// The collective once, with ones from every rank, and a look at the result.
     fn call(self, communicator: &mut Communicator) -> Result<()> {
         let size = communicator.size();
@@ -138,30 +124,57 @@ fn ranks(run: &Run, what: What) -> Vec<Option<Error>> {
     errors
 }
 
-#[test]
-fn a_fault_at_any_point_of_a_direct_collective_ends_in_a_named_error_on_all_survivors() {
+/// Strikes every point of these collectives, each in a thread of its own, and checks that nothing is left.
+fn strike_all(medium: Medium, sizes: std::ops::RangeInclusive<usize>, whats: &[What], at_least: usize) {
     let before = Holdings::now();
-    let shape = Shape { checksum: Checksum::Crc32c, ..Shape::default() };
-    let media = [Medium::Windows, Medium::Pipes(Settings { shape, ..Settings::default() })];
     let strikes: usize = std::thread::scope(|scope| {
-        let workers: Vec<_> = media
-            .into_iter()
-            .flat_map(|medium| What::ALL.map(|what| (medium, what)))
-            // Without windows a forced window algorithm is not taken, and a shared buffer is an ordinary one.
-            .filter(|(medium, what)| {
-                matches!(medium, Medium::Windows) || !matches!(what, What::Forced(..) | What::Mapped(_))
-            })
-            .map(|(medium, what)| {
+        let workers: Vec<_> = whats
+            .iter()
+            .map(|&what| {
                 let text = format!("direct {what:?} over {medium:?}");
                 let strike = move |size| strike_everywhere(&text, size, medium, &|run| ranks(run, what));
-                // Over links the schedules are those of named collectives, so one world will do.
-                let sizes = if matches!(medium, Medium::Windows) { 2..=4 } else { 3..=3 };
+                let sizes = sizes.clone();
                 scope.spawn(move || sizes.map(strike).sum::<usize>())
             })
             .collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
     println!("{strikes} faults struck");
-    assert!(strikes > 1000, "only {strikes} faults struck");
+    assert!(strikes > at_least, "only {strikes} faults struck");
     before.assert_unchanged();
+}
+
+// A fault at any point ends in a named error on all survivors. One test for each road, so that they share the cores.
+
+#[test]
+fn faults_on_the_small_road_are_named() {
+    strike_all(Medium::Windows, 2..=4, &[What::Allreduce(1), What::Allreduce(100), What::Barrier], 300);
+}
+
+#[test]
+fn faults_between_tiles_are_named() {
+    // Six tiles, which is more than there are slots.
+    let whats = [What::Allreduce(6_000), What::Forced(Algorithm::WindowWhole, 1500)];
+    strike_all(Medium::Windows, 2..=4, &whats, 300);
+}
+
+#[test]
+fn faults_around_shared_buffers_are_named() {
+    strike_all(Medium::Windows, 2..=4, &[What::Mapped(2_000)], 100);
+}
+
+#[test]
+fn faults_in_windows_of_other_collectives_are_named() {
+    let whats = [What::Broadcast, What::Allgather, What::ReduceScatter, What::Alltoall];
+    strike_all(Medium::Windows, 2..=4, &whats, 300);
+}
+
+#[test]
+fn faults_on_links_are_named() {
+    let shape = Shape { checksum: Checksum::Crc32c, ..Shape::default() };
+    let pipes = Medium::Pipes(Settings { shape, ..Settings::default() });
+    let allreduces = [What::Allreduce(1), What::Allreduce(100), What::Allreduce(6_000)];
+    let others = [What::Broadcast, What::Allgather, What::ReduceScatter, What::Alltoall, What::Barrier];
+    // The schedules are those of named collectives, so one world will do.
+    strike_all(pipes, 3..=3, &[&allreduces[..], &others].concat(), 300);
 }
