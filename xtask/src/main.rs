@@ -11,6 +11,7 @@ mod bench;
 mod ci;
 mod cycles;
 mod deny;
+mod detect;
 mod fuzz;
 mod memcheck;
 mod miri;
@@ -35,7 +36,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 16] = [
+const CHORES: [Chore; 17] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -63,6 +64,7 @@ const CHORES: [Chore; 16] = [
         summary: "start and stop a job very often, look for leftovers [--count N] (needs root)",
         run: cycles::run,
     },
+    Chore { name: "detect", summary: "how soon everybody knows that a rank is gone [--rounds N]", run: detect::run },
     Chore {
         name: "peers",
         summary: "install what `--against` compares with: Open MPI, MPICH, Gloo",

@@ -37,7 +37,7 @@ pub(crate) struct RunArgs {
     #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
     pub(super) ranks: Option<usize>,
 
-    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, [fe80::1]:2
+    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, `[fe80::1]:2`
     /// [default: this host]
     #[arg(long, short = 'H', value_name = "HOSTS", conflicts_with = "hostfile", help_heading = RANKS)]
     pub(super) hosts: Option<String>,
@@ -71,7 +71,7 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "prefix-timestamp", help_heading = OUTPUT)]
     pub(super) prefix_output_with_timestamp: bool,
 
-    /// Leave out what stands before each line of output, such as [1]<stdout>:
+    /// Leave out what stands before each line of output, such as `[1]<stdout>:`
     #[arg(long, help_heading = OUTPUT)]
     pub(super) no_prefix: bool,
 

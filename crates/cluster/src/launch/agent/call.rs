@@ -88,7 +88,9 @@ mod tests {
                 drop(listener.accept().unwrap());
             }
             let wire = Wire::from_tcp(listener.accept().unwrap().0).unwrap();
-            Channel::accept(wire, &launcher_key, Purpose::Agent, Instant::now() + Duration::from_secs(20)).unwrap().caller()
+            Channel::accept(wire, &launcher_key, Purpose::Agent, Instant::now() + Duration::from_secs(20))
+                .unwrap()
+                .caller()
         });
         call(&[address], 5, &key, Duration::from_secs(20)).unwrap();
         assert_eq!(launcher.join().unwrap(), 5);

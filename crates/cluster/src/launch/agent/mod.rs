@@ -5,7 +5,7 @@
 //! is gone or silent, the job is over.
 //!
 //! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans are
-//! the agent's children ([`household`]), and an agent ends only when it has none. What survives is a grandchild of a rank whose
+//! the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a rank whose
 //! agent was killed by SIGKILL.
 
 mod call;
