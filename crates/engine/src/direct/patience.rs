@@ -18,10 +18,11 @@ use std::time::Duration;
 const LOOKS_WITH_CORE: u32 = 200;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;
-/// The same for a rank with peers on other hosts: longer than a message between two hosts takes there and back, and short
-/// beside the 500 us that a line of 1 Gbit/s needs for the 64 KB that the kernel hands over at once. Who is awake all that time
-/// uses up its share of a busy core and gets it late when the data comes.
-const YIELDS_BETWEEN_HOSTS: u32 = 50;
+/// The same for a rank with peers on other hosts: longer than a message between two hosts takes there and back, and than the 140 us that a
+/// line of 1 Gbit/s needs for 16 KB (asleep by then, a rank gets them 2 us late); short beside the 500 us for the 64 KB that the
+/// kernel hands over at once. Who is awake all that time uses up its share of a busy core and gets it late when the data comes: with
+/// 200 yields 64 KB took 3 us longer.
+const YIELDS_BETWEEN_HOSTS: u32 = 120;
 /// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
