@@ -19,14 +19,24 @@ use crate::launch::wire::Wire;
 /// Between two rounds of calls: long beside a handshake, short beside a start.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The channel to the launcher.
-pub(super) fn launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Polled<Wire>> {
+/// The channel to the launcher. `None` if this is its own host and it has given the job up before this agent came to
+/// speak: the launcher has said why, and a word of ours after its last line would only hide that.
+pub(super) fn launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Option<Polled<Wire>>> {
     let patience = Duration::from_millis(bootstrap.patience_ms);
-    if bootstrap.launcher.is_empty() {
-        return shake(stdin, bootstrap.host, key, Instant::now() + patience)
-            .map_err(|error| Error::local("talking to the launcher", error));
+    if !bootstrap.launcher.is_empty() {
+        return call(&bootstrap.launcher, bootstrap.host, key, patience).map(Some);
     }
-    call(&bootstrap.launcher, bootstrap.host, key, patience)
+    match shake(stdin, bootstrap.host, key, Instant::now() + patience) {
+        Ok(channel) => Ok(Some(channel)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(Error::local("talking to the launcher", error)),
+    }
+}
+
+/// Whether this is how the other end of a pair of sockets looks when its process is gone or has closed it.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> Result<Polled<Wire>> {
@@ -67,6 +77,28 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+
+    #[test]
+    fn a_launcher_that_gave_up_before_the_handshake_is_no_failure_of_its_own_agent() {
+        for bytes in [&b""[..], b"unread"] {
+            let key = Key::random().unwrap();
+            let bootstrap = Bootstrap {
+                key: key.to_hex().to_string(),
+                host: 0,
+                hosts: 3,
+                launcher: Vec::new(),
+                silence_ms: 5_000,
+                patience_ms: 20_000,
+                network: Vec::new(),
+            };
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            // What the agent has sent and nobody has read makes a reset of the end.
+            (&ours).write_all(bytes).unwrap();
+            drop(theirs);
+            let stdin = Wire::from(std::os::fd::OwnedFd::from(ours));
+            assert!(launcher(stdin, &bootstrap, &key).unwrap().is_none());
+        }
+    }
 
     #[test]
     fn where_nobody_listens_is_said_at_once() {

@@ -98,7 +98,7 @@ pub fn serve() -> Result<()> {
     let mut stdin = Wire::from(stdin);
     let bootstrap = Bootstrap::read(&mut stdin).map_err(|error| Error::local("starting as an agent", error))?;
     let key: Key = bootstrap.key.parse().map_err(|_| Error::Refused { why: "the job's key is damaged".into() })?;
-    let channel = call::launcher(stdin, &bootstrap, &key)?;
+    let Some(channel) = call::launcher(stdin, &bootstrap, &key)? else { return Ok(()) };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
     let mut heard = ENDING.to_vec();
