@@ -127,6 +127,9 @@ settings! {
     /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
     /// response cache); any other number leaves it on.
     replay: u64 = 1, ["FARANDOLE_REPLAY", "HOROVOD_CACHE_CAPACITY"];
+    /// Lets the ranks that go on use every collective while another rank has joined. Zero refuses, with Horovod's words, what
+    /// Horovod refuses then: allgather, alltoall, broadcast and reducescatter.
+    join_everything: bool = true, ["FARANDOLE_JOIN_EVERYTHING"];
     /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
     /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
     patience: Duration = Duration::from_millis(10), ["FARANDOLE_PATIENCE_SECONDS"];

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farandole_plan::agree::{Replay, Settings as AgreeSettings};
+use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
@@ -336,6 +336,7 @@ fn settings(
         patience_limit: defaults.patience_limit.min(longest),
         run_limit: defaults.run_limit.min(longest),
         replay: if config.replay == 0 { Replay::Never } else { Replay::Allowed },
+        joining: if config.join_everything { Joining::Everything } else { Joining::LikeHorovod },
         world_ranks: ranks.to_vec(),
         ..defaults
     };

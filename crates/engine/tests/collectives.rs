@@ -3,10 +3,10 @@
 
 mod harness;
 
-use farandole_engine::{Submission, wait_all};
+use farandole_engine::{Config, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 use farandole_tensor::Region;
-use harness::{Transport, ranks, reduce, request, result, sum};
+use harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 
 #[test]
 fn allreduce_sums_over_all_transports() {
@@ -145,6 +145,29 @@ fn a_rank_that_has_joined_finishes_its_share_of_a_large_average() {
                 let request = request("large", reduce(ReduceOp::Average), Dtype::I64, &[100_000]);
                 let submission = Submission::new(request, Region::from_vec(vec![6i64; 100_000]));
                 assert_eq!(result::<i64>(&engine, submission), vec![4; 100_000]);
+            }
+            let join = request("join", Collective::Join, Dtype::U8, &[]);
+            engine.run(Submission::without_memory(join)).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_broadcast_beside_a_joined_rank_is_refused_only_where_the_settings_say_so() {
+    for join_everything in [true, false] {
+        let settings = Config { join_everything, ..config() };
+        ranks_with(3, Transport::Memory, settings, move |engine| {
+            if engine.rank() != Rank(2) {
+                let broadcast = request("weights", Collective::Broadcast { root: Rank(1) }, Dtype::I32, &[1]);
+                let data = Region::from_vec(vec![engine.rank().0 as i32]);
+                let outcome = engine.run(Submission::new(broadcast, data));
+                if join_everything {
+                    assert_eq!(outcome.unwrap().into_result().unwrap().into_vec::<i32>().unwrap(), [1]);
+                } else {
+                    let text = outcome.unwrap_err().to_string();
+                    assert!(text.contains("Broadcast is not supported with Join at this time."), "{text}");
+                }
+                assert_eq!(result::<i32>(&engine, sum("gradient", vec![5])), [10]);
             }
             let join = request("join", Collective::Join, Dtype::U8, &[]);
             engine.run(Submission::without_memory(join)).unwrap();

@@ -15,6 +15,9 @@
 //! - alltoall: they send nothing, and rows that others meant for them are not sent.
 //! - broadcast: they relay and drop; a root that has joined is refused, as it has nothing to send.
 //! - barrier: they count as present.
+//!
+//! Horovod has this for allreduce and barrier alone and refuses the others; [`refuse_for_horovod`] does so in its words, for groups
+//! that are set to behave like it ([`Joining`](crate::agree::Joining)).
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -69,6 +72,32 @@ pub fn agree_on(requests: &[Option<Request>], world_ranks: &[Rank]) -> Result<It
     let rows = asked.rows()?;
     asked.check_sizes(&rows)?;
     Ok(asked.item(rows))
+}
+
+/// Refuses what Horovod refuses when a rank has joined: everything but allreduce and barrier. `requests` are those of
+/// [`agree_on`], which is to be asked afterwards.
+///
+/// # Errors
+/// The explanation, if a rank has joined and this collective needs all of them.
+///
+/// # Panics
+/// If no rank asks for anything.
+pub fn refuse_for_horovod(requests: &[Option<Request>]) -> Result<(), String> {
+    let asked = Asked { requests, world_ranks: &[] };
+    if requests.iter().all(Option::is_some) {
+        return Ok(());
+    }
+    let text = match asked.first().collective {
+        Collective::Allreduce { .. } | Collective::Barrier | Collective::Join => return Ok(()),
+        // Horovod's own advice, which names what its optimizer calls `sparse_as_dense`.
+        Collective::Allgather => {
+            "Allgather is not supported with Join at this time. Specify sparse_to_dense=True if using DistributedOptimizer"
+        }
+        Collective::Alltoall { .. } => "Alltoall is not supported with Join at this time.",
+        Collective::Broadcast { .. } => "Broadcast is not supported with Join at this time.",
+        Collective::ReduceScatter { .. } => "Reducescatter is not supported with Join at this time.",
+    };
+    Err(asked.wrong_everywhere(text))
 }
 
 /// The requests of all ranks for one name, and how to speak of them.

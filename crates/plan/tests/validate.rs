@@ -2,7 +2,7 @@
 
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::request::Batch;
-use farandole_plan::validate::agree_on;
+use farandole_plan::validate::{agree_on, refuse_for_horovod};
 use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 
 const SUM: Collective = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
@@ -220,4 +220,21 @@ fn joined_ranks_neither_send_nor_receive_rows() {
     assert_eq!(item.rows_sent(Rank(0), Rank(1), 3), 0);
     assert_eq!(item.rows_sent(Rank(0), Rank(2), 3), 3);
     assert_eq!(item.input_elems(Rank(0), 3), 6);
+}
+
+#[test]
+fn groups_that_behave_like_horovod_refuse_what_it_refuses_with_a_joined_rank() {
+    let refusal = |collective| refuse_for_horovod(&[Some(ask(collective, &[2])), None]);
+    assert_eq!(refusal(SUM), Ok(()));
+    assert_eq!(refusal(Collective::Barrier), Ok(()));
+    for (collective, word) in [
+        (Collective::Allgather, "Allgather"),
+        (Collective::Alltoall { splits: None }, "Alltoall"),
+        (Collective::Broadcast { root: Rank(0) }, "Broadcast"),
+        (scatter(ReduceOp::Sum), "Reducescatter"),
+    ] {
+        let everybody = [Some(ask(collective.clone(), &[2])), Some(ask(collective.clone(), &[2]))];
+        assert_eq!(refuse_for_horovod(&everybody), Ok(()), "nobody has joined");
+        starts(&refusal(collective).unwrap_err(), &format!("{word} is not supported with Join at this time."));
+    }
 }

@@ -12,13 +12,13 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Violation;
 use super::table::{ByName, NameHasher};
+use super::{Joining, Settings, Violation};
 use crate::item::Item;
 use crate::message::{Agreed, Announcement, Message};
 use crate::request::{Batch, Collective, Rank, Request};
 use crate::stall;
-use crate::validate::agree_on;
+use crate::validate::{agree_on, refuse_for_horovod};
 
 /// Who gets a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub(super) enum Target {
 pub(super) struct Coordinator {
     size: usize,
     world_ranks: Vec<Rank>,
+    joining: Joining,
     generation: u32,
     phase: Phase,
     table: ByName<Entry>,
@@ -94,10 +95,11 @@ impl BatchState {
 }
 
 impl Coordinator {
-    pub(super) fn new(size: usize, world_ranks: Vec<Rank>) -> Coordinator {
+    pub(super) fn new(size: usize, settings: &Settings) -> Coordinator {
         Coordinator {
             size,
-            world_ranks,
+            world_ranks: settings.world_ranks.clone(),
+            joining: settings.joining,
             generation: 0,
             phase: Phase::Negotiating,
             table: ByName::default(),
@@ -267,7 +269,11 @@ impl Coordinator {
     /// Every rank that has to has announced this name: decides.
     fn complete(&mut self, name: &Arc<str>) {
         let Entry { requests, seen, .. } = self.table.remove(name).expect("a complete name is in the table");
-        match agree_on(&requests, &self.world_ranks) {
+        let allowed = match self.joining {
+            Joining::Everything => Ok(()),
+            Joining::LikeHorovod => refuse_for_horovod(&requests),
+        };
+        match allowed.and_then(|()| agree_on(&requests, &self.world_ranks)) {
             Ok(item) => self.agreed(Agreed { item: Arc::new(item), seen }),
             Err(reason) => {
                 let reason: Arc<str> = reason.into();

@@ -141,7 +141,7 @@ impl Member {
     /// The member of rank `me` in a group of `size` ranks.
     pub fn new(me: Rank, size: usize, settings: Settings) -> Member {
         assert!(me.index() < size, "a member is one of the ranks of its group");
-        let coordinator = (me == COORDINATOR).then(|| Box::new(Coordinator::new(size, settings.world_ranks.clone())));
+        let coordinator = (me == COORDINATOR).then(|| Box::new(Coordinator::new(size, &settings)));
         Member {
             me,
             size,

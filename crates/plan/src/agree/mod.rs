@@ -97,7 +97,17 @@ pub enum Replay {
     Never,
 }
 
-/// What can be set. `threshold_bytes`, `stage_below_bytes` and `replay` must be equal on all ranks of the group.
+/// What the ranks that go on may do while another rank has joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Joining {
+    /// Every collective; see `validate` for what a joined rank contributes.
+    #[default]
+    Everything,
+    /// What Horovod allows: allreduce and barrier. The others are refused in its words.
+    LikeHorovod,
+}
+
+/// What can be set. `threshold_bytes`, `stage_below_bytes`, `joining` and `replay` must be equal on all ranks of the group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.
@@ -115,6 +125,8 @@ pub struct Settings {
     pub run_limit: Duration,
     /// Whether cycles are replayed.
     pub replay: Replay,
+    /// What goes on while a rank has joined.
+    pub joining: Joining,
     /// World rank of each rank of the group, for texts that users read; empty if they are the same.
     pub world_ranks: Vec<Rank>,
 }
@@ -131,6 +143,7 @@ impl Default for Settings {
             patience_limit: Duration::from_secs(10),
             run_limit: Duration::from_secs(5),
             replay: Replay::Allowed,
+            joining: Joining::Everything,
             world_ranks: Vec::new(),
         }
     }
