@@ -1,0 +1,82 @@
+//! Replays the seeds of this crate's fuzz target: what the fuzzer checks of any bytes holds for these without a fuzzer.
+
+#[path = "../../../../fuzz/seeds.rs"]
+mod seeds;
+mod trace;
+
+use farandole_trace::event::{Collective, Dtype, Group, NameId, Operation, Phase, StepKind, ThreadId};
+use farandole_trace::{Ending, Event, Header, Trace};
+use seeds::{Seed, replay};
+
+/// A trace with one event of each kind.
+fn everything() -> Trace {
+    let header = Header {
+        rank: 1,
+        size: 2,
+        host: "node-1".to_owned(),
+        pid: 4242,
+        clock: "5a1c".to_owned(),
+        anchor_ns: 1000,
+        anchor_unix_ns: 1_700_000_000_000_000_000,
+        version: "0.1.0".to_owned(),
+        settings: vec![("fusion_threshold_bytes".to_owned(), "67108864".to_owned())],
+    };
+    let mut trace = Trace::new(header);
+    trace.threads.insert(ThreadId(0), "main".to_owned());
+    trace.threads.insert(ThreadId(1), "farandole-1".to_owned());
+    let name = trace.names.intern("layer1.weight");
+    let cause = trace.names.intern("rank 0 is gone");
+    let (group, operation, collective, dtype) = (Group::WORLD, Operation(1), Collective::Allreduce, Dtype::F32);
+    let events = [
+        Event::Submitted { name, group, collective, dtype, bytes: 400 },
+        Event::Cycle,
+        Event::Arrived { name, group, rank: 0 },
+        Event::Started { group, operation, collective, dtype, requests: 1, bytes: 400 },
+        Event::Fused { name, group, operation, bytes: 400 },
+        Event::Entered { group, operation },
+        Event::Packed { group, operation },
+        Event::Stepped { group, operation, step: StepKind::Send, peer: Some(0), bytes: 200 },
+        Event::Waiting { group, operation, peer: Some(0) },
+        Event::Moving { group, operation },
+        Event::Travelled { group, operation },
+        Event::Finished { group, operation },
+        Event::Done { name, group, operation },
+        Event::Abandoned { group, operation: Operation(2) },
+        Event::Skipped { group: Group::DIRECT, operation: Operation(64), calls: 63, bytes: 252 },
+        Event::PhaseBegin { phase: Phase::InputWait, name: NameId::NONE },
+        Event::PhaseEnd { phase: Phase::InputWait, name: NameId::NONE },
+        Event::Iteration { number: 3 },
+        Event::Epoch { number: 1 },
+        Event::Stalled { name, group, missing: 1, rank: 0 },
+        Event::Failed { name, group },
+        Event::Trouble { name: cause },
+    ];
+    for (index, event) in events.into_iter().enumerate() {
+        trace.push(2000 + 10 * index as u64, ThreadId((index % 2) as u16), event);
+    }
+    trace.dropped = 12;
+    trace
+}
+
+#[test]
+fn traces_of_the_corpus_are_read_or_refused() {
+    let trace = everything();
+    let bytes = trace.encode();
+    assert_eq!(Trace::decode(&bytes).as_ref(), Ok(&trace));
+    let mut flipped = bytes.clone();
+    flipped[bytes.len() / 2] ^= 4;
+    let mut next_version = bytes.clone();
+    next_version[8] += 1;
+    let unfinished = Trace { ending: Ending::CutOff, ..trace.clone() }.encode();
+    let made: [Seed; 8] = [
+        ("everything", bytes.clone()),
+        ("empty", Trace::new(Header::default()).encode()),
+        ("unfinished", unfinished),
+        ("cut_off", bytes[..bytes.len() * 2 / 3].to_vec()),
+        ("only_the_first_bytes", bytes[..10].to_vec()),
+        ("flipped_bit", flipped),
+        ("next_version", next_version),
+        ("something_else", b"[{\"name\": \"process_name\"}]".to_vec()),
+    ];
+    replay("trace", &made, trace::check);
+}
