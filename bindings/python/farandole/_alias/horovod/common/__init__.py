@@ -1,0 +1,1 @@
+"""`horovod.common`: the modules below it that scripts and tests import."""

@@ -1,0 +1,8 @@
+"""`horovod.common.basics` is `farandole.basics`: importing this name gives that module itself."""
+
+import sys
+
+from farandole import basics
+from farandole.basics import *  # noqa: F403
+
+sys.modules[__name__] = basics

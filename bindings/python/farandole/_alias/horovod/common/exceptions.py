@@ -1,0 +1,8 @@
+"""`horovod.common.exceptions` is `farandole.exceptions`: importing this name gives that module itself."""
+
+import sys
+
+from farandole import exceptions
+from farandole.exceptions import *  # noqa: F403
+
+sys.modules[__name__] = exceptions

@@ -1,0 +1,1 @@
+"""`horovod.runner.common.util`: what scripts and tests import of it."""

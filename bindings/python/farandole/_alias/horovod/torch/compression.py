@@ -1,0 +1,8 @@
+"""`horovod.torch.compression` is `farandole.torch.compression`: importing this name gives that module itself."""
+
+import sys
+
+from farandole.torch import compression
+from farandole.torch.compression import *  # noqa: F403
+
+sys.modules[__name__] = compression

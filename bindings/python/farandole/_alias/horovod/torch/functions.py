@@ -1,0 +1,8 @@
+"""`horovod.torch.functions` is `farandole.torch.functions`: importing this name gives that module itself."""
+
+import sys
+
+from farandole.torch import functions
+from farandole.torch.functions import *  # noqa: F403
+
+sys.modules[__name__] = functions

@@ -1,0 +1,8 @@
+"""`horovod.torch.mpi_ops` is `farandole.torch.mpi_ops`: importing this name gives that module itself."""
+
+import sys
+
+from farandole.torch import mpi_ops
+from farandole.torch.mpi_ops import *  # noqa: F403
+
+sys.modules[__name__] = mpi_ops

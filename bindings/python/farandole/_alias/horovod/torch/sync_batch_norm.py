@@ -1,0 +1,8 @@
+"""`horovod.torch.sync_batch_norm` is `farandole.torch.sync_batch_norm`: importing this name gives that module itself."""
+
+import sys
+
+from farandole.torch import sync_batch_norm
+from farandole.torch.sync_batch_norm import *  # noqa: F403
+
+sys.modules[__name__] = sync_batch_norm

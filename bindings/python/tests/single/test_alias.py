@@ -1,0 +1,340 @@
+"""The package `horovod` that comes with Farandole: the same objects under Horovod's names, with Horovod's signatures.
+
+Each test runs in this process, with the folder of the alias on the path for as long as it runs; nothing here starts a job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import farandole
+
+pytestmark = pytest.mark.timeout(120)
+
+ALIAS = pathlib.Path(farandole.__file__).parent / "_alias"
+
+
+@pytest.fixture(autouse=True)
+def alias_on_the_path() -> Iterator[None]:
+    """The alias can be imported within a test and leaves no trace after it."""
+    before = os.environ.get("FARANDOLE_JOIN_EVERYTHING")
+    sys.path.insert(0, str(ALIAS))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(ALIAS))
+        for name in [name for name in sys.modules if name == "horovod" or name.startswith("horovod.")]:
+            del sys.modules[name]
+        if before is None:
+            os.environ.pop("FARANDOLE_JOIN_EVERYTHING", None)
+        else:
+            os.environ["FARANDOLE_JOIN_EVERYTHING"] = before
+
+
+# What `horovod.torch` exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as its name.
+SIGNATURES = {
+    "allreduce": "(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0, "
+    "postscale_factor=1.0, process_set=global_process_set)",
+    "allreduce_async": "(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "allreduce_": "(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "allreduce_async_": "(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "grouped_allreduce": "(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0, "
+    "postscale_factor=1.0, process_set=global_process_set)",
+    "grouped_allreduce_async": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "grouped_allreduce_": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "grouped_allreduce_async_": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
+    "process_set=global_process_set)",
+    "sparse_allreduce_async": "(tensor, name, op, process_set=global_process_set)",
+    "allgather": "(tensor, name=None, process_set=global_process_set)",
+    "allgather_async": "(tensor, name=None, process_set=global_process_set)",
+    "grouped_allgather": "(tensors, name=None, process_set=global_process_set)",
+    "grouped_allgather_async": "(tensors, name=None, process_set=global_process_set)",
+    "broadcast": "(tensor, root_rank, name=None, process_set=global_process_set)",
+    "broadcast_async": "(tensor, root_rank, name=None, process_set=global_process_set)",
+    "broadcast_": "(tensor, root_rank, name=None, process_set=global_process_set)",
+    "broadcast_async_": "(tensor, root_rank, name=None, process_set=global_process_set)",
+    "alltoall": "(tensor, splits=None, name=None, process_set=global_process_set)",
+    "alltoall_async": "(tensor, splits=None, name=None, process_set=global_process_set)",
+    "reducescatter": "(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set, "
+    "prescale_factor=1.0, postscale_factor=1.0)",
+    "reducescatter_async": "(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, "
+    "postscale_factor=1.0)",
+    "grouped_reducescatter": "(tensors, name=None, compression=Compression.none, op=Average, "
+    "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0)",
+    "grouped_reducescatter_async": "(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, "
+    "postscale_factor=1.0)",
+    "join": "(device=-1)",
+    "barrier": "(process_set=global_process_set)",
+    "poll": "(handle)",
+    "synchronize": "(handle)",
+    "init": "(comm=None, process_sets=None)",
+    "shutdown": "()",
+    "is_initialized": "()",
+    "start_timeline": "(file_path, mark_cycles=False)",
+    "stop_timeline": "()",
+    "size": "()",
+    "local_size": "()",
+    "cross_size": "()",
+    "rank": "()",
+    "local_rank": "()",
+    "cross_rank": "()",
+    "mpi_threads_supported": "()",
+    "mpi_enabled": "()",
+    "mpi_built": "()",
+    "gloo_enabled": "()",
+    "gloo_built": "()",
+    "nccl_built": "()",
+    "ddl_built": "()",
+    "ccl_built": "()",
+    "cuda_built": "()",
+    "rocm_built": "()",
+    "ProcessSet": "(ranks_or_comm)",
+    "add_process_set": "(process_set)",
+    "remove_process_set": "(process_set)",
+    "broadcast_parameters": "(params, root_rank)",
+    "broadcast_optimizer_state": "(optimizer, root_rank, model=None)",
+    "broadcast_object": "(obj, root_rank=0, name=None, process_set=global_process_set)",
+    "allgather_object": "(obj, name=None)",
+    "DistributedOptimizer": "(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, "
+    "op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, "
+    "process_set=global_process_set)",
+    "SyncBatchNorm": "(num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)",
+}
+
+OPERATIONS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
+
+# `horovod.run`, likewise.
+RUN = (
+    "(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None, "
+    "cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None, "
+    "ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, "
+    "mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)"
+)
+
+
+def parameters_of(function: object, hvd: ModuleType) -> list[str]:
+    """The parameters of `function`, each as it would stand in a signature."""
+    names = {id(hvd.Compression.none): "Compression.none", id(hvd.global_process_set): "global_process_set"}
+    written = []
+    for parameter in inspect.signature(function).parameters.values():
+        assert parameter.kind is not inspect.Parameter.POSITIONAL_ONLY, parameter
+        text = f"*{parameter.name}" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else parameter.name
+        if parameter.default is not inspect.Parameter.empty:
+            default = names.get(id(parameter.default), repr(parameter.default))
+            # Operations are plain numbers.
+            if parameter.name == "op" and default == "0":
+                default = "Average"
+            text += f"={default}"
+        written.append(text)
+    return written
+
+
+def assert_serves(function: object, signature: str, hvd: ModuleType) -> None:
+    """Every call that Horovod's signature allows means the same here. More parameters may follow if they have defaults."""
+    wanted = signature[1:-1].split(", ") if signature != "()" else []
+    found = parameters_of(function, hvd)
+    assert found[: len(wanted)] == wanted
+    for extra in found[len(wanted) :]:
+        assert "=" in extra, f"{extra} would break calls that were right for Horovod"
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_every_export_has_horovods_signature(name: str) -> None:
+    import horovod.torch as hvd
+
+    assert_serves(getattr(hvd, name), SIGNATURES[name], hvd)
+
+
+def test_run_has_horovods_signature() -> None:
+    import horovod
+    import horovod.torch as hvd
+
+    assert_serves(horovod.run, RUN, hvd)
+
+
+def test_operations_have_horovods_numbers() -> None:
+    import horovod.torch as hvd
+
+    assert {name: getattr(hvd, name) for name in OPERATIONS} == OPERATIONS
+
+
+def test_compressors_are_those_of_horovod() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    for compressor in (hvd.Compression.none, hvd.Compression.fp16):
+        small, note = compressor.compress(torch.ones(3))
+        assert torch.equal(compressor.decompress(small, note), torch.ones(3))
+    assert hvd.Compression.fp16.compress(torch.ones(3))[0].dtype == torch.float16
+
+
+@pytest.mark.parametrize("submodule", ["mpi_ops", "functions", "optimizer", "compression", "sync_batch_norm"])
+def test_submodules_of_torch_are_farandoles_own(submodule: str) -> None:
+    import horovod.torch as hvd
+
+    ours = importlib.import_module(f"farandole.torch.{submodule}")
+    assert importlib.import_module(f"horovod.torch.{submodule}") is ours
+    assert getattr(hvd, submodule) is ours
+
+
+@pytest.mark.parametrize("submodule", ["basics", "exceptions", "process_sets"])
+def test_submodules_of_common_are_farandoles_own(submodule: str) -> None:
+    ours = importlib.import_module(f"farandole.{submodule}")
+    assert importlib.import_module(f"horovod.common.{submodule}") is ours
+
+
+def test_exports_are_farandoles_objects() -> None:
+    import farandole.torch
+    import horovod.torch as hvd
+    from horovod.torch.mpi_ops import synchronize
+
+    for name in [*SIGNATURES, "global_process_set", "HorovodInternalError", "Compression"]:
+        # Methods of one instance are made anew at each look, but are equal.
+        assert getattr(hvd, name) == getattr(farandole.torch, name), name
+    assert synchronize is farandole.torch.synchronize
+
+
+def test_exceptions_have_horovods_bases() -> None:
+    from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+
+    assert issubclass(HorovodInternalError, RuntimeError)
+    assert issubclass(HorovodVersionMismatchError, ImportError)
+    assert HostsUpdatedInterrupt(True).skip_sync is True
+
+
+def test_the_version_satisfies_whoever_asks_for_horovods_last_release() -> None:
+    from packaging.version import Version
+
+    import horovod
+
+    assert Version(horovod.__version__) >= Version("0.28.1")
+    assert Version(horovod.__version__).local is not None
+
+
+def test_joining_is_as_in_horovod_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARANDOLE_JOIN_EVERYTHING", raising=False)
+    import horovod
+
+    assert os.environ["FARANDOLE_JOIN_EVERYTHING"] == "0"
+    monkeypatch.setenv("FARANDOLE_JOIN_EVERYTHING", "1")
+    importlib.reload(horovod)
+    assert os.environ["FARANDOLE_JOIN_EVERYTHING"] == "1"
+
+
+def test_elastic_can_be_imported_and_says_that_it_is_not_there() -> None:
+    import horovod.torch as hvd
+
+    with pytest.raises(NotImplementedError, match="elastic API is still to come"):
+        hvd.elastic.run
+    with pytest.raises(NotImplementedError, match="horovod.torch.elastic.TorchState"):
+        from horovod.torch.elastic import TorchState  # noqa: F401
+
+
+def test_tensorflow_has_process_sets_and_says_that_collectives_are_not_there() -> None:
+    import farandole.process_sets
+    import horovod.tensorflow as hvd
+
+    assert hvd.ProcessSet is farandole.process_sets.ProcessSet
+    assert hvd.mpi_ops._basics is importlib.import_module("farandole.basics").basics
+    with pytest.raises(ImportError, match="no TensorFlow front end"):
+        hvd.allreduce
+    with pytest.raises(ImportError, match="no TensorFlow front end"):
+        from horovod.tensorflow import DistributedGradientTape  # noqa: F401
+    assert not hasattr(hvd, "no_such_name")
+
+
+def test_extensions_are_those_that_farandole_serves() -> None:
+    from horovod.common import util
+
+    assert util.extension_available("torch")
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    assert not util.extension_available("mxnet")
+    with pytest.raises(ImportError, match="horovod.mxnet"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    assert util.gloo_built()
+
+
+def test_env_sets_variables_for_a_while() -> None:
+    from horovod.common.util import env
+
+    os.environ.pop("FARANDOLE_TEST_ABSENT", None)
+    with env(FARANDOLE_TEST_ABSENT="there", FARANDOLE_TEST_IGNORED=None):
+        assert os.environ["FARANDOLE_TEST_ABSENT"] == "there"
+        assert "FARANDOLE_TEST_IGNORED" not in os.environ
+    assert "FARANDOLE_TEST_ABSENT" not in os.environ
+
+
+def test_lists_are_split_into_even_parts() -> None:
+    from horovod.common.util import split_list
+
+    assert split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert split_list([1], 2) == [[1], []]
+
+
+def test_average_and_op_become_one() -> None:
+    import horovod.torch as hvd
+    from horovod.common.util import get_average_backwards_compatibility_fun
+
+    operation = get_average_backwards_compatibility_fun(hvd)
+    assert operation(None, None) == hvd.Average
+    assert operation(hvd.Max, None) == hvd.Max
+    with pytest.warns(DeprecationWarning):
+        assert operation(None, False) == hvd.Sum
+    with pytest.raises(ValueError, match="supersedes average"):
+        operation(hvd.Sum, True)
+
+
+def test_functions_run_in_threads() -> None:
+    import threading
+
+    from horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
+
+    seen: list[int] = []
+    in_thread(seen.append, (1,)).join(10)
+    assert seen == [1]
+    with pytest.raises(ValueError, match="must be a tuple"):
+        in_thread(seen.append, 1)
+    event, stop = threading.Event(), threading.Event()
+    waiting = on_event(event, seen.append, (2,), stop=stop, check_stop_interval_s=0.01)
+    event.set()
+    waiting.join(10)
+    assert seen == [1, 2]
+    assert execute_function_multithreaded(lambda a, b: a + b, [[1, 2], [3, 4]]) == {0: 3, 1: 7}
+    with pytest.raises(RuntimeError, match="did not complete"):
+        execute_function_multithreaded(int, [["no number"]])
+
+
+def test_the_environment_tells_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.runner.common.util.env import get_env_rank_and_size
+
+    for name in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+        monkeypatch.delenv(f"{name}_RANK", raising=False)
+        monkeypatch.delenv(f"{name}_SIZE", raising=False)
+    assert get_env_rank_and_size() == (0, 1)
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(RuntimeError, match="PMI_SIZE"):
+        get_env_rank_and_size()
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert get_env_rank_and_size() == (1, 4)
+
+
+def test_importing_the_alias_costs_no_framework() -> None:
+    """`import horovod` alone must not load PyTorch: launchers and notebooks import it in processes that never train."""
+    check = "import sys, horovod; assert 'torch' not in sys.modules, 'torch was loaded'"
+    path = os.pathsep.join([str(ALIAS), str(ALIAS.parent.parent)])
+    subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
