@@ -121,6 +121,16 @@ impl Engine {
         self.shared.roster.members(group).map(|(ranks, _)| ranks)
     }
 
+    /// Every group there is, by number, with the world ranks of its members.
+    pub fn groups(&self) -> Vec<(GroupId, Arc<[Rank]>)> {
+        self.shared.roster.all()
+    }
+
+    /// Whether this process is a fork of the one that started the engine, so that nothing here may be used.
+    pub fn is_forked(&self) -> bool {
+        self.shared.check_fork().is_err()
+    }
+
     /// This rank's number in a group, if it is a member.
     pub fn rank_in(&self, group: GroupId) -> Result<Option<Rank>> {
         self.shared.roster.members(group).map(|(_, me)| me)

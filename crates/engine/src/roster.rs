@@ -99,6 +99,13 @@ impl Roster {
         Ok((Arc::clone(&entry.ranks), entry.me))
     }
 
+    /// All groups, by number.
+    pub(crate) fn all(&self) -> Vec<(GroupId, Arc<[Rank]>)> {
+        let mut all: Vec<_> = self.lock().iter().map(|(&group, entry)| (group, Arc::clone(&entry.ranks))).collect();
+        all.sort_unstable_by_key(|(group, _)| *group);
+        all
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<GroupId, Entry>> {
         // Valid between any two statements, also if a holder panicked.
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)

@@ -59,6 +59,17 @@ impl Ticket {
         Err(Error::TimedOut { name: Arc::clone(&self.name), waited: begun.elapsed() })
     }
 
+    /// Waits until the outcome is there or the time is up, and says which; the outcome stays for whoever takes it. For callers
+    /// that look at something else between two waits.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child, where nobody works on the request.
+    pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
+        self.shared.check_fork()?;
+        let deadline = Instant::now().checked_add(at_most);
+        Ok(self.shared.baton.wait(&self.promise, deadline, After::Nothing))
+    }
+
     /// Waits for the outcome; if there is none, the memory that came with the request is given back beside the error, so
     /// that nobody loses a tensor with a failed rank. See [`Returned`] for what is in it.
     ///

@@ -30,11 +30,12 @@ mod world;
 pub use error::{Error, Result};
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
-    Communicator, Config, DirectSettings, Engine, Outcome, SharedBuffer, Submission, Ticket, wait_all,
+    Communicator, Config, DirectSettings, Engine, Error as EngineError, Outcome, SharedBuffer, Submission, Ticket,
+    wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
-pub use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 pub use farandole_tensor::{Element, Region};
 pub use world::{Setup, World, init, wait};
 

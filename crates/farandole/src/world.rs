@@ -1,8 +1,8 @@
 //! A process as a rank of its job.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
@@ -89,6 +89,7 @@ impl Setup {
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
         let topology = Topology::from_host_names(&hosts);
         let blamed = AtomicBool::new(false);
+        let communicator = Mutex::new(communicator);
         Ok(World { rank: environment.rank, topology, communicator, engine, lifeline, blamed, _venue: venue })
     }
 }
@@ -141,7 +142,9 @@ pub fn init() -> Result<World> {
 pub struct World {
     rank: Rank,
     topology: Topology,
-    communicator: Communicator,
+    /// Used through exclusive references alone, so the lock is never taken. It is there so that threads can share a world for
+    /// named requests, although a communicator is for one thread at a time.
+    communicator: Mutex<Communicator>,
     engine: Engine,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
     lifeline: Option<Lifeline>,
@@ -189,12 +192,12 @@ impl World {
 
     /// The measured table by which algorithms are chosen, the same on all ranks; without one, built-in limits decide.
     pub fn table(&self) -> Option<&Table> {
-        self.communicator.table().map(Arc::as_ref)
+        self.engine.table().map(Arc::as_ref)
     }
 
     /// Direct collectives: all of them, on slices.
     pub fn communicator(&mut self) -> &mut Communicator {
-        &mut self.communicator
+        self.communicator.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Named requests: all of them, with groups, priorities and batches.
@@ -209,17 +212,17 @@ impl World {
 
     /// Combines the data of all ranks in place. All ranks make this call together.
     pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.communicator.allreduce(data, op).map_err(|error| self.report(error))
+        self.communicator().allreduce(data, op).map_err(|error| self.report(error))
     }
 
     /// Gives all ranks the root's data. All ranks make this call together.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
-        self.communicator.broadcast(data, Rank::from(root)).map_err(|error| self.report(error))
+        self.communicator().broadcast(data, Rank::from(root)).map_err(|error| self.report(error))
     }
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<()> {
-        self.communicator.barrier().map_err(|error| self.report(error))
+        self.communicator().barrier().map_err(|error| self.report(error))
     }
 
     /// Asks for the combination of the tensors that all ranks submit under this name, in any order and from any thread.
@@ -242,7 +245,8 @@ impl World {
 
     /// Passes an error on to the caller and, if it is the end of this rank's collectives, to the rendezvous: whoever keeps
     /// it hears from all ranks and finds out which failure was the first.
-    fn report(&self, error: farandole_engine::Error) -> Error {
+    /// Calls of a world do this themselves; it is for those that have an error from elsewhere, a ticket for instance.
+    pub fn report(&self, error: farandole_engine::Error) -> Error {
         if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
             && lifeline.verdict().is_none()
             && !self.blamed.swap(true, Ordering::Relaxed)

@@ -42,6 +42,6 @@ mod window;
 mod wire;
 
 pub use algorithm::{Algorithm, Tuning};
-pub use request::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
+pub use request::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 pub use schedule::{Arrival, Buffer, Schedule, Span, Step};
 pub use topology::Topology;

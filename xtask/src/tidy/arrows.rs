@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-tensor", &["farandole-plan"]),
@@ -18,6 +18,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("farandole-cluster", &["farandole-plan", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
     ("farandole-cli", COMMAND),
+    ("farandole-python", &["farandole"]),
     ("xtask", &[]),
 ];
 

@@ -1,0 +1,1 @@
+"""Farandole for Python: a training script for one device, run on many."""

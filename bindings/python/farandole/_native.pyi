@@ -1,0 +1,136 @@
+"""The engine's door for Python front ends, written in Rust (bindings/python/src).
+
+Memory is passed as address, shape, number of the element type, and owner. It must be contiguous host memory; the owner is kept
+alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine.
+
+Element types: bool 0, uint8 1, int8 2, uint16 3, int16 4, uint32 5, int32 6, uint64 7, int64 8, float16 9, bfloat16 10,
+float32 11, float64 12. Operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
+
+Wrong use raises ValueError; what the ranks refuse, and whatever ends the job, raises HorovodInternalError.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+class HorovodInternalError(RuntimeError):
+    """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
+
+def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool) -> None:
+    """Makes this process a rank of its job. Does nothing while it is one; may be called again after shutdown."""
+
+def shutdown() -> None:
+    """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by itself."""
+
+def is_initialized() -> bool: ...
+def rank() -> int: ...
+def size() -> int: ...
+def local_rank() -> int: ...
+def local_size() -> int: ...
+def cross_rank() -> int: ...
+def cross_size() -> int: ...
+def is_homogeneous() -> bool: ...
+def add_process_set(ranks: Sequence[int]) -> int: ...
+def remove_process_set(process_set_id: int) -> None: ...
+def process_sets() -> dict[int, list[int]]:
+    """World ranks of every process set, by its number; zero is the world."""
+
+class Result:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def received_splits(self) -> list[int]:
+        """For alltoall: how many rows came from each rank."""
+    @property
+    def last_joined(self) -> int:
+        """For join: the last rank (inside the process set) to join. Otherwise -1."""
+    @property
+    def dtype(self) -> int | None:
+        """Number of the element type of memory that the engine made; None where the result lies in the caller's tensor."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Memory that the engine made (allgather, alltoall, reducescatter), without a copy."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class Handle:
+    @property
+    def name(self) -> str: ...
+    def poll(self) -> bool:
+        """Whether the request is done, well or not."""
+    def wait(self) -> Result:
+        """Waits until it is done. A second call gives the same. Ctrl-C ends the wait, not the request."""
+
+def allreduce(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+    batch: tuple[str, int] | None,
+    priority: int,
+    output: tuple[int, object] | None,
+) -> Handle:
+    """The result goes to output (address, owner), or in place. batch: a key that is the same on all ranks, and how many
+    requests have it; they run together or not at all."""
+
+def allreduce_many(requests: Iterable[tuple[Any, ...]]) -> list[Handle]:
+    """Tuples of allreduce's arguments."""
+
+def broadcast(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    root: int,
+    group: int,
+    output: tuple[int, object] | None,
+) -> Handle:
+    """root is a rank of the world."""
+
+def allgather(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    group: int,
+    batch: tuple[str, int] | None,
+) -> Handle: ...
+def alltoall(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    splits: Sequence[int] | None,
+    group: int,
+) -> Handle: ...
+def reducescatter(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+    batch: tuple[str, int] | None,
+) -> Handle: ...
+def barrier(name: str, group: int) -> Handle: ...
+def join(group: int) -> Handle: ...
+def wait_all(handles: Iterable[Handle]) -> list[Result]:
+    """Waits until all are done; the first that went wrong raises, and the others keep their results."""
+
+def start_timeline(path: str, mark_cycles: bool) -> None: ...
+def stop_timeline() -> None: ...

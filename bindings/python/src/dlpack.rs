@@ -1,0 +1,183 @@
+//! Memory of the engine's, given to Python through DLPack.
+//!
+//! DLPack is a C structure in a capsule: where the elements are, what they are, and a function to call when nobody needs them any
+//! more. The consumer renames the capsule when it has taken over; a capsule that still has its first name when it dies was
+//! taken by nobody, and its destructor calls that function itself. So each structure is let go exactly once.
+//!
+//! The structures are DLPack's, in their layout and in their spelling, as far as host memory needs them. There are two: the first
+//! one, and the one with a version in front, for consumers that say that they know it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use farandole::{Dtype, Region};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::result::Payload;
+
+/// DLPack's number for host memory, and the number of the device: there is one host.
+pub(crate) const HOST: (i32, i32) = (1, 0);
+
+const NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+
+/// A result's memory. From here on it is not ours to touch: it may be a tensor that Python code writes to.
+pub(crate) struct Memory {
+    start: NonNull<u8>,
+    /// Never read or written again; it frees the memory.
+    region: Region,
+}
+
+// SAFETY: the region is `Send`, and the pointer is one to its memory that is only handed on.
+unsafe impl Send for Memory {}
+// SAFETY: a shared reference gives out the address and the element type, nothing else.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn new(mut region: Region) -> Memory {
+        let start = NonNull::new(region.as_bytes_mut().as_mut_ptr()).expect("invariant: slices are never at null");
+        Memory { start, region }
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.region.dtype()
+    }
+}
+
+#[repr(C)]
+struct DLDevice {
+    device_type: i32,
+    device_id: i32,
+}
+
+#[repr(C)]
+struct DLDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DLTensor {
+    data: *mut c_void,
+    device: DLDevice,
+    ndim: i32,
+    dtype: DLDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct DLManagedTensor {
+    dl_tensor: DLTensor,
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+}
+
+#[repr(C)]
+struct DLManagedTensorVersioned {
+    major: u32,
+    minor: u32,
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
+    flags: u64,
+    dl_tensor: DLTensor,
+}
+
+/// What a structure points into.
+struct Keep {
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
+    _payload: Arc<Payload>,
+}
+
+/// A capsule with the payload's memory, which must be there.
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    payload: &Arc<Payload>,
+    max_version: Option<(u32, u32)>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let (dl_tensor, manager_ctx) = describe(payload);
+    if max_version.is_some_and(|(major, _)| major >= 1) {
+        let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
+        let tensor = DLManagedTensorVersioned { major: 1, minor: 0, manager_ctx, deleter, flags: 0, dl_tensor };
+        let pointer = NonNull::from(Box::leak(Box::new(tensor))).cast();
+        // SAFETY: the pointer is one to the structure that the name promises; the destructor frees it if nobody took it.
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED_NAME, Some(destroy)) }
+    } else {
+        let tensor = DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete) };
+        let pointer = NonNull::from(Box::leak(Box::new(tensor))).cast();
+        // SAFETY: as above.
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, NAME, Some(destroy)) }
+    }
+}
+
+fn describe(payload: &Arc<Payload>) -> (DLTensor, *mut c_void) {
+    let memory = payload.memory.as_ref().expect("invariant: only results with memory are given away");
+    let dims = payload.shape.iter().map(|&dim| i64::try_from(dim).expect("invariant: a result fits into memory"));
+    let shape: Box<[i64]> = dims.collect();
+    let mut strides: Box<[i64]> = vec![1; shape.len()].into();
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
+    }
+    let keep = Box::leak(Box::new(Keep { shape, strides, _payload: Arc::clone(payload) }));
+    let dl_tensor = DLTensor {
+        data: memory.start.as_ptr().cast(),
+        device: DLDevice { device_type: HOST.0, device_id: HOST.1 },
+        ndim: i32::try_from(keep.shape.len()).expect("invariant: nobody has that many dimensions"),
+        dtype: data_type(memory.dtype()),
+        shape: keep.shape.as_mut_ptr(),
+        strides: keep.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    (dl_tensor, std::ptr::from_mut(keep).cast())
+}
+
+/// DLPack's codes: signed 0, unsigned 1, float 2, bfloat 4, bool 6.
+fn data_type(dtype: Dtype) -> DLDataType {
+    let code = match dtype {
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
+        Dtype::BF16 => 4,
+        Dtype::Bool => 6,
+    };
+    DLDataType { code, bits: dtype.size_bytes() as u8 * 8, lanes: 1 }
+}
+
+/// Called by the consumer, on whatever thread, with or without the interpreter's lock: no Python object is touched.
+unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
+    // SAFETY: DLPack calls this once, with the structure that `capsule` leaked; its context is a `Keep` that `describe` leaked.
+    unsafe {
+        let tensor = Box::from_raw(tensor);
+        drop(Box::from_raw(tensor.manager_ctx.cast::<Keep>()));
+    }
+}
+
+/// As [`delete`].
+unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
+    // SAFETY: as in `delete`.
+    unsafe {
+        let tensor = Box::from_raw(tensor);
+        drop(Box::from_raw(tensor.manager_ctx.cast::<Keep>()));
+    }
+}
+
+/// The end of a capsule. A consumer that has taken over has changed the name.
+unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this with a capsule of ours that dies, holding its lock; the name says which structure is in it, and
+    // a structure under its first name is nobody else's.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
+        } else if ffi::PyCapsule_IsValid(capsule, VERSIONED_NAME.as_ptr()) == 1 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED_NAME.as_ptr()).cast());
+        }
+    }
+}

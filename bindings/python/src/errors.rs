@@ -1,0 +1,63 @@
+//! Which exception an error becomes, and the words that Horovod's users look for.
+//!
+//! Wrong use, found before anything was sent, is a `ValueError`: the job goes on. What ranks have refused, and whatever ended
+//! the job, is a [`HorovodInternalError`] with the engine's text, which names the first cause. Where scripts look for the beginning
+//! of one of Horovod's texts, ours begins with it.
+
+use farandole::{EngineError, Error};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    farandole.exceptions,
+    HorovodInternalError,
+    PyRuntimeError,
+    "A collective was refused by the ranks, or the job cannot go on. The text names the first cause."
+);
+
+/// For calls that need a world before there is one.
+pub(crate) fn not_initialized() -> PyErr {
+    PyValueError::new_err("Horovod has not been initialized; use hvd.init().")
+}
+
+/// For calls in a child of a rank, where only questions are answered.
+pub(crate) fn forked() -> PyErr {
+    PyValueError::new_err(
+        "this process was forked from a rank and is not a rank itself: collectives, init and process sets are for the \
+         process that called hvd.init(). Start workers that need them with the method \"spawn\".",
+    )
+}
+
+/// The exception for an error of the library.
+pub(crate) fn raised(error: Error) -> PyErr {
+    match error {
+        Error::Engine(error) => of_engine(error),
+        Error::WrongElement => PyValueError::new_err(error.to_string()),
+        other => HorovodInternalError::new_err(other.to_string()),
+    }
+}
+
+/// The exception for an error of the engine.
+pub(crate) fn of_engine(error: EngineError) -> PyErr {
+    match &error {
+        EngineError::Duplicate { .. } => PyValueError::new_err(format!(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
+             currently being processed. If you want to request another tensor, use a different tensor name. ({error})"
+        )),
+        EngineError::UnknownGroup(_)
+        | EngineError::ForeignGroup(_)
+        | EngineError::ExistingGroup(_)
+        | EngineError::InvalidGroup(_)
+        | EngineError::WrongMemory { .. }
+        | EngineError::Setting(_)
+        | EngineError::Taken => PyValueError::new_err(error.to_string()),
+        EngineError::Forked => forked(),
+        EngineError::ShutDown => HorovodInternalError::new_err(
+            "Horovod has been shut down, by this rank or because another one has ended: nothing more is carried out. If \
+             a rank ended with an exception, it is in that rank's output.",
+        ),
+        EngineError::Refused { .. } | EngineError::TimedOut { .. } | EngineError::Failed(_) => {
+            HorovodInternalError::new_err(error.to_string())
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Memory of Python objects, lent to the engine.
+//!
+//! The invariant is that of [`Region`]: from the making of a region to its drop nobody else writes these bytes, and nobody reads
+//! them while they are written. No compiler can hold a Python program to that. This module does what can be done: the owner of the memory
+//! lives until the region is gone, whatever becomes of handle and tensor, and an address that cannot be right is refused. The rest
+//! is the promise that a Horovod user has always given: not to touch a tensor between handing it in and `synchronize`.
+//!
+//! An owner is often let go on a thread of the engine, which must not wait for the interpreter's lock (whoever holds that may be
+//! waiting for the engine). PyO3 keeps such owners and lets them go when the next thread enters this module.
+
+#![allow(unsafe_code)]
+
+use farandole::{Dtype, Region};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Lends the bytes at an address, which belong to `owner`.
+pub(crate) fn lend(address: usize, len_bytes: usize, dtype: Dtype, owner: Py<PyAny>) -> PyResult<Region> {
+    if len_bytes > 0 && address == 0 {
+        return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
+    }
+    if isize::try_from(len_bytes).is_err() || address.checked_add(len_bytes).is_none() {
+        return Err(PyValueError::new_err(format!("there is no memory of {len_bytes} bytes at {address:#x}")));
+    }
+    let start = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the Python package passes the address and size of contiguous memory that `owner` owns; the owner lives as long
+    // as the region, and the user leaves the tensor alone until the request is done (see the module's text).
+    Ok(unsafe { Region::from_raw_parts(start, len_bytes, dtype, owner) })
+}

@@ -1,0 +1,245 @@
+//! This process as a rank: beginning, end, and who is who.
+//!
+//! A process is at most one rank at a time, so there is one [`Job`] for the whole interpreter. Two locks guard it. `LIFE` is held by
+//! whoever changes membership (init, shutdown, adding and removing process sets), which takes as long as the other ranks take;
+//! such a thread has released the interpreter's lock first. `JOB` is held for a look at the pointer, by threads that hold
+//! the interpreter's lock: so no thread can hold it while another one forks, and a child can always ask.
+//!
+//! **Forked children** (data loaders mostly) inherit all this without the engine's threads, and the sockets are their parent's. They may ask
+//! for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a child that ends
+//! like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use farandole::{Rank, Setup, World};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::errors;
+use crate::handle::let_waiting_threads_return;
+use crate::request::read_group;
+
+/// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force. Such calls
+/// take milliseconds where all ranks make them.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a shutdown lets threads come back that were waiting for requests. They have been woken; they need no more than the
+/// interpreter's lock.
+const COME_BACK: Duration = Duration::from_secs(1);
+
+static LIFE: Mutex<()> = Mutex::new(());
+static JOB: Mutex<Option<Arc<Job>>> = Mutex::new(None);
+
+/// Whether the interpreter has been told to shut down the job when it ends. Set by the first thread that initialises.
+static AT_EXIT: AtomicBool = AtomicBool::new(false);
+
+/// This rank's world, with what Python adds to it.
+pub(crate) struct Job {
+    pub(crate) world: World,
+    /// Whether process sets may be added and removed after the start.
+    dynamic: bool,
+}
+
+/// The job, for whoever wants to use it.
+pub(crate) fn current() -> PyResult<Arc<Job>> {
+    peek().ok_or_else(errors::not_initialized)
+}
+
+/// As [`current`], for changes of membership.
+fn current_to_change() -> PyResult<Arc<Job>> {
+    let job = current()?;
+    if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(job) }
+}
+
+fn peek() -> Option<Arc<Job>> {
+    lock_job().clone()
+}
+
+/// Makes this process a rank of its job, with these process sets. Does nothing while it is one.
+#[pyfunction]
+#[pyo3(signature = (process_sets, *, dynamic))]
+pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -> PyResult<()> {
+    if let Some(job) = peek() {
+        return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
+    }
+    if !AT_EXIT.swap(true, Ordering::Relaxed) {
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(shutdown, py)?,))?;
+    }
+    py.detach(|| {
+        let _life = lock_life();
+        // Another thread may have been faster.
+        if Python::attach(|_| peek()).is_some() {
+            return Ok(());
+        }
+        let world = Setup::default().init().map_err(errors::raised)?;
+        for ranks in &process_sets {
+            let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank(rank)).collect();
+            world.engine().add_group(&ranks).map_err(|error| errors::raised(world.report(error)))?;
+        }
+        let job = Arc::new(Job { world, dynamic });
+        Python::attach(|_| *lock_job() = Some(job));
+        Ok(())
+    })
+}
+
+/// Leaves the job: requests under way end with an error. Does nothing where there is none, and in forked children.
+#[pyfunction]
+pub(crate) fn shutdown(py: Python<'_>) {
+    let Some(job) = peek().filter(|job| !job.world.engine().is_forked()) else { return };
+    py.detach(|| {
+        let _life = lock_life_or_end_it(&job);
+        drop(job);
+        if let Some(job) = Python::attach(|_| lock_job().take()) {
+            end(job);
+        }
+        let_waiting_threads_return(COME_BACK);
+    });
+}
+
+/// Ends the job when the last thread that looks at it has looked. `LIFE` is held, so none of them does so for long.
+fn end(mut job: Arc<Job>) {
+    loop {
+        match Arc::try_unwrap(job) {
+            Ok(job) => return drop(job),
+            Err(still) => job = still,
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Whether this process is a rank.
+#[pyfunction]
+pub(crate) fn is_initialized() -> bool {
+    peek().is_some()
+}
+
+/// This rank, from zero.
+#[pyfunction]
+pub(crate) fn rank() -> PyResult<usize> {
+    Ok(current()?.world.rank())
+}
+
+/// Number of ranks.
+#[pyfunction]
+pub(crate) fn size() -> PyResult<usize> {
+    Ok(current()?.world.size())
+}
+
+/// How many ranks of this host come before this one.
+#[pyfunction]
+pub(crate) fn local_rank() -> PyResult<usize> {
+    Ok(current()?.world.local_rank())
+}
+
+/// Number of ranks on this host.
+#[pyfunction]
+pub(crate) fn local_size() -> PyResult<usize> {
+    Ok(current()?.world.local_size())
+}
+
+/// How many hosts before this one have a rank with this local rank.
+#[pyfunction]
+pub(crate) fn cross_rank() -> PyResult<usize> {
+    Ok(current()?.world.cross_rank())
+}
+
+/// How many hosts have a rank with this local rank.
+#[pyfunction]
+pub(crate) fn cross_size() -> PyResult<usize> {
+    Ok(current()?.world.cross_size())
+}
+
+/// Whether all hosts have the same number of ranks.
+#[pyfunction]
+pub(crate) fn is_homogeneous() -> PyResult<bool> {
+    let job = current()?;
+    let topology = job.world.topology();
+    let mut sizes = (0..topology.size()).map(|rank| topology.local_size(Rank::from(rank)));
+    let first = sizes.next();
+    Ok(sizes.all(|size| Some(size) == first))
+}
+
+/// Makes a process set of these ranks of the world. All ranks call this.
+#[pyfunction]
+pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
+    let job = current_to_change()?;
+    check_dynamic(&job, "adding")?;
+    let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+    py.detach(move || {
+        let _life = lock_life();
+        let added = job.world.engine().add_group(&ranks);
+        added.map(|group| group.0).map_err(|error| errors::raised(job.world.report(error)))
+    })
+}
+
+/// Ends a process set. All ranks call this.
+#[pyfunction]
+pub(crate) fn remove_process_set(py: Python<'_>, process_set_id: i64) -> PyResult<()> {
+    let job = current_to_change()?;
+    check_dynamic(&job, "removing")?;
+    let group = read_group(process_set_id)?;
+    py.detach(move || {
+        let _life = lock_life();
+        job.world.engine().remove_group(group).map_err(|error| errors::raised(job.world.report(error)))
+    })
+}
+
+/// World ranks of every process set, by its number; zero is the world.
+#[pyfunction]
+pub(crate) fn process_sets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let sets = PyDict::new(py);
+    for (group, ranks) in current()?.world.engine().groups() {
+        sets.set_item(group.0, PyList::new(py, ranks.iter().map(|rank| rank.0))?)?;
+    }
+    Ok(sets)
+}
+
+/// Begins to record a timeline.
+#[pyfunction]
+pub(crate) fn start_timeline(path: &str, mark_cycles: bool) -> PyResult<()> {
+    let _ = (path, mark_cycles, current()?);
+    Err(PyValueError::new_err("this build of farandole records no timelines"))
+}
+
+/// Ends the timeline.
+#[pyfunction]
+pub(crate) fn stop_timeline() -> PyResult<()> {
+    let _ = current()?;
+    Err(PyValueError::new_err("no timeline is being recorded"))
+}
+
+fn check_dynamic(job: &Job, doing: &str) -> PyResult<()> {
+    if job.dynamic {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(format!(
+        "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization."
+    )))
+}
+
+fn lock_life() -> MutexGuard<'static, ()> {
+    LIFE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread that adds a process set waits for other ranks, which may never come. It must not keep the process from ending.
+fn lock_life_or_end_it(job: &Job) -> MutexGuard<'static, ()> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        match LIFE.try_lock() {
+            Ok(life) => return life,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    let what = "this rank was shut down while one of its threads was still adding or removing a process set";
+    job.world.engine().alarm().ring(Some(Rank::from(job.world.rank())), what.to_owned());
+    lock_life()
+}
+
+fn lock_job() -> MutexGuard<'static, Option<Arc<Job>>> {
+    // Valid between any two statements, also if a holder panicked.
+    JOB.lock().unwrap_or_else(PoisonError::into_inner)
+}
