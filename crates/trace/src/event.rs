@@ -240,6 +240,9 @@ pub enum Event {
     Skipped { group: Group, operation: Operation, calls: u32, bytes: u64 },
     /// The driver has taken in what was submitted.
     Cycle,
+    /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have no such record:
+    /// their thread waits from `Started` to `Finished`.
+    Waited { name: NameId, since_ns: u64 },
 
     /// A phase of the program begins on this thread. `name` is that of a user's phase.
     PhaseBegin { phase: Phase, name: NameId },
@@ -400,6 +403,7 @@ impl Event {
                 Fields { kind: 21, small: name.0, group, number, ..plain }
             }
             Event::Trouble { name } => Fields { kind: 22, small: name.0, ..plain },
+            Event::Waited { name, since_ns } => Fields { kind: 23, small: name.0, number: since_ns, ..plain },
         }
     }
 
@@ -438,6 +442,7 @@ impl Event {
             20 => Event::Epoch { number },
             21 => Event::Stalled { name, group, missing: (number >> 32) as u32, rank: number as u32 },
             22 => Event::Trouble { name },
+            23 => Event::Waited { name, since_ns: number },
             _ => return None,
         })
     }
@@ -450,6 +455,7 @@ impl Event {
             | Event::Fused { name, .. }
             | Event::Done { name, .. }
             | Event::Failed { name, .. }
+            | Event::Waited { name, .. }
             | Event::PhaseBegin { name, .. }
             | Event::PhaseEnd { name, .. }
             | Event::Stalled { name, .. }
@@ -493,6 +499,7 @@ mod tests {
             Event::Epoch { number: 2 },
             Event::Stalled { name, group, missing: 2, rank: 1 },
             Event::Trouble { name },
+            Event::Waited { name, since_ns: u64::MAX - 2 },
         ];
         for event in events {
             let record = Record { time_ns: u64::MAX - 1, thread: ThreadId(500), event };

@@ -1,19 +1,26 @@
 //! Happened: what each rank did, and when.
 //!
 //! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What
-//! is in them can be written to a file at any time ([`file`]), is read back as a [`Trace`], and the traces of all ranks are put
+//! is in them can be written to a file at any time ([`mod@file`]), is read back as a [`Trace`], and the traces of all ranks are put
 //! on one clock. timeline writes what a viewer shows: one rank's while it runs, as Horovod's users know it,
 //! or all ranks' afterwards.
 //!
 //! This crate knows no other crate of the project, and no tensor: whoever does something says so here in terms of
 //! [`event`]. Reading is total: whatever lies in a file, the answer is a trace or an error.
 //!
-//! What is deliberately not here: what to make of it all. Profiles, efficiencies and verdicts are functions of traces.
+//! What to make of it all is a function from values to values: [`history`] is what a job did, on one clock; [`profile`] sorts its
+//! messages by size; [`loss`] says where the time went and [`efficiency`] how much of it was work; [`replay`] plays it
+//! again with something changed.
 
 #![forbid(unsafe_code)]
 
+pub mod efficiency;
 pub mod event;
 pub mod file;
+pub mod history;
+pub mod loss;
+pub mod profile;
+pub mod replay;
 mod trace;
 
 pub use event::{Event, Record};

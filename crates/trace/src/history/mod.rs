@@ -1,0 +1,321 @@
+//! What a job did: for each rank what its program was doing at every moment, and every operation with the times at which each rank
+//! passed through it. All analysis reads this and nothing else.
+//!
+//! Times are nanoseconds on one clock that starts with the history. A rank's *lane* is what the program's own thread did; it is cut
+//! into *stretches* that follow each other without gap or overlap, from zero to the history's end. So whatever is added up over
+//! a lane adds up to the whole, in whole nanoseconds. Engine and loader threads have no lane: what they do matters where a
+//! lane waits for it.
+//!
+//! An *operation* is one bucket of one group; a rank's way through it is a *passage*, six moments in this order:
+//!
+//! ```text
+//!   submitted ── agreed/begun ── packed ── moved ── done
+//!      │    agreement   │  packing  │ transfer │ unpacking │
+//! ```
+//!
+//! *Not here:* where the times come from and how clocks were brought together (`timeline`, `build.rs`); any judgement.
+
+mod cut;
+mod legs;
+mod sketch;
+
+pub use cut::{Window, WindowError};
+pub use legs::Legs;
+pub use sketch::{Cost, Sketch};
+
+/// What a job did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// One for each rank, in order.
+    pub ranks: Vec<RankHistory>,
+    /// All operations that every member went through, in the order in which they began.
+    pub operations: Vec<Operation>,
+    /// The end of all lanes.
+    pub end_ns: u64,
+    /// How far two clocks of this history may be apart.
+    pub clock_error_ns: u64,
+}
+
+/// What one rank did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankHistory {
+    /// Name of the host it ran on.
+    pub host: String,
+    /// Cores that the rank could use, if known.
+    pub cores: Option<usize>,
+    /// Threads with which its framework computes, if known.
+    pub threads: Option<usize>,
+    /// What the program did, stretch after stretch, from zero to the history's end.
+    pub lane: Vec<Stretch>,
+    /// Named parts of the program, by their beginning; they may contain each other.
+    pub phases: Vec<Phase>,
+    /// Iterations, in order, without overlap.
+    pub iterations: Vec<Iteration>,
+}
+
+/// A time in which a rank's program did one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Beginning.
+    pub from_ns: u64,
+    /// End. Equal to the beginning where a rank waited for something that was there already: no time, but an order that holds.
+    pub to_ns: u64,
+    /// What it did.
+    pub activity: Activity,
+}
+
+/// What a program does at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Its work.
+    Compute,
+    /// Waits for its next batch.
+    Input,
+    /// Writes or reads a checkpoint.
+    Checkpoint,
+    /// Waits for an operation: the position in [`History::operations`], or `None` for one that is not completely known.
+    Blocked(Option<usize>),
+    /// It has not begun yet.
+    NotBegun,
+    /// It has ended already.
+    Ended,
+}
+
+/// What kind of work a phase is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhaseKind {
+    /// Part of every training step: forward, backward, optimizer.
+    Training,
+    /// Testing or validation.
+    Evaluation,
+    /// Waiting for the next batch.
+    Input,
+    /// A checkpoint.
+    Checkpoint,
+    /// Whatever the user has named.
+    Named,
+}
+
+/// A named part of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: PhaseKind,
+    /// Beginning.
+    pub from_ns: u64,
+    /// End.
+    pub to_ns: u64,
+}
+
+/// One step of training on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Iteration {
+    /// Its number, alike on all ranks.
+    pub number: u64,
+    /// The epoch it belongs to.
+    pub epoch: u64,
+    /// Beginning.
+    pub from_ns: u64,
+    /// End.
+    pub to_ns: u64,
+}
+
+/// Which collective an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are those of the collectives")]
+pub enum CollectiveKind {
+    Allreduce,
+    Allgather,
+    Reducescatter,
+    Broadcast,
+    Alltoall,
+    Barrier,
+    Other,
+}
+
+impl CollectiveKind {
+    /// The name that people know.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::Allreduce => "allreduce",
+            CollectiveKind::Allgather => "allgather",
+            CollectiveKind::Reducescatter => "reducescatter",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::Alltoall => "alltoall",
+            CollectiveKind::Barrier => "barrier",
+            CollectiveKind::Other => "other",
+        }
+    }
+}
+
+/// One bucket that the ranks of a group have brought to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    /// The group's number; zero is the world.
+    pub group: u32,
+    /// Which collective.
+    pub collective: CollectiveKind,
+    /// Bytes of each tensor in it. Their sum is the size of the message.
+    pub tensor_bytes: Vec<u64>,
+    /// The way of each member through it, by rank.
+    pub passages: Vec<Passage>,
+}
+
+/// One rank's way through an operation. The moments follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// The rank.
+    pub rank: usize,
+    /// Its first tensor was submitted.
+    pub first_submitted_ns: u64,
+    /// Its last tensor was submitted.
+    pub submitted_ns: u64,
+    /// Its ranks had agreed, and work on it began.
+    pub begun_ns: u64,
+    /// Its tensors were in the buffer.
+    pub packed_ns: u64,
+    /// The result was there.
+    pub moved_ns: u64,
+    /// The caller had it.
+    pub done_ns: u64,
+}
+
+impl Operation {
+    /// Size of the message.
+    pub fn bytes(&self) -> u64 {
+        self.tensor_bytes.iter().sum()
+    }
+
+    /// When the last rank had submitted, and which one that was. (Of several the first: nobody waited for the others longer.)
+    pub fn last_arrival(&self) -> (u64, usize) {
+        let mut last = (0, 0);
+        for passage in &self.passages {
+            if passage.submitted_ns > last.0 || (passage.submitted_ns == last.0 && passage.rank < last.1) {
+                last = (passage.submitted_ns, passage.rank);
+            }
+        }
+        last
+    }
+
+    /// When the last rank had begun.
+    pub fn begun_ns(&self) -> u64 {
+        self.latest(|passage| passage.begun_ns)
+    }
+
+    /// When the last rank had packed.
+    pub fn packed_ns(&self) -> u64 {
+        self.latest(|passage| passage.packed_ns)
+    }
+
+    /// When the last rank was done.
+    pub fn done_ns(&self) -> u64 {
+        self.latest(|passage| passage.done_ns)
+    }
+
+    /// This rank's way, if it is a member.
+    pub fn passage(&self, rank: usize) -> Option<&Passage> {
+        self.passages.binary_search_by_key(&rank, |passage| passage.rank).ok().map(|at| &self.passages[at])
+    }
+
+    fn latest(&self, moment: impl Fn(&Passage) -> u64) -> u64 {
+        self.passages.iter().map(moment).max().unwrap_or(0)
+    }
+}
+
+impl Stretch {
+    /// How long it is.
+    pub fn ns(&self) -> u64 {
+        self.to_ns - self.from_ns
+    }
+}
+
+impl RankHistory {
+    /// The stretches that have time in common with this one, cut to it.
+    pub fn lane_between(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = Stretch> {
+        let first = self.lane.partition_point(|stretch| stretch.to_ns <= from_ns);
+        self.lane[first..].iter().take_while(move |stretch| stretch.from_ns < to_ns).filter_map(move |stretch| {
+            let cut = Stretch {
+                from_ns: stretch.from_ns.max(from_ns),
+                to_ns: stretch.to_ns.min(to_ns),
+                activity: stretch.activity,
+            };
+            (cut.from_ns < cut.to_ns).then_some(cut)
+        })
+    }
+
+    /// Time in which the program worked.
+    pub fn useful_ns(&self) -> u64 {
+        self.lane.iter().filter(|stretch| stretch.activity == Activity::Compute).map(Stretch::ns).sum()
+    }
+
+    /// The iteration that a moment lies in.
+    pub fn iteration_at(&self, at_ns: u64) -> Option<&Iteration> {
+        let next = self.iterations.partition_point(|iteration| iteration.from_ns <= at_ns);
+        self.iterations[..next].last().filter(|iteration| at_ns < iteration.to_ns)
+    }
+}
+
+impl History {
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The time of all ranks together: what losses are shares of.
+    pub fn total_ns(&self) -> u64 {
+        self.end_ns * self.ranks.len() as u64
+    }
+
+    /// Number of different hosts.
+    pub fn hosts(&self) -> usize {
+        let hosts: std::collections::BTreeSet<&str> = self.ranks.iter().map(|rank| rank.host.as_str()).collect();
+        hosts.len()
+    }
+
+    /// How many iterations every rank has made.
+    pub fn iterations(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.iterations.len()).min().unwrap_or(0)
+    }
+
+    /// What must hold of a history; says what does not. Whoever makes one by hand or from a file asks this before handing it on.
+    pub fn check(&self) -> Result<(), String> {
+        for (number, rank) in self.ranks.iter().enumerate() {
+            let mut at_ns = 0;
+            for stretch in &rank.lane {
+                if stretch.from_ns != at_ns || stretch.to_ns < at_ns {
+                    return Err(format!("the lane of rank {number} has a gap or an overlap at {at_ns} ns"));
+                }
+                if let Activity::Blocked(Some(operation)) = stretch.activity
+                    && self.operations.get(operation).and_then(|operation| operation.passage(number)).is_none()
+                {
+                    return Err(format!("rank {number} waits for operation {operation}, of which it is no member"));
+                }
+                at_ns = stretch.to_ns;
+            }
+            if at_ns != self.end_ns {
+                return Err(format!("the lane of rank {number} ends at {at_ns} ns and not at {} ns", self.end_ns));
+            }
+        }
+        for (number, operation) in self.operations.iter().enumerate() {
+            for passage in &operation.passages {
+                let moments = [
+                    passage.first_submitted_ns,
+                    passage.submitted_ns,
+                    passage.begun_ns,
+                    passage.packed_ns,
+                    passage.moved_ns,
+                    passage.done_ns,
+                ];
+                if !moments.is_sorted() || passage.rank >= self.ranks.len() {
+                    return Err(format!("operation {number} of rank {} happened in no order", passage.rank));
+                }
+            }
+            if operation.passages.is_empty() || !operation.passages.is_sorted_by(|a, b| a.rank < b.rank) {
+                return Err(format!("the members of operation {number} are not in order"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,332 @@
+//! Where the time of all ranks went: useful work, and every loss by its cause.
+//!
+//! At every moment a rank either works or loses its time to one cause. Walking down all lanes and asking for the cause gives a split
+//! that sums to the whole in whole nanoseconds, whatever happened.
+//!
+//! **What a waiting rank waits for.** A rank that is blocked in an operation loses its time
+//!
+//! 1. until the last rank has submitted: to whatever keeps that rank. If it waits for input, the cause is input, also for those
+//!    who wait for it; if it writes a checkpoint, the checkpoint; if it is in a phase that the waiting rank has not, a
+//!    sequential phase; if it is blocked itself, in another operation, the question is passed on to that one; otherwise it is late.
+//! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with earlier operations;
+//!    that is packing or transfer of those.
+//! 3. until the last rank has packed: to packing.
+//! 4. until the result is there: to transfer. Then to packing again, while it is unpacked.
+//! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
+//!
+//! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank that arrives late
+//! because of its own loader does not show as slow.
+
+mod evidence;
+
+use std::collections::BTreeMap;
+
+use crate::history::{Activity, History, Legs, Operation};
+
+pub use evidence::{Evidence, Interval};
+
+/// What time is lost to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// Waiting for the next batch, or for a rank that does.
+    Input,
+    /// Waiting for this rank, which took longer than the others for its work.
+    Late(usize),
+    /// Waiting for ranks in a phase of this name, in which only some of them work.
+    Sequential(String),
+    /// A checkpoint, or waiting for a rank that writes one.
+    Checkpoint,
+    /// Finding out which operation is next.
+    Agreement,
+    /// Copying tensors to and from the fusion buffer.
+    Packing,
+    /// Bytes on their way.
+    Transfer,
+    /// Starting and ending at different times, waking up, and what is not known.
+    Other,
+}
+
+impl Cause {
+    /// The word for it in tables and JSON; the same for all ranks and phases.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Cause::Input => "input",
+            Cause::Late(_) => "late",
+            Cause::Sequential(_) => "sequential",
+            Cause::Checkpoint => "checkpoint",
+            Cause::Agreement => "agreement",
+            Cause::Packing => "packing",
+            Cause::Transfer => "transfer",
+            Cause::Other => "other",
+        }
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cause::Input => write!(f, "input wait"),
+            Cause::Late(rank) => write!(f, "rank {rank} arriving late"),
+            Cause::Sequential(phase) => write!(f, "the phase “{phase}”, in which only some ranks work"),
+            Cause::Checkpoint => write!(f, "checkpoints"),
+            Cause::Agreement => write!(f, "agreement"),
+            Cause::Packing => write!(f, "packing"),
+            Cause::Transfer => write!(f, "transfer"),
+            Cause::Other => write!(f, "other"),
+        }
+    }
+}
+
+/// Where the time of all ranks went.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// The time of all ranks together.
+    pub total_ns: u64,
+    /// Of it, useful work.
+    pub useful_ns: u64,
+    /// The rest, by cause, largest first. With the useful time it sums to the total exactly.
+    pub losses: Vec<Loss>,
+    /// Agreement, packing and transfer that went on while the rank worked: no loss.
+    pub overlapped_ns: u64,
+    /// What each rank did and lost its time to, moment after moment, from zero to the end: for strips.
+    pub strips: Vec<Vec<Piece>>,
+}
+
+/// The time lost to one cause.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loss {
+    /// To what.
+    pub cause: Cause,
+    /// How much, over all ranks.
+    pub ns: u64,
+    /// When and where.
+    pub evidence: Evidence,
+}
+
+/// A time of one rank with one cause; `None` is useful work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Beginning.
+    pub from_ns: u64,
+    /// End.
+    pub to_ns: u64,
+    /// What it was lost to.
+    pub cause: Option<Cause>,
+}
+
+impl Split {
+    /// Splits the time of a history.
+    pub fn of(history: &History) -> Split {
+        let asking = Asking::new(history);
+        let strips: Vec<Vec<Piece>> = (0..history.size()).map(|rank| joined(asking.strip(rank))).collect();
+        let mut by_cause: BTreeMap<Cause, u64> = BTreeMap::new();
+        let mut useful_ns = 0;
+        for piece in strips.iter().flatten() {
+            let ns = piece.to_ns - piece.from_ns;
+            match &piece.cause {
+                None => useful_ns += ns,
+                Some(cause) => *by_cause.entry(cause.clone()).or_default() += ns,
+            }
+        }
+        let mut losses: Vec<Loss> = by_cause
+            .into_iter()
+            .map(|(cause, ns)| Loss { evidence: Evidence::of(history, &strips, &cause), cause, ns })
+            .collect();
+        losses.sort_by(|a, b| b.ns.cmp(&a.ns).then_with(|| a.cause.cmp(&b.cause)));
+        let overlapped_ns = (0..history.size()).map(|rank| asking.overlapped_ns(rank)).sum();
+        Split { total_ns: history.total_ns(), useful_ns, losses, overlapped_ns, strips }
+    }
+
+    /// Time as a share of the whole, in percent.
+    pub fn percent(&self, ns: u64) -> f64 {
+        if self.total_ns == 0 { 0.0 } else { 100.0 * ns as f64 / self.total_ns as f64 }
+    }
+
+    /// Time lost to everything that one word stands for.
+    pub fn lost_ns(&self, key: &str) -> u64 {
+        self.losses.iter().filter(|loss| loss.cause.key() == key).map(|loss| loss.ns).sum()
+    }
+
+    /// Agreement, packing and transfer for which ranks waited.
+    pub fn exposed_ns(&self) -> u64 {
+        ["agreement", "packing", "transfer"].into_iter().map(|key| self.lost_ns(key)).sum()
+    }
+}
+
+/// What is needed to find a cause: the history, and for each rank when its engine was busy.
+struct Asking<'a> {
+    history: &'a History,
+    legs: Legs,
+    /// For each rank, its operations with the time from their beginning to their end, by beginning.
+    busy: Vec<Vec<(u64, u64, &'a Operation)>>,
+}
+
+impl<'a> Asking<'a> {
+    fn new(history: &'a History) -> Asking<'a> {
+        let mut busy: Vec<Vec<(u64, u64, &Operation)>> = vec![Vec::new(); history.size()];
+        for operation in &history.operations {
+            for passage in &operation.passages {
+                busy[passage.rank].push((passage.begun_ns, passage.done_ns, operation));
+            }
+        }
+        for operations in &mut busy {
+            operations.sort_by_key(|&(from_ns, to_ns, _)| (from_ns, to_ns));
+        }
+        Asking { history, legs: Legs::of(history), busy }
+    }
+
+    fn strip(&self, rank: usize) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        self.ask(rank, rank, (0, self.history.end_ns), 0, &mut pieces);
+        pieces
+    }
+
+    /// What `waiting` loses the time to in which it depends on `rank`: itself, to begin with.
+    fn ask(&self, waiting: usize, rank: usize, (from_ns, to_ns): (u64, u64), depth: usize, pieces: &mut Vec<Piece>) {
+        for stretch in self.history.ranks[rank].lane_between(from_ns, to_ns) {
+            let (from_ns, to_ns) = (stretch.from_ns, stretch.to_ns);
+            let mut say = |cause| pieces.push(Piece { from_ns, to_ns, cause });
+            match stretch.activity {
+                Activity::Compute if waiting == rank => say(None),
+                Activity::Compute => self.keeps_waiting(rank, &Cause::Late(rank), (from_ns, to_ns), pieces),
+                Activity::Input if waiting != rank => self.keeps_waiting(rank, &Cause::Input, (from_ns, to_ns), pieces),
+                Activity::Input => say(Some(Cause::Input)),
+                Activity::Checkpoint => say(Some(Cause::Checkpoint)),
+                Activity::NotBegun | Activity::Blocked(None) => say(Some(Cause::Other)),
+                Activity::Ended => self.outlived(rank, (from_ns, to_ns), pieces),
+                Activity::Blocked(Some(_)) if depth > self.history.size() => say(Some(Cause::Other)),
+                Activity::Blocked(Some(number)) => {
+                    let operation = &self.history.operations[number];
+                    let (arrival_ns, last) = operation.last_arrival();
+                    let there_ns = arrival_ns.clamp(from_ns, to_ns);
+                    if from_ns < there_ns {
+                        self.ask(waiting, last, (from_ns, there_ns), depth + 1, pieces);
+                    }
+                    if there_ns < to_ns {
+                        self.under_way(rank, operation, (there_ns, to_ns), pieces);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Others wait for a rank that works or starves: in a phase that only some ranks have that is the cause, otherwise `cause`.
+    fn keeps_waiting(&self, rank: usize, cause: &Cause, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+        let mut at_ns = from_ns;
+        for &(sole_from, sole_to, phase) in self.legs.sole(rank) {
+            let (begins, ends) = (sole_from.clamp(at_ns, to_ns), sole_to.clamp(at_ns, to_ns));
+            if begins == ends {
+                continue;
+            }
+            let name = self.history.ranks[rank].phases[phase].name.clone();
+            pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(cause.clone()) });
+            pieces.push(Piece { from_ns: begins, to_ns: ends, cause: Some(Cause::Sequential(name)) });
+            at_ns = ends;
+        }
+        pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(cause.clone()) });
+    }
+
+    /// A rank that has ended, while others have not: what the last of these does decides.
+    fn outlived(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+        let ends = |rank: usize| {
+            let lane = &self.history.ranks[rank].lane;
+            lane.iter().rfind(|stretch| stretch.activity != Activity::Ended).map_or(0, |stretch| stretch.to_ns)
+        };
+        let last = (0..self.history.size()).max_by_key(|&rank| (ends(rank), std::cmp::Reverse(rank)));
+        let Some(last) = last.filter(|&last| last != rank) else {
+            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
+            return;
+        };
+        for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
+            let span = (stretch.from_ns, stretch.to_ns);
+            let cause = match stretch.activity {
+                Activity::Compute => Cause::Late(last),
+                Activity::Input => Cause::Input,
+                Activity::Checkpoint => Cause::Checkpoint,
+                Activity::Blocked(_) | Activity::NotBegun | Activity::Ended => Cause::Other,
+            };
+            self.keeps_waiting(last, &cause, span, pieces);
+        }
+    }
+
+    /// Everybody has submitted, and a rank still waits: for the operation, or for those before it.
+    fn under_way(&self, rank: usize, operation: &Operation, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+        let begun_ns = operation.begun_ns().clamp(from_ns, to_ns);
+        self.before(rank, (from_ns, begun_ns), pieces);
+        self.stages(rank, operation, (begun_ns, to_ns), pieces);
+    }
+
+    /// The time before an operation begins: earlier ones are under way, or the ranks agree.
+    fn before(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+        let mut at_ns = from_ns;
+        let busy = &self.busy[rank];
+        // An operation that began long ago may still be under way, but hardly more than a few at once.
+        let first = busy.partition_point(|&(begun_ns, ..)| begun_ns < from_ns).saturating_sub(LOOK_BACK);
+        for &(begun_ns, done_ns, earlier) in &busy[first..] {
+            if begun_ns >= to_ns {
+                break;
+            }
+            let (begins, ends) = (begun_ns.clamp(at_ns, to_ns), done_ns.clamp(at_ns, to_ns));
+            if begins == ends {
+                continue;
+            }
+            pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(Cause::Agreement) });
+            self.stages(rank, earlier, (begins, ends), pieces);
+            at_ns = ends;
+        }
+        pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(Cause::Agreement) });
+    }
+
+    /// The stages of an operation that has begun on this rank.
+    fn stages(&self, rank: usize, operation: &Operation, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+        let Some(passage) = operation.passage(rank) else {
+            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
+            return;
+        };
+        let stages = [
+            (operation.begun_ns(), Cause::Agreement),
+            (operation.packed_ns().min(passage.moved_ns), Cause::Packing),
+            (passage.moved_ns, Cause::Transfer),
+            (passage.done_ns, Cause::Packing),
+            (to_ns, Cause::Other),
+        ];
+        let mut at_ns = from_ns;
+        for (end_ns, cause) in stages {
+            let end_ns = end_ns.clamp(at_ns, to_ns);
+            pieces.push(Piece { from_ns: at_ns, to_ns: end_ns, cause: Some(cause) });
+            at_ns = end_ns;
+        }
+    }
+
+    /// How long a rank's engine was busy while its program was not blocked.
+    fn overlapped_ns(&self, rank: usize) -> u64 {
+        let (mut until_ns, mut overlapped_ns) = (0, 0);
+        for &(begun_ns, done_ns, _) in &self.busy[rank] {
+            let from_ns = begun_ns.max(until_ns);
+            if from_ns < done_ns {
+                let working = |activity| !matches!(activity, Activity::Blocked(_));
+                let lane = self.history.ranks[rank].lane_between(from_ns, done_ns);
+                overlapped_ns +=
+                    lane.filter(|stretch| working(stretch.activity)).map(|stretch| stretch.ns()).sum::<u64>();
+                until_ns = done_ns;
+            }
+        }
+        overlapped_ns
+    }
+}
+
+/// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow each
+/// other, so this is a bound on groups that a rank uses at once.
+const LOOK_BACK: usize = 64;
+
+/// Pieces without empty ones, neighbours with the same cause joined.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut strip: Vec<Piece> = Vec::new();
+    for piece in pieces.into_iter().filter(|piece| piece.from_ns < piece.to_ns) {
+        match strip.last_mut() {
+            Some(last) if last.cause == piece.cause => last.to_ns = piece.to_ns,
+            _ => strip.push(piece),
+        }
+    }
+    strip
+}
