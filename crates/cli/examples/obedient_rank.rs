@@ -6,6 +6,8 @@
 //! | `sum` | allreduces of several sizes, by both doors; says so when all were right |
 //! | `loop` | says `dancing`, and allreduces until that fails; says why, and ends with code 1 |
 //! | `exit RANK CODE` | the same, but after a while this rank says `enough of pid …` and ends with this code |
+//! | `again TIMES` | joins, sums and leaves so many times, now this rank first, now that; says so if nothing has piled up |
+//! | `without RANK` | joins and leaves; then all but this rank, which has had enough, want to join again, and say who is missing |
 //! | `show NAME…` | says what these variables are, without joining anybody |
 //! | `speak LINES` | says that many long lines on both streams |
 //!
@@ -16,7 +18,7 @@
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use farandole::{Error, ReduceOp, World};
+use farandole::{Error, ReduceOp, Setup, World};
 
 /// A result was wrong.
 const WRONG: i32 = 70;
@@ -37,6 +39,8 @@ fn main() {
             let (rank, code) = (rank.parse().expect("a rank"), code.parse().expect("a code"));
             joined(|world| dance(world, Some((rank, code))))
         }
+        ["again", times] => again(times.parse().expect("a number of times")),
+        ["without", rank] => without(rank.parse().expect("a rank")),
         ["show", ref names @ ..] => {
             for name in names {
                 println!("{name}={}", std::env::var(name).unwrap_or_else(|_| "(unset)".to_owned()));
@@ -60,6 +64,84 @@ fn joined(task: impl FnOnce(&mut World) -> Result<(), Error>) -> Result<(), Erro
     task(&mut world)?;
     world.shutdown();
     Ok(())
+}
+
+/// Joins and leaves again and again. Ranks take turns in being late, so that some come for the next meeting while others are still
+/// at the last one.
+fn again(times: usize) -> Result<(), Error> {
+    let mut before = Holdings::default();
+    for time in 0..times {
+        let mut world = farandole::init()?;
+        let (rank, size) = (world.rank(), world.size());
+        reduce(&mut world, 1000)?;
+        let data = vec![rank as f32 + 1.0; 1000];
+        let ticket = world.submit_allreduce("data", data, ReduceOp::Average)?;
+        check(&farandole::wait::<f32>(ticket)?, (size as f32 + 1.0) / 2.0);
+        match (time % size == rank, time % 3) {
+            (true, 0) => std::thread::sleep(Duration::from_millis(20)),
+            (false, 1) => expect_shutdown(&world),
+            _ => {}
+        }
+        world.shutdown();
+        if time == 0 {
+            before = Holdings::count();
+        }
+    }
+    let after = Holdings::count();
+    if after.exceed(&before) {
+        eprintln!("{before:?} after the first time, {after:?} after the last");
+        exit(WRONG);
+    }
+    println!("met {times} times");
+    Ok(())
+}
+
+/// Asks for something that one rank, which leaves, will never ask for.
+fn expect_shutdown(world: &World) {
+    let answer = world.submit_allreduce("too late", vec![1.0f32], ReduceOp::Sum).and_then(farandole::wait::<f32>);
+    if !matches!(answer, Err(Error::Engine(farandole_engine::Error::ShutDown))) {
+        eprintln!("wrong: {answer:?} instead of the news that the world is shut down");
+        exit(WRONG);
+    }
+}
+
+fn without(absent: usize) -> Result<(), Error> {
+    let mut rank = 0;
+    joined(|world| {
+        rank = world.rank();
+        reduce(world, 1)
+    })?;
+    if rank == absent {
+        return Ok(());
+    }
+    match (Setup { patience: Duration::from_secs(1), ..Setup::default() }).init() {
+        Ok(_) => exit(WRONG),
+        Err(error) => {
+            println!("{error}");
+            Ok(())
+        }
+    }
+}
+
+/// What a process could pile up: descriptors, threads, and memory that it shares.
+#[derive(Debug, Default)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    shared: usize,
+}
+
+impl Holdings {
+    fn count() -> Holdings {
+        let entries = |folder| std::fs::read_dir(folder).map_or(0, Iterator::count);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm")).count();
+        Holdings { descriptors: entries("/proc/self/fd"), threads: entries("/proc/self/task"), shared }
+    }
+
+    fn exceed(&self, before: &Holdings) -> bool {
+        self.descriptors > before.descriptors || self.threads > before.threads || self.shared > before.shared
+    }
 }
 
 /// One allreduce whose result is known.

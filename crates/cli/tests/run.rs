@@ -283,6 +283,19 @@ fn the_job_ends_when_nobody_reads_its_output() {
 }
 
 #[test]
+fn ranks_meet_again_and_again_and_nothing_piles_up() {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples/obedient_rank");
+    for (ranks, count) in [("1", 1), ("3", 3)] {
+        let ended = Run::start(&["-np", ranks], &format!("{} again 50", program.display())).end();
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        assert_eq!(ended.stdout.matches("met 50 times").count(), count, "{}", ended.stdout);
+    }
+    let ended = Run::start(&["-np", "3"], &format!("{} without 1", program.display())).end();
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout.matches("rank 1 did not come to the rendezvous within").count(), 2, "{}", ended.stdout);
+}
+
+#[test]
 fn no_secret_is_on_a_command_line_or_in_the_environment_of_a_rank() {
     let script = "cat /proc/$PPID/cmdline /proc/$$/cmdline /proc/$$/environ | tr '\\0' '\\n'; cat /proc/self/fd/$FARANDOLE_KEY_FD >&2";
     let ended = Run::start(&["-np", "1"], script).end();

@@ -100,6 +100,9 @@ impl fmt::Display for Error {
         match self {
             Error::Environment { variable, problem } => write!(f, "{variable}: {problem}"),
             Error::Order { at, problem } => write!(f, "{at}: {problem}"),
+            Error::Missing { ranks, waited } if ranks.is_empty() => {
+                write!(f, "no rank stayed away, but in {:.1} s they were not all there at once", waited.as_secs_f64())
+            }
             Error::Missing { ranks, waited } => {
                 write!(f, "{} did not come to the rendezvous within {:.1} s", name_ranks(ranks), waited.as_secs_f64())
             }

@@ -214,7 +214,7 @@ fn the_owner_of_a_part_hears_everything_and_pronounces() {
     let way = Rendezvous::new(server.address().clone(), 4, key).with_silence(Some(SILENCE));
     let visit = thread::spawn(move || hold(way.join(Rank(1), b"", soon()).unwrap().1));
     let next = || told.recv_timeout(PATIENCE).unwrap();
-    assert!(matches!(next(), Event::Gathered(blobs) if blobs.len() == 3));
+    assert!(matches!(next(), Event::Gathered { epoch: 0, blobs } if blobs.len() == 3));
     server.tell(vec![Vec::new(); 4]);
     let held = visit.join().unwrap();
     held.lifeline.blame(None, "disk full");

@@ -282,7 +282,9 @@ fn parts_of_a_meeting_gather_their_ranks_and_are_told_about_the_others() {
         });
         let mut blobs = vec![Vec::new(); 4];
         for _ in 0..2 {
-            let Event::Gathered(some) = told.recv_timeout(PATIENCE).unwrap() else { panic!("nothing else can happen") };
+            let Event::Gathered { epoch: 0, blobs: some } = told.recv_timeout(PATIENCE).unwrap() else {
+                panic!("nothing else can happen")
+            };
             assert_eq!(some.len(), 2);
             some.into_iter().for_each(|(rank, blob)| blobs[rank.index()] = blob);
         }
@@ -291,13 +293,111 @@ fn parts_of_a_meeting_gather_their_ranks_and_are_told_about_the_others() {
             assert_eq!(visit.join().unwrap().unwrap(), [[0], [1], [2], [3]]);
         }
     });
+    let next = || told.recv_timeout(PATIENCE).unwrap();
+    let shortly = || Instant::now() + Duration::from_millis(300);
     thread::scope(|scope| {
-        let visit = scope.spawn(|| way(0).exchange(Rank(0), b"", soon()));
-        thread::sleep(Duration::from_millis(100));
-        parts[0].refuse(vec![Rank(3)]);
-        let error = visit.join().unwrap().unwrap_err();
-        assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [Rank(3)]), "{error}");
+        let patient = scope.spawn(|| way(2).exchange(Rank(2), b"", soon()));
+        let hasty = scope.spawn(|| way(0).exchange(Rank(0), b"", shortly()));
+        assert!(matches!(next(), Event::Gathered { epoch: 1, .. }));
+        assert_eq!(next(), Event::Overdue { epoch: 1, missing: vec![] });
+        parts[1].count();
+        assert_eq!(next(), Event::Missing { epoch: 1, ranks: vec![Rank(1), Rank(3)] });
+        parts[0].refuse(vec![Rank(1), Rank(3)]);
+        assert_eq!(next(), Event::Withdrawn { epoch: 1, rank: Rank(0) });
+        let error = hasty.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [1, 3].map(Rank)), "{error}");
+        // It comes again, and the one who waited on is not forgotten.
+        let again = scope.spawn(|| way(0).exchange(Rank(0), b"", soon()));
+        assert!(matches!(next(), Event::Gathered { epoch: 1, .. }));
+        parts[0].tell(vec![Vec::new(); 4]);
+        assert_eq!([patient, again].map(|visit| visit.join().unwrap().unwrap().len()), [4, 4]);
     });
+}
+
+#[test]
+fn an_owner_that_does_not_answer_keeps_nobody_waiting() {
+    let key = Key::random().unwrap();
+    let at = Address::UnixAbstract(format!("part-mute-{}", std::process::id()));
+    let part = Server::serve_part(&at, 4, &[0, 2].map(Rank), &key, Box::new(|_| {})).unwrap();
+    let way = Rendezvous::new(part.address().clone(), 4, key);
+    let error = way.exchange(Rank(0), b"", Instant::now() + Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [Rank(2)]), "{error}");
+}
+
+#[test]
+fn ranks_that_have_left_meet_again_and_wait_for_those_who_have_not() {
+    const RANKS: u32 = 3;
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), RANKS as usize, &key).unwrap();
+    let way = Rendezvous::new(server.address().clone(), RANKS as usize, key);
+    thread::scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| {
+            let way = &way;
+            scope.spawn(move || {
+                for epoch in 0..20u8 {
+                    let (blobs, lifeline) = way.join(Rank(rank), &[epoch], soon()).unwrap();
+                    assert_eq!(blobs, [[epoch]; RANKS as usize], "nobody is of another epoch");
+                    if u32::from(epoch) % RANKS == rank {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                    assert_eq!(lifeline.verdict(), None, "who leaves in order is not dead");
+                }
+            })
+        });
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        // All have left in order. Those who want to go on without rank 1 hear whom they miss.
+        let shortly = Instant::now() + Duration::from_millis(300);
+        let waiting = [0, 2].map(|rank| {
+            let way = &way;
+            scope.spawn(move || way.exchange(Rank(rank), b"", shortly).unwrap_err())
+        });
+        for error in waiting.map(|rank| rank.join().unwrap()) {
+            assert!(matches!(&error, Error::Missing { ranks, .. } if ranks.contains(&Rank(1))), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_verdict_on_one_epoch_does_not_reach_the_next() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let way = Rendezvous::new(server.address().clone(), 2, key);
+    let meet = || {
+        let other = thread::spawn({
+            let way = way.clone();
+            move || way.join(Rank(1), b"", soon()).unwrap().1
+        });
+        (way.join(Rank(0), b"", soon()).unwrap().1, other.join().unwrap())
+    };
+    let (old, other) = meet();
+    other.blame(Some(Rank(0)), "it does not answer");
+    let deadline = soon();
+    while old.verdict().is_none() {
+        assert!(Instant::now() < deadline, "a blame is believed in the end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop((old, other));
+    let (new, other) = meet();
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!((new.verdict(), other.verdict()), (None, None));
+}
+
+#[test]
+fn a_host_of_the_meeting_that_gives_up_says_who_was_missing() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 3, &key).unwrap();
+    let way = Rendezvous::new(server.address().clone(), 3, key);
+    let waiting = thread::spawn({
+        let way = way.clone();
+        move || way.exchange(Rank(1), b"", soon()).unwrap_err()
+    });
+    // Rank 0 is of this process, as the server is.
+    let (began, hasty) = (Instant::now(), Instant::now() + Duration::from_millis(300));
+    assert!(way.join(Rank(0), b"", hasty).is_err());
+    drop(server);
+    let error = waiting.join().unwrap();
+    assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [Rank(2)]), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "at once, not at its own deadline");
 }
 
 #[test]

@@ -55,6 +55,12 @@ impl Setup {
     /// Makes this process a rank of its job.
     pub fn init(self) -> Result<World> {
         let environment = Environment::from_process()?;
+        // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
+        let config = match self.config {
+            Some(config) => config,
+            None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
+        };
+        let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
         spawn::die_with_parent()?;
         environment.log();
         let deadline = Instant::now() + self.patience;
@@ -65,17 +71,14 @@ impl Setup {
         };
         let listener = Arc::new(Listener::bind(listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
-        let (contacts, lifeline) = exchange(venue.rendezvous.as_ref(), environment.rank, &own, deadline)?;
+        let way = venue.rendezvous.clone().map(|way| way.with_silence(silence));
+        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, &own, deadline)?;
         let meeting = |epoch| Contacts {
             rank: environment.rank,
             contacts: contacts.clone(),
             listener: Arc::clone(&listener),
             options: self.options,
             epoch,
-        };
-        let config = match self.config {
-            Some(config) => config,
-            None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
         };
         let lost = |error: Error| with_verdict(error, lifeline.as_ref());
         let mut communicator =
@@ -102,8 +105,6 @@ fn exchange(
     deadline: Instant,
 ) -> Result<(Vec<Contact>, Option<Lifeline>)> {
     let Some(rendezvous) = way else { return Ok((vec![own.clone()], None)) };
-    let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
-    let rendezvous = rendezvous.clone().with_silence(silence);
     let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
     let contacts: Result<Vec<Contact>> = blobs
         .iter()
@@ -133,6 +134,9 @@ fn heed(lifeline: Option<&Lifeline>, alarm: Alarm) {
 }
 
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
+///
+/// A process may leave its world and call this again, as often as it likes: when all ranks have done so they are a world again.
+/// Whoever comes first waits for the others.
 pub fn init() -> Result<World> {
     Setup::default().init()
 }

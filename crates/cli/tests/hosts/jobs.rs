@@ -66,6 +66,24 @@ fn six_ranks_on_three_hosts_reduce_over_either_internet_protocol() {
 }
 
 #[test]
+fn ranks_of_three_hosts_meet_again_and_again() {
+    let lab = Lab::new(3, Family::V4);
+    let ended = everywhere(&lab, &[], &["again", "50"]).wait();
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    assert_eq!(ended.stdout.iter().filter(|line| line.ends_with("met 50 times")).count(), 6, "{}", ended.said());
+    all_gone(&lab, Duration::from_secs(2));
+}
+
+#[test]
+fn a_rank_that_has_left_and_does_not_come_again_is_named_on_every_host() {
+    let lab = Lab::new(3, Family::V4);
+    let ended = everywhere(&lab, &[], &["without", "3"]).wait();
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    let missing = |line: &&String| line.contains("3 did not come to the rendezvous within") && line.contains(":rank");
+    assert_eq!(ended.stdout.iter().filter(missing).count(), 5, "{}", ended.said());
+}
+
+#[test]
 fn hosts_may_be_addresses_and_need_not_include_the_launchers() {
     for family in [Family::V4, Family::V6] {
         let lab = Lab::new(3, family);

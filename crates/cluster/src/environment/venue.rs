@@ -98,7 +98,13 @@ impl Environment {
     }
 
     fn venue(&self, key: Key, at: Option<Address>, hosted: Option<(Server, Option<Doorkeeper>)>) -> Venue {
-        let rendezvous = at.map(|address| Rendezvous::new(address, self.size, key.clone()).on_host(self.host.clone()));
+        let rendezvous = at.map(|address| {
+            let way = Rendezvous::new(address, self.size, key.clone()).on_host(self.host.clone());
+            match self.meeting {
+                Some(Meeting::AtRankZero { .. } | Meeting::OnThisHost { .. }) => way.kept_by(Rank(0)),
+                _ => way,
+            }
+        });
         let own = match self.addresses.as_slice() {
             [] => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
             given => given,

@@ -20,8 +20,18 @@ pub enum Directive {
     Start(Box<Start>),
     /// What all ranks brought to the rendezvous, in rank order.
     Everybody(Vec<Vec<u8>>),
+    /// Say which ranks have not come to the rendezvous.
+    Count,
+    /// Tell the ranks that have waited long enough who is missing, anywhere.
+    Refuse(Vec<u32>),
     /// Tell the ranks what has happened to one of them.
-    Pronounce(#[serde(with = "verdict")] Verdict),
+    Pronounce {
+        /// What.
+        #[serde(with = "verdict")]
+        verdict: Verdict,
+        /// Only ranks that have met in this epoch are concerned; `None`: all.
+        epoch: Option<u64>,
+    },
     /// Pass a signal on to every rank's process group.
     Signal(i32),
     /// Ask all ranks to end, and end those that have not after so many milliseconds.
@@ -125,8 +135,34 @@ pub enum Report {
         /// Which.
         rank: u32,
     },
-    /// All ranks of this host have come to the rendezvous with these messages.
-    Gathered(Vec<(u32, Vec<u8>)>),
+    /// All ranks of this host have come to the rendezvous.
+    Gathered {
+        /// How often they have met before.
+        epoch: u64,
+        /// What they have brought.
+        messages: Vec<(u32, Vec<u8>)>,
+    },
+    /// One of them has left again before everybody was told of the others.
+    Withdrawn {
+        /// For which meeting it had come.
+        epoch: u64,
+        /// Which.
+        rank: u32,
+    },
+    /// A rank has waited for the others for as long as it wanted to.
+    Overdue {
+        /// For which meeting it has come.
+        epoch: u64,
+        /// Who of this host is missing.
+        missing: Vec<u32>,
+    },
+    /// The ranks of this host that have not come; asked for by [`Directive::Count`].
+    Missing {
+        /// To which meeting.
+        epoch: u64,
+        /// Which.
+        ranks: Vec<u32>,
+    },
     /// A rank has not been heard of for the time that was set, though its process is there and not stopped.
     Silent {
         /// Which.
@@ -281,7 +317,9 @@ mod tests {
             ("probe", encode(&Directive::Probe(vec![probe]))),
             ("start", encode(&Directive::Start(Box::new(start)))),
             ("everybody", encode(&Directive::Everybody(vec![vec![1, 2], vec![]]))),
-            ("pronounce", encode(&Directive::Pronounce(verdict))),
+            ("count", encode(&Directive::Count)),
+            ("refuse", encode(&Directive::Refuse(vec![1, 70_000]))),
+            ("pronounce", encode(&Directive::Pronounce { verdict, epoch: Some(3) })),
             ("end", encode(&Directive::End { grace_ms: 5000 })),
             (
                 "ready",
@@ -290,7 +328,10 @@ mod tests {
             ("probed", encode(&Report::Probed(vec![attempt]))),
             ("output", encode(&output)),
             ("ended", encode(&Report::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
-            ("gathered", encode(&Report::Gathered(vec![(0, vec![1]), (1, vec![2])]))),
+            ("gathered", encode(&Report::Gathered { epoch: 2, messages: vec![(0, vec![1]), (1, vec![2])] })),
+            ("withdrawn", encode(&Report::Withdrawn { epoch: 2, rank: 1 })),
+            ("overdue", encode(&Report::Overdue { epoch: 2, missing: vec![3] })),
+            ("missing", encode(&Report::Missing { epoch: 2, ranks: Vec::new() })),
             ("blamed", encode(&Report::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
             ("bootstrap", bootstrap.to_bytes()),
             ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),

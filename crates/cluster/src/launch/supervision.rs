@@ -17,6 +17,7 @@
 //!
 //! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop waiting.
 
+mod meeting;
 mod words;
 
 use std::collections::{HashMap, VecDeque};
@@ -26,6 +27,8 @@ use super::failure::{Failure, What};
 use super::message::{Directive, HowEnded, Report, Start, Stream};
 use super::output::Tail;
 use super::reach::{Attempt, Map};
+use crate::rendezvous::{Verdict, VerdictKind};
+use meeting::{Left, Meeting};
 
 /// How long the ranks of a failed job have to end by themselves, with their own words, before they are told to.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -92,7 +95,6 @@ struct Host {
     probed: Option<Vec<Attempt>>,
     last_heard: Instant,
     last_told: Instant,
-    gathered: Option<Vec<(u32, Vec<u8>)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +143,7 @@ pub(crate) struct Supervision {
     failures: Vec<Failure>,
     /// Whom each rank points at.
     blamed: HashMap<u32, (Option<u32>, String)>,
+    meeting: Meeting,
     actions: VecDeque<Action>,
 }
 
@@ -154,7 +157,6 @@ impl Supervision {
             probed: None,
             last_heard: now,
             last_told: now,
-            gathered: None,
         };
         let size = settings.starts.iter().map(|start| start.ranks.len()).sum();
         let mut ranks: Vec<RankState> = std::iter::repeat_with(RankState::default).take(size).collect();
@@ -171,6 +173,7 @@ impl Supervision {
             ending: Ending::Well,
             failures: Vec::new(),
             blamed: HashMap::new(),
+            meeting: Meeting::new(size, settings.hosts.len()),
             actions: VecDeque::new(),
             settings,
         }
@@ -203,9 +206,19 @@ impl Supervision {
                 self.say_stopped(rank, signal);
             }
             Report::Continued { rank } => self.rank_mut(rank, |state| state.stopped = None),
-            Report::Gathered(messages) => {
-                self.hosts[host].gathered = Some(messages);
-                self.introduce_everybody();
+            Report::Gathered { epoch, messages } => {
+                if let Some(everybody) = self.meeting.gathered(host, epoch, messages) {
+                    self.introduce(everybody);
+                }
+            }
+            Report::Withdrawn { epoch, rank } => self.rank_withdrew(host, epoch, rank, now),
+            Report::Overdue { epoch, missing } => {
+                let directives = self.meeting.overdue(host, epoch, missing);
+                directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
+            }
+            Report::Missing { epoch, ranks } => {
+                let directives = self.meeting.counted(host, epoch, ranks);
+                directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
             }
             Report::Silent { rank } => self.fail(host, Some(rank), What::Silent(self.settings.silence), now),
             Report::Blamed { by, peer, cause } => {
@@ -354,19 +367,20 @@ impl Supervision {
         }
     }
 
-    /// When all hosts have sent what their ranks brought, everybody gets everything.
-    fn introduce_everybody(&mut self) {
-        if self.hosts.iter().any(|host| host.gathered.is_none()) {
-            return;
-        }
-        let mut messages = vec![Vec::new(); self.ranks.len()];
-        for (rank, message) in self.hosts.iter_mut().filter_map(|host| host.gathered.take()).flatten() {
-            if let Some(place) = messages.get_mut(rank as usize) {
-                *place = message;
-            }
-        }
+    /// Everybody has come and gets everything. What ranks have blamed each other for before is over.
+    fn introduce(&mut self, everybody: Vec<Vec<u8>>) {
+        self.blamed.clear();
         for host in 0..self.hosts.len() {
-            self.actions.push_back(Action::Send(host, Directive::Everybody(messages.clone())));
+            self.actions.push_back(Action::Send(host, Directive::Everybody(everybody.clone())));
+        }
+    }
+
+    /// A rank did not wait for the others. If they have just been told of it, they must not wait for it either.
+    fn rank_withdrew(&mut self, host: usize, epoch: u64, rank: u32, now: Instant) {
+        if self.meeting.withdrawn(host, epoch) == Left::TooLate {
+            let verdict = Verdict::new(VerdictKind::Other).on_rank(farandole_plan::Rank(rank));
+            let verdict = verdict.saying("it gave up waiting just when the last rank came");
+            self.tell_all(&Directive::Pronounce { verdict, epoch: Some(epoch) }, now);
         }
     }
 
@@ -455,7 +469,7 @@ impl Supervision {
         self.ending = Ending::Badly;
         if matches!(self.phase, Phase::Running) {
             let verdict = self.failures[0].verdict();
-            self.tell_all(&Directive::Pronounce(verdict), now);
+            self.tell_all(&Directive::Pronounce { verdict, epoch: None }, now);
             self.phase = Phase::Settling { until: now + SETTLE };
         } else {
             self.end_within(self.settings.grace, now);

@@ -21,8 +21,8 @@ pub(super) struct Member {
     pub(super) pid: u32,
     /// Identity of its host.
     pub(super) host: String,
-    /// In which round it came; a verdict concerns those of one round.
-    pub(super) round: u64,
+    /// In which epoch it came; a verdict concerns those of one epoch.
+    pub(super) epoch: u64,
     /// The longest silence that is not held against it; `None`: any.
     pub(super) silence: Option<Duration>,
     /// When it was last heard.
@@ -119,7 +119,7 @@ mod tests {
             rank: Rank(rank),
             pid: 70 + rank,
             host: format!("{host}/boot/net"),
-            round: 0,
+            epoch: 0,
             silence: Some(Duration::from_secs(5)),
             heard,
             asked: Vec::new(),

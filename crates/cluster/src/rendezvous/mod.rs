@@ -58,17 +58,30 @@ pub struct Rendezvous {
     key: Key,
     host: String,
     silence: Option<Duration>,
+    keeper: Option<Rank>,
 }
 
 impl Rendezvous {
     /// The meeting of `ranks` ranks at `address`, for holders of `key`.
     pub fn new(address: Address, ranks: usize, key: Key) -> Rendezvous {
-        Rendezvous { address, ranks, key, host: environment::host_identity(), silence: Some(DEFAULT_SILENCE) }
+        Rendezvous {
+            address,
+            ranks,
+            key,
+            host: environment::host_identity(),
+            silence: Some(DEFAULT_SILENCE),
+            keeper: None,
+        }
     }
 
     /// The same for a rank on this host, where its identity is not what the machine says.
     pub fn on_host(self, host: impl Into<String>) -> Rendezvous {
         Rendezvous { host: host.into(), ..self }
+    }
+
+    /// The same where it is known which rank hosts the meeting: should nobody answer, it is that one who has not come.
+    pub fn kept_by(self, rank: Rank) -> Rendezvous {
+        Rendezvous { keeper: Some(rank), ..self }
     }
 
     /// The same with another limit for the silence of either side of a lifeline; `None`: no heartbeats.
@@ -119,7 +132,11 @@ impl Rendezvous {
                 _ => {}
             }
             if Instant::now() + pause >= deadline {
-                return Err(Error::Unreachable { address: at, waited: began.elapsed(), source: error });
+                let address = match self.keeper {
+                    Some(rank) => format!("{at}, which rank {rank} opens"),
+                    None => at,
+                };
+                return Err(Error::Unreachable { address, waited: began.elapsed(), source: error });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);

@@ -1,7 +1,7 @@
 //! The thread behind a [`super::Server`]: one poll loop over the listener, all connections and the owner's orders.
 //!
 //! A connection is a *guest*. It comes to the door, where it shakes hands and says that it has arrived; sits at the table until the
-//! round is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose silence is noticed.
+//! epoch is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose silence is noticed.
 //! What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and tells everybody; one
 //! for a part tells its owner.
 //!
@@ -51,10 +51,13 @@ const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 /// A rank that blames a peer is believed after this time, in which the peer's own end may come to light.
 const BLAME_PATIENCE: Duration = Duration::from_secs(1);
 
+/// The owner of a part has this long to find out who is missing elsewhere: one question to every host, and the answers.
+const OWNER_PATIENCE: Duration = Duration::from_secs(2);
+
 /// What an arrival needs besides the rank's message: numbers, and the name of a host.
 const ARRIVAL_BYTES: usize = 4096;
 
-/// What is done when a round is complete or a rank fails.
+/// What is done when a epoch is complete or a rank fails.
 pub(super) enum Rule {
     /// All seats are here: everything is decided here.
     Whole,
@@ -72,11 +75,11 @@ pub(super) struct Reception {
     table: Table,
     guests: BTreeMap<GuestId, Guest>,
     next_guest: GuestId,
-    /// Rounds that were completed.
-    round: u64,
-    /// The rounds before this one have their verdict, and get no other.
+    /// Epochs that were completed.
+    epoch: u64,
+    /// The epochs before this one have their verdict, and get no other.
     judged_before: u64,
-    /// The first blame of the current round, and when it becomes a verdict.
+    /// The first blame of the current epoch, and when it becomes a verdict.
     blame: Option<(Instant, Blame)>,
     accept_again: Option<Instant>,
     closing: Option<Instant>,
@@ -97,11 +100,19 @@ enum Place {
     /// It has not arrived.
     Door { until: Instant },
     /// It waits for the others.
-    Table { rank: Rank, until: Instant, stay: Stay },
+    Table { rank: Rank, until: Instant, stay: Stay, overdue: Overdue },
     /// It stays.
     Member(Member),
     /// It has been told the last thing.
     Going { until: Instant },
+}
+
+/// Whether a rank at the table has waited for as long as it wanted to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overdue {
+    No,
+    /// The owner has been asked who is missing.
+    Asked,
 }
 
 impl Reception {
@@ -116,7 +127,7 @@ impl Reception {
             table,
             guests: BTreeMap::new(),
             next_guest: 0,
-            round: 0,
+            epoch: 0,
             judged_before: 0,
             blame: None,
             accept_again: None,
@@ -245,15 +256,15 @@ impl Reception {
             (Place::Door { .. }, Some(Up::Arrival(arrival))) => self.arrive(id, arrival, now),
             (Place::Member(member), Some(up)) => {
                 member.hear(now);
-                let (rank, round) = (member.rank, member.round);
+                let (rank, epoch) = (member.rank, member.epoch);
                 match up {
                     Up::Heartbeat => self.say(id, &Down::Pulse),
                     Up::Goodbye => {
                         guest.place = Place::Going { until: now };
                         self.report(Event::Left { rank });
                     }
-                    Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, round, now),
-                    Up::Seen { rank: silent, state } => self.take_sight(silent, round, state, now),
+                    Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, epoch, now),
+                    Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
                     Up::Arrival(_) => {}
                 }
             }
@@ -277,12 +288,12 @@ impl Reception {
         {
             self.keeper.rank = Some(rank);
         }
-        guest.place = Place::Table { rank, until: now + patience, stay };
+        guest.place = Place::Table { rank, until: now + patience, stay, overdue: Overdue::No };
         if self.table.is_full() {
             let blobs = self.table.blobs();
             match &self.rule {
                 Rule::Whole => self.complete(blobs.into_iter().map(|(_, blob)| blob).collect(), now),
-                Rule::Part(on_event) => on_event(Event::Gathered(blobs)),
+                Rule::Part(on_event) => on_event(Event::Gathered { epoch: self.epoch, blobs }),
             }
         }
     }
@@ -294,32 +305,32 @@ impl Reception {
         for id in self.table.clear() {
             let Some(guest) = self.guests.get_mut(&id) else { continue };
             let Place::Table { rank, stay, .. } = &guest.place else { continue };
-            let (rank, round) = (*rank, self.round);
+            let (rank, epoch) = (*rank, self.epoch);
             let _ = guest.channel.queue(&answer);
             guest.place = match stay.clone() {
                 Stay::No => Place::Going { until: now + PARTING_PATIENCE },
                 Stay::Yes { silence, pid, host } => {
                     let (asked, look_again) = (Vec::new(), None);
-                    Place::Member(Member { rank, pid, host, round, silence, heard: now, asked, look_again })
+                    Place::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
                 }
             };
         }
-        self.round += 1;
+        self.epoch += 1;
         self.blame = None;
     }
 
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
             Order::Tell(blobs) => self.complete(blobs, now),
-            Order::Refuse(missing) => self.turn_all_away(&Down::Missing(missing), now),
-            Order::Pronounce(verdict) => {
+            Order::Refuse(missing) => self.refuse(missing, now),
+            Order::Count => self.report(Event::Missing { epoch: self.epoch, ranks: self.table.missing() }),
+            Order::Pronounce(verdict, Some(epoch)) => self.pronounce(&verdict, Some(epoch)),
+            Order::Pronounce(verdict, None) => {
                 self.turn_all_away(&Down::Refused(verdict.to_string()), now);
                 self.pronounce(&verdict, None);
             }
             Order::Close => {
-                for id in self.table.clear() {
-                    self.guests.remove(&id);
-                }
+                self.clear_the_table(now);
                 let members: Vec<GuestId> = self.members().map(|(id, _)| id).collect();
                 for id in members {
                     self.say(id, &Down::Goodbye);
@@ -327,6 +338,55 @@ impl Reception {
                 self.closing = Some(now + PARTING_PATIENCE);
             }
         }
+    }
+
+    /// The server closes while ranks wait. If they have met here before they are early for the next epoch: they go without a word
+    /// and come again to whoever opens then. Else the host of the meeting has given up, and nobody will open.
+    fn clear_the_table(&mut self, now: Instant) {
+        if self.epoch == 0 {
+            let missing = self.table.missing();
+            self.turn_all_away(&Down::Missing(missing), now);
+        }
+        for id in self.table.clear() {
+            self.guests.remove(&id);
+        }
+    }
+
+    /// Tells those who have waited long enough who is missing; the others go on waiting.
+    fn refuse(&mut self, missing: Vec<Rank>, now: Instant) {
+        let answer = Down::Missing(missing);
+        let overdue = self.guests.iter().filter_map(|(id, guest)| match guest.place {
+            Place::Table { rank, overdue: Overdue::Asked, .. } => Some((*id, rank)),
+            _ => None,
+        });
+        for (id, rank) in overdue.collect::<Vec<_>>() {
+            self.leave_the_table(id, rank);
+            self.dismiss(id, &answer, now);
+        }
+    }
+
+    /// A rank does not wait any more. An owner that was told of a full table has to know.
+    fn leave_the_table(&mut self, id: GuestId, rank: Rank) {
+        let was_full = self.table.is_full();
+        self.table.stand_up(rank, id);
+        if was_full && !self.table.is_full() {
+            self.report(Event::Withdrawn { epoch: self.epoch, rank });
+        }
+    }
+
+    /// A rank at the table has waited for as long as it wanted to. The owner of a part may know more about who is missing.
+    fn outwait(&mut self, id: GuestId, now: Instant) {
+        let missing = self.table.missing();
+        let Some(Guest { place: Place::Table { rank, until, overdue, .. }, .. }) = self.guests.get_mut(&id) else {
+            return;
+        };
+        if matches!(self.rule, Rule::Part(_)) && *overdue == Overdue::No {
+            (*until, *overdue) = (now + OWNER_PATIENCE, Overdue::Asked);
+            return self.report(Event::Overdue { epoch: self.epoch, missing });
+        }
+        let rank = *rank;
+        self.leave_the_table(id, rank);
+        self.dismiss(id, &Down::Missing(missing), now);
     }
 
     fn turn_all_away(&mut self, answer: &Down, now: Instant) {
@@ -349,12 +409,7 @@ impl Reception {
         for id in due {
             match self.guests.get(&id).map(|guest| &guest.place) {
                 Some(Place::Member(_)) => self.miss(id, now),
-                Some(Place::Table { rank, .. }) => {
-                    let rank = *rank;
-                    let answer = Down::Missing(self.table.missing());
-                    self.table.stand_up(rank, id);
-                    self.dismiss(id, &answer, now);
-                }
+                Some(Place::Table { .. }) => self.outwait(id, now),
                 // One who is on its way out and has taken everything closes its connection, or we do; so for a stranger.
                 Some(Place::Door { .. }) => drop(self.guests.remove(&id)),
                 Some(Place::Going { .. }) => self.see_off(id),
@@ -401,11 +456,11 @@ impl Reception {
         let Some(guest) = self.guests.remove(&id) else { return };
         match guest.place {
             Place::Door { .. } | Place::Going { .. } => {}
-            Place::Table { rank, .. } => self.table.stand_up(rank, id),
+            Place::Table { rank, .. } => self.leave_the_table(id, rank),
             Place::Member(member) => match &self.rule {
                 Rule::Whole => {
                     let verdict = member.verdict(VerdictKind::Gone).saying(how);
-                    self.pronounce_in(member.round, &verdict);
+                    self.pronounce_in(member.epoch, &verdict);
                 }
                 Rule::Part(on_event) => on_event(Event::Lost { rank: member.rank, how }),
             },
@@ -430,11 +485,11 @@ impl Reception {
                 on_event(Event::Silent { rank: silent.rank, since });
                 self.stop_looking(id, now + allowed);
             }
-            Rule::Whole if silent.round < self.judged_before => self.stop_looking(id, now + allowed),
+            Rule::Whole if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
             Rule::Whole if silent.host == self.keeper.host => {
                 self.stop_looking(id, now + allowed);
                 let verdict = silent.verdict_on(ProcessState::of(silent.pid), now);
-                self.pronounce_in(silent.round, &verdict);
+                self.pronounce_in(silent.epoch, &verdict);
             }
             Rule::Whole => {
                 let neighbours = self.members().filter(|(other, member)| *other != id && member.host == silent.host);
@@ -447,7 +502,7 @@ impl Reception {
                     }
                     Judgement::Pronounce(verdict) => {
                         self.stop_looking(id, now + allowed);
-                        self.pronounce_in(silent.round, &verdict);
+                        self.pronounce_in(silent.epoch, &verdict);
                     }
                 }
             }
@@ -462,21 +517,21 @@ impl Reception {
     }
 
     /// A neighbour has looked at the process of a silent member.
-    fn take_sight(&mut self, rank: Rank, round: u64, state: ProcessState, now: Instant) {
+    fn take_sight(&mut self, rank: Rank, epoch: u64, state: ProcessState, now: Instant) {
         let silent =
-            self.members().map(|(_, member)| member).find(|member| (member.rank, member.round) == (rank, round));
+            self.members().map(|(_, member)| member).find(|member| (member.rank, member.epoch) == (rank, epoch));
         // It may have been heard meanwhile.
         if let Some(silent) = silent.filter(|silent| !silent.asked.is_empty()).cloned() {
-            self.pronounce_in(round, &silent.verdict_on(state, now));
+            self.pronounce_in(epoch, &silent.verdict_on(state, now));
         }
     }
 
-    fn take_blame(&mut self, blame: Blame, round: u64, now: Instant) {
+    fn take_blame(&mut self, blame: Blame, epoch: u64, now: Instant) {
         match &self.rule {
             Rule::Part(on_event) => {
                 on_event(Event::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
             }
-            Rule::Whole if self.blame.is_none() && round >= self.judged_before && round + 1 == self.round => {
+            Rule::Whole if self.blame.is_none() && epoch >= self.judged_before && epoch + 1 == self.epoch => {
                 self.blame = Some((now + BLAME_PATIENCE, blame));
             }
             Rule::Whole => {}
@@ -485,32 +540,33 @@ impl Reception {
 
     /// Nothing better has come to light than what a rank says of its peer.
     fn believe(&mut self, blame: Blame, now: Instant) {
-        let round = self.round.saturating_sub(1);
-        let peer = self.members().map(|(_, member)| member).find(|member| Some(member.rank) == blame.peer);
+        let epoch = self.epoch.saturating_sub(1);
+        let members = self.members().map(|(_, member)| member).filter(|member| member.epoch == epoch);
+        let peer = members.into_iter().find(|member| Some(member.rank) == blame.peer);
         let seen =
             peer.filter(|peer| peer.host == self.keeper.host).and_then(|peer| match ProcessState::of(peer.pid) {
                 ProcessState::Alive => None,
                 state => Some(peer.verdict_on(state, now)),
             });
         let verdict = seen.unwrap_or_else(|| Verdict::new(VerdictKind::Other).on_rank(blame.by).saying(blame.cause));
-        self.pronounce_in(round, &verdict);
+        self.pronounce_in(epoch, &verdict);
     }
 
-    /// The first verdict on a round, to its members.
-    fn pronounce_in(&mut self, round: u64, verdict: &Verdict) {
-        if round < self.judged_before {
+    /// The first verdict on a epoch, to its members.
+    fn pronounce_in(&mut self, epoch: u64, verdict: &Verdict) {
+        if epoch < self.judged_before {
             return;
         }
-        self.judged_before = round + 1;
+        self.judged_before = epoch + 1;
         self.blame = None;
-        self.pronounce(verdict, Some(round));
+        self.pronounce(verdict, Some(epoch));
     }
 
-    fn pronounce(&mut self, verdict: &Verdict, round: Option<u64>) {
+    fn pronounce(&mut self, verdict: &Verdict, epoch: Option<u64>) {
         let down = Down::Verdict(verdict.clone()).encode();
         for guest in self.guests.values_mut() {
             if let Place::Member(member) = &guest.place
-                && round.is_none_or(|round| member.round == round)
+                && epoch.is_none_or(|epoch| member.epoch == epoch)
             {
                 let _ = guest.channel.queue(&down);
             }

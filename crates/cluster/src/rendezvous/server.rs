@@ -22,8 +22,35 @@ use crate::verdict::Verdict;
 /// What the owner of a part is told. It is told on the server's thread and must not keep it waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All seats are taken; these are the messages. The ranks wait for [`Server::tell`].
-    Gathered(Vec<(Rank, Vec<u8>)>),
+    /// All seats are taken. The ranks wait for [`Server::tell`].
+    Gathered {
+        /// How often the ranks have met before.
+        epoch: u64,
+        /// Their messages.
+        blobs: Vec<(Rank, Vec<u8>)>,
+    },
+    /// A rank of a full table does not wait any more.
+    Withdrawn {
+        /// For which meeting it had come.
+        epoch: u64,
+        /// Who.
+        rank: Rank,
+    },
+    /// A rank has waited for as long as it wanted to. It is told who is missing by [`Server::refuse`], or before long by
+    /// the server itself, which knows of the seats here.
+    Overdue {
+        /// For which meeting it has come.
+        epoch: u64,
+        /// Who is missing here.
+        missing: Vec<Rank>,
+    },
+    /// The answer to [`Server::count`].
+    Missing {
+        /// At which meeting.
+        epoch: u64,
+        /// Who has not come here.
+        ranks: Vec<Rank>,
+    },
     /// A rank's connection has ended without a goodbye: its process is dead or dying.
     Lost {
         /// Who.
@@ -102,14 +129,24 @@ impl Server {
         self.orders.give(Order::Tell(blobs));
     }
 
-    /// Answers the ranks that wait here that these ranks, here or elsewhere, did not come.
+    /// Answers the ranks that have waited here for as long as they wanted to that these ranks, here or elsewhere, did not come.
     pub fn refuse(&self, missing: Vec<Rank>) {
         self.orders.give(Order::Refuse(missing));
     }
 
+    /// Asks who has not come; the answer is an event.
+    pub fn count(&self) {
+        self.orders.give(Order::Count);
+    }
+
     /// Tells every rank that stays what has become of the job, and turns those away who still wait.
     pub fn pronounce(&self, verdict: &Verdict) {
-        self.orders.give(Order::Pronounce(verdict.clone()));
+        self.orders.give(Order::Pronounce(verdict.clone(), None));
+    }
+
+    /// Tells the ranks that have met in this epoch, and only these, why they cannot go on. They may meet again.
+    pub fn pronounce_in(&self, epoch: u64, verdict: &Verdict) {
+        self.orders.give(Order::Pronounce(verdict.clone(), Some(epoch)));
     }
 }
 
@@ -141,7 +178,9 @@ impl Drop for Server {
 pub(super) enum Order {
     Tell(Vec<Vec<u8>>),
     Refuse(Vec<Rank>),
-    Pronounce(Verdict),
+    Count,
+    /// To everybody, or to those of one epoch.
+    Pronounce(Verdict, Option<u64>),
     Close,
 }
 

@@ -1,9 +1,9 @@
-//! The seats of one round: who has come, and with what. Values only: no sockets, no clock.
+//! The seats of one epoch: who has come, and with what. Values only: no sockets, no clock.
 //!
 //! A table seats all ranks of the world or, where an agent gathers those of its host, some of them. When it is full its messages
-//! can be handed on; when it is cleared the next round begins, since a job may come together more than once.
+//! can be handed on; when it is cleared the next epoch begins, since a job may come together more than once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farandole_plan::Rank;
 
@@ -16,6 +16,9 @@ pub(super) struct Table {
     /// How many ranks the job has, here and elsewhere.
     world: usize,
     seats: BTreeMap<Rank, Option<Seat>>,
+    /// Who was here in this epoch and did not wait for the others. Ranks that come together give up together, a moment
+    /// apart; whom they have waited for is who never came.
+    gave_up: BTreeSet<Rank>,
 }
 
 /// A rank that has come.
@@ -27,7 +30,7 @@ pub(super) struct Seat {
 
 impl Table {
     pub(super) fn new(world: usize, seats: impl Iterator<Item = Rank>) -> Table {
-        Table { world, seats: seats.map(|rank| (rank, None)).collect() }
+        Table { world, seats: seats.map(|rank| (rank, None)).collect(), gave_up: BTreeSet::new() }
     }
 
     /// Gives a rank its seat, or says why it gets none.
@@ -53,6 +56,7 @@ impl Table {
             && seat.as_ref().is_some_and(|seat| seat.guest == guest)
         {
             *seat = None;
+            self.gave_up.insert(rank);
         }
     }
 
@@ -65,12 +69,15 @@ impl Table {
         self.seats.iter().filter_map(|(rank, seat)| Some((*rank, seat.as_ref()?.blob.clone()))).collect()
     }
 
+    /// Who has not come in this epoch, nor been here for a while.
     pub(super) fn missing(&self) -> Vec<Rank> {
-        self.seats.iter().filter(|(_, seat)| seat.is_none()).map(|(rank, _)| *rank).collect()
+        let absent = self.seats.iter().filter(|(_, seat)| seat.is_none()).map(|(rank, _)| *rank);
+        absent.filter(|rank| !self.gave_up.contains(rank)).collect()
     }
 
     /// Lays the table anew; says who sat there.
     pub(super) fn clear(&mut self) -> Vec<GuestId> {
+        self.gave_up.clear();
         self.seats.values_mut().filter_map(|seat| seat.take().map(|seat| seat.guest)).collect()
     }
 }
@@ -109,8 +116,9 @@ mod tests {
             assert_eq!(table.sit_down(Rank(rank), believed, seat(9)), Err(why.to_string()));
         }
         table.stand_up(Rank(5), 9);
-        assert_eq!(table.missing(), [Rank(2)], "only who sits there can stand up");
+        assert!(table.sit_down(Rank(5), 6, seat(9)).is_err(), "only who sits there can stand up");
         table.stand_up(Rank(5), 1);
+        assert_eq!(table.missing(), [Rank(2)], "who did not wait is not the one who was waited for");
         table.sit_down(Rank(5), 6, seat(3)).unwrap();
     }
 }

@@ -23,6 +23,12 @@ fn assert_both_are_well(run: &Run, launcher: &str) {
     }
 }
 
+/// They have also met again, fifty times.
+fn assert_both_met_again(run: &Run, launcher: &str) {
+    assert_both_are_well(run, launcher);
+    assert_eq!(run.said.matches("met 50 times").count(), 2, "{}", run.said);
+}
+
 fn open_mpi() -> std::process::Command {
     let mut mpirun = start("mpirun.openmpi");
     mpirun.args(["--allow-run-as-root", "--oversubscribe", "-np", "2"]);
@@ -31,16 +37,17 @@ fn open_mpi() -> std::process::Command {
 
 #[test]
 fn ranks_of_open_mpi_find_each_other() {
-    let run = Run::of(open_mpi().args(copy_of_this_program()), "reduce");
-    assert_both_are_well(&run, "Open MPI's mpirun");
+    let run = Run::of(open_mpi().args(copy_of_this_program()), "reduce-again");
+    assert_both_met_again(&run, "Open MPI's mpirun");
 }
 
 #[test]
 fn ranks_of_mpich_find_each_other_through_wrappers() {
     // The shells have other numbers than the launcher, and the second command keeps them from becoming the rank.
     let wrapper = ["sh", "-c", "\"$@\"; exit $?", "sh"];
-    let run = Run::of(start("mpirun.mpich").args(["-np", "2"]).args(wrapper).args(copy_of_this_program()), "reduce");
-    assert_both_are_well(&run, "MPICH's mpirun");
+    let run =
+        Run::of(start("mpirun.mpich").args(["-np", "2"]).args(wrapper).args(copy_of_this_program()), "reduce-again");
+    assert_both_met_again(&run, "MPICH's mpirun");
 }
 
 #[test]
@@ -48,14 +55,14 @@ fn ranks_of_torchrun_find_each_other() {
     let torchrun = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/torchrun"));
     let mut command = start(&torchrun);
     command.args(["--nproc-per-node", "2", "--no-python"]).args(copy_of_this_program());
-    assert_both_are_well(&Run::of(&mut command, "reduce"), "torchrun");
+    assert_both_met_again(&Run::of(&mut command, "reduce-again"), "torchrun");
 }
 
 #[test]
 fn ranks_of_slurm_find_each_other() {
     let cluster = slurm::Cluster::start();
-    let run = Run::of(cluster.command("srun").args(["-n", "2"]).args(copy_of_this_program()), "reduce");
-    assert_both_are_well(&run, "Slurm's srun");
+    let run = Run::of(cluster.command("srun").args(["-n", "2"]).args(copy_of_this_program()), "reduce-again");
+    assert_both_met_again(&run, "Slurm's srun");
     // A step with fewer tasks than the allocation has: what it says of itself counts.
     let mut alone = cluster.command("salloc");
     alone.args(["-Q", "-n", "2", "srun", "-n", "1"]).args(copy_of_this_program());
@@ -89,7 +96,7 @@ fn ranks_of_one_host_come_together_again_and_again() {
         command.envs([("FARANDOLE_LOCAL_RANK", rank), ("FARANDOLE_LOCAL_SIZE", "2")]);
         command
     });
-    assert_both_are_well(&run_all(ranks, "reduce-again"), "farandole's variables");
+    assert_both_met_again(&run_all(ranks, "reduce-again"), "farandole's variables");
 }
 
 /// Two hosts as torchrun would describe them. They are one, so the ranks have to be told to take themselves for apart.
@@ -122,7 +129,7 @@ fn ranks_of_two_hosts_meet_in_rank_zero_if_they_hold_a_key() {
         rank.env("FARANDOLE_KEY", "5a".repeat(32));
         rank
     });
-    assert_both_are_well(&run_all(ranks, "reduce"), "torchrun");
+    assert_both_met_again(&run_all(ranks, "reduce-again"), "torchrun");
 }
 
 /// This host may know itself by a loopback address. Rank 0 listens where others would find it, and its neighbour goes there.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole::ReduceOp;
+use farandole::{ReduceOp, World};
 use farandole_cluster::Environment;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -155,14 +155,14 @@ fn said(ears: [thread::JoinHandle<String>; 2]) -> String {
 pub(crate) fn play_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match role.as_str() {
-        "reduce" => reduce(),
-        "reduce-again" => (0..20).for_each(|_| reduce()),
+        "reduce" => reduce().shutdown(),
+        "reduce-again" => reduce_again(),
         "crash" => crash(),
         other => panic!("there is no role {other}"),
     }
 }
 
-fn reduce() {
+fn reduce() -> World {
     let launcher = Environment::from_process().unwrap_or_else(|error| panic!("{error}")).launcher;
     let mut world = farandole::init().unwrap_or_else(|error| panic!("{error}"));
     let (rank, size) = (world.rank(), world.size());
@@ -171,6 +171,30 @@ fn reduce() {
     let sum = (size * (size + 1)) as f64 / 2.0;
     assert!(data.iter().all(|&element| element == sum), "the sum of 1 to {size} is not {}", data[0]);
     println!("rank {rank} of {size} via {launcher}: ok");
+    world
+}
+
+/// The same fifty times. Ranks take turns in being late, and nothing may pile up.
+fn reduce_again() {
+    let mut first = None;
+    for time in 0..50 {
+        let world = reduce();
+        if time % world.size() == world.rank() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        world.shutdown();
+        let held = [entries("/proc/self/fd"), entries("/proc/self/task")];
+        let before = *first.get_or_insert(held);
+        assert!(
+            held[0] <= before[0] && held[1] <= before[1],
+            "descriptors and threads: {before:?} at first, {held:?} at last"
+        );
+    }
+    println!("met 50 times");
+}
+
+fn entries(folder: &str) -> usize {
+    std::fs::read_dir(folder).map_or(0, Iterator::count)
 }
 
 /// Rank 1 is killed in the middle of things; the others go on until they are told.

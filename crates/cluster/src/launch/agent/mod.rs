@@ -228,11 +228,21 @@ impl Agent {
                     server.tell(messages);
                 }
             }
-            Directive::Pronounce(verdict) => {
+            Directive::Count => {
                 if let Some(server) = &self.server {
-                    server.pronounce(&verdict);
+                    server.count();
                 }
             }
+            Directive::Refuse(missing) => {
+                if let Some(server) = &self.server {
+                    server.refuse(missing.into_iter().map(Rank).collect());
+                }
+            }
+            Directive::Pronounce { verdict, epoch } => match (&self.server, epoch) {
+                (Some(server), None) => server.pronounce(&verdict),
+                (Some(server), Some(epoch)) => server.pronounce_in(epoch, &verdict),
+                (None, _) => {}
+            },
             Directive::Signal(signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     self.household.signal(signal);
@@ -253,8 +263,18 @@ impl Agent {
         for news in self.mailbox.take() {
             match news {
                 News::Knocked(attempts) => reports.push(Report::Probed(attempts)),
-                News::Rendezvous(Event::Gathered(messages)) => {
-                    reports.push(Report::Gathered(messages.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect()));
+                News::Rendezvous(Event::Gathered { epoch, blobs }) => {
+                    let messages = blobs.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect();
+                    reports.push(Report::Gathered { epoch, messages });
+                }
+                News::Rendezvous(Event::Withdrawn { epoch, rank }) => {
+                    reports.push(Report::Withdrawn { epoch, rank: rank.0 });
+                }
+                News::Rendezvous(Event::Overdue { epoch, missing }) => {
+                    reports.push(Report::Overdue { epoch, missing: numbers(&missing) });
+                }
+                News::Rendezvous(Event::Missing { epoch, ranks }) => {
+                    reports.push(Report::Missing { epoch, ranks: numbers(&ranks) });
                 }
                 News::Rendezvous(Event::Blamed { by, peer, cause }) => {
                     reports.push(Report::Blamed { by: by.0, peer: peer.map(|peer| peer.0), cause });
@@ -299,6 +319,10 @@ impl Agent {
             self.launcher_is_gone(Instant::now());
         }
     }
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.0).collect()
 }
 
 /// A duration as the kernel wants it.

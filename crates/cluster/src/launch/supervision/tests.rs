@@ -105,7 +105,7 @@ impl Story {
 
     fn verdicts(&self) -> Vec<VerdictKind> {
         let verdict = |action: &Action| match action {
-            Action::Send(_, Directive::Pronounce(verdict)) => Some(verdict.kind),
+            Action::Send(_, Directive::Pronounce { verdict, .. }) => Some(verdict.kind),
             _ => None,
         };
         self.done.iter().filter_map(verdict).collect()
@@ -253,11 +253,41 @@ fn hosts_that_cannot_reach_each_other_are_shown_as_a_table() {
 #[test]
 fn everybody_gets_what_everybody_brought() {
     let mut story = Story::running(&[1, 2]);
-    story.hear(1, Report::Gathered(vec![(1, vec![11]), (2, vec![12])]));
-    assert!(story.take_done().is_empty());
-    story.hear(0, Report::Gathered(vec![(0, vec![10])]));
-    let all = Directive::Everybody(vec![vec![10], vec![11], vec![12]]);
-    assert_eq!(story.take_done(), [Action::Send(0, all.clone()), Action::Send(1, all)]);
+    for epoch in 0..2 {
+        story.hear(1, Report::Gathered { epoch, messages: vec![(1, vec![11]), (2, vec![12])] });
+        assert!(story.take_done().is_empty());
+        story.hear(0, Report::Gathered { epoch, messages: vec![(0, vec![10])] });
+        let all = Directive::Everybody(vec![vec![10], vec![11], vec![12]]);
+        assert_eq!(story.take_done(), [Action::Send(0, all.clone()), Action::Send(1, all)]);
+    }
+}
+
+#[test]
+fn ranks_that_were_told_of_one_who_has_just_given_up_hear_of_that_and_may_meet_again() {
+    let mut story = Story::running(&[1, 1]);
+    story.hear(0, Report::Gathered { epoch: 0, messages: vec![(0, vec![])] });
+    story.hear(1, Report::Gathered { epoch: 0, messages: vec![(1, vec![])] });
+    story.take_done();
+    story.hear(0, Report::Withdrawn { epoch: 0, rank: 0 });
+    for (host, action) in story.take_done().into_iter().enumerate() {
+        let Action::Send(to, Directive::Pronounce { verdict, epoch: Some(0) }) = action else { panic!("{action:?}") };
+        assert_eq!((to, verdict.rank), (host, Some(farandole_plan::Rank(0))));
+    }
+    assert_eq!(story.supervision.phase, Phase::Running);
+    story.hear(0, Report::Gathered { epoch: 1, messages: vec![(0, vec![])] });
+    story.hear(1, Report::Gathered { epoch: 1, messages: vec![(1, vec![])] });
+    assert_eq!(story.take_done().len(), 2);
+}
+
+#[test]
+fn what_ranks_blamed_each_other_for_before_they_met_anew_is_forgotten() {
+    let mut story = Story::running(&[3]);
+    story.hear(0, Report::Blamed { by: 1, peer: Some(0), cause: "long ago".into() });
+    let messages = vec![(0, vec![]), (1, vec![]), (2, vec![])];
+    story.hear(0, Report::Gathered { epoch: 0, messages });
+    story.ended(0, 1, HowEnded::Exited(3));
+    story.ended(0, 0, HowEnded::Exited(4));
+    assert!(story.last_line().starts_with("rank 1"), "{}", story.last_line());
 }
 
 #[test]
