@@ -18,6 +18,7 @@ mod miri;
 mod model;
 mod network;
 mod peers;
+mod python;
 mod shell;
 mod startup;
 mod tally;
@@ -36,7 +37,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 17] = [
+const CHORES: [Chore; 18] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -50,6 +51,11 @@ const CHORES: [Chore; 17] = [
     },
     Chore { name: "model", summary: "model-check the hand-over protocols", run: model::run },
     Chore { name: "memcheck", summary: "tests of the unsafe rooms under valgrind", run: memcheck::run },
+    Chore {
+        name: "python",
+        summary: "build the Python module and test it [--build-only] [--release] [-k EXPR]",
+        run: python::run,
+    },
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
     Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
     Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },

@@ -1,7 +1,8 @@
 //! Counts tests by reading what the test runners print at their end.
 //!
-//! Two runners speak here: nextest (`Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 0 skipped`) and the one that
-//! rustc links into tests (`test result: ok. 8 passed; 1 failed; 0 ignored`). Lines of anything else count nothing.
+//! Three runners speak here: nextest (`Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 0 skipped`), the one that
+//! rustc links into tests (`test result: ok. 8 passed; 1 failed; 0 ignored`) and pytest (`=== 8 passed, 1 failed in 1.20s ===`), of which
+//! the first rank counts where it runs as a job (`[0]<stdout>:=== 8 passed …`). Lines of anything else count nothing.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -22,11 +23,15 @@ impl Tally {
         let nextest = line.trim_start().starts_with("Summary [") && line.contains(" run: ");
         // Where nextest shows what a failed test printed it moves the lines in; those have been counted already.
         let libtest = line.starts_with("test result: ");
-        if !nextest && !libtest {
+        let (line, pytest) = match pytest_summary(&line) {
+            Some(summary) => (summary, true),
+            None => (line.trim(), false),
+        };
+        if !nextest && !libtest && !pytest {
             return Tally::default();
         }
-        let line = line.trim();
-        let bad = ["failed", "timed out", "exec failed"].into_iter().map(|word| number_before(line, word));
+        let bad =
+            ["failed", "timed out", "exec failed", "error", "errors"].into_iter().map(|word| number_before(line, word));
         Tally { passed: number_before(line, "passed"), failed: bad.sum() }
     }
 }
@@ -42,6 +47,13 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed", self.passed, self.failed)
     }
+}
+
+/// What stands between the bars of pytest's last line, without the time. All ranks of a job run the same tests; the first counts.
+fn pytest_summary(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("[0]<stdout>:").unwrap_or(line).trim_end();
+    let (summary, time) = line.strip_prefix("==")?.strip_suffix("==")?.trim_matches('=').rsplit_once(" in ")?;
+    time.trim_end().contains('s').then_some(summary.trim())
 }
 
 /// The number that stands directly before this word, or zero.
@@ -98,6 +110,23 @@ mod tests {
             (5, 0)
         );
         assert_eq!(tally("test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured"), (7, 2));
+    }
+
+    #[test]
+    fn pytest_is_understood() {
+        assert_eq!(tally("============================== 2 passed in 0.01s =============================="), (2, 0));
+        assert_eq!(
+            tally("=========== 1 failed, 12 passed, 3 warnings, 1 error in 61.20s (0:01:01) ==========="),
+            (12, 2)
+        );
+        assert_eq!(tally("============ no tests ran in 0.00s ============"), (0, 0));
+    }
+
+    #[test]
+    fn the_first_rank_counts_for_a_job_of_pytest() {
+        assert_eq!(tally("[0]<stdout>:======== 7 passed, 1 skipped in 3.10s ========\n"), (7, 0));
+        assert_eq!(tally("[1]<stdout>:======== 7 passed, 1 skipped in 3.10s ========\n"), (0, 0));
+        assert_eq!(tally("[0]<stdout>:===== test session starts ====="), (0, 0));
     }
 
     #[test]

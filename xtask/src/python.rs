@@ -1,0 +1,204 @@
+//! The Python side: its environment, its module, its tests.
+//!
+//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder and runs the tests:
+//! `tests/single` in one process, `tests/parallel` as jobs of two and of four ranks. The package is never installed into `.venv`; Python
+//! finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::peers;
+use crate::shell::{Shell, root};
+use crate::tally::Tally;
+use crate::tools::target_dir;
+
+/// The requirements besides PyTorch, with the versions we have tried.
+const REQUIREMENTS: &str = "bindings/python/requirements.txt";
+
+/// Where the package lies.
+const PACKAGE: &str = "bindings/python";
+
+/// Succeeds where all requirements are installed in the versions asked for. Asking pip would take seconds and the network.
+const ARE_THERE: &str = "
+import sys, importlib.metadata as metadata
+from packaging.requirements import Requirement
+lines = (line.split('#')[0].strip() for line in open(sys.argv[1]))
+wanted = [Requirement(line) for line in lines if line]
+sys.exit(not all(w.specifier.contains(metadata.version(w.name)) for w in wanted))
+";
+
+/// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for what goes wrong
+/// outside of them.
+const JOB_DEADLINE: &str = "400";
+
+/// How many ranks the parallel tests run with.
+const JOB_SIZES: [&str; 2] = ["2", "4"];
+
+/// What `cargo xtask python` is asked to do.
+#[derive(Debug, Default, PartialEq)]
+struct Wish {
+    build_only: bool,
+    profile: Profile,
+    /// pytest's expression that chooses tests.
+    choice: Option<String>,
+}
+
+/// How the module is built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As the tests of the workspace are, so that nothing is built twice.
+    #[default]
+    Dev,
+    /// As users get it.
+    Release,
+}
+
+/// `cargo xtask python`.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    let wish = Wish::read(words)?;
+    let built = build(wish.profile)?;
+    if wish.build_only {
+        println!("the module is built; PYTHONPATH={} finds it", built.package.display());
+        return Ok(());
+    }
+    make_environment()?;
+    println!("\n{}", test(&built, wish.choice.as_deref())?);
+    Ok(())
+}
+
+/// The leg of continuous integration.
+pub(crate) fn check() -> Result<Tally> {
+    make_environment()?;
+    test(&build(Profile::Dev)?, None)
+}
+
+/// What a build leaves.
+struct Built {
+    /// The folder that `PYTHONPATH` has to name.
+    package: PathBuf,
+    /// The command `farandole`.
+    command: PathBuf,
+}
+
+/// The interpreter of the environment.
+pub(crate) fn python() -> PathBuf {
+    root().join(".venv/bin/python")
+}
+
+/// Makes `.venv` and installs what is missing in it.
+pub(crate) fn make_environment() -> Result<()> {
+    peers::install_torch().context("installing PyTorch")?;
+    let python = python();
+    if Shell::new(&python).words(&["-c", ARE_THERE, REQUIREMENTS]).read().is_ok() {
+        return Ok(());
+    }
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", REQUIREMENTS];
+    Shell::new(&python).words(&pip).run().map(drop)
+}
+
+/// Builds the command, and the module into the package's folder.
+fn build(profile: Profile) -> Result<Built> {
+    let words = ["build", "--package", "farandole-python", "--package", "farandole-cli"];
+    let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
+    Shell::cargo(&words).words(flags).run()?;
+    let folder = target_dir().join(if profile == Profile::Release { "release" } else { "debug" });
+    let package = root().join(PACKAGE);
+    put(&folder.join("libfarandole_python.so"), &package.join("farandole/_native.abi3.so"))?;
+    Ok(Built { package, command: folder.join("farandole") })
+}
+
+/// Copies a file beside its place and moves it there, so that no program that has the old one mapped sees it change.
+pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
+    let beside = to.with_extension("new");
+    let copied = std::fs::copy(from, &beside).and_then(|_| std::fs::rename(&beside, to));
+    copied.with_context(|| format!("copying {} to {}", from.display(), to.display()))
+}
+
+fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
+    let mut total = Tally::default();
+    let mut empty = Vec::new();
+    let jobs = JOB_SIZES.iter().map(|size| Some(*size));
+    for size in [None].into_iter().chain(jobs) {
+        let tally = pytest(built, size, choice)?;
+        if tally.passed == 0 {
+            empty.push(size.map_or("the single tests".to_owned(), |size| format!("the jobs of {size} ranks")));
+        }
+        total += tally;
+    }
+    if choice.is_none() && !empty.is_empty() || total.passed == 0 {
+        bail!("no test ran in {}", empty.join(" and "));
+    }
+    Ok(total)
+}
+
+/// Runs the tests of one folder: in this process, or as a job of `size` ranks.
+fn pytest(built: &Built, size: Option<&str>, choice: Option<&str>) -> Result<Tally> {
+    let (python, command) = (python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
+    let folder = format!("{PACKAGE}/tests/{}", if size.is_some() { "parallel" } else { "single" });
+    let shell = Shell::new("timeout").words(&["--kill-after=10", JOB_DEADLINE]);
+    let shell = match size {
+        Some(size) => shell.words(&[&command, "run", "-np", size]),
+        None => shell,
+    };
+    // A rank that goes on after a failure would wait for others in tests that they do not run any more: the first one ends the job.
+    let mut shell = shell.words(&[&python, "-m", "pytest", "--exitfirst", &folder]);
+    if let Some(choice) = choice {
+        shell = shell.words(&["-k", choice]);
+    }
+    shell
+        .env("PYTHONPATH", built.package.to_string_lossy())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("FARANDOLE_COMMAND", command)
+        // Ranks share the cores of this machine; threads of each for all of them would only be in each other's way.
+        .env("OMP_NUM_THREADS", "1")
+        .run()
+}
+
+impl Wish {
+    fn read(words: &[String]) -> Result<Wish> {
+        let mut wish = Wish::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--build-only" => wish.build_only = true,
+                "--release" => wish.profile = Profile::Release,
+                "-k" => wish.choice = Some(words.next().context("`-k` needs an expression")?.clone()),
+                other => bail!("`cargo xtask python` takes --build-only, --release and -k EXPRESSION, not `{other}`"),
+            }
+        }
+        Ok(wish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &[&str]) -> Result<Wish> {
+        Wish::read(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn words_are_understood() {
+        assert_eq!(read(&[]).unwrap(), Wish::default());
+        let wish = read(&["--release", "-k", "a or b"]).unwrap();
+        assert_eq!(wish, Wish { build_only: false, profile: Profile::Release, choice: Some("a or b".to_owned()) });
+        assert!(read(&["--build-only"]).unwrap().build_only);
+        assert!(read(&["-k"]).is_err() && read(&["--fast"]).is_err());
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_not_written_over() {
+        let folder = std::env::temp_dir().join(format!("farandole-put-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (from, to) = (folder.join("from"), folder.join("to.so"));
+        std::fs::write(&from, "new").unwrap();
+        std::fs::write(&to, "old").unwrap();
+        let mapped = std::fs::File::open(&to).unwrap();
+        put(&from, &to).unwrap();
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
+        assert_eq!(std::io::read_to_string(mapped).unwrap(), "old");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
