@@ -1,0 +1,97 @@
+"""Adasum: every rank makes the step that its own optimizer makes of its own gradients, and the steps are combined.
+
+Owns the optimizer that `DistributedOptimizer(op=Adasum)` returns. In `step`, each parameter's *start* is put aside, the user's optimizer makes its
+step, and the *delta* from start to there travels. Adasum adds deltas of different directions and averages those of the same one,
+pair by pair, for any number of ranks. Every rank then continues from start plus the combined delta.
+
+Invariant: after `step` all ranks have the same parameters if they had the same before. States of the optimizers (momentum and such)
+stay each rank's own.
+
+Deltas exist only after the user's step, so nothing travels during backward and gradients may be clipped and changed freely before
+`step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script calls backward before `step`,
+and needs no help.
+
+Not here: the combination itself, which the engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from farandole.torch.mpi_ops import allreduce_async_, synchronize
+from farandole.torch.outbox import Terms
+from farandole.torch.parameter_names import name_parameters, numbered
+
+
+class DeltaOptimizer:
+    """What is put in front of the user's optimizer class."""
+
+    def _begin(
+        self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, terms: Terms, passes: int
+    ) -> None:
+        """Takes the place of a constructor: the optimizer exists already."""
+        self._parameter_names = name_parameters(self.param_groups, named_parameters)
+        self._terms = terms
+        self._starts: dict[torch.Tensor, torch.Tensor] = {}
+        self.backward_passes_per_step = passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes a script makes before `step`."""
+        if passes <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients stay where they are, and deltas are combined within `step`."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Refused: there is no step without combining."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Does nothing: backward sends nothing anyway."""
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes this rank's step and combines it with those of all ranks."""
+        if not self._terms.process_set.included():
+            return super().step(closure)  # type: ignore[misc]
+        named = self._named_parameters()
+        with torch.no_grad():
+            for parameter, _ in named:
+                start = self._starts.get(parameter)
+                if start is None or start.shape != parameter.shape or start.dtype != parameter.dtype:
+                    start = self._starts[parameter] = torch.empty_like(parameter, requires_grad=False)
+                start.copy_(parameter)
+        loss = super().step(closure)  # type: ignore[misc]
+        self._combine(named)
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _named_parameters(self) -> list[tuple[torch.Tensor, str]]:
+        """Every parameter that can change, in the same order on all ranks."""
+        return [
+            (parameter, self._parameter_names.setdefault(parameter, numbered(group_number, number)))
+            for group_number, group in enumerate(self.param_groups)
+            for number, parameter in enumerate(group["params"])
+            if parameter.requires_grad
+        ]
+
+    @torch.no_grad()
+    def _combine(self, named: list[tuple[torch.Tensor, str]]) -> None:
+        """Replaces every parameter by its start and the combination of all ranks' deltas."""
+        terms = self._terms
+        travelling = []
+        for parameter, name in named:
+            delta, context = terms.compression.compress(parameter - self._starts[parameter])
+            handle = allreduce_async_(delta.contiguous(), name=name, op=terms.op, process_set=terms.process_set)
+            travelling.append((parameter, handle, context))
+        for parameter, handle, context in travelling:
+            delta = terms.compression.decompress(synchronize(handle), context)
+            torch.add(self._starts[parameter], delta, out=parameter)

@@ -1,0 +1,33 @@
+"""torch's gradient scaler beside gradients that travel.
+
+Owns one change to `torch.amp.GradScaler`: before it looks at the gradients of a distributed optimizer, these are delivered. A scaler
+multiplies gradients in place and decides by what it finds whether to step at all. Doing so while they travel would
+ruin them, and ranks that decide differently would wait for each other for ever. On delivered gradients all ranks find the same.
+
+With it, ``scaler.step(optimizer); scaler.update()`` is all that a script needs; the recipe with `synchronize` and `skip_synchronize`
+works as before. Other optimizers and scalers that are switched off notice nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+def respect_travelling_gradients() -> None:
+    """Makes scalers wait for gradients. Calling it again does nothing."""
+    original = torch.amp.GradScaler.unscale_
+    if getattr(original, "waits_for_gradients", False):
+        return
+
+    @functools.wraps(original)
+    def unscale_(scaler: Any, optimizer: Any) -> None:
+        deliver = getattr(optimizer, "_deliver_for_scaler", None)
+        if deliver is not None and scaler.is_enabled():
+            deliver()
+        original(scaler, optimizer)
+
+    unscale_.waits_for_gradients = True  # type: ignore[attr-defined]
+    torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]

@@ -1,0 +1,180 @@
+"""One parameter's gradient: when it is complete, in which memory it travels, and how the result comes back.
+
+Owns `Gradient`, the record that the optimizer keeps of each parameter, and the ways in which a gradient can travel:
+
+- *as it is*: dense, on the CPU, laid out like its parameter. It is reduced where it lies, without a copy. Nearly all are.
+- *packed*: compressed, laid out in another way, or sparse and to be made dense. A tensor of its own travels.
+- *by an operation*: sparse (two allgathers), or on a device. The public operations know how.
+
+Invariant: from sending to arrival a gradient belongs to the engine. Whoever replaces or changes it meanwhile is told so at
+arrival, by identity and by torch's version counter, because the result would be garbage without any other sign.
+
+Not here: when gradients are sent and in what company (`outbox`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farandole.torch import mpi_ops
+from farandole.torch.compression import NoneCompressor
+from farandole.torch.staging import DTYPE_CODES
+
+if TYPE_CHECKING:
+    from farandole.torch.outbox import Bucket, Terms
+
+
+class Gradient:
+    """What is known of one parameter's gradient.
+
+    `sent` is the tensor that `parameter.grad` was when it was sent, and `None` while it is the user's. `arrive`, if any, turns what
+    came back into the gradient.
+    """
+
+    __slots__ = (
+        "arrive",
+        "bucket",
+        "code",
+        "dtype",
+        "frozen",
+        "name",
+        "parameter",
+        "passes_left",
+        "permuted",
+        "sent",
+        "shape",
+        "size_bytes",
+        "sparse_dims",
+        "version",
+    )
+
+    def __init__(self, parameter: torch.Tensor, name: str, passes: int) -> None:
+        self.parameter = parameter
+        self.name = "allreduce." + name
+        self.passes_left = passes
+        self.bucket: Bucket | None = None
+        self.sent: torch.Tensor | None = None
+        self.version = 0
+        self.arrive: Callable[[], None] | None = None
+        self.sparse_dims = 0
+        self.frozen = False
+        self.describe()
+
+    def describe(self) -> None:
+        """Notes how the parameter is laid out, which is how its gradients will be."""
+        parameter = self.parameter
+        self.dtype = parameter.dtype
+        self.code = DTYPE_CODES.get(parameter.dtype)
+        self.size_bytes = parameter.numel() * parameter.element_size()
+        # A parameter that is dense in another order of its dimensions (channels last) has gradients like itself. These are sent in
+        # the order of memory, with the shape in that order, so that ranks with different layouts are refused and not mixed up.
+        order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+        self.permuted = not parameter.is_contiguous() and parameter.permute(order).is_contiguous()
+        self.shape = tuple(parameter.shape[dim] for dim in order) if self.permuted else tuple(parameter.shape)
+
+    def provide(self) -> torch.Tensor:
+        """Makes a gradient where backward has made none: zeros, of the kind that other ranks are likely to send."""
+        parameter = self.parameter
+        if self.sparse_dims:
+            parameter.grad = _sparse_zeros(parameter, self.sparse_dims)
+        else:
+            self.frozen = not parameter.requires_grad
+            parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        return parameter.grad
+
+    def travels_as_it_is(self, grad: torch.Tensor) -> bool:
+        """Whether this gradient can be reduced where it lies."""
+        if grad.is_sparse or not grad.is_cpu or self.code is None:
+            return False
+        if grad.dtype is not self.dtype or grad.shape != self.parameter.shape:
+            self.describe()
+        if grad.is_contiguous():
+            return not self.permuted
+        return self.permuted and grad.stride() == self.parameter.stride()
+
+    def pack(self, grad: torch.Tensor, terms: Terms) -> torch.Tensor | None:
+        """The contiguous tensor that travels for this gradient, or `None` if an operation has been started for it."""
+        if grad.is_sparse:
+            self.sparse_dims = grad.sparse_dim()
+            if not terms.sparse_as_dense:
+                self._send_sparse(grad, terms)
+                return None
+            grad = grad.to_dense()
+        if grad.is_complex():
+            # Sums and averages of complex numbers are those of their parts.
+            grad = torch.view_as_real(grad)
+        compressed, context = terms.compression.compress(grad)
+        if not compressed.is_cpu:
+            self._send_from_device(compressed, context, terms)
+            return None
+        memory = compressed.detach().contiguous()
+        self.arrive = lambda: self._put_back(memory, context, terms)
+        return memory
+
+    def _send_sparse(self, grad: torch.Tensor, terms: Terms) -> None:
+        handle = mpi_ops.sparse_allreduce_async(
+            grad, name=self.name.removeprefix("allreduce."), op=terms.op, process_set=terms.process_set
+        )
+
+        def arrive() -> None:
+            self.parameter.grad = handle()
+
+        self.arrive = arrive
+
+    def _send_from_device(self, compressed: torch.Tensor, context: Any, terms: Terms) -> None:
+        handle = mpi_ops.allreduce_async_(
+            compressed,
+            name=self.name.removeprefix("allreduce."),
+            op=terms.op,
+            prescale_factor=terms.prescale,
+            postscale_factor=terms.postscale,
+            process_set=terms.process_set,
+        )
+        self.arrive = lambda: self._put_back(mpi_ops.synchronize(handle), context, terms)
+
+    def _put_back(self, reduced: torch.Tensor, context: Any, terms: Terms) -> None:
+        """Turns what came back into the gradient: in its own memory, if it is dense."""
+        grad = self.parameter.grad
+        assert grad is not None, "invariant: checked at arrival"
+        if terms.compression is not NoneCompressor:
+            reduced = terms.compression.decompress(reduced, context)
+        if grad.is_complex():
+            grad = torch.view_as_real(grad)
+        if grad.is_sparse:
+            self.parameter.grad = reduced.to_sparse(self.sparse_dims)
+        elif reduced.data_ptr() != grad.data_ptr():
+            grad.copy_(reduced.view_as(grad))
+
+    def take_back(self) -> None:
+        """Makes the gradient the user's again, once its result is there."""
+        sent, self.sent = self.sent, None
+        grad = self.parameter.grad
+        if grad is not sent:
+            raise AssertionError(
+                f"The gradient of parameter {self.name!r} was replaced while it was being reduced. Call optimizer.synchronize() or "
+                "optimizer.step() after loss.backward(), before anything else touches the gradients."
+            )
+        if sent._version != self.version:
+            raise AssertionError(
+                f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is neither. Call "
+                "optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
+                "optimizer.step() within optimizer.skip_synchronize()."
+            )
+        if self.arrive is not None:
+            arrive, self.arrive = self.arrive, None
+            arrive()
+        if self.frozen:
+            self.frozen = False
+            if not bool(sent.any()):
+                # Frozen here and without a gradient anywhere: an optimizer must not see one, or decay would move the parameter.
+                self.parameter.grad = None
+
+
+def _sparse_zeros(like: torch.Tensor, sparse_dims: int) -> torch.Tensor:
+    """A sparse tensor of this shape with nothing in it."""
+    indices = torch.empty((sparse_dims, 0), dtype=torch.int64, device=like.device)
+    values = torch.empty((0, *like.shape[sparse_dims:]), dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
