@@ -19,7 +19,8 @@ pub(crate) fn lend(address: usize, len_bytes: usize, dtype: Dtype, owner: Py<PyA
     if len_bytes > 0 && address == 0 {
         return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
     }
-    if isize::try_from(len_bytes).is_err() || address.checked_add(len_bytes).is_none() {
+    let end = address.checked_add(len_bytes);
+    if end.is_none_or(|end| isize::try_from(end).is_err()) {
         return Err(PyValueError::new_err(format!("there is no memory of {len_bytes} bytes at {address:#x}")));
     }
     let start = std::ptr::with_exposed_provenance_mut(address);

@@ -251,11 +251,7 @@ fn read_numbers(numbers: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u64>> {
 }
 
 fn len_bytes(shape: &[u64], dtype: Dtype) -> PyResult<usize> {
-    // A dimension of zero makes the others harmless, in whatever order they come.
-    let bytes = match shape.contains(&0) {
-        true => Some(0),
-        false => shape.iter().try_fold(dtype.size_bytes() as u64, |bytes, &dim| bytes.checked_mul(dim)),
-    };
+    let bytes = shape.iter().try_fold(dtype.size_bytes() as u64, |bytes, &dim| bytes.checked_mul(dim));
     bytes
         .and_then(|bytes| usize::try_from(bytes).ok())
         .ok_or_else(|| PyValueError::new_err(format!("the shape {shape:?} has more elements than there is memory")))

@@ -1,0 +1,62 @@
+"""Jobs for tests: a script on several ranks, under the launcher, with a deadline.
+
+For what cannot be tested inside a job of pytest: ranks that are killed, interpreters that end. A job that is not over in time is
+ended with everything it has started, and what it had written is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import farandole
+
+PACKAGE = pathlib.Path(farandole.__file__).parent.parent
+
+
+@dataclass
+class Job:
+    """How a job ended."""
+
+    code: int
+    output: str
+    errors: str
+
+    def lines(self, rank: int) -> list[str]:
+        """What a rank has printed."""
+        mark = f"[{rank}]<stdout>:"
+        return [line.removeprefix(mark) for line in self.output.splitlines() if line.startswith(mark)]
+
+
+def command() -> str:
+    """The launcher: the one that the chore has built, or the one on the path."""
+    found = os.environ.get("FARANDOLE_COMMAND") or shutil.which("farandole")
+    assert found, "there is no command `farandole`: run `cargo xtask python`, or set FARANDOLE_COMMAND"
+    return found
+
+
+def run_job(ranks: int, script: str, *, seconds: float = 45) -> Job:
+    """Runs a script, which may be indented, on so many ranks."""
+    tests = pathlib.Path(__file__).parent
+    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{tests}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+    words = [command(), "run", "-np", str(ranks), sys.executable, "-c", textwrap.dedent(script)]
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            output, errors = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+        raise AssertionError(f"the job was not over after {seconds} s\n{output}\n{errors}") from None
+    return Job(process.returncode, output, errors)
