@@ -16,7 +16,8 @@ class HorovodInternalError(RuntimeError):
     """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
 
 def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool) -> None:
-    """Makes this process a rank of its job. Does nothing while it is one; may be called again after shutdown."""
+    """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing
+    while it is one; may be called again after shutdown."""
 
 def shutdown() -> None:
     """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by itself."""

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use farandole::{Rank, Setup, World};
+use farandole::{EngineError, Rank, Setup, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -58,7 +58,8 @@ fn peek() -> Option<Arc<Job>> {
     lock_job().clone()
 }
 
-/// Makes this process a rank of its job, with these process sets. Does nothing while it is one.
+/// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing while it
+/// is one.
 #[pyfunction]
 #[pyo3(signature = (process_sets, *, dynamic))]
 pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -> PyResult<()> {
@@ -77,7 +78,11 @@ pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -
         let world = Setup::default().init().map_err(errors::raised)?;
         for ranks in &process_sets {
             let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank(rank)).collect();
-            world.engine().add_group(&ranks).map_err(|error| errors::raised(world.report(error)))?;
+            match world.engine().add_group(&ranks) {
+                // The caller says which of its sets are the same, and as which: the job is good all the same.
+                Ok(_) | Err(EngineError::ExistingGroup(_)) => {}
+                Err(error) => return Err(errors::raised(world.report(error))),
+            }
         }
         let job = Arc::new(Job { world, dynamic });
         Python::attach(|_| *lock_job() = Some(job));

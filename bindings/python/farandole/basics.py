@@ -1,0 +1,283 @@
+"""Joining and leaving a job, and what a process can ask about its place in it.
+
+`HorovodBasics` carries Horovod's names; one instance, `basics`, serves all front ends, because a process has one
+engine. Front ends that keep state of their own about the engine's requests register with `on_reset`.
+
+Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten before
+an engine starts and after it has ended.
+
+**Which `*_built` are true.** They say what Horovod was compiled with, and scripts use them to pick a code path. Here
+nothing is compiled in: host memory travels through our own transports, which need nothing else installed, as Gloo
+does in Horovod. So `gloo_built` and `gloo_enabled` are true, and everything else is false: there is no MPI,
+NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are accepted and staged through host memory.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional, Union
+
+from farandole import _native
+from farandole import process_sets as _process_sets
+from farandole.process_sets import ProcessSet, is_communicator
+
+__all__ = ["HorovodBasics", "basics"]
+
+_NOT_INITIALISED = "Horovod has not been initialized; use hvd.init()."
+_DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
+_TIMELINE_VARIABLES = ("FARANDOLE_TIMELINE", "HOROVOD_TIMELINE")
+
+_on_reset: list[Callable[[], None]] = []
+_timeline_allowed = False
+
+
+def on_reset(forget: Callable[[], None]) -> None:
+    """Has `forget` called whenever the engine begins or ends."""
+    _on_reset.append(forget)
+
+
+def _reset() -> None:
+    for forget in _on_reset:
+        forget()
+
+
+def _first_set(variables: Iterable[str]) -> Optional[str]:
+    return next((os.environ[variable] for variable in variables if variable in os.environ), None)
+
+
+def _is_true(text: Optional[str]) -> bool:
+    return (text or "").strip().lower() in ("1", "true", "yes", "on")
+
+
+class HorovodBasics:
+    """Horovod's basic API. Arguments of the constructor (paths of libraries, there) are accepted and ignored."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+    def __init__(self, *_unused: object) -> None:
+        pass
+
+    def init(
+        self,
+        comm: Union[Sequence[int], Any, None] = None,
+        process_sets: Union[Sequence[ProcessSet], str, None] = None,
+    ) -> None:
+        """Makes this process a rank of its job.
+
+        comm: `None`, or all ranks of the job as a list or as a communicator of mpi4py. A part of the job cannot be chosen
+            here; use process sets.
+        process_sets: sets to register, the same on all ranks; or `"dynamic"`, to add sets later. Sets that are the same are
+            refused with a `ValueError`; the job is initialised nevertheless and may be initialised again with
+            a proper list.
+
+        Does nothing to the engine if it runs already. May be called again after `shutdown`.
+        """
+        global _timeline_allowed
+        if isinstance(process_sets, str):
+            if process_sets.lower() != "dynamic":
+                raise ValueError(f'process_sets is a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
+            # Stays for the life of the process, as with Horovod: a job that is initialised again is dynamic again.
+            os.environ[_DYNAMIC_VARIABLES[-1]] = "1"
+            process_sets = None
+        own_sets = list(process_sets or ())
+        if comm is not None and not is_communicator(comm):
+            comm = _rank_list(comm)
+        distinct = _distinct_ranks(own_sets, comm)
+        if not _native.is_initialized():
+            _reset()
+            _process_sets.forget()
+            _native.init(distinct, dynamic=_is_true(_first_set(_DYNAMIC_VARIABLES)))
+            _timeline_allowed = _first_set(_TIMELINE_VARIABLES) is not None
+            try:
+                _check_covers_job(comm)
+            except ValueError:
+                self.shutdown()
+                raise
+        _process_sets.refresh()
+        if is_communicator(comm):
+            _process_sets.global_process_set.mpi_comm = comm
+        _process_sets.bind(own_sets)
+
+    def shutdown(self) -> None:
+        """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does it, too."""
+        _native.shutdown()
+        _process_sets.forget()
+        _reset()
+
+    def is_initialized(self) -> bool:
+        """Whether this process is a rank of a job now."""
+        return _native.is_initialized()
+
+    def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
+        """Begins to record a timeline into a file. HOROVOD_TIMELINE must have been set (to DYNAMIC, say) at `init`."""
+        if not _native.is_initialized():
+            raise ValueError(_NOT_INITIALISED)
+        if not _timeline_allowed:
+            raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
+        _native.start_timeline(os.fspath(file_path), bool(mark_cycles))
+
+    def stop_timeline(self) -> None:
+        """Ends the recording and closes the file."""
+        if not _native.is_initialized():
+            raise ValueError(_NOT_INITIALISED)
+        _native.stop_timeline()
+
+    def size(self) -> int:
+        """Number of ranks of the job."""
+        return _native.size()
+
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return _native.local_size()
+
+    def cross_size(self) -> int:
+        """Number of hosts that have a rank with this local rank."""
+        return _native.cross_size()
+
+    def rank(self) -> int:
+        """This process's number in the job, from zero."""
+        return _native.rank()
+
+    def local_rank(self) -> int:
+        """This process's number on its host, from zero."""
+        return _native.local_rank()
+
+    def cross_rank(self) -> int:
+        """The number of this host among those that have a rank with this local rank."""
+        return _native.cross_rank()
+
+    def is_homogeneous(self) -> bool:
+        """Whether every host has the same number of ranks."""
+        return _native.is_homogeneous()
+
+    def mpi_threads_supported(self) -> bool:
+        """Raises `ValueError`, as there is no MPI in use."""
+        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+
+    def mpi_enabled(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def mpi_built(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def gloo_enabled(self) -> bool:
+        """True: our own transports stand where Gloo does in Horovod."""
+        return True
+
+    def gloo_built(self) -> bool:
+        """True: our own transports stand where Gloo does in Horovod."""
+        return True
+
+    def nccl_built(self) -> int:
+        """0; see the module's text."""
+        return 0
+
+    def ddl_built(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def ccl_built(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def cuda_built(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def rocm_built(self) -> bool:
+        """False; see the module's text."""
+        return False
+
+    def _add_process_set_impl(self, ranks: Sequence[int]) -> Optional[int]:
+        if sorted(ranks) in _process_sets._registered.values():
+            return None
+        return _process_sets.add_process_set(list(ranks)).process_set_id
+
+    def _remove_process_set_impl(self, process_set_id: int) -> Optional[int]:
+        removed = _process_sets.remove_process_set(_process_sets._temp_process_set_object(process_set_id))
+        return process_set_id if removed else None
+
+    def _process_set_rank(self, process_set_id: int) -> int:
+        place = _process_sets._temp_process_set_object(process_set_id).rank()
+        assert place is not None, "invariant: a set with an id has ranks"
+        return place
+
+    def _process_set_size(self, process_set_id: int) -> int:
+        return len(_process_sets.ranks_of(process_set_id))
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        if not _native.is_initialized():
+            raise ValueError("Horovod has not been initialized properly; use hvd.init().")
+        return {number: list(ranks) for number, ranks in _process_sets._registered.items()}
+
+    def _comm_process_set_id(self, comm: Any) -> int:
+        members = sorted(comm.allgather(_native.rank()))
+        for number, ranks in _process_sets._registered.items():
+            if ranks == members:
+                return number
+        raise ValueError("MPI communicator does not correspond to any registered process set.")
+
+
+def _rank_list(comm: Any) -> Optional[list[int]]:
+    try:
+        ranks = list(comm)
+    except TypeError:
+        ranks = [None]
+    if any(not isinstance(rank, int) for rank in ranks):
+        raise ValueError("Invalid type of argument comm. Expected list of rank integers or mpi4py.MPI.Comm object.")
+    # Horovod takes an empty list for all ranks.
+    return sorted(ranks) or None
+
+
+def _distinct_ranks(own_sets: Sequence[ProcessSet], comm: Any) -> list[list[int]]:
+    """The sets that the engine is to have, each once, the same on all ranks.
+
+    A set that is defined by a communicator has other members on other ranks, where the communicator has been made by a split.
+    All of them are registered everywhere: first those of rank 0's entry, then the others', in rank order.
+    """
+    wanted: list[list[int]] = []
+    for process_set in own_sets:
+        if process_set.ranks is not None and process_set.mpi_comm is None:
+            wanted.append(process_set.ranks)
+            continue
+        if not is_communicator(comm):
+            raise NotImplementedError(
+                "Process sets that are defined by MPI communicators need hvd.init(comm=...) with the communicator of the job."
+            )
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(comm.Get_rank()))
+        wanted.extend(comm.allgather(process_set.ranks))
+    distinct: list[list[int]] = []
+    for ranks in wanted:
+        if ranks not in distinct:
+            distinct.append(ranks)
+    return distinct
+
+
+def _check_covers_job(comm: Any) -> None:
+    """Refuses a communicator that is not the whole job: other ranks would wait for ones that never come."""
+    size = _native.size()
+    if comm is None:
+        return
+    if is_communicator(comm):
+        if (comm.Get_rank(), comm.Get_size()) == (_native.rank(), size):
+            return
+        given = f"rank {comm.Get_rank()} of {comm.Get_size()} in the communicator"
+    else:
+        if comm == list(range(size)):
+            return
+        given = f"ranks {comm}"
+    raise ValueError(
+        f"Horovod initialization failed. comm has {given}, but this is rank {_native.rank()} of a job of {size}. Leave comm "
+        "out and use process sets for a part of the job."
+    )
+
+
+basics = HorovodBasics()

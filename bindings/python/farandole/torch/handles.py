@@ -1,0 +1,99 @@
+"""Operations under way: their handles, and the names under which ranks find each other's requests.
+
+A handle is a number, as in Horovod. It stands for an entry of `_pending` until `synchronize` has fetched the result.
+
+**Names.** A request is known to the other ranks as `allreduce.NAME`; without a name as `allreduce.noname.N`, where N counts the nameless
+operations of this kind in this process set since `init`. So ranks must make nameless calls of one kind in the same
+order, and need not agree about anything else: neither about other kinds, nor about sets that only some of them are in.
+
+Invariant: everything here belongs to the engine that runs; `init` and `shutdown` clear it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Optional
+
+from farandole import _native, basics
+from farandole.torch import staging
+
+__all__ = ["name_of", "poll", "put", "synchronize"]
+
+
+class Pending:
+    """An operation that was asked for and has not been fetched."""
+
+    __slots__ = ("finish", "work")
+
+    def __init__(self, work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) -> None:
+        self.work = work
+        self.finish = finish
+        """Makes the output of the results. It holds the tensors, which therefore live as long as the handle."""
+
+
+_pending: dict[int, Pending] = {}
+"""By handle. Single entries are put and taken by any thread, under the interpreter's lock."""
+
+_next_handle = itertools.count(1)
+
+_counters: dict[tuple[str, int], int] = {}
+_counters_lock = threading.Lock()
+"""For threads that ask for nameless operations at the same time."""
+
+
+def _reset() -> None:
+    _pending.clear()
+    with _counters_lock:
+        _counters.clear()
+
+
+basics.on_reset(_reset)
+
+
+def name_of(kind: str, name: Optional[str], group: int) -> str:
+    """The name of an operation for the other ranks."""
+    if name is not None:
+        return f"{kind}.{name}"
+    with _counters_lock:
+        number = _counters.get((kind, group), 0) + 1
+        _counters[kind, group] = number
+    return f"{kind}.noname.{number}"
+
+
+def put(work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) -> int:
+    """Makes a handle for an operation."""
+    handle = next(_next_handle)
+    _pending[handle] = Pending(work, finish)
+    return handle
+
+
+def poll(handle: int) -> bool:
+    """Whether an operation is done, so that `synchronize` returns at once."""
+    pending = _pending.get(handle)
+    if pending is None:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return pending.work.poll()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation and returns its output: a tensor, or a list of them for a grouped operation, or a pair for
+    `alltoall_async`. Raises what went wrong. Returns `None` for a handle that was fetched before.
+
+    Until this returns, the tensors of the operation belong to the engine. Somebody who changes one of them changes, or spoils,
+    what the other ranks get.
+    """
+    pending = _pending.get(handle)
+    if pending is None:
+        return None
+    try:
+        results = pending.work.wait()
+    except KeyboardInterrupt:
+        # The operation goes on; its handle stays good.
+        raise
+    except BaseException:
+        _pending.pop(handle, None)
+        raise
+    _pending.pop(handle, None)
+    return pending.finish(results)

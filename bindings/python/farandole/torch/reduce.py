@@ -1,0 +1,311 @@
+"""Allreduce in all its forms: blocking or not, in place or not, one tensor or several.
+
+The forms that return a new tensor are differentiable: the gradient of an allreduce is the allreduce of the gradient, with the same
+operation and factors. The others are invisible to autograd.
+
+Every element type, Sum, Average, Min, Max, Product, and Adasum for floating-point types, over any number of ranks and any process set. Average
+of integers is cut off towards zero.
+
+Not here: compression, which the caller chooses (`compression.py`), and sparse tensors (`sparse.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+
+from farandole import _native
+from farandole.basics import basics as _basics
+from farandole.process_sets import ProcessSet, global_process_set, group_for
+from farandole.torch import handles, staging
+from farandole.torch.compression import Compression
+
+Average = _basics.Average
+Sum = _basics.Sum
+Adasum = _basics.Adasum
+Min = _basics.Min
+Max = _basics.Max
+Product = _basics.Product
+
+
+def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool]) -> int:
+    """The operation that a call means that may still use the old parameter `average`."""
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        return op
+    if average is None:
+        return Average
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning, stacklevel=3
+    )
+    return Average if average else Sum
+
+
+def differentiable(*tensors: torch.Tensor) -> bool:
+    """Whether autograd has to know of an operation on these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _submit(
+    tensors: Sequence[torch.Tensor],
+    in_place: bool,
+    base_name: str,
+    batch: Optional[tuple[str, int]],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    group: int,
+) -> tuple[staging.AnyWork, list[staging.Loan], list[Optional[torch.Tensor]]]:
+    """Asks for the reduction of tensors, which are members of one batch if there are several."""
+    loans: list[staging.Loan] = []
+    outputs: list[Optional[torch.Tensor]] = []
+    for tensor in tensors:
+        loan, output = (staging.lend_to_write(tensor), None) if in_place else staging.lend_for_copy(tensor)
+        loans.append(loan)
+        outputs.append(output)
+    requests = []
+    for index, (loan, output) in enumerate(zip(loans, outputs)):
+        name = base_name if batch is None else f"{base_name}_{index + 1}of{len(tensors)}"
+        destination = None if output is None else (output.data_ptr(), output)
+        factors = (int(op), float(prescale_factor), float(postscale_factor))
+        requests.append((name, *loan.words(), *factors, group, batch, 0, destination))
+    return staging.submit(loans, lambda: _native.allreduce_many(requests)), loans, outputs
+
+
+def _output(loan: staging.Loan, output: Optional[torch.Tensor], in_place: bool) -> torch.Tensor:
+    if in_place:
+        return loan.give_back()
+    return loan.result() if output is None else output
+
+
+def _start(
+    tensor: torch.Tensor,
+    in_place: bool,
+    average: Optional[bool],
+    name: Optional[str],
+    op: Optional[int],
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    op = handle_average_backwards_compatibility(op, average)
+    group = group_for(process_set, "Allreduce")
+    full_name = handles.name_of("allreduce", name, group)
+    work, [loan], [output] = _submit([tensor], in_place, full_name, None, op, prescale_factor, postscale_factor, group)
+    return handles.put(work, lambda _results: _output(loan, output, in_place))
+
+
+def _start_group(
+    tensors: Sequence[torch.Tensor],
+    in_place: bool,
+    average: Optional[bool],
+    name: Optional[str],
+    op: Optional[int],
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    op = handle_average_backwards_compatibility(op, average)
+    group = group_for(process_set, "Allreduce")
+    tensors = list(tensors)
+    base_name = handles.name_of("grouped_allreduce", name, group)
+    batch = (base_name, len(tensors))
+    work, loans, outputs = _submit(
+        tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group
+    )
+    return handles.put(work, lambda _results: [_output(*pair, in_place) for pair in zip(loans, outputs)])
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Asks for the combination of the tensors that all ranks of a process set submit under one name. They have the same shape
+    and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
+
+    average: deprecated; use `op`.
+    name: ranks find each other's requests by it. Without one, nameless calls are matched in order.
+    op: `Average` (also if not given), `Sum`, `Min`, `Max`, `Product` or `Adasum`.
+    prescale_factor, postscale_factor: contributions and result are multiplied by these.
+    process_set: the ranks that take part; all, if not given.
+    """
+    return _start(tensor, False, average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `allreduce_async`, in place: `synchronize` returns the tensor itself, which then holds the result."""
+    return _start(tensor, True, average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As `allreduce`, in place and not differentiable. Returns the tensor."""
+    return handles.synchronize(
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """Allreduce for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str], *how: Any) -> torch.Tensor:
+        ctx.how = how
+        op, prescale_factor, postscale_factor, process_set = how
+        return handles.synchronize(
+            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        op, prescale_factor, postscale_factor, process_set = ctx.how
+        grad = allreduce(
+            grad_output,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+        return grad, None, None, None, None, None
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    compression: Any = Compression.none,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combines the tensors that all ranks of a process set submit under one name, and returns the result as a new tensor.
+    Differentiable. The arguments are those of `allreduce_async`.
+
+    compression: what travels in place of the tensor, from `hvd.Compression`.
+    """
+    op = handle_average_backwards_compatibility(op, average)
+    compressed, context = compression.compress(tensor)
+    if differentiable(compressed):
+        reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
+    else:
+        reduced = handles.synchronize(
+            allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
+    return compression.decompress(reduced, context)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `allreduce_async`, for tensors that are reduced together: none of them before all are there on all ranks.
+    `synchronize` returns a list. They may differ in shape and type, and in the device that they are on."""
+    return _start_group(tensors, False, average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `grouped_allreduce_async`, in place."""
+    return _start_group(tensors, True, average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As `grouped_allreduce`, in place and not differentiable. Returns the tensors."""
+    return handles.synchronize(
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """Grouped allreduce for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, name: Optional[str], how: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.how = how
+        op, prescale_factor, postscale_factor, process_set = how
+        return tuple(
+            handles.synchronize(
+                grouped_allreduce_async(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+            )
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        op, prescale_factor, postscale_factor, process_set = ctx.how
+        grads = grouped_allreduce(
+            grad_outputs,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+        return (None, None, *grads)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    compression: Any = Compression.none,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As `allreduce`, for tensors that are reduced together. Returns a list of new tensors. Differentiable."""
+    op = handle_average_backwards_compatibility(op, average)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    compressed = [tensor for tensor, _ in pairs]
+    if differentiable(*compressed):
+        how = (op, prescale_factor, postscale_factor, process_set)
+        reduced = HorovodGroupedAllreduce.apply(name, how, *compressed)
+    else:
+        reduced = handles.synchronize(
+            grouped_allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs)]

@@ -1,0 +1,250 @@
+"""The host memory in which the engine finds a tensor, and the way of the result back.
+
+The engine works on contiguous host memory. A tensor that is just that is lent as it is, and nothing is copied. Any other one gets a *stand-in*,
+a contiguous copy in host memory:
+
+- a strided tensor (transposed, sliced, expanded, channels last): an ordinary copy;
+- a tensor on a GPU: a copy in pinned memory, made on a stream of its own after everything that was queued on the
+  current stream when the operation was asked for. Nothing waits for it here. A thread, the *stager*, waits for the copies in the
+  order in which they were asked for and hands each request to the engine when its copy is complete. So a backward pass goes on queueing
+  work while its first gradients are on their way. Results go back by `give_back`, on the stream that is current then.
+
+Invariants: what a `Loan` holds lives until its request is done. The caller's tensor is written by the engine, if it was lent as it is, or by
+`give_back`, and by nothing else. The order of requests is that of the calls, as far as it matters: ranks need not agree on one.
+
+Not here: names, operations, handles. This module neither knows what a request asks for nor what its result means.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Protocol, Union
+
+import torch
+
+from farandole import _native
+
+DTYPE_CODES: dict[torch.dtype, int] = {
+    torch.bool: 0,
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.uint16: 3,
+    torch.int16: 4,
+    torch.uint32: 5,
+    torch.int32: 6,
+    torch.uint64: 7,
+    torch.int64: 8,
+    torch.float16: 9,
+    torch.bfloat16: 10,
+    torch.float32: 11,
+    torch.float64: 12,
+}
+"""The engine's numbers of the element types it knows. Complex, quantised and 8-bit floating-point types are not among them."""
+
+
+class Ready(Protocol):
+    """Something that comes to pass on a device: an event of its stream."""
+
+    def synchronize(self) -> None:
+        """Returns when it has."""
+
+
+class Loan:
+    """A tensor in the hands of the engine."""
+
+    __slots__ = ("host", "ready", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, host: torch.Tensor, ready: Optional[Ready] = None) -> None:
+        self.tensor = tensor
+        """The caller's."""
+        self.host = host
+        """What the engine gets: the caller's tensor itself, or its stand-in."""
+        self.ready = ready
+        """When the stand-in holds the data; `None` if it does already."""
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the engine works on a copy."""
+        return self.host is not self.tensor
+
+    def words(self) -> tuple[int, tuple[int, ...], int, torch.Tensor]:
+        """Address, shape, element type and owner, as the engine wants to have them."""
+        host = self.host
+        return host.data_ptr(), tuple(host.shape), DTYPE_CODES[host.dtype], host
+
+    def give_back(self) -> torch.Tensor:
+        """Puts a result that the engine wrote to the stand-in into the caller's tensor, and returns that."""
+        if self.is_stand_in:
+            # Through `data`: autograd is told as little of it as of what the engine writes by itself.
+            self.tensor.data.copy_(self.host, non_blocking=True)
+        return self.tensor
+
+    def result(self) -> torch.Tensor:
+        """A result that the engine wrote to the stand-in, as a new tensor on the caller's device."""
+        return place(self.host, self.tensor.device)
+
+
+def lend(tensor: torch.Tensor) -> Loan:
+    """Lends a tensor that the engine reads."""
+    _check(tensor)
+    if tensor.device.type == "cpu":
+        if tensor.is_contiguous() and not tensor.is_neg():
+            return Loan(tensor, tensor)
+        return Loan(tensor, tensor.detach().resolve_neg().contiguous())
+    return _lend_from_device(tensor)
+
+
+def lend_to_write(tensor: torch.Tensor) -> Loan:
+    """Lends a tensor that the engine reads and writes."""
+    _check(tensor)
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
+        raise ValueError(
+            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be written in place: several of "
+            "its elements share one place in memory. Use a copy (clone()), or the variant that returns a new tensor."
+        )
+    return lend(tensor)
+
+
+def lend_for_copy(tensor: torch.Tensor) -> tuple[Loan, Optional[torch.Tensor]]:
+    """Lends a tensor whose result goes elsewhere. The second value is where, if the loan is the caller's own memory; otherwise the
+    stand-in takes the result."""
+    loan = lend(tensor)
+    if loan.is_stand_in:
+        return loan, None
+    return loan, torch.empty_like(loan.host, memory_format=torch.contiguous_format, requires_grad=False)
+
+
+def place(result: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A result in host memory, on the device where the caller wants it."""
+    return result if device.type == "cpu" else result.to(device, non_blocking=True)
+
+
+def adopt(result: _native.Result, device: torch.device) -> torch.Tensor:
+    """Memory that the engine made for a result, as a tensor; on the host without a copy."""
+    return place(torch.from_dlpack(result), device)
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"A tensor was expected, not {type(tensor).__name__}.")
+    if tensor.dtype not in DTYPE_CODES or tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+
+
+_copy_streams: dict[torch.device, Any] = {}
+"""One stream for copies to the host on each device. Filled under the interpreter's lock; a stream too many does no harm."""
+
+
+def _lend_from_device(tensor: torch.Tensor) -> Loan:
+    data = tensor.detach()
+    if data.device.type != "cuda":
+        # Other accelerators: correct, and the caller waits.
+        return Loan(tensor, data.to("cpu").contiguous())
+    host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+    stream = _copy_streams.get(data.device)
+    if stream is None:
+        stream = _copy_streams[data.device] = torch.cuda.Stream(data.device)
+    stream.wait_stream(torch.cuda.current_stream(data.device))
+    with torch.cuda.stream(stream):
+        host.copy_(data, non_blocking=True)
+        # The allocator must not give the tensor's memory to somebody else before the copy is complete.
+        data.record_stream(stream)
+        ready = torch.cuda.Event()
+        ready.record(stream)
+    return Loan(tensor, host, ready)
+
+
+class Work:
+    """Requests that the engine has."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self, handles: Sequence[_native.Handle]) -> None:
+        self.handles = handles
+
+    def poll(self) -> bool:
+        """Whether all are done."""
+        return all(handle.poll() for handle in self.handles)
+
+    def wait(self) -> list[_native.Result]:
+        """Their results, when all are done."""
+        return _native.wait_all(self.handles)
+
+
+class StagedWork:
+    """Requests that the engine gets as soon as their data are in host memory.
+
+    Made by the thread that asks, settled by the stager, once.
+    """
+
+    def __init__(self, loans: Sequence[Loan], submit: Callable[[], Sequence[_native.Handle]]) -> None:
+        self._loans = loans
+        self._submit = submit
+        self._settled = threading.Event()
+        self._work: Optional[Work] = None
+        self._error: Optional[BaseException] = None
+
+    def settle(self) -> None:
+        """Waits for the data and hands the requests over."""
+        try:
+            for loan in self._loans:
+                if loan.ready is not None:
+                    loan.ready.synchronize()
+            self._work = Work(self._submit())
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
+            self._error = error
+        finally:
+            self._settled.set()
+
+    def poll(self) -> bool:
+        """Whether all are done, well or not."""
+        return self._settled.is_set() and (self._work is None or self._work.poll())
+
+    def wait(self) -> list[_native.Result]:
+        """Their results, when all are done."""
+        # In slices, so that Ctrl-C is heard. The data come as soon as the device is done with what was queued before.
+        while not self._settled.wait(0.1):
+            pass
+        if self._work is None:
+            assert self._error is not None, "invariant: what is settled has work or an error"
+            raise self._error
+        return self._work.wait()
+
+
+AnyWork = Union[Work, StagedWork]
+
+
+class _Stager:
+    """The thread that hands requests over when their data are there. It starts with the first request that needs it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[StagedWork] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def put(self, work: StagedWork) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                # A daemon: a job that ends with copies under way is over all the same.
+                self._thread = threading.Thread(target=self._run, name="farandole-stager", daemon=True)
+                self._thread.start()
+        self._queue.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._queue.get().settle()
+
+
+_stager = _Stager()
+
+
+def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) -> AnyWork:
+    """Has the engine asked by `call`, now if all data are in host memory and otherwise as soon as they are. What is wrong with
+    a request is raised here in the first case, and by `wait` in the second."""
+    if all(loan.ready is None for loan in loans):
+        return Work(call())
+    work = StagedWork(loans, call)
+    _stager.put(work)
+    return work
