@@ -21,7 +21,9 @@ pub mod history;
 pub mod loss;
 pub mod profile;
 pub mod replay;
+pub mod report;
 mod trace;
+pub mod verdict;
 
 pub use event::{Event, Record};
 pub use trace::{Ending, Header, Named, Names, Trace};

@@ -94,8 +94,34 @@ fn a_rank_that_is_late_for_lack_of_input_loses_everybody_s_time_to_input() {
     (0..2).for_each(|rank| sketch.compute(rank, 10 * MS));
     sketch.allreduce(8, Cost::default());
     let history = sketch.finish();
-    // Rank 0 arrives at 10 ms; until 30 ms rank 1 waits for input, then it works.
-    assert_eq!(losses(&sound(&history)), [(Cause::Input, 50 * MS), (Cause::Late(1), 10 * MS)]);
+    // Rank 0 arrives at 10 ms and waits until 40 ms. Rank 1 works during the last ten of these, but as long as rank 0 did.
+    assert_eq!(losses(&sound(&history)), [(Cause::Input, 60 * MS)]);
+}
+
+#[test]
+fn a_rank_that_starves_and_is_slow_is_both_in_proportion() {
+    let mut sketch = Sketch::new(2);
+    sketch.input(1, 30 * MS);
+    sketch.compute(0, 10 * MS);
+    sketch.compute(1, 20 * MS);
+    sketch.allreduce(8, Cost::default());
+    // Rank 0 waits 40 ms: 30 for the other's input, 10 for its longer work.
+    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Input, 60 * MS), (Cause::Late(1), 10 * MS)]);
+}
+
+#[test]
+fn a_rank_that_falls_behind_bucket_by_bucket_is_late_by_all_of_it() {
+    // Rank 1 needs 12 ms for each of five buckets, rank 0 needs 10; only the last is waited for.
+    let mut sketch = Sketch::new(2);
+    let mut last = 0;
+    for _ in 0..5 {
+        sketch.input(0, MS);
+        sketch.compute(0, 10 * MS);
+        sketch.compute(1, 12 * MS);
+        last = sketch.submit(CollectiveKind::Allreduce, &[1 << 20], Cost::default());
+    }
+    (0..2).for_each(|rank| sketch.wait(rank, last));
+    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Input, 5 * MS), (Cause::Late(1), 5 * MS)]);
 }
 
 #[test]

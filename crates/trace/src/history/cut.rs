@@ -124,7 +124,7 @@ impl History {
     }
 
     /// This history with everything taken out but these times, which are in order and apart.
-    fn keep(&self, kept: &[(u64, u64)]) -> History {
+    pub(super) fn keep(&self, kept: &[(u64, u64)]) -> History {
         let moved = |at_ns: u64| {
             let inside = |&(from_ns, to_ns): &(u64, u64)| at_ns.min(to_ns).saturating_sub(from_ns);
             kept.iter().map(inside).sum::<u64>()
@@ -148,7 +148,8 @@ impl History {
                 (iteration.from_ns, iteration.to_ns) = (moved(iteration.from_ns), moved(iteration.to_ns));
             }
         }
-        let mut history = History { ranks, operations: Vec::new(), end_ns: moved(self.end_ns), ..*self };
+        let settings = self.settings.clone();
+        let mut history = History { ranks, operations: Vec::new(), end_ns: moved(self.end_ns), settings, ..*self };
         history.keep_operations(&self.operations, touches, moved);
         history
     }

@@ -13,12 +13,15 @@
 //!      │    agreement   │  packing  │ transfer │ unpacking │
 //! ```
 //!
-//! *Not here:* where the times come from and how clocks were brought together (`timeline`, `build.rs`); any judgement.
+//! *Not here:* how clocks are brought together, and any judgement.
 
+mod build;
 mod cut;
+mod lane;
 mod legs;
 mod sketch;
 
+pub use build::BuildError;
 pub use cut::{Window, WindowError};
 pub use legs::Legs;
 pub use sketch::{Cost, Sketch};
@@ -34,6 +37,10 @@ pub struct History {
     pub end_ns: u64,
     /// How far two clocks of this history may be apart.
     pub clock_error_ns: u64,
+    /// Settings of the engine, by name, as rank 0 had them.
+    pub settings: std::collections::BTreeMap<String, String>,
+    /// Records that were overwritten before they could be written, on all ranks: what came first is missing.
+    pub dropped: u64,
 }
 
 /// What one rank did.
@@ -190,13 +197,23 @@ impl Operation {
 
     /// When the last rank had submitted, and which one that was. (Of several the first: nobody waited for the others longer.)
     pub fn last_arrival(&self) -> (u64, usize) {
-        let mut last = (0, 0);
-        for passage in &self.passages {
-            if passage.submitted_ns > last.0 || (passage.submitted_ns == last.0 && passage.rank < last.1) {
-                last = (passage.submitted_ns, passage.rank);
+        self.last_of(self.passages.iter())
+    }
+
+    /// The last arrival that this passage could have waited for. Where a rank can be done before others have come, as in a broadcast,
+    /// those that came later than its result do not count.
+    pub fn last_arrival_for(&self, passage: &Passage) -> (u64, usize) {
+        match self.collective {
+            CollectiveKind::Broadcast | CollectiveKind::Alltoall | CollectiveKind::Other => {
+                self.last_of(self.passages.iter().filter(|other| other.submitted_ns <= passage.moved_ns))
             }
+            _ => self.last_arrival(),
         }
-        last
+    }
+
+    fn last_of<'a>(&self, passages: impl Iterator<Item = &'a Passage>) -> (u64, usize) {
+        let last = passages.max_by_key(|passage| (passage.submitted_ns, std::cmp::Reverse(passage.rank)));
+        last.map_or((0, 0), |passage| (passage.submitted_ns, passage.rank))
     }
 
     /// When the last rank had begun.

@@ -64,3 +64,19 @@ impl Evidence {
         ranks
     }
 }
+
+impl Evidence {
+    /// Takes the evidence of another loss in.
+    pub(crate) fn add(&mut self, other: &Evidence) {
+        self.by_rank_ns.resize(other.by_rank_ns.len().max(self.by_rank_ns.len()), 0);
+        for (own, more) in self.by_rank_ns.iter_mut().zip(&other.by_rank_ns) {
+            *own += more;
+        }
+        self.iterations = self.iterations.max(other.iterations);
+        self.iterations_hit = (self.iterations_hit + other.iterations_hit).min(self.iterations);
+        self.intervals += other.intervals;
+        self.longest.extend(&other.longest);
+        self.longest.sort_by_key(|interval| (std::cmp::Reverse(interval.to_ns - interval.from_ns), interval.from_ns));
+        self.longest.truncate(KEPT_INTERVALS);
+    }
+}

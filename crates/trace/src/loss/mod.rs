@@ -5,9 +5,10 @@
 //!
 //! **What a waiting rank waits for.** A rank that is blocked in an operation loses its time
 //!
-//! 1. until the last rank has submitted: to whatever keeps that rank. If it waits for input, the cause is input, also for those
-//!    who wait for it; if it writes a checkpoint, the checkpoint; if it is in a phase that the waiting rank has not, a
-//!    sequential phase; if it is blocked itself, in another operation, the question is passed on to that one; otherwise it is late.
+//! 1. until the last rank has submitted: to whatever made that rank the last. If it is blocked itself, in another operation, the question
+//!    is passed on to that one. Otherwise the two ranks are compared, from when they last came out of the same operation:
+//!    what the last rank spent more on than the waiting one (input, a checkpoint, a phase that the other has not, work) is the cause, in
+//!    proportion; more work means that it is late. So it does not matter in which order a rank starves and works.
 //! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with earlier operations;
 //!    that is packing or transfer of those.
 //! 3. until the last rank has packed: to packing.
@@ -15,13 +16,14 @@
 //! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
 //!
 //! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank that arrives late
-//! because of its own loader does not show as slow.
+//! because of its own loader does not show as slow (`blame.rs`).
 
+mod blame;
 mod evidence;
 
 use std::collections::BTreeMap;
 
-use crate::history::{Activity, History, Legs, Operation};
+use crate::history::{Activity, History, Legs, Operation, Passage};
 
 pub use evidence::{Evidence, Interval};
 
@@ -142,6 +144,23 @@ impl Split {
         if self.total_ns == 0 { 0.0 } else { 100.0 * ns as f64 / self.total_ns as f64 }
     }
 
+    /// The useful share and that of each loss, in tenths of a percent that sum to a thousand: each is rounded down, and those
+    /// that lost most by it get a tenth back.
+    pub fn tenths(&self) -> (u64, Vec<u64>) {
+        let parts: Vec<u64> = std::iter::once(self.useful_ns).chain(self.losses.iter().map(|loss| loss.ns)).collect();
+        let total = u128::from(self.total_ns.max(1));
+        let exact = |ns: u64| (1000 * u128::from(ns) / total, 1000 * u128::from(ns) % total);
+        let mut tenths: Vec<u64> = parts.iter().map(|&ns| u64::try_from(exact(ns).0).unwrap_or(1000)).collect();
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        order.sort_by_key(|&part| std::cmp::Reverse(exact(parts[part]).1));
+        let missing = 1000u64.saturating_sub(tenths.iter().sum()) as usize;
+        if self.total_ns > 0 {
+            order.iter().take(missing).for_each(|&part| tenths[part] += 1);
+        }
+        let losses = tenths.split_off(1);
+        (tenths[0], losses)
+    }
+
     /// Time lost to everything that one word stands for.
     pub fn lost_ns(&self, key: &str) -> u64 {
         self.losses.iter().filter(|loss| loss.cause.key() == key).map(|loss| loss.ns).sum()
@@ -158,72 +177,80 @@ struct Asking<'a> {
     history: &'a History,
     legs: Legs,
     /// For each rank, its operations with the time from their beginning to their end, by beginning.
-    busy: Vec<Vec<(u64, u64, &'a Operation)>>,
+    busy: Vec<Vec<(u64, u64, &'a Operation, &'a Passage)>>,
 }
 
 impl<'a> Asking<'a> {
     fn new(history: &'a History) -> Asking<'a> {
-        let mut busy: Vec<Vec<(u64, u64, &Operation)>> = vec![Vec::new(); history.size()];
+        let mut busy: Vec<Vec<_>> = vec![Vec::new(); history.size()];
         for operation in &history.operations {
             for passage in &operation.passages {
-                busy[passage.rank].push((passage.begun_ns, passage.done_ns, operation));
+                busy[passage.rank].push((passage.begun_ns, passage.done_ns, operation, passage));
             }
         }
         for operations in &mut busy {
-            operations.sort_by_key(|&(from_ns, to_ns, _)| (from_ns, to_ns));
+            operations.sort_by_key(|&(from_ns, to_ns, ..)| (from_ns, to_ns));
         }
         Asking { history, legs: Legs::of(history), busy }
     }
 
     fn strip(&self, rank: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        self.ask(rank, rank, (0, self.history.end_ns), 0, &mut pieces);
-        pieces
-    }
-
-    /// What `waiting` loses the time to in which it depends on `rank`: itself, to begin with.
-    fn ask(&self, waiting: usize, rank: usize, (from_ns, to_ns): (u64, u64), depth: usize, pieces: &mut Vec<Piece>) {
-        for stretch in self.history.ranks[rank].lane_between(from_ns, to_ns) {
-            let (from_ns, to_ns) = (stretch.from_ns, stretch.to_ns);
-            let mut say = |cause| pieces.push(Piece { from_ns, to_ns, cause });
+        for stretch in &self.history.ranks[rank].lane {
+            let span = (stretch.from_ns, stretch.to_ns);
+            let mut say = |cause| pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause });
             match stretch.activity {
-                Activity::Compute if waiting == rank => say(None),
-                Activity::Compute => self.keeps_waiting(rank, &Cause::Late(rank), (from_ns, to_ns), pieces),
-                Activity::Input if waiting != rank => self.keeps_waiting(rank, &Cause::Input, (from_ns, to_ns), pieces),
+                Activity::Compute => say(None),
                 Activity::Input => say(Some(Cause::Input)),
                 Activity::Checkpoint => say(Some(Cause::Checkpoint)),
                 Activity::NotBegun | Activity::Blocked(None) => say(Some(Cause::Other)),
-                Activity::Ended => self.outlived(rank, (from_ns, to_ns), pieces),
-                Activity::Blocked(Some(_)) if depth > self.history.size() => say(Some(Cause::Other)),
-                Activity::Blocked(Some(number)) => {
-                    let operation = &self.history.operations[number];
-                    let (arrival_ns, last) = operation.last_arrival();
-                    let there_ns = arrival_ns.clamp(from_ns, to_ns);
-                    if from_ns < there_ns {
-                        self.ask(waiting, last, (from_ns, there_ns), depth + 1, pieces);
-                    }
-                    if there_ns < to_ns {
-                        self.under_way(rank, operation, (there_ns, to_ns), pieces);
-                    }
+                Activity::Ended => self.outlived(rank, span, &mut pieces),
+                Activity::Blocked(Some(operation)) => self.waits(rank, operation, span, 0, &mut pieces),
+            }
+        }
+        pieces
+    }
+
+    /// What a rank loses the time to in which it is blocked in an operation.
+    fn waits(&self, rank: usize, number: usize, (from_ns, to_ns): (u64, u64), depth: usize, pieces: &mut Vec<Piece>) {
+        let operation = &self.history.operations[number];
+        let Some(passage) = operation.passage(rank).filter(|_| depth <= self.history.size()) else {
+            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
+            return;
+        };
+        let (arrival_ns, last) = operation.last_arrival_for(passage);
+        let there_ns = arrival_ns.clamp(from_ns, to_ns);
+        if from_ns < there_ns {
+            self.waits_for(rank, last, number, (from_ns, there_ns), depth, pieces);
+        }
+        let begun_ns = operation.begun_ns().min(passage.moved_ns).clamp(there_ns, to_ns);
+        self.before(rank, (there_ns, begun_ns), pieces);
+        stages(operation, passage, (begun_ns, to_ns), pieces);
+    }
+
+    /// What a rank loses the time to in which it waits for the last one to come.
+    fn waits_for(
+        &self,
+        rank: usize,
+        last: usize,
+        number: usize,
+        (from_ns, to_ns): (u64, u64),
+        depth: usize,
+        pieces: &mut Vec<Piece>,
+    ) {
+        let blame = self.blame(rank, last, number, from_ns);
+        for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
+            let span = (stretch.from_ns, stretch.to_ns);
+            match stretch.activity {
+                Activity::Blocked(Some(operation)) => self.waits(last, operation, span, depth + 1, pieces),
+                Activity::NotBegun | Activity::Ended | Activity::Blocked(None) => {
+                    pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) });
+                }
+                Activity::Compute | Activity::Input | Activity::Checkpoint => {
+                    blame.spread(stretch.activity, span, pieces);
                 }
             }
         }
-    }
-
-    /// Others wait for a rank that works or starves: in a phase that only some ranks have that is the cause, otherwise `cause`.
-    fn keeps_waiting(&self, rank: usize, cause: &Cause, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
-        let mut at_ns = from_ns;
-        for &(sole_from, sole_to, phase) in self.legs.sole(rank) {
-            let (begins, ends) = (sole_from.clamp(at_ns, to_ns), sole_to.clamp(at_ns, to_ns));
-            if begins == ends {
-                continue;
-            }
-            let name = self.history.ranks[rank].phases[phase].name.clone();
-            pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(cause.clone()) });
-            pieces.push(Piece { from_ns: begins, to_ns: ends, cause: Some(Cause::Sequential(name)) });
-            at_ns = ends;
-        }
-        pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(cause.clone()) });
     }
 
     /// A rank that has ended, while others have not: what the last of these does decides.
@@ -239,21 +266,13 @@ impl<'a> Asking<'a> {
         };
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
             let span = (stretch.from_ns, stretch.to_ns);
-            let cause = match stretch.activity {
-                Activity::Compute => Cause::Late(last),
-                Activity::Input => Cause::Input,
-                Activity::Checkpoint => Cause::Checkpoint,
-                Activity::Blocked(_) | Activity::NotBegun | Activity::Ended => Cause::Other,
-            };
-            self.keeps_waiting(last, &cause, span, pieces);
+            match stretch.activity {
+                Activity::Blocked(_) | Activity::NotBegun | Activity::Ended => {
+                    pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) });
+                }
+                activity => self.doing(last, activity, span, pieces),
+            }
         }
-    }
-
-    /// Everybody has submitted, and a rank still waits: for the operation, or for those before it.
-    fn under_way(&self, rank: usize, operation: &Operation, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
-        let begun_ns = operation.begun_ns().clamp(from_ns, to_ns);
-        self.before(rank, (from_ns, begun_ns), pieces);
-        self.stages(rank, operation, (begun_ns, to_ns), pieces);
     }
 
     /// The time before an operation begins: earlier ones are under way, or the ranks agree.
@@ -262,7 +281,7 @@ impl<'a> Asking<'a> {
         let busy = &self.busy[rank];
         // An operation that began long ago may still be under way, but hardly more than a few at once.
         let first = busy.partition_point(|&(begun_ns, ..)| begun_ns < from_ns).saturating_sub(LOOK_BACK);
-        for &(begun_ns, done_ns, earlier) in &busy[first..] {
+        for &(begun_ns, done_ns, earlier, passage) in &busy[first..] {
             if begun_ns >= to_ns {
                 break;
             }
@@ -271,37 +290,16 @@ impl<'a> Asking<'a> {
                 continue;
             }
             pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(Cause::Agreement) });
-            self.stages(rank, earlier, (begins, ends), pieces);
+            stages(earlier, passage, (begins, ends), pieces);
             at_ns = ends;
         }
         pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(Cause::Agreement) });
     }
 
-    /// The stages of an operation that has begun on this rank.
-    fn stages(&self, rank: usize, operation: &Operation, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
-        let Some(passage) = operation.passage(rank) else {
-            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
-            return;
-        };
-        let stages = [
-            (operation.begun_ns(), Cause::Agreement),
-            (operation.packed_ns().min(passage.moved_ns), Cause::Packing),
-            (passage.moved_ns, Cause::Transfer),
-            (passage.done_ns, Cause::Packing),
-            (to_ns, Cause::Other),
-        ];
-        let mut at_ns = from_ns;
-        for (end_ns, cause) in stages {
-            let end_ns = end_ns.clamp(at_ns, to_ns);
-            pieces.push(Piece { from_ns: at_ns, to_ns: end_ns, cause: Some(cause) });
-            at_ns = end_ns;
-        }
-    }
-
     /// How long a rank's engine was busy while its program was not blocked.
     fn overlapped_ns(&self, rank: usize) -> u64 {
         let (mut until_ns, mut overlapped_ns) = (0, 0);
-        for &(begun_ns, done_ns, _) in &self.busy[rank] {
+        for &(begun_ns, done_ns, ..) in &self.busy[rank] {
             let from_ns = begun_ns.max(until_ns);
             if from_ns < done_ns {
                 let working = |activity| !matches!(activity, Activity::Blocked(_));
@@ -318,6 +316,23 @@ impl<'a> Asking<'a> {
 /// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow each
 /// other, so this is a bound on groups that a rank uses at once.
 const LOOK_BACK: usize = 64;
+
+/// The stages of an operation that has begun on this rank.
+fn stages(operation: &Operation, passage: &Passage, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+    let stages = [
+        (operation.begun_ns().min(passage.moved_ns), Cause::Agreement),
+        (operation.packed_ns().min(passage.moved_ns), Cause::Packing),
+        (passage.moved_ns, Cause::Transfer),
+        (passage.done_ns, Cause::Packing),
+        (to_ns, Cause::Other),
+    ];
+    let mut at_ns = from_ns;
+    for (end_ns, cause) in stages {
+        let end_ns = end_ns.clamp(at_ns, to_ns);
+        pieces.push(Piece { from_ns: at_ns, to_ns: end_ns, cause: Some(cause) });
+        at_ns = end_ns;
+    }
+}
 
 /// Pieces without empty ones, neighbours with the same cause joined.
 fn joined(pieces: Vec<Piece>) -> Vec<Piece> {

@@ -1,0 +1,116 @@
+//! A verdict for programs. `docs/report.schema.json` is the contract: names stay, new ones may come.
+
+use serde_json::{Value, json};
+
+use crate::efficiency::Scaling;
+use crate::loss::{Cause, Interval};
+use crate::verdict::{Finding, Topic, Verdict};
+
+/// What the document calls itself. Another number would mean that something old has changed.
+pub const SCHEMA: &str = "farandole-report/1";
+
+/// The whole report.
+pub fn report(verdict: &Verdict) -> Value {
+    let split = &verdict.split;
+    let losses: Vec<Value> = split
+        .losses
+        .iter()
+        .map(|loss| {
+            let (rank, phase) = whose(&loss.cause);
+            json!({
+                "cause": loss.cause.key(),
+                "rank": rank,
+                "phase": phase,
+                "ns": loss.ns,
+                "percent": split.percent(loss.ns),
+            })
+        })
+        .collect();
+    let efficiencies: serde_json::Map<String, Value> =
+        verdict.efficiencies.named().iter().map(|(name, value)| (name.replace('-', "_"), json!(value))).collect();
+    let reference = verdict.against.map(|(scaling, against)| {
+        json!({
+            "scaling": match scaling { Scaling::Strong => "strong", Scaling::Weak => "weak" },
+            "computation_scaling": against.computation_scaling,
+            "global_efficiency": against.global,
+            "speedup": against.speedup,
+        })
+    });
+    json!({
+        "schema": SCHEMA,
+        "headline": verdict.headline,
+        "window": verdict.window.to_string(),
+        "ranks": verdict.size,
+        "hosts": verdict.hosts,
+        "iterations": verdict.iterations,
+        "ns": verdict.end_ns,
+        "clock_error_ns": verdict.clock_error_ns,
+        "records_dropped": verdict.dropped,
+        "efficiencies": efficiencies,
+        "reference": reference,
+        "split": {
+            "total_ns": split.total_ns,
+            "useful_ns": split.useful_ns,
+            "exposed_communication_ns": split.exposed_ns(),
+            "overlapped_communication_ns": split.overlapped_ns,
+            "losses": losses,
+        },
+        "findings": verdict.findings.iter().map(finding).collect::<Vec<Value>>(),
+    })
+}
+
+fn whose(cause: &Cause) -> (Option<usize>, Option<&str>) {
+    match cause {
+        Cause::Late(rank) => (Some(*rank), None),
+        Cause::Sequential(phase) => (None, Some(phase)),
+        _ => (None, None),
+    }
+}
+
+fn finding(finding: &Finding) -> Value {
+    let (rank, phase) = match &finding.topic {
+        Topic::Cause(cause) => whose(cause),
+        Topic::LateByTurns => (None, None),
+    };
+    let advice: Vec<Value> = finding
+        .advice
+        .iter()
+        .map(|advice| {
+            let gain = advice
+                .gain
+                .map(|gain| json!({ "time_saved_percent": gain.time_saved_percent, "speedup": gain.speedup }));
+            json!({
+                "rule": advice.rule,
+                "change": advice.change,
+                "how": advice.how,
+                "gain": gain,
+                "caution": advice.caution,
+            })
+        })
+        .collect();
+    json!({
+        "cause": finding.topic.key(),
+        "rank": rank,
+        "phase": phase,
+        "lost_ns": finding.lost_ns,
+        "lost_percent": finding.lost_percent,
+        "evidence": {
+            "by_rank_ns": finding.evidence.by_rank_ns,
+            "iterations_hit": finding.evidence.iterations_hit,
+            "iterations": finding.evidence.iterations,
+            "intervals": finding.evidence.intervals,
+            "longest": finding.evidence.longest.iter().map(interval).collect::<Vec<Value>>(),
+            "text": finding.sentences.join(" "),
+        },
+        "advice": advice,
+    })
+}
+
+fn interval(interval: &Interval) -> Value {
+    json!({
+        "rank": interval.rank,
+        "from_ns": interval.from_ns,
+        "to_ns": interval.to_ns,
+        "iteration": interval.iteration,
+    })
+}

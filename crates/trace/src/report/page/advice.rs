@@ -1,0 +1,35 @@
+//! The findings with their evidence and advice.
+
+use super::markup::escaped;
+use crate::report::text::{capitalised, gain_text};
+use crate::verdict::{Advice, Finding, Verdict, percent_text};
+
+/// All findings, largest first.
+pub(super) fn list(verdict: &Verdict) -> String {
+    if verdict.findings.is_empty() {
+        return "<p>Nothing: no loss is worth a sentence.</p>\n".to_owned();
+    }
+    let findings: String = verdict.findings.iter().map(finding).collect();
+    format!("<ol class=\"findings\">\n{findings}</ol>\n")
+}
+
+fn finding(finding: &Finding) -> String {
+    let title = format!("{} is lost to {}", percent_text(finding.lost_percent), finding.topic);
+    let advice: String = finding.advice.iter().map(advice).collect();
+    let none = if finding.advice.is_empty() { "<p class=\"note\">There is no rule for this.</p>\n" } else { "" };
+    format!(
+        "<li><h3>{}</h3>\n<p class=\"evidence\">{}</p>\n{none}{advice}</li>\n",
+        escaped(&capitalised(&title)),
+        escaped(&finding.sentences.join(" "))
+    )
+}
+
+fn advice(advice: &Advice) -> String {
+    let how =
+        if advice.how.is_empty() { String::new() } else { format!("<pre>{}</pre>\n", escaped(&advice.how.join("\n"))) };
+    let gain = gain_text(advice).map_or(String::new(), |gain| format!("<p class=\"gain\">{}</p>\n", escaped(&gain)));
+    let caution = advice.caution.map_or(String::new(), |caution| {
+        format!("<p class=\"caution\"><strong>Careful:</strong> {}.</p>\n", escaped(caution))
+    });
+    format!("<div class=\"advice\">\n<p>{}</p>\n{how}{gain}{caution}</div>\n", escaped(&advice.change))
+}

@@ -1,0 +1,82 @@
+//! A verdict as one page: headline, losses, strips of all ranks, timeline, messages, efficiencies, advice.
+//!
+//! One file without any reference to another, so that it can be sent and kept. Every picture is made of rectangles whose places are
+//! given in percent of whatever width there is, and all text is text of the page: so it is readable on a telephone. A cause
+//! has a colour and a pattern (`paint.rs`), and every picture has its numbers beside it; nothing depends on colours.
+//!
+//! No script: the page shows, and the terminal and JSON answer further questions.
+
+mod advice;
+mod bars;
+mod markup;
+mod paint;
+mod strips;
+mod style;
+
+use crate::efficiency::Scaling;
+use crate::history::History;
+use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
+use crate::report::text::{capitalised, notes, subject};
+use crate::verdict::Verdict;
+use markup::escaped;
+
+/// The whole page.
+pub fn page(verdict: &Verdict, history: &History) -> String {
+    let profile = Profile::of(history, View::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
+    let notes: String =
+        notes(verdict).iter().map(|note| format!("<p class=\"note\">{}</p>\n", escaped(note))).collect();
+    let sections = [
+        section("Where the time of all ranks went", "losses", &bars::waterfall(&verdict.split)),
+        section("What to change", "advice", &advice::list(verdict)),
+        section("Every rank", "strips", &strips::ranks(history, &verdict.split)),
+        section("Over time, all ranks together", "timeline", &strips::overview(history, &verdict.split)),
+        section("Messages by size", "messages", &bars::messages(&profile)),
+        section("Efficiencies", "efficiencies", &efficiencies(verdict)),
+    ];
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{title}</title>\n<style>{style}</style>\n</head>\n\
+         <body>\n{patterns}\n<main>\n<header>\n<p class=\"subject\">{subject}</p>\n<h1>{headline}</h1>\n</header>\n\
+         {sections}{notes}</main>\n</body>\n</html>\n",
+        title = escaped(&verdict.headline),
+        style = style::STYLE,
+        patterns = paint::patterns(),
+        subject = escaped(&subject(verdict)),
+        headline = escaped(&capitalised(&verdict.headline)),
+        sections = sections.concat(),
+    )
+}
+
+fn section(title: &str, id: &str, content: &str) -> String {
+    format!("<section id=\"{id}\">\n<h2>{}</h2>\n{content}</section>\n", escaped(title))
+}
+
+fn efficiencies(verdict: &Verdict) -> String {
+    let mut rows: Vec<(String, String, usize)> = verdict
+        .efficiencies
+        .named()
+        .into_iter()
+        .zip([0, 1, 1, 2, 2])
+        .map(|((name, value), depth)| (name.replace('-', " "), format!("{value:.3}"), depth))
+        .collect();
+    if let Some((scaling, against)) = &verdict.against {
+        let kind = match scaling {
+            Scaling::Strong => "strong",
+            Scaling::Weak => "weak",
+        };
+        rows.push((format!("computation scaling ({kind})"), format!("{:.3}", against.computation_scaling), 0));
+        rows.push(("global efficiency".to_owned(), format!("{:.3}", against.global), 0));
+        rows.push(("speed-up".to_owned(), format!("{:.2}×", against.speedup), 0));
+    }
+    let rows: String = rows
+        .iter()
+        .map(|(name, value, depth)| {
+            format!("<tr><th scope=\"row\" class=\"depth{depth}\">{}</th><td>{value}</td></tr>\n", escaped(name))
+        })
+        .collect();
+    format!(
+        "<table>\n{rows}</table>\n<p class=\"note\">The multiplicative model of the POP project: parallel = load balance × \
+         communication, communication = serialisation × transfer. It knows work and everything else; what else it is stands above.</p>\n"
+    )
+}

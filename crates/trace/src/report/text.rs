@@ -1,0 +1,162 @@
+//! A verdict as text for a terminal.
+
+use std::fmt::Write as _;
+
+use crate::efficiency::Scaling;
+use crate::verdict::{Advice, Finding, Verdict, percent_text, time_text};
+
+/// Columns that a bar of a hundred percent takes.
+const BAR_COLUMNS: u64 = 40;
+
+/// Columns of a line; longer ones are broken.
+const COLUMNS: usize = 100;
+
+/// The whole report.
+pub fn report(verdict: &Verdict) -> String {
+    let mut text = String::new();
+    let mut say = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    say(subject(verdict));
+    say(String::new());
+    for line in wrapped(&capitalised(&verdict.headline), "", "") {
+        say(line);
+    }
+    split_table(verdict).into_iter().for_each(&mut say);
+    efficiency_table(verdict).into_iter().for_each(&mut say);
+    for (number, finding) in verdict.findings.iter().enumerate() {
+        finding_text(number + 1, finding).into_iter().for_each(&mut say);
+    }
+    notes(verdict).into_iter().for_each(say);
+    text
+}
+
+/// What the report is about.
+pub fn subject(verdict: &Verdict) -> String {
+    let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    format!(
+        "{} on {}, {}, {} ({})",
+        plural(verdict.size, "rank"),
+        plural(verdict.hosts, "host"),
+        if verdict.iterations == 0 {
+            "no iterations marked".to_owned()
+        } else {
+            plural(verdict.iterations, "iteration")
+        },
+        time_text(verdict.end_ns),
+        verdict.window
+    )
+}
+
+/// What a reader should know about the recording.
+pub fn notes(verdict: &Verdict) -> Vec<String> {
+    let mut notes = Vec::new();
+    if verdict.iterations == 0 {
+        notes.push(
+            "No iterations are marked, so that nothing can be said for each of them; a front end marks them, or the program does."
+                .to_owned(),
+        );
+    }
+    if verdict.dropped > 0 {
+        notes.push(format!(
+            "{} records were overwritten before they could be written: the report begins where all ranks are recorded.",
+            verdict.dropped
+        ));
+    }
+    if verdict.clock_error_ns > 0 {
+        notes.push(format!("The clocks of two ranks may be {} apart.", time_text(verdict.clock_error_ns)));
+    }
+    notes
+}
+
+fn split_table(verdict: &Verdict) -> Vec<String> {
+    let split = &verdict.split;
+    let (useful, losses) = split.tenths();
+    let mut rows = vec![("work".to_owned(), useful)];
+    rows.extend(split.losses.iter().zip(losses).map(|(loss, tenths)| (loss.cause.to_string(), tenths)));
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let mut lines = vec![String::new(), "Where the time of all ranks went".to_owned()];
+    for (name, tenths) in rows {
+        let bar = "█".repeat(usize::try_from((tenths * BAR_COLUMNS).div_ceil(1000)).unwrap_or(0));
+        let pad = " ".repeat(width - name.chars().count());
+        lines.push(format!("  {name}{pad}  {:>5.1} %  {bar}", tenths as f64 / 10.0).trim_end().to_owned());
+    }
+    if split.exposed_ns() + split.overlapped_ns > 0 {
+        lines.push(format!(
+            "  Communication: {} waited for, {} behind work (no loss).",
+            percent_text(split.percent(split.exposed_ns())),
+            percent_text(split.percent(split.overlapped_ns))
+        ));
+    }
+    lines
+}
+
+fn efficiency_table(verdict: &Verdict) -> Vec<String> {
+    let mut lines = vec![String::new(), "Efficiencies (POP model)".to_owned()];
+    for ((name, value), depth) in verdict.efficiencies.named().into_iter().zip([0, 1, 1, 2, 2]) {
+        let label = format!("{}{}", "  ".repeat(depth), name.replace('-', " "));
+        lines.push(format!("  {label:<32} {value:.3}"));
+    }
+    if let Some((scaling, against)) = &verdict.against {
+        let kind = match scaling {
+            Scaling::Strong => "strong",
+            Scaling::Weak => "weak",
+        };
+        lines.push(format!("  Against the reference ({kind} scaling):"));
+        lines.push(format!("  {:<32} {:.3}", "computation scaling", against.computation_scaling));
+        lines.push(format!("  {:<32} {:.3}", "global efficiency", against.global));
+        lines.push(format!("  {:<32} {:.2}×", "speed-up", against.speedup));
+    }
+    lines
+}
+
+fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
+    let title = format!("{number}. {} is lost to {}", percent_text(finding.lost_percent), finding.topic);
+    let mut lines = vec![String::new(), title];
+    lines.extend(wrapped(&finding.sentences.join(" "), "   ", "   "));
+    for advice in &finding.advice {
+        lines.extend(wrapped(&advice.change, "   → ", "     "));
+        lines.extend(advice.how.iter().map(|line| format!("         {line}")));
+        lines.extend(gain_text(advice).map(|gain| format!("     {gain}")));
+        if let Some(caution) = advice.caution {
+            lines.extend(wrapped(&format!("Careful: {caution}."), "     ", "     "));
+        }
+    }
+    lines
+}
+
+/// What an advice would bring, in a sentence.
+pub fn gain_text(advice: &Advice) -> Option<String> {
+    let gain = advice.gain?;
+    if gain.time_saved_percent < 0.5 {
+        return Some("Gain: hardly any by itself.".to_owned());
+    }
+    Some(format!("Gain: {} less time, {:.2}× as fast.", percent_text(gain.time_saved_percent), gain.speedup))
+}
+
+/// A sentence that begins as one.
+pub fn capitalised(text: &str) -> String {
+    let mut rest = text.chars();
+    rest.next().map_or(String::new(), |first| first.to_uppercase().collect::<String>() + rest.as_str()) + "."
+}
+
+/// Breaks a text into lines, the first of which begins otherwise than the others.
+fn wrapped(text: &str, first: &str, others: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = first.to_owned();
+    let mut empty = true;
+    for word in text.split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+            lines.push(std::mem::replace(&mut line, others.to_owned()));
+            empty = true;
+        }
+        let gap = if empty { "" } else { " " };
+        let _ = write!(line, "{gap}{word}");
+        empty = false;
+    }
+    if !empty {
+        lines.push(line);
+    }
+    lines
+}

@@ -1,0 +1,78 @@
+//! What the rules look at: a history, its split and efficiencies, and a few figures that several of them need.
+
+use crate::efficiency::Efficiencies;
+use crate::history::{Activity, History};
+use crate::loss::Split;
+use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, Row, View};
+
+/// A history and what is known of it already.
+#[derive(Debug)]
+pub struct Case<'a> {
+    /// What happened.
+    pub history: &'a History,
+    /// Where the time went.
+    pub split: &'a Split,
+    /// How much of it was work.
+    pub efficiencies: &'a Efficiencies,
+    /// Messages by size, as they travelled.
+    pub messages: Profile,
+}
+
+impl<'a> Case<'a> {
+    /// Works the figures out.
+    pub fn of(history: &'a History, split: &'a Split, efficiencies: &'a Efficiencies) -> Case<'a> {
+        let messages = Profile::of(history, View::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
+        Case { history, split, efficiencies, messages }
+    }
+
+    /// All messages together.
+    pub fn traffic(&self) -> Row {
+        self.messages.total()
+    }
+
+    /// Iterations, and one where none are marked: what "for each iteration" divides by.
+    pub fn iterations(&self) -> f64 {
+        self.history.iterations().max(1) as f64
+    }
+
+    /// Operations of an iteration.
+    pub fn operations_per_iteration(&self) -> f64 {
+        self.history.operations.len() as f64 / self.iterations()
+    }
+
+    /// Time in which a rank waited for its own input.
+    pub fn input_ns(&self, rank: usize) -> u64 {
+        let lane = &self.history.ranks[rank].lane;
+        lane.iter().filter(|stretch| stretch.activity == Activity::Input).map(|stretch| stretch.ns()).sum()
+    }
+
+    /// The part of communication that most time is lost to. What is true of all parts is said of this one.
+    pub fn largest_part(&self) -> &'static str {
+        let mut largest = "agreement";
+        for part in ["packing", "transfer"] {
+            if self.split.lost_ns(part) > self.split.lost_ns(largest) {
+                largest = part;
+            }
+        }
+        largest
+    }
+
+    /// Useful time of all ranks.
+    pub fn useful_ns(&self) -> u64 {
+        self.split.useful_ns
+    }
+
+    /// Ranks of the host that has most of them.
+    pub fn ranks_on_a_host(&self) -> usize {
+        let mut count = std::collections::BTreeMap::new();
+        for rank in &self.history.ranks {
+            *count.entry(rank.host.as_str()).or_insert(0) += 1;
+        }
+        count.into_values().max().unwrap_or(0)
+    }
+
+    /// A setting of the engine that is a number.
+    pub fn setting(&self, name: &str) -> Option<u64> {
+        self.history.settings.get(name)?.parse().ok()
+    }
+}

@@ -1,0 +1,207 @@
+//! What a history comes to, for the person who pays for it: how much of the ranks is used, what the rest is lost to, what to
+//! change, and what each change would bring.
+//!
+//! Every loss that is worth a sentence becomes a *finding*: how much, the evidence, and *advice*. Advice comes from the rules, a table of
+//! small functions, each of which looks at one finding and has something to say or not. What a change brings is never guessed: the
+//! history is played again with that change ([`replay`](crate::replay)), or the advice says that a trace cannot tell.
+//!
+//! **Invariant:** the findings come largest first, and their losses are part of the split, which sums to the whole.
+
+mod case;
+mod rules;
+mod words;
+
+pub use case::Case;
+pub use words::{percent_text, time_text};
+
+use crate::efficiency::{AgainstReference, Efficiencies, Scaling};
+use crate::history::{History, Window};
+use crate::loss::{Cause, Evidence, Split};
+use crate::replay::{Change, predicted_ns};
+
+/// Losses below this share of the time are listed, but get no advice: nobody would notice that they are gone.
+pub const WORTH_A_FINDING_PERCENT: f64 = 1.0;
+
+/// How much of all lateness must be one rank's for it to be called slow. Where ranks are late by turns no rank is to blame.
+const ONE_RANK_TO_BLAME: f64 = 0.6;
+
+/// Losses that the headline names.
+const HEADLINE_LOSSES: usize = 3;
+
+/// What a history comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// All in one sentence.
+    pub headline: String,
+    /// Which part of the history was looked at.
+    pub window: Window,
+    /// Number of ranks.
+    pub size: usize,
+    /// Number of hosts.
+    pub hosts: usize,
+    /// Iterations that every rank has made.
+    pub iterations: usize,
+    /// How long it took.
+    pub end_ns: u64,
+    /// How far the clocks of two ranks may be apart.
+    pub clock_error_ns: u64,
+    /// Records that were lost.
+    pub dropped: u64,
+    /// The efficiencies of the POP model.
+    pub efficiencies: Efficiencies,
+    /// Beside another run, if one was given.
+    pub against: Option<(Scaling, AgainstReference)>,
+    /// Where the time went.
+    pub split: Split,
+    /// What is worth a sentence, largest first.
+    pub findings: Vec<Finding>,
+}
+
+/// A loss with its evidence and what can be done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// To what time is lost.
+    pub topic: Topic,
+    /// How much, over all ranks.
+    pub lost_ns: u64,
+    /// Of the time of all ranks, in percent.
+    pub lost_percent: f64,
+    /// When and where, in numbers.
+    pub evidence: Evidence,
+    /// When and where, in sentences.
+    pub sentences: Vec<String>,
+    /// What can be done, best first.
+    pub advice: Vec<Advice>,
+}
+
+/// What a finding is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Topic {
+    /// One cause of the split.
+    Cause(Cause),
+    /// Ranks that are late by turns.
+    LateByTurns,
+}
+
+impl Topic {
+    /// The word for it in JSON.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Topic::Cause(cause) => cause.key(),
+            Topic::LateByTurns => "late-by-turns",
+        }
+    }
+}
+
+impl std::fmt::Display for Topic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Topic::Cause(cause) => cause.fmt(f),
+            Topic::LateByTurns => write!(f, "ranks arriving late by turns"),
+        }
+    }
+}
+
+/// Something to change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The rule it comes from.
+    pub rule: &'static str,
+    /// What to change, in a sentence.
+    pub change: String,
+    /// The flag, variable or line of code.
+    pub how: Vec<String>,
+    /// What it would bring; `None` where a trace cannot tell.
+    pub gain: Option<Gain>,
+    /// What to look after, where the change touches what the model learns.
+    pub caution: Option<&'static str>,
+}
+
+/// What a change would bring.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gain {
+    /// Time that the same work takes less, in percent of what it took.
+    pub time_saved_percent: f64,
+    /// How many times as fast the same work is done.
+    pub speedup: f64,
+}
+
+impl Gain {
+    /// The gain when work that took `before_ns` takes `after_ns`.
+    pub fn of(before_ns: f64, after_ns: f64) -> Gain {
+        let share = if before_ns > 0.0 { after_ns / before_ns } else { 1.0 };
+        Gain { time_saved_percent: 100.0 * (1.0 - share), speedup: if share > 0.0 { 1.0 / share } else { 1.0 } }
+    }
+}
+
+impl Verdict {
+    /// Judges the part of a history that lies in a window, beside a reference if there is one. The history is the part already.
+    pub fn of(history: &History, window: &Window, reference: Option<(&History, Scaling)>) -> Verdict {
+        let split = Split::of(history);
+        let efficiencies = Efficiencies::of(history);
+        let case = Case::of(history, &split, &efficiencies);
+        let findings = findings(&case);
+        let against = reference.and_then(|(reference, scaling)| {
+            AgainstReference::of(history, reference, scaling).map(|against| (scaling, against))
+        });
+        Verdict {
+            headline: words::headline(history.size(), &efficiencies, &findings),
+            window: window.clone(),
+            size: history.size(),
+            hosts: history.hosts(),
+            iterations: history.iterations(),
+            end_ns: history.end_ns,
+            clock_error_ns: history.clock_error_ns,
+            dropped: history.dropped,
+            efficiencies,
+            against,
+            findings,
+            split,
+        }
+    }
+}
+
+fn findings(case: &Case<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = topics(case.split)
+        .into_iter()
+        .map(|(topic, lost_ns, evidence)| Finding {
+            lost_percent: case.split.percent(lost_ns),
+            sentences: words::evidence(case.history, &evidence),
+            topic,
+            lost_ns,
+            evidence,
+            advice: Vec::new(),
+        })
+        .filter(|finding| finding.lost_percent >= WORTH_A_FINDING_PERCENT)
+        .collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.lost_ns));
+    for finding in &mut findings {
+        finding.advice = rules::advice(case, finding);
+    }
+    findings
+}
+
+/// The losses of a split as topics: lateness is one rank's, if most of it is, and otherwise everybody's.
+fn topics(split: &Split) -> Vec<(Topic, u64, Evidence)> {
+    let late_ns = split.lost_ns("late");
+    let mut by_turns: Option<(u64, Evidence)> = None;
+    let mut topics = Vec::new();
+    for loss in &split.losses {
+        if matches!(loss.cause, Cause::Late(_)) && (loss.ns as f64) < ONE_RANK_TO_BLAME * late_ns as f64 {
+            let (ns, evidence) = by_turns.get_or_insert_with(Default::default);
+            *ns += loss.ns;
+            evidence.add(&loss.evidence);
+        } else {
+            topics.push((Topic::Cause(loss.cause.clone()), loss.ns, loss.evidence.clone()));
+        }
+    }
+    topics.extend(by_turns.map(|(ns, evidence)| (Topic::LateByTurns, ns, evidence)));
+    topics
+}
+
+impl Case<'_> {
+    /// What these changes would bring.
+    pub fn gain(&self, changes: &[Change]) -> Gain {
+        Gain::of(self.history.end_ns as f64, predicted_ns(self.history, changes) as f64)
+    }
+}

@@ -1,0 +1,69 @@
+//! Ranks that take longer for their work than the others.
+
+use super::super::{Case, Finding, Topic, time_text};
+use super::Saying;
+use crate::loss::Cause;
+use crate::replay::Change;
+
+/// In how many of the iterations a rank is late at most for it to be something else than a slow rank.
+const RARELY: f64 = 0.2;
+
+fn rank(finding: &Finding) -> Option<usize> {
+    if let Topic::Cause(Cause::Late(rank)) = finding.topic { Some(rank) } else { None }
+}
+
+/// Whether a rank is late in few iterations only.
+fn rarely(finding: &Finding) -> bool {
+    let evidence = &finding.evidence;
+    evidence.iterations >= 5 && (evidence.iterations_hit as f64) < RARELY * evidence.iterations as f64
+}
+
+pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+    let late = rank(finding).filter(|_| !rarely(finding))?;
+    let ranks = &case.history.ranks;
+    let others: Vec<u64> = (0..ranks.len()).filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
+    let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
+    let host = &ranks[late].host;
+    let change = format!(
+        "Rank {late} on {host} works {} where the others need {}: look for another job on its cores, a device that is slower or hot, or \
+         more data than the others have; otherwise leave that host out.",
+        time_text(ranks[late].useful_ns()),
+        time_text(mean_ns)
+    );
+    let how = format!("farandole doctor -H {host}");
+    Some(Saying::new(change, &[&how]).gaining(case.gain(&[Change::NotLate(late)])))
+}
+
+pub(super) fn rare_and_long(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+    let late = rank(finding).filter(|_| rarely(finding))?;
+    let change = format!(
+        "Rank {late} is late in few iterations, but long: it does something there that the others do not (evaluation, logging, a \
+         checkpoint). Mark it as a phase and this report names it; then share it or move it elsewhere."
+    );
+    let how = ["python: with farandole.phase(\"evaluate\"): …"];
+    Some(Saying::new(change, &how).gaining(case.gain(&[Change::NotLate(late)])))
+}
+
+pub(super) fn uneven_work(case: &Case<'_>, _: &Finding) -> Option<Saying> {
+    let change = "Another rank is the last one every time: work differs from batch to batch. Give all ranks batches of the same cost \
+                  (sort or bucket samples by length), and keep other programs off their cores.";
+    Some(Saying::new(change, &[]).gaining(case.gain(&[Change::Balanced])))
+}
+
+pub(super) fn layout(case: &Case<'_>, _: &Finding) -> Option<Saying> {
+    let ranks = case.ranks_on_a_host();
+    let rank = case.history.ranks.first()?;
+    let (cores, threads) = (rank.cores?, rank.threads?);
+    if ranks * threads <= cores {
+        return None;
+    }
+    let fitting = (cores / ranks).max(1);
+    let change = format!(
+        "{ranks} ranks with {threads} threads each share {cores} cores and push each other aside: give each {fitting}, and cores of its own."
+    );
+    let how = [
+        format!("farandole run -x OMP_NUM_THREADS={fitting} …; torch.set_num_threads({fitting})"),
+        "in the command: taskset or numactl, by FARANDOLE_LOCAL_RANK".to_owned(),
+    ];
+    Some(Saying { change, how: how.to_vec(), gain: None, caution: None })
+}

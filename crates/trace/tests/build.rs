@@ -1,0 +1,141 @@
+//! Histories out of records: every moment is where the records say.
+
+use farandole_trace::event::{Collective, Dtype, Event, Group, NameId, Operation, Phase, ThreadId};
+use farandole_trace::history::{Activity, BuildError, History};
+use farandole_trace::loss::{Cause, Split};
+use farandole_trace::{Header, Trace};
+
+const PROGRAM: ThreadId = ThreadId(1);
+const ENGINE: ThreadId = ThreadId(2);
+
+fn trace(rank: u32, size: u32) -> Trace {
+    Trace::new(Header { rank, size, host: "host".to_owned(), ..Header::default() })
+}
+
+/// Submits one tensor and waits for it: begun 2 behind `there`, packed after 1 more, moved after 10 more, done after 1 more.
+fn allreduce(trace: &mut Trace, number: u64, submitted_ns: u64, there_ns: u64) {
+    let name = trace.names.intern("weight");
+    let (group, operation) = (Group::WORLD, Operation(number));
+    let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4096);
+    trace.push(submitted_ns, PROGRAM, Event::Submitted { name, group, collective, dtype, bytes });
+    let begun_ns = there_ns + 2;
+    trace.push(begun_ns, ENGINE, Event::Started { group, operation, collective, dtype, requests: 1, bytes });
+    trace.push(begun_ns, ENGINE, Event::Fused { name, group, operation, bytes });
+    trace.push(begun_ns + 1, ENGINE, Event::Packed { group, operation });
+    trace.push(begun_ns + 11, ENGINE, Event::Travelled { group, operation });
+    trace.push(begun_ns + 12, ENGINE, Event::Finished { group, operation });
+    trace.push(begun_ns + 12, PROGRAM, Event::Waited { name, since_ns: submitted_ns });
+}
+
+/// Two ranks; the second comes later to everything by `lag_ns`.
+fn job(lag_ns: u64) -> Vec<Trace> {
+    let mut traces = vec![trace(0, 2), trace(1, 2)];
+    for (rank, trace) in traces.iter_mut().enumerate() {
+        for number in 0..3u64 {
+            let zero_ns = 1000 + 200 * number;
+            trace.push(zero_ns, PROGRAM, Event::Iteration { number });
+            trace.push_phase(PROGRAM, Phase::InputWait, zero_ns, zero_ns + 20);
+            let work_ns = 50 + if rank == 1 { lag_ns } else { 0 };
+            trace.push_phase(PROGRAM, Phase::Forward, zero_ns + 20, zero_ns + 20 + work_ns);
+            allreduce(trace, number, zero_ns + 20 + work_ns, zero_ns + 70 + lag_ns);
+        }
+        trace.push(1600, PROGRAM, Event::Epoch { number: 1 });
+        trace.sort();
+    }
+    traces
+}
+
+#[test]
+fn records_become_lanes_operations_and_iterations() {
+    let history = History::from_traces(&job(30), |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    assert_eq!((history.end_ns, history.operations.len(), history.iterations()), (600, 3, 3));
+    let first = &history.ranks[0].lane[..4];
+    let spans: Vec<_> = first.iter().map(|stretch| (stretch.to_ns, stretch.activity)).collect();
+    assert_eq!(
+        spans,
+        [(20, Activity::Input), (70, Activity::Compute), (114, Activity::Blocked(Some(0))), (200, Activity::Compute)]
+    );
+    let split = Split::of(&history);
+    let lost: Vec<_> = split.losses.iter().map(|loss| (loss.cause.clone(), loss.ns)).collect();
+    assert_eq!(
+        lost,
+        [
+            (Cause::Input, 120),
+            (Cause::Late(1), 90),
+            (Cause::Transfer, 60),
+            (Cause::Agreement, 12),
+            (Cause::Packing, 12)
+        ]
+    );
+}
+
+#[test]
+fn clocks_are_brought_together() {
+    let mut traces = job(0);
+    traces[1].records.iter_mut().for_each(|record| record.time_ns += 1_000_000);
+    for record in &mut traces[1].records {
+        if let Event::Waited { since_ns, .. } = &mut record.event {
+            *since_ns += 1_000_000;
+        }
+    }
+    let aligned = History::from_traces(&traces, |rank, time_ns| time_ns - 1_000_000 * rank as u64).unwrap();
+    assert_eq!(aligned, History::from_traces(&job(0), |_, time_ns| time_ns).unwrap());
+}
+
+#[test]
+fn a_direct_call_blocks_its_thread() {
+    let mut traces = vec![trace(0, 2), trace(1, 2)];
+    for (rank, trace) in traces.iter_mut().enumerate() {
+        let (group, operation) = (Group::DIRECT, Operation(7));
+        let (collective, dtype) = (Collective::Barrier, Dtype::U8);
+        trace.push(0, PROGRAM, Event::Epoch { number: 0 });
+        let called_ns = if rank == 0 { 10 } else { 50 };
+        trace.push(called_ns, PROGRAM, Event::Started { group, operation, collective, dtype, requests: 0, bytes: 0 });
+        trace.push(60, PROGRAM, Event::Finished { group, operation });
+    }
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    let split = Split::of(&history);
+    assert_eq!((split.lost_ns("late"), split.lost_ns("transfer"), split.useful_ns), (40, 20, 60));
+}
+
+#[test]
+fn an_operation_that_was_given_up_does_not_count() {
+    let mut traces = job(0);
+    let (group, operation) = (Group::WORLD, Operation(1));
+    traces[1].push(1290, ENGINE, Event::Abandoned { group, operation });
+    traces[1].sort();
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!((history.check(), history.operations.len()), (Ok(()), 2));
+    assert!(history.ranks[0].lane.iter().any(|stretch| stretch.activity == Activity::Blocked(None)));
+}
+
+#[test]
+fn a_history_begins_where_all_rings_reach_back_to() {
+    let mut traces = job(0);
+    traces[1].records.retain(|record| record.time_ns >= 1150);
+    traces[1].dropped = 12;
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!((history.check(), history.dropped), (Ok(()), 12));
+    // The first record of rank 1 that is left is the mark of its second iteration.
+    assert_eq!((history.end_ns, history.ranks[0].lane[0].activity), (400, Activity::Input));
+}
+
+#[test]
+fn a_missing_rank_is_named() {
+    let error = History::from_traces(&job(0)[..1], |_, time_ns| time_ns).unwrap_err();
+    assert_eq!(error, BuildError::Missing(vec![1]));
+    assert!(error.to_string().contains("no trace of rank 1"));
+}
+
+#[test]
+fn a_thread_that_loads_is_not_the_program() {
+    let mut traces = job(0);
+    for trace in &mut traces {
+        (0..50).for_each(|batch| trace.push_phase(ThreadId(9), Phase::InputWork, 1000 + batch, 1001 + batch));
+        trace.push(1001, ThreadId(9), Event::PhaseBegin { phase: Phase::InputWork, name: NameId::NONE });
+        trace.sort();
+    }
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history, History::from_traces(&job(0), |_, time_ns| time_ns).unwrap());
+}

@@ -1,0 +1,174 @@
+//! Jobs whose every number is known, by their illness.
+#![allow(dead_code, reason = "not every test uses every job")]
+
+use farandole_trace::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
+
+/// A millisecond.
+pub(crate) const MS: u64 = 1_000_000;
+
+/// An exchange that takes 2 ms once everybody is there.
+pub(crate) const EXCHANGE: Cost =
+    Cost { agreement_ns: MS / 2, packing_ns: MS / 4, transfer_ns: MS, unpacking_ns: MS / 4 };
+
+/// Every job, with its name.
+pub(crate) fn all() -> Vec<(&'static str, History)> {
+    vec![
+        ("perfect", perfect()),
+        ("starved", starved()),
+        ("one starves", one_starves()),
+        ("late", late()),
+        ("late by turns", late_by_turns()),
+        ("sequential", sequential()),
+        ("unmarked evaluation", unmarked_evaluation()),
+        ("slow link", slow_link()),
+        ("tiny tensors", tiny_tensors()),
+        ("one bucket", one_bucket()),
+        ("checkpoints", checkpoints()),
+        ("everything", everything()),
+    ]
+}
+
+/// Ten iterations of four ranks, each of which is made by the function.
+fn iterations(size: usize, mut body: impl FnMut(&mut Sketch, u64)) -> History {
+    let mut sketch = Sketch::new(size);
+    for number in 0..10 {
+        sketch.iteration(number, number / 5);
+        body(&mut sketch, number);
+    }
+    sketch.finish()
+}
+
+pub(crate) fn perfect() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.compute(rank, 50 * MS));
+        sketch.allreduce(1 << 20, Cost::default());
+    })
+}
+
+/// 60 ms of input, 38 ms of work, 2 ms of exchange.
+pub(crate) fn starved() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.input(rank, 60 * MS));
+        (0..4).for_each(|rank| sketch.compute(rank, 38 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+    })
+}
+
+pub(crate) fn one_starves() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.input(rank, if rank == 2 { 40 * MS } else { MS }));
+        (0..4).for_each(|rank| sketch.compute(rank, 40 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+    })
+}
+
+/// Rank 3 works 98 ms where the others work 48, and the exchange takes 2 ms.
+pub(crate) fn late() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.compute(rank, if rank == 3 { 98 * MS } else { 48 * MS }));
+        sketch.allreduce(1 << 20, EXCHANGE);
+    })
+}
+
+/// One rank after the other works 80 ms where the others work 40.
+pub(crate) fn late_by_turns() -> History {
+    let mut sketch = Sketch::new(4);
+    for number in 0..12 {
+        sketch.iteration(number, 0);
+        (0..4).for_each(|rank| sketch.compute(rank, if number % 4 == rank as u64 { 80 * MS } else { 40 * MS }));
+        sketch.allreduce(1 << 20, Cost::default());
+    }
+    sketch.finish()
+}
+
+/// Ten iterations of 10 ms; twice 40 ms of evaluation on rank 0.
+pub(crate) fn sequential() -> History {
+    iterations(4, |sketch, number| {
+        (0..4).for_each(|rank| sketch.compute(rank, 10 * MS));
+        sketch.allreduce(1 << 20, Cost::default());
+        if number % 5 == 4 {
+            sketch.phase(0, "evaluation", PhaseKind::Evaluation, 40 * MS);
+            sketch.allreduce(4, Cost::default());
+        }
+    })
+}
+
+pub(crate) fn unmarked_evaluation() -> History {
+    iterations(4, |sketch, number| {
+        (0..4).for_each(|rank| sketch.compute(rank, 10 * MS));
+        sketch.allreduce(1 << 20, Cost::default());
+        if number == 4 {
+            sketch.compute(0, 80 * MS);
+            sketch.allreduce(4, Cost::default());
+        }
+    })
+}
+
+/// 20 ms of work, 80 ms on the way, two hosts.
+pub(crate) fn slow_link() -> History {
+    let mut history = iterations(2, |sketch, _| {
+        (0..2).for_each(|rank| sketch.compute(rank, 20 * MS));
+        sketch.allreduce(64 << 20, Cost { transfer_ns: 80 * MS, ..Cost::default() });
+    });
+    history.ranks[0].host = "node1".to_owned();
+    history.ranks[1].host = "node2".to_owned();
+    history
+}
+
+/// 100 ms of work, then 50 tensors that take 1 ms of agreement and 1 ms of transfer each.
+pub(crate) fn tiny_tensors() -> History {
+    iterations(2, |sketch, _| {
+        (0..2).for_each(|rank| sketch.compute(rank, 100 * MS));
+        let cost = Cost { agreement_ns: MS, transfer_ns: MS, ..Cost::default() };
+        let all: Vec<usize> = (0..50).map(|_| sketch.submit(CollectiveKind::Allreduce, &[512], cost)).collect();
+        (0..2).for_each(|rank| sketch.wait(rank, all[49]));
+    })
+}
+
+/// Everything in one bucket of 32 MB when the last gradient is there.
+pub(crate) fn one_bucket() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.compute(rank, 60 * MS));
+        let cost = Cost { transfer_ns: 40 * MS, ..Cost::default() };
+        let bucket = sketch.submit(CollectiveKind::Allreduce, &[4 << 20; 8], cost);
+        (0..4).for_each(|rank| sketch.wait(rank, bucket));
+    })
+}
+
+pub(crate) fn checkpoints() -> History {
+    iterations(4, |sketch, number| {
+        (0..4).for_each(|rank| sketch.compute(rank, 20 * MS));
+        if number % 2 == 1 {
+            sketch.checkpoint(0, 20 * MS);
+        }
+        sketch.allreduce(1 << 20, Cost::default());
+    })
+}
+
+/// Something of everything, on two hosts.
+pub(crate) fn everything() -> History {
+    let mut sketch = Sketch::new(4);
+    sketch.on_host(2, "node-b.cluster");
+    sketch.on_host(3, "node-b.cluster");
+    for number in 0..40u64 {
+        sketch.iteration(number, number / 20);
+        (0..4).for_each(|rank| sketch.input(rank, (12 + number % 7) * MS));
+        let slow = |rank: usize| if rank == 3 { 12 * MS } else { rank as u64 * MS };
+        (0..4).for_each(|rank| sketch.phase(rank, "forward", PhaseKind::Training, 15 * MS));
+        (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 15 * MS + slow(rank)));
+        let cost = Cost { agreement_ns: MS / 2, packing_ns: MS, transfer_ns: 6 * MS, unpacking_ns: MS };
+        let first = sketch.submit(CollectiveKind::Allreduce, &[256 << 10; 24], cost);
+        (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 5 * MS));
+        let second = sketch.submit(CollectiveKind::Allreduce, &[20 << 20, 300], cost);
+        (0..4).for_each(|rank| sketch.wait(rank, first));
+        (0..4).for_each(|rank| sketch.wait(rank, second));
+        if number % 20 == 19 {
+            sketch.phase(0, "evaluation <b>", PhaseKind::Evaluation, 260 * MS);
+            sketch.checkpoint(0, 90 * MS);
+            sketch.allreduce(4, EXCHANGE);
+        }
+    }
+    let mut history = sketch.finish();
+    history.clock_error_ns = 12_000;
+    history
+}
