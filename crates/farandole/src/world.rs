@@ -32,7 +32,7 @@ pub struct Setup {
     /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
     /// the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
-    /// How long the ranks have to find each other.
+    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in seconds, or 30 s.
     pub patience: Duration,
     /// Where rank 0 looks for a measured table; where the environment says, by default.
     pub tables: Option<Shelf>,
@@ -45,10 +45,18 @@ impl Default for Setup {
             direct: DirectSettings::default(),
             options: Options::default(),
             address: None,
-            patience: Duration::from_secs(30),
+            patience: start_timeout(),
             tables: None,
         }
     }
+}
+
+/// A value that is no number of seconds is left to the engine's configuration, which complains about it.
+fn start_timeout() -> Duration {
+    let variables = ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
+    let seconds = variables.iter().find_map(|variable| std::env::var(variable).ok()?.trim().parse().ok());
+    let patience = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    patience.unwrap_or(Duration::from_secs(30))
 }
 
 impl Setup {

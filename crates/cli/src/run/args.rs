@@ -59,6 +59,18 @@ pub(crate) struct RunArgs {
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", help_heading = VARIABLES)]
     pub(super) variables: Vec<OsString>,
 
+    /// Let ranks find Farandole under the name horovod, too: scripts that import horovod.torch run unmodified
+    #[arg(long, help_heading = VARIABLES)]
+    pub(super) horovod: bool,
+
+    // For `farandole.run` of the Python package; what the three mean is in `farandole_cluster::launch::Task`.
+    #[arg(long, hide = true, requires_all = ["results", "caller"])]
+    pub(super) task: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(super) results: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(super) caller: Option<u32>,
+
     /// YAML file with settings, in the form that horovodrun takes. Flags on the command line overrule it
     #[arg(long, value_name = "FILE", help_heading = VARIABLES)]
     pub(super) config_file: Option<PathBuf>,

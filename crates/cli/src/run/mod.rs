@@ -40,8 +40,16 @@ pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<O
     Ok(words.join(from_file))
 }
 
-/// Starts a job and returns its exit code.
+/// Starts a job and returns its exit code. Whoever waits for results finds there why it could not be started.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    let outcome = start(args);
+    if let (Err(error), Some(results)) = (&outcome, &args.results) {
+        std::fs::write(results.join("failure"), format!("-\n{error:#}\n")).context("telling why")?;
+    }
+    outcome
+}
+
+fn start(args: &RunArgs) -> Result<ExitCode> {
     if args.check_build {
         crate::doctor::check_build()?;
         return Ok(ExitCode::SUCCESS);

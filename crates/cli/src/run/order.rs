@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use farandole_cluster::launch::{
-    Colour, Order, Output, Placement, Prefix, Ssh, Timestamps, Verbose, hostfile, hosts, variables,
+    Alias, Colour, Order, Output, Placement, Prefix, Ssh, Task, Timestamps, Verbose, hostfile, hosts, variables,
 };
 use farandole_engine::config::SettingValue;
 
@@ -30,6 +30,8 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_KEY_FD",
     "FARANDOLE_HOST",
     "FARANDOLE_PARENT",
+    "FARANDOLE_TASK_FD",
+    "FARANDOLE_RESULT_FD",
 ];
 
 /// Makes the order. `lookup` is this process's environment, `here` its directory.
@@ -54,6 +56,13 @@ pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, h
         order.network.iter().all(|name| !name.is_empty()),
         "--network-interface: an empty name; expected for instance eth0"
     );
+
+    if args.horovod {
+        order.alias = Alias::Horovod;
+    }
+    if let (Some(file), Some(results), Some(caller)) = (&args.task, &args.results, args.caller) {
+        order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
+    }
 
     let settings = args.tuning.variables()?;
     order.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();

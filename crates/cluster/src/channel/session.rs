@@ -225,6 +225,10 @@ impl Session {
         if self.sent_bytes == self.outgoing.len() {
             self.outgoing.clear();
             self.sent_bytes = 0;
+        } else if self.sent_bytes > self.outgoing.len() / 2 {
+            // A queue that never runs empty must not grow for ever. What is moved is less than what was sent.
+            self.outgoing.drain(..self.sent_bytes);
+            self.sent_bytes = 0;
         }
     }
 

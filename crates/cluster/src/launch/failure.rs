@@ -41,6 +41,8 @@ pub(crate) enum What {
     AgentGone(String),
     /// A host has not been heard of for so long.
     HostSilent(Duration),
+    /// What a rank has made of its task could not be kept.
+    ResultLost(String),
     /// Hosts cannot reach each other.
     Unreachable(Gap),
 }
@@ -63,7 +65,9 @@ impl Failure {
             What::Silent(_) => VerdictKind::Silent,
             What::HostSilent(_) => VerdictKind::HostLost,
             What::AgentGone(_) => VerdictKind::AgentLost,
-            What::NotStarted(_) | What::AgentNeverCame(_) | What::Unreachable(_) => VerdictKind::Other,
+            What::NotStarted(_) | What::AgentNeverCame(_) | What::Unreachable(_) | What::ResultLost(_) => {
+                VerdictKind::Other
+            }
         };
         Verdict {
             rank: self.rank.map(farandole_plan::Rank),
@@ -115,6 +119,7 @@ impl fmt::Display for Failure {
                 "has not given a sign of life for {:.1} s, though its process is there (--heartbeat-timeout)",
                 silence.as_secs_f64()
             ),
+            What::ResultLost(why) => write!(f, "has a result that cannot be kept: {why}"),
             What::AgentNeverCame(how) => write!(f, "{host} cannot be used: {how}"),
             What::AgentGone(how) => write!(f, "{} is gone, and its ranks with it: {how}", agent()),
             What::HostSilent(silence) => write!(

@@ -19,9 +19,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::agent::timespec;
 use super::bootstrap::Bootstrap;
 use super::doorway::{Caller, Doorway};
-use super::message::{HowEnded, Report, Seat, Start, Stream, decode, encode};
-use super::order::{Colour, Order, Verbose};
+use super::message::{Directive, HowEnded, Report, Seat, Start, Stream, decode, encode};
+use super::order::{Alias, Colour, Order, Verbose};
 use super::output::{Lines, Painted, Screen, Tail, Writer};
+use super::results::{Results, Tasks};
 use super::signal::{ENDING, FOR_RANKS, SIGCHLD, Signals};
 use super::supervision::{Action, Settings, Supervision};
 use super::wire::Wire;
@@ -31,6 +32,9 @@ use crate::error::{Error, Result};
 
 /// Agents that have nothing left to do, and ssh behind them, get this long to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// So much of a task waits in a channel at most: heartbeats go behind it.
+const MOST_TASK_BYTES: usize = 1 << 20;
 
 /// Starts the ranks of an order, looks after them until the last has ended, and returns the code to exit with. What the ranks
 /// write, and why the job failed if it did, has been shown by then.
@@ -43,12 +47,13 @@ pub fn run(order: Order) -> Result<u8> {
     // Should the agent of this host be killed, its orphans are ours to end.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
+    let task = task_of(&order)?;
     let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
     let screen =
         Screen::new(order.output.clone(), painted(order.output.colour), order.placement.size(), Writer::start()?);
     let settings = Settings {
         hosts: order.placement.hosts().iter().map(|host| host.name.clone()).collect(),
-        starts: starts(&order),
+        starts: starts(&order, task.as_ref().map(|(task, _)| task.bytes())),
         start_timeout: order.start_timeout,
         silence: order.silence,
         grace: order.grace,
@@ -62,6 +67,7 @@ pub fn run(order: Order) -> Result<u8> {
         screen,
         held: VecDeque::new(),
         finished: Finished::No,
+        task,
         order,
     };
     launcher.start_agents(began)?;
@@ -80,6 +86,14 @@ struct Launcher {
     /// Output that the screen had no room for.
     held: VecDeque<(u32, Stream, Vec<u8>)>,
     finished: Finished,
+    task: Option<(Tasks, Results)>,
+}
+
+/// Whether a piece of the task went into a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fed {
+    Some,
+    Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,12 +103,15 @@ enum Finished {
 }
 
 /// One agent: the process that we started for it, and the channel once there is one.
+#[derive(Default)]
 struct AgentLine {
     channel: Option<Polled<Wire>>,
     child: Option<Child>,
     /// What ssh and the agent itself say.
     complaints: Option<(OwnedFd, Lines)>,
     last_complaint: Tail,
+    /// How much of the task has been sent, once it is wanted.
+    fed_bytes: Option<u64>,
 }
 
 impl Launcher {
@@ -132,12 +149,12 @@ impl Launcher {
         command.arg("agent").stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
         let child = command.spawn().map_err(starting)?;
         let channel = Polled::accept(Wire::from(ours), &self.key, Purpose::Agent).map_err(starting)?;
-        Ok(AgentLine { channel: Some(channel), child: Some(child), complaints: None, last_complaint: Tail::default() })
+        Ok(AgentLine { channel: Some(channel), child: Some(child), ..AgentLine::default() })
     }
 
     fn start_there(&self, host: usize, name: &str, program: &Path) -> AgentLine {
         let doors = self.doorway.as_ref().map_or(Vec::new(), Doorway::addresses);
-        let mut line = AgentLine { channel: None, child: None, complaints: None, last_complaint: Tail::default() };
+        let mut line = AgentLine::default();
         let mut command = ssh::agent_command(&self.order.ssh, name, program, self.order.start_timeout);
         let started = command.process_group(0).spawn().and_then(|mut child| {
             if let Some(mut stdin) = child.stdin.take() {
@@ -285,10 +302,24 @@ impl Launcher {
         {
             self.held.push_back((*rank, *stream, bytes.clone()));
         }
+        self.keep_result(host, &report, now);
         if self.order.verbose == Verbose::Yes {
             self.tell_of(host, &report);
         }
         self.supervision.report(host, report, now);
+    }
+
+    /// Writes what comes of a rank's result.
+    fn keep_result(&mut self, host: usize, report: &Report, now: Instant) {
+        let Some((_, results)) = &mut self.task else { return };
+        let (rank, kept) = match report {
+            Report::Result { rank, bytes } => (*rank, results.add(*rank, bytes)),
+            Report::Ended { rank, .. } => (*rank, results.complete(*rank)),
+            _ => return,
+        };
+        if let Err(error) = kept {
+            self.supervision.result_lost(host, rank, error.to_string(), now);
+        }
     }
 
     fn tell_of(&mut self, host: usize, report: &Report) {
@@ -340,6 +371,9 @@ impl Launcher {
         while let Some(action) = self.supervision.next_action() {
             match action {
                 Action::Send(host, directive) => {
+                    if self.task.is_some() && matches!(directive, Directive::Start(_)) {
+                        self.lines[host].fed_bytes = Some(0);
+                    }
                     if let Some(channel) = &mut self.lines[host].channel {
                         // A channel that is broken is noticed when it is read.
                         let _ = channel.queue(&encode(&directive));
@@ -353,6 +387,7 @@ impl Launcher {
 
     fn flush(&mut self, now: Instant) {
         for host in 0..self.lines.len() {
+            while self.feed(host, now) == Fed::Some {}
             if let Some(channel) = &mut self.lines[host].channel
                 && let Err(error) = channel.flush()
             {
@@ -362,6 +397,37 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// Puts the next pieces of the task into an agent's channel, as far as it takes them.
+    fn feed(&mut self, host: usize, now: Instant) -> Fed {
+        let line = &mut self.lines[host];
+        let (Some((task, _)), Some(channel), Some(at)) = (&self.task, &mut line.channel, &mut line.fed_bytes) else {
+            return Fed::Nothing;
+        };
+        let mut fed = Fed::Nothing;
+        while channel.queued_bytes() < MOST_TASK_BYTES {
+            match task.piece(*at) {
+                Ok(Some(piece)) => {
+                    *at += piece.len() as u64;
+                    // A channel that is broken is noticed when it is read.
+                    let _ = channel.queue(&encode(&Directive::Task(piece)));
+                    fed = Fed::Some;
+                }
+                Ok(None) => {
+                    line.fed_bytes = None;
+                    break;
+                }
+                Err(error) => {
+                    line.fed_bytes = None;
+                    self.supervision.task_lost(host, format!("their task cannot be read: {error}"), now);
+                    return Fed::Nothing;
+                }
+            }
+        }
+        // What the connection takes at once makes room for more.
+        let _ = channel.flush();
+        fed
     }
 
     fn wait(&self, until: Instant) {
@@ -399,6 +465,11 @@ impl Launcher {
             }
         }
         self.screen.finish();
+        if let (Some((_, results)), Some(last)) = (&self.task, words.last())
+            && let Err(error) = results.fail(self.supervision.failed_rank(), last)
+        {
+            eprintln!("farandole: nobody will read why the job failed: {error}");
+        }
         // A closed channel sends an agent home.
         let children: Vec<Child> = self.lines.drain(..).filter_map(|line| line.child).collect();
         let deadline = Instant::now() + FAREWELL;
@@ -431,7 +502,7 @@ fn wait_a_moment(child: &mut Child, patience: Duration) -> Option<HowEnded> {
 }
 
 /// What each host is told to start.
-fn starts(order: &Order) -> Vec<Start> {
+fn starts(order: &Order, task_bytes: Option<u64>) -> Vec<Start> {
     let placement = &order.placement;
     let seat = |&rank: &farandole_plan::Rank| {
         let place = placement.place(rank);
@@ -459,9 +530,24 @@ fn starts(order: &Order) -> Vec<Start> {
             variables,
             addresses: Vec::new(),
             silence_ms: millis(order.silence),
+            task_bytes,
+            horovod: order.alias == Alias::Horovod,
         }
     };
     (0..placement.hosts().len()).map(start).collect()
+}
+
+/// What an order with a task needs. Such a job belongs to a process that waits for its results, and ends with it.
+fn task_of(order: &Order) -> Result<Option<(Tasks, Results)>> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    let Some(task) = &order.task else { return Ok(None) };
+    set_parent_process_death_signal(Some(Signal::TERM))
+        .map_err(|error| Error::local("asking to be told when the caller ends", error))?;
+    if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() as u32 != task.caller) {
+        return Err(Error::Refused { why: format!("process {}, which wanted the results, has ended", task.caller) });
+    }
+    let tasks = Tasks::open(task).map_err(|error| Error::local(format!("reading {}", task.file.display()), error))?;
+    Ok(Some((tasks, Results::into(&task.results))))
 }
 
 fn painted(colour: Colour) -> Painted {

@@ -16,8 +16,10 @@ use crate::rendezvous::Verdict;
 pub enum Directive {
     /// Try to reach these addresses of other hosts and say how it went.
     Probe(Vec<Probe>),
-    /// Start these ranks.
+    /// Start these ranks, when their task has come if there is one.
     Start(Box<Start>),
+    /// The next piece of the ranks' task.
+    Task(Vec<u8>),
     /// What all ranks brought to the rendezvous, in rank order.
     Everybody(Vec<Vec<u8>>),
     /// Say which ranks have not come to the rendezvous.
@@ -60,6 +62,10 @@ pub struct Start {
     pub addresses: Vec<IpAddr>,
     /// Silence longer than this is a death, in milliseconds; zero: never.
     pub silence_ms: u64,
+    /// Length of the ranks' task, if they have one; it follows in pieces.
+    pub task_bytes: Option<u64>,
+    /// Whether ranks are to find Farandole under the name `horovod`.
+    pub horovod: bool,
 }
 
 /// Where a rank sits.
@@ -112,6 +118,13 @@ pub enum Report {
         /// Where it was written to.
         stream: Stream,
         /// The bytes, with their line ends.
+        bytes: Vec<u8>,
+    },
+    /// The next piece of a rank's result. It is complete when the rank has ended.
+    Result {
+        /// Which.
+        rank: u32,
+        /// The bytes.
         bytes: Vec<u8>,
     },
     /// A rank's process has ended, and all that it wrote has been passed on.
@@ -316,6 +329,7 @@ mod tests {
         let made = [
             ("probe", encode(&Directive::Probe(vec![probe]))),
             ("start", encode(&Directive::Start(Box::new(start)))),
+            ("task", encode(&Directive::Task(vec![1, 2, 3]))),
             ("everybody", encode(&Directive::Everybody(vec![vec![1, 2], vec![]]))),
             ("count", encode(&Directive::Count)),
             ("refuse", encode(&Directive::Refuse(vec![1, 70_000]))),
@@ -327,6 +341,7 @@ mod tests {
             ),
             ("probed", encode(&Report::Probed(vec![attempt]))),
             ("output", encode(&output)),
+            ("result", encode(&Report::Result { rank: 0, bytes: vec![7; 3] })),
             ("ended", encode(&Report::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
             ("gathered", encode(&Report::Gathered { epoch: 2, messages: vec![(0, vec![1]), (1, vec![2])] })),
             ("withdrawn", encode(&Report::Withdrawn { epoch: 2, rank: 1 })),
@@ -350,6 +365,8 @@ mod tests {
             variables: vec![(b"A".to_vec(), b"1".to_vec())],
             addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
             silence_ms: 5000,
+            task_bytes: Some(1 << 40),
+            horovod: true,
         };
         for directive in
             [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]

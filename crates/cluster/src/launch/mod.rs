@@ -24,6 +24,7 @@ pub mod order;
 mod output;
 pub mod placement;
 pub mod reach;
+mod results;
 mod signal;
 mod ssh;
 pub mod stub;
@@ -33,5 +34,5 @@ mod wire;
 
 pub use launcher::run;
 
-pub use order::{Colour, HostSlots, Order, Output, Prefix, Ssh, Timestamps, Verbose};
+pub use order::{Alias, Colour, HostSlots, Order, Output, Prefix, Ssh, Task, Timestamps, Verbose};
 pub use placement::{Place, Placement};

@@ -39,6 +39,32 @@ pub struct Order {
     /// Names of interfaces, addresses or networks (`10.0.0.0/8`). Where there are any, only addresses among them are
     /// offered to other hosts.
     pub network: Vec<String>,
+    /// What ranks are given besides their command, where somebody waits for what they make of it.
+    pub task: Option<Task>,
+    /// Whether ranks find Farandole under the name `horovod`.
+    pub alias: Alias,
+}
+
+/// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives the order and
+/// the ranks' program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// The file with the bytes.
+    pub file: PathBuf,
+    /// The folder for results: `rank.N` for each rank that has one, and `failure` if the job failed.
+    pub results: PathBuf,
+    /// The process that waits for them. The job ends with it.
+    pub caller: u32,
+}
+
+/// Whether ranks find Farandole under the name `horovod`, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Alias {
+    /// They find whatever is installed.
+    #[default]
+    None,
+    /// Their `PYTHONPATH` begins with the alias package.
+    Horovod,
 }
 
 impl Order {
@@ -73,6 +99,8 @@ impl Order {
             working_dir,
             verbose: Verbose::No,
             network: Vec::new(),
+            task: None,
+            alias: Alias::None,
         }
     }
 }

@@ -228,7 +228,8 @@ impl Supervision {
                 self.hosts[host].presence = Presence::Empty;
                 self.look_whether_over(now);
             }
-            Report::Alive => {}
+            // The driver keeps results itself.
+            Report::Result { .. } | Report::Alive => {}
         }
     }
 
@@ -242,6 +243,16 @@ impl Supervision {
             _ => What::AgentGone(how),
         };
         self.lose(host, what, now);
+    }
+
+    /// What a rank has made of its task cannot be kept, so there is no use in going on.
+    pub(crate) fn result_lost(&mut self, host: usize, rank: u32, why: String, now: Instant) {
+        self.fail(host, Some(rank), What::ResultLost(why), now);
+    }
+
+    /// The ranks' task cannot be read.
+    pub(crate) fn task_lost(&mut self, host: usize, why: String, now: Instant) {
+        self.fail(host, None, What::NotStarted(why), now);
     }
 
     /// The user sends a signal. A second one ends everything at once.

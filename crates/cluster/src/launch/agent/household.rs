@@ -4,6 +4,7 @@
 //! itself. So the household is empty exactly when this process has no children left, and clearing it means killing children until
 //! there are none. A rank that leaves a process behind, in its group or not, leaves nothing behind.
 
+use std::fs::File;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -42,12 +43,18 @@ pub(super) enum Reaped {
 }
 
 impl Household {
-    /// Adds a rank.
-    pub(super) fn start(&mut self, seat: Seat, command: Command) -> std::io::Result<u32> {
-        let rank = RankProcess::start(seat, command)?;
+    /// Adds a rank, with the file that its result goes into.
+    pub(super) fn start(&mut self, seat: Seat, command: Command, result: Option<File>) -> std::io::Result<u32> {
+        let mut rank = RankProcess::start(seat, command)?;
+        rank.result = result;
         let pid = rank.pid.as_raw_nonzero().get() as u32;
         self.ranks.push(rank);
         Ok(pid)
+    }
+
+    /// Takes the file with a rank's result.
+    pub(super) fn take_result(&mut self, rank: u32) -> Option<File> {
+        self.ranks.iter_mut().find(|process| process.seat.rank == rank)?.result.take()
     }
 
     /// Reads what ranks have written.

@@ -8,10 +8,12 @@
 //! the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a rank whose
 //! agent was killed by SIGKILL.
 
+mod alias;
 mod call;
 mod household;
 mod rank;
 mod ranks;
+mod task;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -33,6 +35,7 @@ use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
 use crate::rendezvous::{Event, Server};
 use household::{Household, Reaped};
+use task::{Incoming, Parcels};
 
 /// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow terminal.
 const MOST_QUEUED_BYTES: usize = 4 << 20;
@@ -67,6 +70,9 @@ struct Agent {
     last_told: Instant,
     household: Household,
     presence: Presence,
+    /// The order to start, while its task is on the way.
+    awaited: Option<Incoming>,
+    parcels: Parcels,
     server: Option<Server>,
     doors: Option<Doors>,
     mailbox: Mailbox<News>,
@@ -117,6 +123,8 @@ pub fn serve() -> Result<()> {
         last_told: now,
         household: Household::default(),
         presence: Presence::Unstarted,
+        awaited: None,
+        parcels: Parcels::default(),
         server: None,
         doors: None,
         mailbox: Mailbox::new()?,
@@ -147,12 +155,14 @@ impl Agent {
             if self.channel.queued_bytes() < MOST_QUEUED_BYTES || self.launcher == Launcher::Gone {
                 self.household.read(&mut reports);
             }
-            if self.household.reap(&mut reports) == Reaped::NoneLeft && self.presence == Presence::Inhabited {
-                self.presence = Presence::Empty;
-                reports.push(Report::Empty);
-            }
+            let reaped = self.household.reap(&mut reports);
             for report in reports.drain(..) {
-                self.tell(&report);
+                self.pass_on(report);
+            }
+            self.send_parcels();
+            if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && self.parcels.is_empty() {
+                self.presence = Presence::Empty;
+                self.tell(&Report::Empty);
             }
             let kill_at = self.household.tick(now);
             self.beat(now);
@@ -206,6 +216,7 @@ impl Agent {
     fn launcher_is_gone(&mut self, now: Instant) {
         if self.launcher == Launcher::There {
             self.launcher = Launcher::Gone;
+            self.parcels = Parcels::default();
             self.household.clear(ORPHANED_GRACE, now);
         }
     }
@@ -221,8 +232,9 @@ impl Agent {
             }
             Directive::Start(start) => {
                 self.doors = None;
-                self.start(&start);
+                self.await_task(start);
             }
+            Directive::Task(piece) => self.take_task(&piece),
             Directive::Everybody(messages) => {
                 if let Some(server) = &self.server {
                     server.tell(messages);

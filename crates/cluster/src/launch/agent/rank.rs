@@ -1,5 +1,6 @@
 //! One rank, seen from its agent: a process group, two pipes, and how it ended.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -21,6 +22,8 @@ pub(super) struct RankProcess {
     pub(super) pid: Pid,
     pub(super) stopped: bool,
     pub(super) ended: Option<HowEnded>,
+    /// What it has made of its task.
+    pub(super) result: Option<File>,
     started: Instant,
     pipes: Vec<Pipe>,
 }
@@ -51,7 +54,7 @@ impl RankProcess {
             pipes.push(pipe(stderr.into(), Stream::Stderr)?);
         }
         // Dropping the handle does not wait: the agent has one place that reaps, for orphans too.
-        Ok(RankProcess { seat, pid, stopped: false, ended: None, started: Instant::now(), pipes })
+        Ok(RankProcess { seat, pid, stopped: false, ended: None, result: None, started: Instant::now(), pipes })
     }
 
     /// What to poll for reading.

@@ -1,18 +1,19 @@
 //! Carrying out the order to start: the rendezvous of this host, the key's descriptor, and each rank's variables.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use farandole_plan::Rank;
 use farandole_transport::Key;
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::io::{FdFlags, fcntl_setfd};
 
-use super::{Agent, News, Presence};
+use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
+use super::{Agent, News, Presence, alias};
 use crate::environment as variable;
 use crate::error::{Error, Result};
 use crate::launch::message::{Report, Seat, Start};
@@ -21,15 +22,15 @@ use crate::rendezvous::{Address, Server};
 
 impl Agent {
     /// Starts the ranks of this host. What cannot be done is reported; the launcher decides what follows.
-    pub(super) fn start(&mut self, start: &Start) {
+    pub(super) fn start(&mut self, start: &Start, task: Option<&File>) {
         // Before the first child: an agent without ranks is empty only when it has been told to end.
         self.presence = Presence::Inhabited;
-        if let Err(error) = self.start_all(start) {
+        if let Err(error) = self.start_all(start, task) {
             self.tell(&Report::NotStarted { rank: None, why: error.to_string() });
         }
     }
 
-    fn start_all(&mut self, start: &Start) -> Result<()> {
+    fn start_all(&mut self, start: &Start, task: Option<&File>) -> Result<()> {
         let working_dir = Path::new(OsStr::from_bytes(&start.working_dir));
         if !working_dir.is_dir() {
             let why = format!("there is no directory {} here", working_dir.display());
@@ -38,6 +39,15 @@ impl Agent {
         let stub = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
         let meeting = self.open_rendezvous(start)?;
         let key = key_file(&self.key)?;
+        // A Python that is slow to start must not make this agent look dead.
+        let mut meanwhile = || {
+            self.beat(Instant::now());
+            self.flush();
+        };
+        let python_path = match start.horovod {
+            true => Some(alias::python_path(start, working_dir, &mut meanwhile)?),
+            false => None,
+        };
         for seat in &start.ranks {
             let mut command = Command::new(&stub);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
@@ -47,13 +57,28 @@ impl Agent {
             command.envs(variables_of(seat, start, &meeting));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
             command.env(stub::AGENT, std::process::id().to_string());
-            let report = match self.household.start(*seat, command) {
+            command.envs(python_path.as_ref().map(|path| ("PYTHONPATH", path)));
+            let report = match self.start_one(*seat, command, task) {
                 Ok(pid) => Report::Started { rank: seat.rank, pid },
                 Err(error) => Report::NotStarted { rank: Some(seat.rank), why: error.to_string() },
             };
             self.tell(&report);
         }
         Ok(())
+    }
+
+    /// Starts one rank, with descriptors for its task and its result if it has one.
+    fn start_one(&mut self, seat: Seat, mut command: Command, task: Option<&File>) -> std::io::Result<u32> {
+        let Some(task) = task else {
+            command.env_remove(TASK_FD).env_remove(RESULT_FD);
+            return self.household.start(seat, command, None);
+        };
+        let result = inherited_file("farandole-result")?;
+        command.env(TASK_FD, task.as_raw_fd().to_string()).env(RESULT_FD, result.as_raw_fd().to_string());
+        let kept = result.try_clone()?;
+        let started = self.household.start(seat, command, Some(kept));
+        keep_from_others(&result)?;
+        started
     }
 
     /// Opens the rendezvous of this host's ranks, where no file has to be cleared away.
@@ -71,11 +96,10 @@ impl Agent {
 }
 
 /// A file in memory that holds the key, which children inherit: it has no name, and only this user's processes can read it.
-fn key_file(key: &Key) -> Result<std::fs::File> {
-    let make = || -> std::io::Result<std::fs::File> {
-        let mut file = std::fs::File::from(memfd_create("farandole-key", MemfdFlags::CLOEXEC)?);
+fn key_file(key: &Key) -> Result<File> {
+    let make = || -> std::io::Result<File> {
+        let mut file = inherited_file("farandole-key")?;
         writeln!(file, "{}", key.to_hex())?;
-        fcntl_setfd(&file, FdFlags::empty())?;
         Ok(file)
     };
     make().map_err(|error| Error::local("making a file for the job's key", error))

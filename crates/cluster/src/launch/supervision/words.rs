@@ -32,6 +32,11 @@ impl Supervision {
         }
     }
 
+    /// The rank that failed first, if the job failed and it was a rank.
+    pub(crate) fn failed_rank(&self) -> Option<u32> {
+        self.root().filter(|_| self.ending == Ending::Badly)?.rank
+    }
+
     /// What the user reads last: some lines about the failed rank, then one that says it all.
     pub(crate) fn last_words(&self) -> Vec<String> {
         let left: Vec<&str> = self.still_there().map(|host| self.settings.hosts[host].as_str()).collect();
