@@ -16,6 +16,7 @@
 mod dlpack;
 mod errors;
 mod handle;
+mod records;
 mod region;
 mod request;
 mod result;
@@ -31,12 +32,14 @@ mod _native {
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
     #[pymodule_export]
+    use crate::records::{mark_epoch, mark_iteration, phase_begin, phase_end, start_timeline, stop_timeline};
+    #[pymodule_export]
     use crate::request::{allgather, allreduce, allreduce_many, alltoall, barrier, broadcast, join, reducescatter};
     #[pymodule_export]
     use crate::result::Result;
     #[pymodule_export]
     use crate::world::{
         add_process_set, cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size,
-        process_sets, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
+        process_sets, rank, remove_process_set, shutdown, size,
     };
 }

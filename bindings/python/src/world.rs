@@ -54,7 +54,8 @@ fn current_to_change() -> PyResult<Arc<Job>> {
     if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(job) }
 }
 
-fn peek() -> Option<Arc<Job>> {
+/// As [`current`], for whoever can do without.
+pub(crate) fn peek() -> Option<Arc<Job>> {
     lock_job().clone()
 }
 
@@ -200,20 +201,6 @@ pub(crate) fn process_sets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         sets.set_item(group.0, PyList::new(py, ranks.iter().map(|rank| rank.0))?)?;
     }
     Ok(sets)
-}
-
-/// Begins to record a timeline.
-#[pyfunction]
-pub(crate) fn start_timeline(path: &str, mark_cycles: bool) -> PyResult<()> {
-    let _ = (path, mark_cycles, current()?);
-    Err(PyValueError::new_err("this build of farandole records no timelines"))
-}
-
-/// Ends the timeline.
-#[pyfunction]
-pub(crate) fn stop_timeline() -> PyResult<()> {
-    let _ = current()?;
-    Err(PyValueError::new_err("no timeline is being recorded"))
 }
 
 fn check_dynamic(job: &Job, doing: &str) -> PyResult<()> {

@@ -152,6 +152,7 @@ impl Baton {
     /// A caller's drive.
     fn drive(&self, mut driver: MutexGuard<'_, Driver>, done: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
         self.intake.wake_up();
+        driver.pick_up();
         driver.after_sleep();
         let mut idle_since: Option<Instant> = None;
         let finished = loop {
@@ -252,6 +253,7 @@ impl Baton {
     /// Turns until nothing moves and says how long to sleep.
     fn work_a_while(&self, driver: &mut Driver) -> Sleep {
         self.intake.wake_up();
+        driver.pick_up();
         driver.after_sleep();
         let mut idle_since: Option<Instant> = None;
         let mut took_something = false;

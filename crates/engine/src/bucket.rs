@@ -22,6 +22,7 @@ use farandole_plan::{Collective, Rank, ReduceOp, Shape, Span};
 use farandole_tensor::pack::unpack;
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
+use crate::diary::Mark;
 use crate::error::Error;
 use crate::fusion::FusionBuffer;
 use crate::route::{Baggage, Road};
@@ -32,6 +33,7 @@ use crate::ticket::Promise;
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) name: Arc<str>,
+    pub(crate) mark: Mark,
     pub(crate) promise: Arc<Promise>,
     pub(crate) input: Option<Region>,
     pub(crate) output: Option<Region>,
@@ -96,7 +98,8 @@ impl Table {
         self.get(id).input()
     }
 
-    fn get(&self, id: RequestId) -> &Pending {
+    /// A request.
+    pub(crate) fn get(&self, id: RequestId) -> &Pending {
         self.places[id.index()].as_ref().expect("invariant: an agreed id is in the table")
     }
 

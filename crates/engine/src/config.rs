@@ -104,6 +104,11 @@ macro_rules! settings {
                 Ok(config)
             }
 
+            /// Every setting by name, as it would be written.
+            pub fn shown(&self) -> Vec<(String, String)> {
+                vec![$((stringify!($name).to_owned(), self.$name.show()),)+]
+            }
+
             /// The table of all settings.
             pub fn table() -> Vec<Setting> {
                 let defaults = Config::default();
@@ -149,6 +154,9 @@ settings! {
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = None, ["FARANDOLE_SPIN_US"];
+    /// How many records of what it does a rank keeps in memory for each group, 32 bytes each; the oldest are overwritten. Zero
+    /// switches the recorder off. 8 MiB hold the last 500 iterations of a model with 160 tensors.
+    recorder_records: u64 = farandole_trace::DEFAULT_RECORDS as u64, ["FARANDOLE_RECORDER_RECORDS"];
 }
 
 impl Config {

@@ -8,6 +8,9 @@ use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
+use farandole_trace::clock::now_ns;
+use farandole_trace::event::ThreadId;
+use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
 
@@ -16,6 +19,7 @@ use crate::baton::{Baton, Push, Spin};
 use crate::bucket::Pending;
 use crate::completion::Slot;
 use crate::config::Config;
+use crate::diary::{Diary, Mark, Start};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Group, Settings};
 use crate::intake::After;
@@ -35,6 +39,8 @@ pub struct Engine {
     hosts: Arc<[String]>,
     config: Config,
     table: Option<Arc<Table>>,
+    recorder: Arc<Recorder>,
+    start: Start,
     forming: Mutex<Forming>,
 }
 
@@ -53,6 +59,8 @@ pub struct Hooks {
     /// The measured table by which ways are chosen; built-in limits without one. Must be the same on all ranks
     /// ([`crate::Communicator::agree_on_table`] sees to that): ranks with different ones fail at their first request.
     pub table: Option<Arc<Table>>,
+    /// Where this rank records what it does; a recorder of the engine's own without one.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 impl Engine {
@@ -73,12 +81,16 @@ impl Engine {
         let fork = ForkGuard::new().map_err(not_started)?;
         let mesh = meeting.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
         let spin = spin(&config, &mesh);
-        let world = Group::new(settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &hosts), mesh);
+        let recorder = hooks.recorder.unwrap_or_else(|| recorder(&config, rank, &hosts));
+        let start = Start::now();
+        let diary = Diary::new(&recorder, GroupId::WORLD, &ranks, start);
+        let world = Group::new(settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &hosts), mesh, diary);
         let roster = Arc::new(Roster::default());
         roster.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|report| eprintln!("{report}")));
         let alarm = Alarm::new(waiter.bell());
-        let driver = Driver::new(world, Arc::clone(&roster), Arc::clone(&waiter), alarm.clone(), on_stall);
+        let driver =
+            Driver::new(world, start.instant, Arc::clone(&roster), Arc::clone(&waiter), alarm.clone(), on_stall);
         let shared = Arc::new(Shared { baton: Baton::new(driver, waiter, spin), roster, fork });
         let worker = std::thread::Builder::new()
             .name(format!("farandole-{rank}"))
@@ -88,7 +100,8 @@ impl Engine {
             })
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         let forming = Mutex::new(Forming { meeting, rounds: 0 });
-        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, table: hooks.table, forming })
+        let table = hooks.table;
+        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, table, recorder, start, forming })
     }
 
     /// This rank's number in the world.
@@ -114,6 +127,11 @@ impl Engine {
     /// The measured table by which ways are chosen in groups of its class; everywhere else, built-in limits count.
     pub fn table(&self) -> Option<&Arc<Table>> {
         self.table.as_ref()
+    }
+
+    /// Where this rank records what it does.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
     }
 
     /// World ranks of a group's members, in order.
@@ -178,16 +196,20 @@ impl Engine {
         let enter = || {
             self.shared.check_fork()?;
             submission.check()?;
-            self.shared.roster.enter(submission.group, &submission.request.name)
+            self.shared.roster.enter(submission.group, &submission.request, &self.recorder)
         };
         let entered = enter();
         let Submission { group, request, input, output } = submission;
-        if let Err(error) = entered {
-            return Err(Box::new(Returned { error, input, output }));
-        }
+        let name_id = match entered {
+            Ok(name_id) => name_id,
+            Err(error) => return Err(Box::new(Returned { error, input, output })),
+        };
+        // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
+        let time_ns = (push == Push::Ringing && self.recorder.is_on()).then(now_ns);
+        let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns };
         let name = Arc::clone(&request.name);
         let promise = Arc::new(Slot::new());
-        let pending = Pending { name: Arc::clone(&name), promise: Arc::clone(&promise), input, output };
+        let pending = Pending { name: Arc::clone(&name), mark, promise: Arc::clone(&promise), input, output };
         let after = self.shared.baton.push(Order::Submit { group, request, pending }, push);
         Ok((Ticket { name, promise, shared: Arc::clone(&self.shared) }, after))
     }
@@ -223,8 +245,9 @@ impl Engine {
         self.agree_on_success(group, matches!(mesh, Some(Err(_))))?;
         self.shared.roster.add(group, Arc::clone(&ranks), me);
         if let Some(Ok(mesh)) = mesh {
-            let group =
-                Box::new(Group::new(settings(&self.config, self.table.clone(), group, &ranks, &self.hosts), mesh));
+            let diary = Diary::new(&self.recorder, group, &ranks, self.start);
+            let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.hosts);
+            let group = Box::new(Group::new(settings, mesh, diary));
             let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
         }
         Ok(group)
@@ -328,6 +351,18 @@ fn spin(config: &Config, mesh: &Mesh) -> Spin {
         // A caller that waits leaves its core to us; the worker needs a core beside the caller's.
         None => Spin { at_once, caller: SPIN, worker: if_fits(2 * ranks <= cores, SPIN) },
     }
+}
+
+/// The recorder of an engine that was given none.
+fn recorder(config: &Config, rank: Rank, hosts: &[String]) -> Arc<Recorder> {
+    let identity = Identity {
+        rank: rank.0,
+        size: hosts.len() as u32,
+        host: hosts[rank.index()].clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        settings: config.shown(),
+    };
+    Recorder::new(identity, config.recorder_records as usize)
 }
 
 fn settings(

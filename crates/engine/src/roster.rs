@@ -5,11 +5,13 @@
 //! for each bucket to strike the names out, before it completes the tickets, so that a caller who has its result can
 //! use the name again at once.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{GroupId, Rank, Request};
+use farandole_trace::Recorder;
+use farandole_trace::event::NameId;
 
 use crate::error::{Error, Result};
 
@@ -19,6 +21,18 @@ pub(crate) struct Roster {
     groups: Mutex<HashMap<GroupId, Entry>>,
 }
 
+/// A name that this rank has used.
+#[derive(Debug)]
+struct Name {
+    /// Its number in the recorder.
+    id: NameId,
+    under_way: bool,
+}
+
+/// Names that are remembered when they are not under way, so that a program that makes up a new one for each request does not fill
+/// the memory: more than models have tensors.
+const NAMES_KEPT: usize = 1 << 16;
+
 /// One group.
 #[derive(Debug)]
 struct Entry {
@@ -26,8 +40,8 @@ struct Entry {
     ranks: Arc<[Rank]>,
     /// This rank's number in the group, if it is a member.
     me: Option<Rank>,
-    /// Names under way on this rank.
-    names: HashSet<Arc<str>, BuildHasherDefault<NameHasher>>,
+    /// Names that this rank has used lately.
+    names: HashMap<Arc<str>, Name, BuildHasherDefault<NameHasher>>,
     /// Why nothing can be submitted any more.
     ended: Option<Error>,
 }
@@ -35,7 +49,7 @@ struct Entry {
 impl Roster {
     /// Enters a group.
     pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>) {
-        self.lock().insert(group, Entry { ranks, me, names: HashSet::default(), ended: None });
+        self.lock().insert(group, Entry { ranks, me, names: HashMap::default(), ended: None });
     }
 
     /// Strikes a group out.
@@ -43,8 +57,9 @@ impl Roster {
         self.lock().remove(&group);
     }
 
-    /// Enters a name, or says why not.
-    pub(crate) fn enter(&self, group: GroupId, name: &Arc<str>) -> Result<()> {
+    /// Enters the name of a request, or says why not. Answers with the number under which it is recorded.
+    pub(crate) fn enter(&self, group: GroupId, request: &Request, recorder: &Recorder) -> Result<NameId> {
+        let name = &request.name;
         let mut groups = self.lock();
         let entry = groups.get_mut(&group).ok_or(Error::UnknownGroup(group))?;
         if let Some(error) = &entry.ended {
@@ -53,17 +68,30 @@ impl Roster {
         if entry.me.is_none() {
             return Err(Error::ForeignGroup(group));
         }
-        if !entry.names.insert(Arc::clone(name)) {
-            return Err(Error::Duplicate { name: Arc::clone(name), group });
+        if let Some(known) = entry.names.get_mut(name) {
+            if std::mem::replace(&mut known.under_way, true) {
+                return Err(Error::Duplicate { name: Arc::clone(name), group });
+            }
+            if !recorder.knows(known.id) {
+                known.id = recorder.intern(name, &request.shape);
+            }
+            return Ok(known.id);
         }
-        Ok(())
+        if entry.names.len() >= NAMES_KEPT {
+            entry.names.retain(|_, name| name.under_way);
+        }
+        let id = recorder.intern(name, &request.shape);
+        entry.names.insert(Arc::clone(name), Name { id, under_way: true });
+        Ok(id)
     }
 
     /// Strikes names out: their requests are done.
     pub(crate) fn leave<'a>(&self, group: GroupId, names: impl Iterator<Item = &'a Arc<str>>) {
         if let Some(entry) = self.lock().get_mut(&group) {
             for name in names {
-                entry.names.remove(name);
+                if let Some(known) = entry.names.get_mut(name) {
+                    known.under_way = false;
+                }
             }
         }
     }
@@ -136,25 +164,47 @@ impl Hasher for NameHasher {
 mod tests {
     use super::*;
 
+    fn request(name: &str) -> Request {
+        use farandole_plan::{Collective, Device, Dtype};
+        let (collective, dtype) = (Collective::Barrier, Dtype::U8);
+        let name = name.into();
+        Request { name, collective, dtype, shape: vec![], device: Device::Cpu, batch: None, priority: 0 }
+    }
+
     #[test]
     fn a_name_is_taken_until_it_is_struck_out() {
-        let roster = Roster::default();
-        let name: Arc<str> = "t".into();
-        assert!(matches!(roster.enter(GroupId::WORLD, &name), Err(Error::UnknownGroup(_))));
+        let (roster, recorder, t) = (Roster::default(), Recorder::off(), request("t"));
+        let enter = || roster.enter(GroupId::WORLD, &t, &recorder);
+        assert!(matches!(enter(), Err(Error::UnknownGroup(_))));
         roster.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
-        roster.enter(GroupId::WORLD, &name).unwrap();
-        assert!(matches!(roster.enter(GroupId::WORLD, &name), Err(Error::Duplicate { .. })));
-        roster.leave(GroupId::WORLD, [&name].into_iter());
-        roster.enter(GroupId::WORLD, &name).unwrap();
+        enter().unwrap();
+        assert!(matches!(enter(), Err(Error::Duplicate { .. })));
+        roster.leave(GroupId::WORLD, [&t.name].into_iter());
+        enter().unwrap();
+    }
+
+    #[test]
+    fn names_that_are_never_used_again_are_forgotten() {
+        let (roster, recorder) = (Roster::default(), Recorder::off());
+        roster.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        roster.enter(GroupId::WORLD, &request("under way"), &recorder).unwrap();
+        for number in 0..2 * NAMES_KEPT {
+            let request = request(&format!("made up {number}"));
+            roster.enter(GroupId::WORLD, &request, &recorder).unwrap();
+            roster.leave(GroupId::WORLD, [&request.name].into_iter());
+        }
+        assert!(roster.lock()[&GroupId::WORLD].names.len() <= NAMES_KEPT);
+        let twice = roster.enter(GroupId::WORLD, &request("under way"), &recorder);
+        assert!(matches!(twice, Err(Error::Duplicate { .. })));
     }
 
     #[test]
     fn the_first_cause_of_an_end_counts() {
-        let roster = Roster::default();
+        let (roster, recorder, t) = (Roster::default(), Recorder::off(), request("t"));
         roster.add(GroupId(3), Arc::new([Rank(1)]), None);
-        assert!(matches!(roster.enter(GroupId(3), &"t".into()), Err(Error::ForeignGroup(_))));
+        assert!(matches!(roster.enter(GroupId(3), &t, &recorder), Err(Error::ForeignGroup(_))));
         roster.end(GroupId(3), &Error::ShutDown);
         roster.end(GroupId(3), &Error::Forked);
-        assert!(matches!(roster.enter(GroupId(3), &"t".into()), Err(Error::ShutDown)));
+        assert!(matches!(roster.enter(GroupId(3), &t, &recorder), Err(Error::ShutDown)));
     }
 }

@@ -22,6 +22,7 @@ use farandole_transport::{Link, Mesh, Progress, Result};
 
 use crate::adasum::Adasum;
 use crate::bucket::{Exchange, Place};
+use crate::footprints::Footprints;
 use crate::run::{Links, Memory, Run};
 use crate::window::{Shared, WindowRun};
 
@@ -94,6 +95,24 @@ impl Travel {
                 )
             }
             Travel::Adasum(adasum) => adasum.advance(mesh, plan, work),
+        }
+    }
+
+    /// Leaves footprints from now on. Adasum leaves none.
+    pub(crate) fn watch(&mut self) {
+        match self {
+            Travel::Messages(run) => run.watch(),
+            Travel::Shared(run) => run.watch(),
+            Travel::Nothing | Travel::Adasum(_) => {}
+        }
+    }
+
+    /// The footprints, if it leaves any.
+    pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
+        match self {
+            Travel::Messages(run) => run.footprints(),
+            Travel::Shared(run) => run.footprints(),
+            Travel::Nothing | Travel::Adasum(_) => None,
         }
     }
 

@@ -21,6 +21,7 @@ use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
+use crate::footprints::Footprints;
 use crate::window::{self, Shared};
 
 /// The links of one rank to its peers in a group.
@@ -85,6 +86,7 @@ pub(crate) struct Run {
     messages_received: Vec<u32>,
     operation: u64,
     descriptor: u64,
+    footprints: Option<Box<Footprints>>,
 }
 
 impl Run {
@@ -102,6 +104,7 @@ impl Run {
             messages_received: vec![0; ranks],
             operation,
             descriptor,
+            footprints: None,
         }
     }
 
@@ -124,6 +127,9 @@ impl Run {
                 Progress::Done => {
                     self.step += 1;
                     moved = true;
+                    if let Some(footprints) = &mut self.footprints {
+                        footprints.note(step, memory.elem_bytes);
+                    }
                 }
                 Progress::Moved => moved = true,
                 Progress::Pending => {
@@ -147,6 +153,16 @@ impl Run {
             (_, true) => Progress::Moved,
             (_, false) => Progress::Pending,
         })
+    }
+
+    /// Leaves footprints from now on.
+    pub(crate) fn watch(&mut self) {
+        self.footprints = Some(Box::default());
+    }
+
+    /// The footprints, if it leaves any.
+    pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
+        self.footprints.as_deref_mut()
     }
 
     /// The peer that the walk is waiting for, if it is waiting for one.

@@ -13,6 +13,8 @@ use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Mapped, Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
+use crate::footprints::Footprints;
+
 /// The memory that window steps work on.
 pub(crate) struct Shared<'a> {
     /// The rank's own buffer. Empty for mapped steps.
@@ -190,6 +192,7 @@ fn fold_across(windows: &mut Windows, memory: &mut Shared<'_>, span: Span) -> bo
 pub(crate) struct WindowRun {
     schedule: Arc<Schedule>,
     step: usize,
+    footprints: Option<Box<Footprints>>,
 }
 
 impl WindowRun {
@@ -198,12 +201,12 @@ impl WindowRun {
         if !schedule.steps.is_empty() {
             windows.begin(operation, descriptor, &[]);
         }
-        WindowRun { schedule, step: 0 }
+        WindowRun { schedule, step: 0, footprints: None }
     }
 
     /// A walk within an operation that has begun already.
     pub(crate) fn begun(schedule: Arc<Schedule>) -> WindowRun {
-        WindowRun { schedule, step: 0 }
+        WindowRun { schedule, step: 0, footprints: None }
     }
 
     /// Does what can be done now.
@@ -214,6 +217,9 @@ impl WindowRun {
                 return Ok(if self.step > before { Progress::Moved } else { Progress::Pending });
             }
             self.step += 1;
+            if let Some(footprints) = &mut self.footprints {
+                footprints.note(step, memory.elem_bytes);
+            }
         }
         if !self.schedule.steps.is_empty() {
             if windows.pass(Point::Finish)? == Pass::Shut {
@@ -222,6 +228,16 @@ impl WindowRun {
             windows.finish();
         }
         Ok(Progress::Done)
+    }
+
+    /// Leaves footprints from now on.
+    pub(crate) fn watch(&mut self) {
+        self.footprints = Some(Box::default());
+    }
+
+    /// The footprints, if it leaves any.
+    pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
+        self.footprints.as_deref_mut()
     }
 
     /// A peer that the walk is waiting for, if one can be named.

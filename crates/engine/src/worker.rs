@@ -71,6 +71,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(
         world: Group,
+        start: Instant,
         roster: Arc<Roster>,
         waiter: Arc<Waiter>,
         alarm: Alarm,
@@ -79,7 +80,7 @@ impl Driver {
         Driver {
             groups: vec![world],
             ending: Vec::new(),
-            start: Instant::now(),
+            start,
             roster,
             waiter,
             alarm,
@@ -109,6 +110,9 @@ impl Driver {
         let alarmed = self.hear_alarm();
         self.took_something = self.take_orders(intake, now);
         let mut moved = self.took_something || alarmed;
+        if let (true, Some(world)) = (self.took_something, self.groups.first_mut()) {
+            world.note_cycle(now);
+        }
         for index in 0..self.groups.len() {
             let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
             match self.groups[index].turn(look, &around) {
@@ -267,6 +271,11 @@ impl Driver {
     pub(crate) fn before_sleep(&mut self) {
         self.dozing = true;
         self.groups.iter().for_each(Group::fall_asleep);
+    }
+
+    /// Another thread has the baton.
+    pub(crate) fn pick_up(&mut self) {
+        self.groups.iter_mut().for_each(Group::pick_up);
     }
 
     /// The driver is awake: peers need not ring.

@@ -25,6 +25,7 @@
 
 mod error;
 mod measured;
+mod records;
 mod world;
 
 pub use error::{Error, Result};
@@ -37,6 +38,8 @@ pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
 pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 pub use farandole_tensor::{Element, Region};
+pub use farandole_trace::event::Phase;
+pub use farandole_trace::{Cycles, PhaseGuard, Recorder};
 pub use world::{Setup, World, init, wait};
 
 /// The example of README.md, compiled and run as a test.

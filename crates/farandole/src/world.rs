@@ -1,6 +1,7 @@
 //! A process as a rank of its job.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,12 +14,14 @@ use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hook
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
+use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
 use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 
 use crate::error::{Error, Result};
 use crate::measured;
+use crate::records::{Records, Wishes};
 
 /// How a world is set up, where the defaults do not do.
 #[derive(Clone, Debug)]
@@ -92,16 +95,28 @@ impl Setup {
         let mut communicator =
             Communicator::join(&mut meeting(0), self.direct, self.patience).map_err(|error| lost(error.into()))?;
         heed(lifeline.as_ref(), communicator.alarm());
+        let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
+        let identity = Identity {
+            rank: environment.rank.0,
+            size: contacts.len() as u32,
+            host: environment.host.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            settings: config.shown(),
+        };
+        let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes);
+        let recorder = records.recorder();
+        communicator.record_with(recorder);
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
-        let engine = Engine::start_with(meeting(1), config, Hooks { table, ..Hooks::default() })
-            .map_err(|error| lost(error.into()))?;
+        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), ..Hooks::default() };
+        let engine = Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?;
         heed(lifeline.as_ref(), engine.alarm());
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
         let topology = Topology::from_host_names(&hosts);
         let blamed = AtomicBool::new(false);
         let communicator = Mutex::new(communicator);
-        Ok(World { rank: environment.rank, topology, communicator, engine, lifeline, blamed, _venue: venue })
+        let rank = environment.rank;
+        Ok(World { rank, topology, communicator, engine, records, lifeline, blamed, _venue: venue })
     }
 }
 
@@ -158,6 +173,8 @@ pub struct World {
     /// named requests, although a communicator is for one thread at a time.
     communicator: Mutex<Communicator>,
     engine: Engine,
+    /// Goes after the engine and the communicator, whose last words are to be written down.
+    records: Records,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
     lifeline: Option<Lifeline>,
     /// Whether this rank's failure was reported. Set by whichever thread meets it first; orders nothing.
@@ -215,6 +232,48 @@ impl World {
     /// Named requests: all of them, with groups, priorities and batches.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Where this rank records what it does.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        self.records.recorder()
+    }
+
+    /// A phase of the program with this name begins on this thread; it ends when the guard is dropped.
+    pub fn phase(&self, name: &str) -> PhaseGuard {
+        self.recorder().user_phase(name)
+    }
+
+    /// An iteration of training begins.
+    pub fn iteration(&self, number: u64) {
+        self.recorder().mark(Event::Iteration { number });
+    }
+
+    /// An epoch of training begins.
+    pub fn epoch(&self, number: u64) {
+        self.recorder().mark(Event::Epoch { number });
+    }
+
+    /// Begins a timeline in this file, as Horovod's users know it; rank 0 writes it, on other ranks nothing happens. One that is being
+    /// written ends.
+    ///
+    /// # Errors
+    /// If the file cannot be made.
+    pub fn start_timeline(&self, path: &Path, cycles: Cycles) -> std::io::Result<()> {
+        self.records.start_timeline(path, cycles)
+    }
+
+    /// Ends the timeline; everything that has happened is in the file.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn stop_timeline(&self) -> std::io::Result<()> {
+        self.records.stop_timeline()
+    }
+
+    /// Whether the environment has announced a timeline (`HOROVOD_TIMELINE`); front ends with Horovod's rules ask.
+    pub fn timeline_prepared(&self) -> bool {
+        self.records.timeline_prepared()
     }
 
     /// What this rank hears of the others' end; `None` in a world of one.

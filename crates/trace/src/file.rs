@@ -17,7 +17,7 @@
 //! Blocks are appended and never changed, so a file whose writer is killed is good up to its last whole block. Tables may come in
 //! pieces, each before the first record that needs it. Numbers are of fixed size, least significant byte first; texts start with their length.
 //!
-//! **Invariant:** [`decode`] is total, and allocates in proportion to the bytes that are there, whatever they say. A block of a kind that this
+//! **Invariant:** decoding is total, and allocates in proportion to the bytes that are there, whatever they say. A block of a kind that this
 //! version does not know is skipped, a record of an unknown kind is counted; what would change the meaning of known ones
 //! gets a new version.
 
@@ -37,6 +37,9 @@ pub const EXTENSION: &str = "trace";
 
 /// Bytes before a block's content.
 const FRAME_BYTES: usize = 9;
+
+/// No header is longer: a hundred settings have a few kilobytes.
+pub(crate) const HEADER_MAX_BYTES: u64 = 64 << 10;
 
 /// Records of one block: 128 KiB, a fraction of a millisecond of work that a kill can lose.
 pub(crate) const BLOCK_RECORDS: usize = 4096;

@@ -2,7 +2,7 @@
 //!
 //! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What
 //! is in them can be written to a file at any time ([`mod@file`]), is read back as a [`Trace`], and the traces of all ranks are put
-//! on one clock. timeline writes what a viewer shows: one rank's while it runs, as Horovod's users know it,
+//! on one clock. [`timeline`] writes what a viewer shows: one rank's while it runs, as Horovod's users know it,
 //! or all ranks' afterwards.
 //!
 //! This crate knows no other crate of the project, and no tensor: whoever does something says so here in terms of
@@ -14,16 +14,27 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod efficiency;
 pub mod event;
 pub mod file;
 pub mod history;
+mod json;
 pub mod loss;
 pub mod profile;
+mod recorder;
 pub mod replay;
 pub mod report;
+mod ring;
+mod scribe;
+mod tables;
+mod tail;
+pub mod timeline;
 mod trace;
 pub mod verdict;
 
 pub use event::{Event, Record};
+pub use recorder::{DEFAULT_RECORDS, Identity, Occasion, Pen, PhaseGuard, Recorder};
+pub use scribe::{Duties, Scribe, save};
+pub use timeline::Cycles;
 pub use trace::{Ending, Header, Named, Names, Trace};

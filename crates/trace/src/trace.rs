@@ -34,6 +34,21 @@ pub struct Header {
     pub settings: Vec<(String, String)>,
 }
 
+impl Header {
+    /// The header of a file, without reading the rest.
+    ///
+    /// # Errors
+    /// As [`Trace::read`].
+    pub fn read(path: &Path) -> Result<Header, ReadError> {
+        use std::io::Read as _;
+        let unreadable = |error: std::io::Error| ReadError::Unreadable(error.to_string());
+        let mut start = Vec::new();
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        file.take(file::HEADER_MAX_BYTES).read_to_end(&mut start).map_err(unreadable)?;
+        Ok(Trace::decode(&start)?.header)
+    }
+}
+
 /// Texts by number. Number 0 is no name.
 #[derive(Clone, Debug, Default)]
 pub struct Names {

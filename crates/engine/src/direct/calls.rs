@@ -56,11 +56,13 @@ impl Communicator {
             return Ok(());
         }
         if one_host && forced.is_none() && self.chooser.is_small(data.len()) {
+            let began_ns = self.journal.sample(number);
             let windows = self.mesh.windows.as_mut().expect("one host has windows");
             windows.begin(number, descriptor.word(), data);
             if self.all_begin_soon() {
                 let windows = self.mesh.windows.as_mut().expect("one host has windows");
                 small::fold_all_shown(windows, data, &fold, finish);
+                self.journal.sampled(began_ns, number, descriptor, data.len());
                 return Ok(());
             }
             return self.drive(descriptor, Operation::Small { data, fold, finish });
@@ -218,8 +220,13 @@ impl Communicator {
         }
         if self.is_one_host() {
             let windows = self.mesh.windows.as_mut().expect("one host has windows");
+            let began_ns = self.journal.sample(number);
             windows.begin(number, descriptor.word(), &[]);
-            return if self.all_begin_soon() { Ok(()) } else { self.drive(descriptor, Operation::Meeting) };
+            if self.all_begin_soon() {
+                self.journal.sampled(began_ns, number, descriptor, 0);
+                return Ok(());
+            }
+            return self.drive(descriptor, Operation::Meeting);
         }
         let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
         let (dtype, fold, finish) = (Dtype::U8, None, Finish::Nothing);
@@ -293,11 +300,13 @@ impl Communicator {
         }
         let run = Run::new(schedule, self.size(), number, descriptor.word());
         let memory = Memory { work: &mut *bytes, source, elem_bytes: dtype.size_bytes(), fold };
-        self.drive(descriptor, Operation::Messages { run, memory })?;
+        self.journal.started(number, descriptor, memory.work.len());
+        self.walk(descriptor, Operation::Messages { run, memory })?;
         if self.mesh.windows.is_some() {
-            self.drive(descriptor, Operation::Meeting)?;
+            self.walk(descriptor, Operation::Meeting)?;
         }
         finish.apply(dtype, bytes);
+        self.journal.finished();
         Ok(())
     }
 }

@@ -51,6 +51,18 @@ impl Descriptor {
         self.0
     }
 
+    /// Which collective it is.
+    pub(crate) fn kind(self) -> Option<Kind> {
+        use Kind::{Allgather, Allreduce, Alltoall, Barrier, Broadcast, MappedAllreduce, ReduceScatter, Reserve};
+        let kinds = [Allreduce, Allgather, Broadcast, Alltoall, ReduceScatter, Barrier, MappedAllreduce, Reserve];
+        kinds.into_iter().find(|kind| *kind as u64 == self.0 >> 60)
+    }
+
+    /// The number of its element type.
+    pub(crate) fn dtype_code(self) -> u8 {
+        (self.0 >> 56 & 0xf) as u8
+    }
+
     /// The call that a word stands for, as a user would write it.
     pub(crate) fn describe(word: u64) -> String {
         let kind = KINDS.get((word >> 60) as usize).unwrap_or(&KINDS[0]);

@@ -17,6 +17,7 @@ mod calls;
 mod choice;
 mod descriptor;
 mod goodbye;
+mod journal;
 mod operation;
 mod outlet;
 mod patience;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
 use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
+use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Progress, Waiter};
 
@@ -37,6 +39,7 @@ use crate::error::{Error, Failure, Result};
 use crate::meeting::Meeting;
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
+use journal::Journal;
 use operation::Operation;
 use outlet::Outlets;
 use patience::{LONGEST_SLEEP, Next, Patience};
@@ -102,6 +105,7 @@ pub struct Communicator {
     fork: ForkGuard,
     alarm: Alarm,
     failure: Option<Arc<Failure>>,
+    journal: Journal,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
 }
@@ -126,6 +130,7 @@ impl Communicator {
             fork,
             alarm,
             failure: None,
+            journal: Journal::default(),
             left_after,
         })
     }
@@ -158,6 +163,11 @@ impl Communicator {
     /// are told when the next one is made, or when the communicator is dropped.
     pub fn alarm(&self) -> Alarm {
         self.alarm.clone()
+    }
+
+    /// Records what this communicator does.
+    pub fn record_with(&mut self, recorder: &Arc<Recorder>) {
+        self.journal.record_with(recorder, self.mesh.size() as u32);
     }
 
     /// Whether all ranks share memory.
@@ -204,15 +214,34 @@ impl Communicator {
         schedule
     }
 
+    /// Carries an operation out and records it.
+    fn drive(&mut self, descriptor: Descriptor, operation: Operation<'_>) -> Result<()> {
+        self.journal.started(self.operation, descriptor, operation.bytes());
+        self.walk(descriptor, operation)?;
+        self.journal.finished();
+        Ok(())
+    }
+
     /// Advances an operation until it is done.
-    fn drive(&mut self, descriptor: Descriptor, mut operation: Operation<'_>) -> Result<()> {
+    fn walk(&mut self, descriptor: Descriptor, mut operation: Operation<'_>) -> Result<()> {
+        if self.journal.is_running() {
+            operation.watch();
+        }
         self.patience.renew();
         let mut began = None;
         let mut moved_at = None;
         loop {
-            match operation.advance(&mut self.mesh) {
-                Ok(Progress::Done) => return Ok(()),
+            let progress = operation.advance(&mut self.mesh);
+            if let Some(footprints) = operation.footprints() {
+                self.journal.steps(footprints);
+            }
+            match progress {
+                Ok(Progress::Done) => {
+                    self.journal.moved();
+                    return Ok(());
+                }
                 Ok(Progress::Moved) => {
+                    self.journal.moved();
                     self.patience.renew();
                     moved_at = None;
                     continue;
@@ -222,6 +251,10 @@ impl Communicator {
             }
             if let Some(verdict) = self.alarm.verdict().cloned() {
                 return Err(self.fail_alarmed(descriptor, began, verdict));
+            }
+            if self.patience.lets_others_run() {
+                let (operation, mesh) = (&operation, &self.mesh);
+                self.journal.still(|| operation.waiting_for(mesh).map(|peer| peer.0));
             }
             if self.patience.spend() == Next::Look {
                 continue;
@@ -239,8 +272,12 @@ impl Communicator {
             }
             if let Err(error) = self.sleep(&mut operation) {
                 match error {
-                    Woken::Done => return Ok(()),
+                    Woken::Done => {
+                        self.journal.moved();
+                        return Ok(());
+                    }
                     Woken::Moved => {
+                        self.journal.moved();
                         self.patience.renew();
                         moved_at = None;
                     }
@@ -327,6 +364,7 @@ impl Communicator {
     fn end(&mut self, rank: Option<Rank>, began: Option<Instant>, what: String) -> Error {
         let elapsed = began.map(|began| began.elapsed());
         self.mesh.abort(&what);
+        self.journal.trouble(&what);
         let failure = Arc::new(Failure { what, rank, tensor: None, elapsed, orderly: false });
         self.failure = Some(Arc::clone(&failure));
         Error::Failed(failure)

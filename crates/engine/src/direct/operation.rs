@@ -5,6 +5,7 @@ use farandole_tensor::{Finish, Fold};
 use farandole_transport::{Mesh, Progress, Result};
 
 use super::small;
+use crate::footprints::{self, Footprints};
 use crate::run::{Memory, Run};
 use crate::window::{Shared, WindowRun};
 
@@ -36,6 +37,39 @@ impl Operation<'_> {
                     Operation::Messages { .. } => unreachable!("handled above"),
                 }
             }
+        }
+    }
+
+    /// Bytes that it works on.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Operation::Meeting => 0,
+            Operation::Small { data, .. } => data.len(),
+            Operation::Windows { memory, .. } => {
+                memory.mapped.as_ref().map_or(memory.work.len(), |mapped| mapped.own().len())
+            }
+            Operation::Messages { memory, .. } => memory.work.len(),
+        }
+    }
+
+    /// Leaves footprints if it is large.
+    pub(super) fn watch(&mut self) {
+        if (self.bytes() as u64) < footprints::FROM_BYTES {
+            return;
+        }
+        match self {
+            Operation::Windows { run, .. } => run.watch(),
+            Operation::Messages { run, .. } => run.watch(),
+            Operation::Meeting | Operation::Small { .. } => {}
+        }
+    }
+
+    /// The footprints, if it leaves any.
+    pub(super) fn footprints(&mut self) -> Option<&mut Footprints> {
+        match self {
+            Operation::Windows { run, .. } => run.footprints(),
+            Operation::Messages { run, .. } => run.footprints(),
+            Operation::Meeting | Operation::Small { .. } => None,
         }
     }
 

@@ -56,6 +56,11 @@ impl Patience {
         }
     }
 
+    /// Whether there were so many looks that the thread will let others run before the next.
+    pub(crate) fn lets_others_run(&self) -> bool {
+        self.in_vain >= self.looks_before_yield
+    }
+
     /// Looks that are worth making without a pause for others.
     pub(crate) fn looks(&self) -> u32 {
         self.looks_before_yield

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use farandole_plan::Collective;
 use farandole_plan::agree::Bucket;
+use farandole_plan::{Collective, Rank};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, Surroundings, Trouble};
@@ -36,6 +36,7 @@ impl Group {
     /// Starts a bucket.
     pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
         assert!(self.job.is_none(), "invariant: one bucket runs at a time");
+        self.diary.started(&bucket, &self.table, now);
         let road = self.router.road(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut workspace = Workspace::choose(&bucket, road, self.place, self.settings.fusion_limit_bytes);
         let number = self.window_operation(&bucket);
@@ -50,7 +51,12 @@ impl Group {
             Stage::Entry((!shares_memory).then(|| self.router.entry(&bucket)))
         } else {
             workspace.load(&bucket, self.place, &mut self.table, &mut self.fusion);
-            Stage::Work(self.router.travel(&bucket, road, &self.mesh, None))
+            self.diary.packed(&bucket, now);
+            let mut travel = self.router.travel(&bucket, road, &self.mesh, None);
+            if self.diary.wants_footprints(&bucket) {
+                travel.watch();
+            }
+            Stage::Work(travel)
         };
         self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now });
     }
@@ -70,24 +76,34 @@ impl Group {
             progress = gather(&mut self.mesh, barrier)?;
             if progress == Progress::Done {
                 let entry = barrier.take();
+                self.diary.moved(&job.bucket, now);
+                self.diary.entered(&job.bucket, now);
                 job.workspace.load(&job.bucket, self.place, &mut self.table, &mut self.fusion);
-                job.stage = Stage::Work(self.router.travel(&job.bucket, job.road, &self.mesh, entry));
+                self.diary.packed(&job.bucket, now);
+                let mut travel = self.router.travel(&job.bucket, job.road, &self.mesh, entry);
+                if self.diary.wants_footprints(&job.bucket) {
+                    travel.watch();
+                }
+                job.stage = Stage::Work(travel);
             }
         }
         if let Stage::Work(travel) = &mut job.stage {
             let baggage = job.workspace.baggage(&job.bucket, self.place, &mut self.table, &mut self.fusion);
             progress = travel.advance(&mut self.mesh, &job.bucket.plan, baggage)?;
+            if progress != Progress::Pending {
+                self.diary.moved(&job.bucket, now);
+            }
+            if let Some(footprints) = travel.footprints() {
+                self.diary.steps(&job.bucket, footprints);
+            }
+        }
+        if progress == Progress::Pending {
+            self.diary.still(&job.bucket, now, || waiting_for(&job.stage, &self.mesh));
         }
         if progress != Progress::Pending {
             job.moved = now;
         } else if now.saturating_sub(job.moved) >= self.settings.deadline {
-            let peer = match &job.stage {
-                Stage::Entry(Some(barrier)) => barrier.waiting_for(),
-                Stage::Entry(None) => {
-                    self.mesh.windows.as_ref().and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
-                }
-                Stage::Work(travel) => travel.waiting_for(&self.mesh),
-            };
+            let peer = waiting_for(&job.stage, &self.mesh);
             let waiting_for = "nothing moved".to_owned();
             return Err(TransportError::Deadline { peer, waiting_for, waited: now - job.moved }.into());
         }
@@ -98,7 +114,9 @@ impl Group {
     pub(super) fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
         let Job { bucket, road, workspace, .. } =
             self.job.take().expect("invariant: a bucket that is done was running");
+        self.diary.travelled(&bucket, around.now);
         workspace.unload(&bucket, road, self.place, &mut self.table, &mut self.fusion, &mut self.done);
+        self.diary.finished(&bucket, self.done.iter().map(|(pending, _)| pending), around.now);
         self.member.finished(bucket.operation, around.now);
         around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
         for (pending, outcome) in self.done.drain(..) {
@@ -118,6 +136,17 @@ impl Group {
         let wanted_bytes = if wants { plan.elems as usize * plan.dtype.size_bytes() } else { 0 };
         let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
         Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
+    }
+}
+
+/// The peer that a bucket waits for, if one can be named.
+fn waiting_for(stage: &Stage, mesh: &Mesh) -> Option<Rank> {
+    match stage {
+        Stage::Entry(Some(barrier)) => barrier.waiting_for(),
+        Stage::Entry(None) => {
+            mesh.windows.as_ref().and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
+        }
+        Stage::Work(travel) => travel.waiting_for(mesh),
     }
 }
 

@@ -23,6 +23,7 @@ use farandole_plan::{GroupId, Rank, Request, stall};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::{Pending, Place, Table};
+use crate::diary::Diary;
 use crate::error::Error;
 use crate::fusion::FusionBuffer;
 use crate::roster::Roster;
@@ -84,6 +85,7 @@ pub(crate) struct Group {
     settings: Settings,
     place: Place,
     mesh: Mesh,
+    diary: Diary,
     member: Member,
     router: Router,
     table: Table,
@@ -121,7 +123,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl Group {
-    pub(crate) fn new(settings: Settings, mesh: Mesh) -> Group {
+    pub(crate) fn new(settings: Settings, mesh: Mesh, diary: Diary) -> Group {
         let place = Place { me: mesh.me(), size: mesh.size() };
         let member = Member::new(place.me, place.size, settings.agree.clone());
         let choices = Choices::new(settings.table.clone(), mesh.topology(), Limits::default());
@@ -131,6 +133,7 @@ impl Group {
             settings,
             place,
             mesh,
+            diary,
             member,
             router,
             table: Table::default(),
@@ -158,14 +161,26 @@ impl Group {
             let error = around.roster.ended(self.id()).unwrap_or(Error::ShutDown);
             return pending.fail(error);
         }
+        self.diary.submitted(&request, &pending, around.now);
         match self.member.submit(request, around.now) {
             Ok(id) => self.table.put(id, pending),
             Err(Refusal { reason }) => {
                 around.roster.leave(self.id(), std::iter::once(&pending.name));
+                self.diary.failed(&pending, around.now);
                 let name = Arc::clone(&pending.name);
                 pending.fail(Error::Refused { name, explanation: reason });
             }
         }
+    }
+
+    /// The driver has taken orders in.
+    pub(crate) fn note_cycle(&mut self, now: Duration) {
+        self.diary.cycle(now);
+    }
+
+    /// Another thread drives.
+    pub(crate) fn pick_up(&mut self) {
+        self.diary.pick_up();
     }
 
     /// Does what can be done now. Says whether anything moved.
@@ -255,6 +270,9 @@ impl Group {
                 match message.split_first() {
                     Some((&SAYS_AGREEMENT, body)) => {
                         let message = Message::decode(body).map_err(|bad| garbled(bad.to_string()))?;
+                        if let Message::Announce { requests, .. } = &message {
+                            self.diary.arrived(peer.rank, requests, around.now);
+                        }
                         self.member
                             .receive(peer.rank, message, around.now)
                             .map_err(|violation| garbled(violation.what))?;
@@ -327,6 +345,7 @@ impl Group {
             Action::Abandon { operation } => {
                 let job = self.job.take().expect("invariant: only the running bucket is abandoned");
                 assert_eq!(job.bucket.operation, operation, "invariant: only the running bucket is abandoned");
+                self.diary.abandoned(operation, around.now);
                 if let Some(windows) = &mut self.mesh.windows {
                     windows.give_up();
                 }
@@ -337,6 +356,7 @@ impl Group {
             Action::Joined { request, last } => {
                 let pending = self.table.take(request);
                 around.roster.leave(self.id(), std::iter::once(&pending.name));
+                self.diary.done(&pending, around.now);
                 pending.promise.fulfil(Ok(Outcome { last_joined: Some(last), ..Outcome::default() }));
             }
             Action::Closed { .. } => {
@@ -350,6 +370,7 @@ impl Group {
     fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
         around.roster.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
         for (pending, explanation) in refused {
+            self.diary.failed(&pending, around.now);
             let error = match self.state {
                 State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
                 _ => Error::ShutDown,
@@ -406,6 +427,10 @@ impl Group {
         let news =
             report.stalled.iter().filter(|waiting| self.stalls_reported.insert(Arc::clone(&waiting.name))).count();
         if news > 0 {
+            for waiting in &report.stalled {
+                let first = waiting.missing.first().map_or(Rank(0), |rank| self.settings.ranks[rank.index()]);
+                self.diary.stalled(&waiting.name, waiting.missing.len(), first, around.now);
+            }
             (around.on_stall)(&report.text);
         }
         if report.shut_down {
@@ -439,8 +464,10 @@ impl Group {
         self.mesh.abort(&error.to_string());
         self.unflushed = true;
         for pending in self.table.take_all() {
+            self.diary.failed(&pending, around.now);
             pending.fail(error.clone());
         }
+        self.diary.trouble(&error.to_string(), around.now);
         self.linger();
     }
 }

@@ -1,0 +1,69 @@
+//! Timelines, and what the program says about itself: its phases, iterations and epochs.
+//!
+//! Marks are for everybody and never fail: before `init`, after `shutdown` and in forked children there is nobody to tell, and
+//! they do nothing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use farandole::Cycles;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::world::{Job, current, peek};
+
+/// The job, if this process records.
+fn recording() -> Option<Arc<Job>> {
+    // A child may have inherited the recorder's lock in the hands of a thread that it did not inherit.
+    peek().filter(|job| !job.world.engine().is_forked())
+}
+
+/// Begins to write a timeline; rank 0 does. Horovod's rule holds: only where the environment has announced one.
+#[pyfunction]
+pub(crate) fn start_timeline(py: Python<'_>, path: PathBuf, mark_cycles: bool) -> PyResult<()> {
+    let job = current()?;
+    if !job.world.timeline_prepared() {
+        return Err(PyValueError::new_err("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."));
+    }
+    let cycles = if mark_cycles { Cycles::Marked } else { Cycles::Unmarked };
+    Ok(py.detach(|| job.world.start_timeline(&path, cycles))?)
+}
+
+/// Ends the timeline. Whatever has happened is in its file.
+#[pyfunction]
+pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<()> {
+    let job = current()?;
+    Ok(py.detach(|| job.world.stop_timeline())?)
+}
+
+/// A phase of the program begins on this thread. Before `init` there is nobody to tell.
+#[pyfunction]
+pub(crate) fn phase_begin(name: &str) {
+    if let Some(job) = recording() {
+        job.world.recorder().begin_phase(name);
+    }
+}
+
+/// It ends.
+#[pyfunction]
+pub(crate) fn phase_end(name: &str) {
+    if let Some(job) = recording() {
+        job.world.recorder().end_phase(name);
+    }
+}
+
+/// An iteration of training begins.
+#[pyfunction]
+pub(crate) fn mark_iteration(number: u64) {
+    if let Some(job) = recording() {
+        job.world.iteration(number);
+    }
+}
+
+/// An epoch of training begins.
+#[pyfunction]
+pub(crate) fn mark_epoch(number: u64) {
+    if let Some(job) = recording() {
+        job.world.epoch(number);
+    }
+}

@@ -1,0 +1,249 @@
+//! What a group's driver writes down: one line for each boundary that a request or a bucket passes.
+//!
+//! This is the one place that says the engine's words in those of `trace`. A diary has a pen of its own, because the driver has the group to
+//! itself. Every entry takes the time from the turn that it belongs to, which costs nothing; where a bucket is so large that packing or
+//! unpacking it takes longer than some turns, the clock is looked at. Times of one diary never go backwards.
+//!
+//! Entries about a request are written before its ticket is done: whoever has the result finds them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farandole_plan::agree::Bucket;
+use farandole_plan::message::Announcement;
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_trace::clock::now_ns;
+use farandole_trace::event::{self, Group, NameId, Operation, ThreadId};
+use farandole_trace::{Event, Occasion, Pen, Recorder};
+
+use crate::bucket::{Pending, Table};
+use crate::footprints::{self, Footprints};
+
+/// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks less than a tenth
+/// of one.
+const TIMED_FROM_BYTES: u64 = 128 << 10;
+
+/// What a submission leaves for the diary: who asked, when, and the number of the name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) name: NameId,
+    pub(crate) thread: ThreadId,
+    /// `None` if the driver will see it at once: the caller drives.
+    pub(crate) time_ns: Option<u64>,
+}
+
+/// The moment from which the driver counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    pub(crate) instant: std::time::Instant,
+    pub(crate) time_ns: u64,
+}
+
+impl Start {
+    pub(crate) fn now() -> Start {
+        Start { instant: std::time::Instant::now(), time_ns: now_ns() }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Diary {
+    pen: Pen,
+    start_ns: u64,
+    group: Group,
+    /// The time of the last entry about the running bucket.
+    last_ns: u64,
+    /// Whether the running bucket is large enough to look at the clock for it.
+    timed: bool,
+    /// Whether the running bucket waits for a peer.
+    waiting: bool,
+}
+
+impl Diary {
+    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupId, ranks: &[Rank], start: Start) -> Diary {
+        let group = Group::from(group.0);
+        recorder.note_group(group, ranks.iter().map(|rank| rank.0).collect());
+        let (pen, start_ns) = (recorder.pen(), start.time_ns);
+        Diary { pen, start_ns, group, last_ns: 0, timed: false, waiting: false }
+    }
+
+    /// Another thread drives from now on.
+    pub(crate) fn pick_up(&mut self) {
+        self.pen.pick_up();
+    }
+
+    fn at(&self, now: Duration) -> u64 {
+        self.start_ns + now.as_nanos() as u64
+    }
+
+    /// Enters something about the running bucket.
+    fn enter(&mut self, now: Duration, event: Event) {
+        let time_ns = if self.timed && self.pen.is_on() { now_ns() } else { self.at(now) };
+        self.last_ns = self.last_ns.max(time_ns);
+        self.pen.write(self.last_ns, event);
+    }
+
+    /// The driver has taken orders in.
+    pub(crate) fn cycle(&mut self, now: Duration) {
+        self.pen.write(self.at(now), Event::Cycle);
+    }
+
+    /// A request has come in.
+    pub(crate) fn submitted(&mut self, request: &Request, pending: &Pending, now: Duration) {
+        let Mark { name, thread, time_ns } = pending.mark;
+        let bytes = pending.input.as_ref().map_or(0, |region| region.len_bytes() as u64);
+        let (group, collective, dtype) = (self.group, collective(&request.collective), dtype(request.dtype));
+        let event = Event::Submitted { name, group, collective, dtype, bytes };
+        self.pen.write_for(thread, time_ns.unwrap_or_else(|| self.at(now)), event);
+    }
+
+    /// The coordinator hears what a peer asks for.
+    pub(crate) fn arrived(&mut self, peer: Rank, announcements: &[Announcement], now: Duration) {
+        if !self.pen.is_on() {
+            return;
+        }
+        for Announcement { request, .. } in announcements {
+            let name = self.pen.recorder().intern(&request.name, &request.shape);
+            self.pen.write(self.at(now), Event::Arrived { name, group: self.group, rank: peer.0 });
+        }
+    }
+
+    /// A bucket begins.
+    pub(crate) fn started(&mut self, bucket: &Bucket, table: &Table, now: Duration) {
+        let plan = &*bucket.plan;
+        let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+        (self.timed, self.waiting) = (bytes >= TIMED_FROM_BYTES, false);
+        if !self.pen.is_on() {
+            return;
+        }
+        let (group, operation) = (self.group, Operation(bucket.operation.0));
+        let (collective, dtype) = (collective(&plan.collective), dtype(plan.dtype));
+        let requests = bucket.requests.len() as u32;
+        self.enter(now, Event::Started { group, operation, collective, dtype, requests, bytes });
+        for pending in bucket.requests.iter().flatten().map(|id| table.get(*id)) {
+            let bytes = pending.input.as_ref().map_or(0, |region| region.len_bytes() as u64);
+            self.pen.write(self.last_ns, Event::Fused { name: pending.mark.name, group, operation, bytes });
+        }
+    }
+
+    /// All ranks have come to the bucket.
+    pub(crate) fn entered(&mut self, bucket: &Bucket, now: Duration) {
+        self.enter(now, Event::Entered { group: self.group, operation: Operation(bucket.operation.0) });
+    }
+
+    /// This rank's contribution lies in its place.
+    pub(crate) fn packed(&mut self, bucket: &Bucket, now: Duration) {
+        self.enter(now, Event::Packed { group: self.group, operation: Operation(bucket.operation.0) });
+    }
+
+    /// Whether the run of the bucket that has just started is to leave footprints.
+    pub(crate) fn wants_footprints(&self, bucket: &Bucket) -> bool {
+        self.pen.is_on() && bucket.plan.elems * bucket.plan.dtype.size_bytes() as u64 >= footprints::FROM_BYTES
+    }
+
+    /// Enters the steps that a run has taken.
+    pub(crate) fn steps(&mut self, bucket: &Bucket, footprints: &mut Footprints) {
+        let (group, operation) = (self.group, Operation(bucket.operation.0));
+        for note in footprints.drain() {
+            self.last_ns = self.last_ns.max(note.time_ns);
+            let (step, peer, bytes) = (note.kind, note.peer.map(|peer| peer.0), note.bytes);
+            self.pen.write(self.last_ns, Event::Stepped { group, operation, step, peer, bytes });
+        }
+    }
+
+    /// Nothing could be done for the bucket; `peer` finds out for whom it waits.
+    pub(crate) fn still(&mut self, bucket: &Bucket, now: Duration, peer: impl FnOnce() -> Option<Rank>) {
+        if !self.waiting && self.pen.is_on() {
+            self.waiting = true;
+            let peer = peer().map(|peer| peer.0);
+            self.enter(now, Event::Waiting { group: self.group, operation: Operation(bucket.operation.0), peer });
+        }
+    }
+
+    /// Something could be done for the bucket.
+    pub(crate) fn moved(&mut self, bucket: &Bucket, now: Duration) {
+        if std::mem::take(&mut self.waiting) {
+            // The turn in which it moved began when it could.
+            self.last_ns = self.last_ns.max(self.at(now));
+            let event = Event::Moving { group: self.group, operation: Operation(bucket.operation.0) };
+            self.pen.write(self.last_ns, event);
+        }
+    }
+
+    /// All steps are taken.
+    pub(crate) fn travelled(&mut self, bucket: &Bucket, now: Duration) {
+        self.enter(now, Event::Travelled { group: self.group, operation: Operation(bucket.operation.0) });
+    }
+
+    /// The results of a bucket are in their places.
+    pub(crate) fn finished<'a>(&mut self, bucket: &Bucket, done: impl IntoIterator<Item = &'a Pending>, now: Duration) {
+        let (group, operation) = (self.group, Operation(bucket.operation.0));
+        self.enter(now, Event::Finished { group, operation });
+        for pending in done {
+            self.pen.write(self.last_ns, Event::Done { name: pending.mark.name, group, operation });
+        }
+    }
+
+    /// A bucket is given up.
+    pub(crate) fn abandoned(&mut self, operation: farandole_plan::agree::Operation, now: Duration) {
+        self.enter(now, Event::Abandoned { group: self.group, operation: Operation(operation.0) });
+    }
+
+    /// A request that travels in no bucket has its result.
+    pub(crate) fn done(&mut self, pending: &Pending, now: Duration) {
+        let (name, group) = (pending.mark.name, self.group);
+        self.pen.write(self.at(now), Event::Done { name, group, operation: Operation(0) });
+    }
+
+    /// A request is not carried out.
+    pub(crate) fn failed(&mut self, pending: &Pending, now: Duration) {
+        self.pen.write(self.at(now), Event::Failed { name: pending.mark.name, group: self.group });
+    }
+
+    /// A warning is given about a request that waits for ranks (of the world), and the first of them is named.
+    pub(crate) fn stalled(&mut self, name: &Arc<str>, missing: usize, rank: Rank, now: Duration) {
+        let name = self.pen.recorder().intern(name, &[]);
+        let (group, missing, rank) = (self.group, missing as u32, rank.0);
+        self.pen.write(self.at(now), Event::Stalled { name, group, missing, rank });
+        self.pen.recorder().ring(Occasion::Stall);
+    }
+
+    /// The group has ended with an error.
+    pub(crate) fn trouble(&mut self, cause: &str, now: Duration) {
+        let name = self.pen.recorder().intern(&cause.into(), &[]);
+        self.pen.write(self.at(now), Event::Trouble { name });
+        self.pen.recorder().ring(Occasion::Trouble);
+    }
+}
+
+/// A collective in the words of `trace`.
+pub(crate) fn collective(collective: &Collective) -> event::Collective {
+    match collective {
+        Collective::Allreduce { op: ReduceOp::Adasum, .. } => event::Collective::Adasum,
+        Collective::Allreduce { .. } => event::Collective::Allreduce,
+        Collective::Allgather => event::Collective::Allgather,
+        Collective::Broadcast { .. } => event::Collective::Broadcast,
+        Collective::Alltoall { .. } => event::Collective::Alltoall,
+        Collective::ReduceScatter { .. } => event::Collective::ReduceScatter,
+        Collective::Barrier => event::Collective::Barrier,
+        Collective::Join => event::Collective::Join,
+    }
+}
+
+/// An element type in the words of `trace`, which has the same numbers.
+pub(crate) fn dtype(dtype: Dtype) -> event::Dtype {
+    event::Dtype::from_code(dtype as u8).expect("invariant: trace knows every element type")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_has_the_same_element_types() {
+        for plan in Dtype::ALL {
+            assert_eq!(dtype(plan).word(), plan.name());
+        }
+        assert_eq!(event::Dtype::ALL.len(), Dtype::ALL.len());
+    }
+}

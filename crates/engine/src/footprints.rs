@@ -1,0 +1,88 @@
+//! Where a walk through a schedule has been, and when: for large operations, whose steps are worth a look at the clock.
+//!
+//! A run that carries [`Footprints`] notes each step as it is taken; steps of one kind with the same peer that follow each other become one
+//! note. Whoever drives the run takes the notes after each call and records them. The run itself knows nothing of recording.
+
+use farandole_plan::{Arrival, Rank, Step};
+use farandole_trace::clock::now_ns;
+use farandole_trace::event::StepKind;
+
+/// Operations from this size on leave footprints. A step then handles hundreds of kilobytes and takes tens of microseconds, a
+/// thousand times as long as looking at the clock.
+pub(crate) const FROM_BYTES: u64 = 512 << 10;
+
+/// Steps of one kind, taken one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    /// When the last of them was over.
+    pub(crate) time_ns: u64,
+    pub(crate) kind: StepKind,
+    /// The one peer of all of them, if there is one.
+    pub(crate) peer: Option<Rank>,
+    pub(crate) bytes: u64,
+}
+
+/// The notes that nobody has taken yet.
+#[derive(Debug, Default)]
+pub(crate) struct Footprints {
+    notes: Vec<Footprint>,
+}
+
+impl Footprints {
+    /// A step is taken.
+    pub(crate) fn note(&mut self, step: &Step, elem_bytes: usize) {
+        let Some((kind, peer, elems)) = kind_of(step) else { return };
+        let (time_ns, bytes) = (now_ns(), elems * elem_bytes as u64);
+        match self.notes.last_mut() {
+            Some(last) if last.kind == kind && last.peer == peer => {
+                last.time_ns = time_ns;
+                last.bytes += bytes;
+            }
+            _ => self.notes.push(Footprint { time_ns, kind, peer, bytes }),
+        }
+    }
+
+    /// Takes all notes.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Footprint> + '_ {
+        self.notes.drain(..)
+    }
+}
+
+/// What a step does, with whom, to how many elements; `None` if it is over as soon as it is begun.
+fn kind_of(step: &Step) -> Option<(StepKind, Option<Rank>, u64)> {
+    Some(match *step {
+        Step::Send { to, span, .. } => (StepKind::Send, Some(to), span.len),
+        Step::Recv { from, span, arrival: Arrival::Place } => (StepKind::Receive, Some(from), span.len),
+        Step::Recv { from, span, arrival: Arrival::Fold } => (StepKind::Reduce, Some(from), span.len),
+        Step::Copy { work, .. } => (StepKind::Receive, None, work.len),
+        Step::Publish { span, except, .. } => (StepKind::Send, None, span.len - except.len),
+        Step::Stage { span, .. } => (StepKind::Send, None, span.len),
+        Step::FoldTile { chunk, .. } | Step::FoldChunk { chunk, .. } => (StepKind::Reduce, None, chunk.len),
+        Step::FoldWhole { span, .. } | Step::FoldAcross { span } => (StepKind::Reduce, None, span.len),
+        Step::Fetch { from, chunk, .. } => (StepKind::Receive, Some(from), chunk.len),
+        Step::Take { from, span, .. } => (StepKind::Receive, Some(from), span.len),
+        Step::Drain { .. } | Step::Settle => (StepKind::Meet, None, 0),
+        Step::Release { .. } | Step::Expose => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::Span;
+
+    use super::*;
+
+    #[test]
+    fn steps_of_one_kind_become_one_note() {
+        let mut footprints = Footprints::default();
+        let span = Span { start: 0, len: 8 };
+        let fetch = |tile, from| Step::Fetch { tile, from: Rank(from), chunk: span };
+        for step in [fetch(0, 1), fetch(1, 1), fetch(1, 2), Step::Release { tile: 1 }, Step::Settle] {
+            footprints.note(&step, 4);
+        }
+        let notes: Vec<_> = footprints.drain().map(|note| (note.kind, note.peer, note.bytes)).collect();
+        let receive = StepKind::Receive;
+        assert_eq!(notes, [(receive, Some(Rank(1)), 64), (receive, Some(Rank(2)), 32), (StepKind::Meet, None, 0)]);
+        assert_eq!(footprints.drain().count(), 0);
+    }
+}

@@ -1,0 +1,186 @@
+//! What is recorded of requests and direct calls: every boundary, in order, under the same number on all ranks.
+
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::{Communicator, Config, DirectSettings};
+use farandole_plan::{Rank, ReduceOp};
+use farandole_trace::event::{Collective, Dtype, Group, Operation, StepKind};
+use farandole_trace::{Event, Identity, Recorder, Trace};
+use harness::{Transport, config, ranks, ranks_with, sum};
+
+/// The events of one operation, in order, waiting left out.
+fn events_of(trace: &Trace, group: Group, operation: Operation) -> Vec<Event> {
+    let about = |event: &Event| match *event {
+        Event::Started { group, operation, .. }
+        | Event::Fused { group, operation, .. }
+        | Event::Entered { group, operation }
+        | Event::Packed { group, operation }
+        | Event::Stepped { group, operation, .. }
+        | Event::Travelled { group, operation }
+        | Event::Finished { group, operation }
+        | Event::Done { group, operation, .. } => Some((group, operation)),
+        _ => None,
+    };
+    let events = trace.records.iter().map(|record| record.event);
+    events.filter(|event| about(event) == Some((group, operation))).collect()
+}
+
+/// The operation that each request of a name travelled in.
+fn operations(trace: &Trace, name: &str) -> Vec<Operation> {
+    let id = trace.names.find(name).unwrap();
+    let fused = trace.records.iter().filter_map(|record| match record.event {
+        Event::Fused { name, operation, .. } if name == id => Some(operation),
+        _ => None,
+    });
+    fused.collect()
+}
+
+#[test]
+fn a_request_leaves_a_record_at_every_boundary() {
+    for transport in Transport::ALL {
+        let traces = ranks(3, transport, move |engine| {
+            for _ in 0..5 {
+                engine.run(sum("w", vec![1_f32; 10])).unwrap();
+            }
+            engine.recorder().snapshot("test")
+        });
+        let first = operations(&traces[0], "w");
+        assert_eq!(first.len(), 5);
+        for trace in &traces {
+            assert_eq!(operations(trace, "w"), first, "{transport:?}: operations have the same numbers on all ranks");
+            let name = trace.names.find("w").unwrap();
+            let (group, collective, dtype, bytes) = (Group::WORLD, Collective::Allreduce, Dtype::F32, 40);
+            for &operation in &first {
+                let mut events = events_of(trace, group, operation);
+                events.retain(|event| !matches!(event, Event::Entered { .. }));
+                let expected = [
+                    Event::Started { group, operation, collective, dtype, requests: 1, bytes },
+                    Event::Fused { name, group, operation, bytes },
+                    Event::Packed { group, operation },
+                    Event::Travelled { group, operation },
+                    Event::Finished { group, operation },
+                    Event::Done { name, group, operation },
+                ];
+                assert_eq!(events, expected, "{transport:?}");
+            }
+            let submitted = Event::Submitted { name, group, collective, dtype, bytes };
+            assert_eq!(trace.records.iter().filter(|record| record.event == submitted).count(), 5);
+            assert_eq!(*trace.names.get(name).unwrap().shape, [10]);
+            assert_eq!(trace.groups[&group], [0, 1, 2]);
+        }
+        let coordinators = &traces[0];
+        let heard = |event: &Event| matches!(event, Event::Arrived { rank: 1 | 2, .. });
+        assert!(coordinators.records.iter().any(|record| heard(&record.event)), "{transport:?}");
+    }
+}
+
+#[test]
+fn the_steps_of_a_large_bucket_add_up() {
+    for transport in Transport::ALL {
+        let traces = ranks(2, transport, |engine| {
+            engine.run(sum("large", vec![1_f32; 1 << 19])).unwrap();
+            engine.recorder().snapshot("test")
+        });
+        for trace in &traces {
+            let operation = operations(trace, "large")[0];
+            let mut bytes: BTreeMap<StepKind, u64> = BTreeMap::new();
+            for event in events_of(trace, Group::WORLD, operation) {
+                if let Event::Stepped { step, bytes: more, .. } = event {
+                    *bytes.entry(step).or_default() += more;
+                }
+            }
+            // Half of the two megabytes is combined here and half there, or each combines all of it.
+            assert!([1 << 20, 2 << 20].contains(&bytes[&StepKind::Reduce]), "{transport:?}: {bytes:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_comes_late_is_seen_on_the_common_clock() {
+    const LATE: Duration = Duration::from_millis(200);
+    let traces = ranks(2, Transport::Shm, |engine| {
+        for turn in 0..12 {
+            if turn == 11 && engine.rank() == Rank(1) {
+                std::thread::sleep(LATE);
+            }
+            engine.run(sum("w", vec![1_f32; 10])).unwrap();
+        }
+        engine.recorder().snapshot("test")
+    });
+    let operation = *operations(&traces[0], "w").last().unwrap();
+    let start = |trace: &Trace| {
+        let started = |event: &Event| matches!(event, Event::Started { operation: other, .. } if *other == operation);
+        trace.records.iter().find(|record| started(&record.event)).unwrap().time_ns
+    };
+    // The ranks share a host and so a clock.
+    let submitted = |event: &Event| matches!(event, Event::Submitted { .. });
+    let asked = traces[0].records.iter().rfind(|record| submitted(&record.event)).unwrap().time_ns;
+    let late_ns = start(&traces[1]) - asked;
+    assert!(late_ns >= LATE.as_nanos() as u64 * 9 / 10, "{late_ns}");
+}
+
+#[test]
+fn a_recorder_of_no_records_records_nothing() {
+    let off = Config { recorder_records: 0, ..config() };
+    let traces = ranks_with(2, Transport::Memory, off, |engine| {
+        engine.run(sum("w", vec![1_f32; 10])).unwrap();
+        engine.recorder().snapshot("test")
+    });
+    assert!(traces.iter().all(|trace| trace.records.is_empty()));
+}
+
+#[test]
+fn direct_calls_are_recorded_or_counted() {
+    const CALLS: u64 = 1000;
+    let hall = Hall::new(2, Medium::Windows);
+    let program = |rank: u32, hall: &Hall| {
+        let recorder = Recorder::new(Identity { rank, size: 2, ..Identity::default() }, 100_000);
+        let settings = DirectSettings { deadline: Duration::from_secs(20), ..DirectSettings::default() };
+        let patience = Duration::from_secs(10);
+        let mut communicator = Communicator::join(&mut hall.enter(Rank(rank)), settings, patience).unwrap();
+        communicator.record_with(&recorder);
+        for _ in 0..CALLS {
+            communicator.allreduce(&mut [1_f32], ReduceOp::Sum).unwrap();
+        }
+        communicator.allreduce(&mut vec![1_f32; 1 << 18], ReduceOp::Sum).unwrap();
+        recorder.snapshot("test")
+    };
+    let traces: Vec<Trace> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|rank| {
+                let hall = &hall;
+                scope.spawn(move || program(rank, hall))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for trace in &traces {
+        let (mut calls, mut last_bytes, mut finished) = (0, 0, 0);
+        for record in &trace.records {
+            match record.event {
+                Event::Started {
+                    group: Group::DIRECT, collective: Collective::Allreduce, requests: 0, bytes, ..
+                } => {
+                    calls += 1;
+                    last_bytes = bytes;
+                }
+                Event::Skipped { calls: skipped, bytes, .. } => {
+                    calls += u64::from(skipped);
+                    assert_eq!(bytes, 4 * u64::from(skipped));
+                }
+                Event::Finished { .. } => finished += 1,
+                _ => {}
+            }
+        }
+        assert_eq!((calls, last_bytes), (CALLS + 1, 1 << 20));
+        assert!(finished > 0);
+        let operation = Operation(CALLS + 1);
+        assert!(events_of(trace, Group::DIRECT, operation).len() >= 4, "the last one is large and left footprints");
+    }
+}

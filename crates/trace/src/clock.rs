@@ -1,0 +1,46 @@
+//! The clock of records: the monotonic clock of the host, as it is.
+//!
+//! All processes of one host read the same clock, so their records need no alignment among each other; and nobody sets it. It
+//! counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and which clock it was (`id`).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Now, in nanoseconds of this host's clock.
+#[inline]
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// One moment on this clock and in nanoseconds since 1970.
+pub(crate) fn anchor() -> (u64, u64) {
+    // Whoever is interrupted between the two clocks looks again: of some looks the one with the shortest time between counts.
+    let look = || {
+        let before = now_ns();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let after = now_ns();
+        (after - before, before + (after - before) / 2, unix)
+    };
+    let (_, moment, unix) = (0..5).map(|_| look()).min().expect("invariant: five looks were taken");
+    (moment, unix)
+}
+
+/// What tells this clock from those of other hosts: the id that the kernel gave itself when it started. Empty where there is none.
+pub(crate) fn id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_anchor_is_now_on_both_clocks() {
+        let (moment, unix) = anchor();
+        let passed = now_ns() - moment;
+        let unix_now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        assert!(unix_now.abs_diff(unix + passed) < 50_000_000, "the two clocks run alike for a moment");
+    }
+}

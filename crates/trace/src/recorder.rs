@@ -1,0 +1,350 @@
+//! What one rank records, while it runs.
+//!
+//! A [`Recorder`] belongs to one rank. Whoever does many things on behalf of it has a [`Pen`] with a ring of its own (`ring`): the
+//! engine's driver has one, passed on with the right to drive, and so has each communicator for direct calls. Everybody else, the program's own
+//! threads with their phases, shares one ring behind a lock that is held for the length of a record.
+//!
+//! Writing costs a look at a switch, four stores, and a clock where the writer does not know the time already. The rings are of fixed size
+//! and nobody empties them, so recording never waits, never fails and never grows; what is old is overwritten. Whoever reads
+//! (`tail`) takes nothing away from other readers.
+//!
+//! What is deliberately not here: files and threads. A `Scribe` reads and writes them, and is rung for with [`Recorder::ring`].
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::clock;
+use crate::event::{Event, Group, NameId, Phase, Record, ThreadId};
+use crate::ring::{Quill, Ring};
+use crate::tables::NameTable;
+use crate::tail::Tail;
+use crate::trace::{Header, Named, Trace};
+
+/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes three records in each iteration, a bucket some ten, so a model
+/// of 160 tensors fills it in about 500 iterations and one of 1,000 tensors in 80: enough to see what led to a trouble, and
+/// little beside one fusion buffer.
+pub const DEFAULT_RECORDS: usize = 1 << 18;
+
+/// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back than the driver's.
+const MARKS: usize = 1 << 16;
+
+/// Why somebody rings for the scribe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// The rank's collectives have ended with an error.
+    Trouble,
+    /// Ranks wait for others for too long.
+    Stall,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Recorder {
+    header: Header,
+    /// Whether records are taken; read for each of them. Switched by benchmarks, which compare both ways in one run.
+    on: AtomicBool,
+    rings: Mutex<Vec<Arc<Ring>>>,
+    /// Of pens that were put down for good; the next pen goes on in the same ring.
+    spare: Mutex<Vec<Quill>>,
+    marks: Mutex<Quill>,
+    names: Mutex<NameTable>,
+    /// A copy of the table's oldest number, for submitting threads that remember numbers. Behind by a moment at worst, which costs
+    /// the text of a name that is about to be forgotten.
+    oldest_name: AtomicU32,
+    groups: Mutex<Vec<(Group, Vec<u32>)>>,
+    bell: OnceLock<Bell>,
+    records: usize,
+}
+
+/// What rings for a scribe.
+struct Bell(Box<dyn Fn(Occasion) + Send + Sync>);
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Bell")
+    }
+}
+
+/// Which rank it is that records.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// The rank, in the world.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
+    /// The rank's host.
+    pub host: String,
+    /// The version of the program.
+    pub version: String,
+    /// Settings, by name.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Recorder {
+    /// A recorder whose driver's ring has room for so many records; with none it is off, and takes next to no memory.
+    pub fn new(identity: Identity, records: usize) -> Arc<Recorder> {
+        let Identity { rank, size, host, version, settings } = identity;
+        let (anchor_ns, anchor_unix_ns) = clock::anchor();
+        let (pid, clock) = (std::process::id(), clock::id());
+        let header = Header { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings };
+        let (marks, ring) = Quill::new(MARKS.min(records));
+        Arc::new(Recorder {
+            header,
+            on: AtomicBool::new(records > 0),
+            rings: Mutex::new(vec![ring]),
+            spare: Mutex::new(Vec::new()),
+            marks: Mutex::new(marks),
+            names: Mutex::new(NameTable::new()),
+            oldest_name: AtomicU32::new(1),
+            groups: Mutex::new(Vec::new()),
+            bell: OnceLock::new(),
+            records,
+        })
+    }
+
+    /// A recorder that records nothing.
+    pub fn off() -> Arc<Recorder> {
+        Recorder::new(Identity::default(), 0)
+    }
+
+    /// Who records.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Whether records are taken.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Takes no more records for now; for measuring what recording costs.
+    pub fn pause(&self) {
+        self.on.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes records again.
+    pub fn resume(&self) {
+        self.on.store(self.records > 0, Ordering::Relaxed);
+    }
+
+    /// A pen with a ring of its own.
+    pub fn pen(self: &Arc<Recorder>) -> Pen {
+        let spare = lock(&self.spare).pop();
+        let quill = spare.unwrap_or_else(|| {
+            let (quill, ring) = Quill::new(self.records);
+            lock(&self.rings).push(ring);
+            quill
+        });
+        Pen { quill: Some(quill), recorder: Arc::clone(self), thread: ThreadId::current() }
+    }
+
+    /// The number of a name, for whoever will use it again and again; valid while [`Recorder::knows`] says so. The shape of a tensor is noted where
+    /// the name is new.
+    pub fn intern(&self, text: &Arc<str>, shape: &[u64]) -> NameId {
+        if !self.is_on() {
+            return NameId::NONE;
+        }
+        let mut names = lock(&self.names);
+        let id = names.intern(text, shape);
+        self.oldest_name.store(names.first(), Ordering::Relaxed);
+        id
+    }
+
+    /// Whether a number still stands for its name.
+    #[inline]
+    pub fn knows(&self, id: NameId) -> bool {
+        id.0 >= self.oldest_name.load(Ordering::Relaxed)
+    }
+
+    /// Notes the members of a group.
+    pub fn note_group(&self, group: Group, ranks: Vec<u32>) {
+        lock(&self.groups).push((group, ranks));
+    }
+
+    /// Records an event of this thread, now.
+    pub fn mark(&self, event: Event) {
+        if self.is_on() {
+            let record = Record { time_ns: clock::now_ns(), thread: ThreadId::current(), event };
+            lock(&self.marks).write(record.to_words());
+        }
+    }
+
+    /// A phase of the program begins on this thread, and lasts until the guard is dropped.
+    pub fn phase(self: &Arc<Recorder>, phase: Phase) -> PhaseGuard {
+        self.begin(phase, NameId::NONE)
+    }
+
+    /// A phase with a name of the user's.
+    pub fn user_phase(self: &Arc<Recorder>, name: &str) -> PhaseGuard {
+        let name = self.intern(&name.into(), &[]);
+        self.begin(Phase::User, name)
+    }
+
+    fn begin(self: &Arc<Recorder>, phase: Phase, name: NameId) -> PhaseGuard {
+        self.mark(Event::PhaseBegin { phase, name });
+        PhaseGuard { recorder: Arc::clone(self), phase, name }
+    }
+
+    /// A phase by the word that people use for it: one of the known ones, or one of the user's. For front ends in other languages, which
+    /// end it with [`Recorder::end_phase`].
+    pub fn begin_phase(&self, word: &str) {
+        let (phase, name) = self.phase_of(word);
+        self.mark(Event::PhaseBegin { phase, name });
+    }
+
+    /// Ends what [`Recorder::begin_phase`] began.
+    pub fn end_phase(&self, word: &str) {
+        let (phase, name) = self.phase_of(word);
+        self.mark(Event::PhaseEnd { phase, name });
+    }
+
+    fn phase_of(&self, word: &str) -> (Phase, NameId) {
+        let known = Phase::ALL.iter().find(|phase| **phase != Phase::User && phase.word() == word);
+        known.map_or_else(|| (Phase::User, self.intern(&word.into(), &[])), |phase| (*phase, NameId::NONE))
+    }
+
+    /// Asks the scribe, if there is one, to write down what is here. Returns at once.
+    pub fn ring(&self, occasion: Occasion) {
+        if let Some(Bell(ring)) = self.bell.get() {
+            ring(occasion);
+        }
+    }
+
+    /// Everything that is in memory now.
+    pub fn snapshot(&self, occasion: &str) -> Trace {
+        Tail::snapshot(self, occasion)
+    }
+
+    /// Sets what rings for the scribe; the first one counts.
+    pub(crate) fn on_ring(&self, ring: impl Fn(Occasion) + Send + Sync + 'static) {
+        let _ = self.bell.set(Bell(Box::new(ring)));
+    }
+
+    pub(crate) fn rings(&self) -> Vec<Arc<Ring>> {
+        lock(&self.rings).clone()
+    }
+
+    pub(crate) fn names_since(&self, from: NameId) -> (NameId, Vec<Named>) {
+        let names = lock(&self.names);
+        let (first, since) = names.since(from);
+        (first, since.cloned().collect())
+    }
+
+    pub(crate) fn groups_since(&self, from: usize) -> Vec<(Group, Vec<u32>)> {
+        lock(&self.groups).get(from..).unwrap_or_default().to_vec()
+    }
+}
+
+/// The right to write to a ring of a recorder, for whoever has it exclusively.
+#[derive(Debug)]
+pub struct Pen {
+    /// Here until the pen is dropped.
+    quill: Option<Quill>,
+    recorder: Arc<Recorder>,
+    thread: ThreadId,
+}
+
+impl Pen {
+    /// The recorder behind it.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Whether records are taken. Ask before doing anything that only a record needs.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.recorder.is_on()
+    }
+
+    /// The pen is in the hands of this thread from now on.
+    pub fn pick_up(&mut self) {
+        self.thread = ThreadId::current();
+    }
+
+    /// Records what the thread that holds the pen did at a moment.
+    #[inline]
+    pub fn write(&mut self, time_ns: u64, event: Event) {
+        self.write_for(self.thread, time_ns, event);
+    }
+
+    /// Records what another thread did.
+    #[inline]
+    pub fn write_for(&mut self, thread: ThreadId, time_ns: u64, event: Event) {
+        if self.recorder.is_on()
+            && let Some(quill) = &mut self.quill
+        {
+            quill.write(Record { time_ns, thread, event }.to_words());
+        }
+    }
+}
+
+impl Drop for Pen {
+    fn drop(&mut self) {
+        lock(&self.recorder.spare).extend(self.quill.take());
+    }
+}
+
+/// A phase of the program, which ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "a phase ends when its guard is dropped"]
+pub struct PhaseGuard {
+    recorder: Arc<Recorder>,
+    phase: Phase,
+    name: NameId,
+}
+
+impl Drop for PhaseGuard {
+    fn drop(&mut self) {
+        self.recorder.mark(Event::PhaseEnd { phase: self.phase, name: self.name });
+    }
+}
+
+/// Valid between any two statements, also if a holder panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pens_and_threads_write_is_in_the_trace() {
+        let recorder = Recorder::new(Identity { rank: 1, size: 2, ..Identity::default() }, 100);
+        recorder.note_group(Group::WORLD, vec![0, 1]);
+        let mut pen = recorder.pen();
+        let name = recorder.intern(&"w".into(), &[3, 4]);
+        pen.write(5, Event::Done { name, group: Group::WORLD, operation: crate::event::Operation(1) });
+        drop(recorder.user_phase("augment"));
+        recorder.begin_phase("input wait");
+        let trace = recorder.snapshot("test");
+        assert_eq!(trace.records.len(), 4);
+        assert_eq!(trace.header.rank, 1);
+        assert_eq!(trace.groups[&Group::WORLD], [0, 1]);
+        assert_eq!(*trace.names.get(name).unwrap().shape, [3, 4]);
+        let last = trace.records.last().unwrap();
+        assert_eq!(last.event, Event::PhaseBegin { phase: Phase::InputWait, name: NameId::NONE });
+        assert!(trace.threads.contains_key(&last.thread));
+    }
+
+    #[test]
+    fn groups_that_come_and_go_share_a_ring() {
+        let recorder = Recorder::new(Identity::default(), 100);
+        for number in 0..50 {
+            recorder.pen().write(number, Event::Cycle);
+        }
+        assert_eq!(recorder.rings().len(), 2, "one for marks, one for pens");
+        assert_eq!(recorder.snapshot("test").records.len(), 50);
+    }
+
+    #[test]
+    fn a_recorder_that_is_off_takes_nothing() {
+        let recorder = Recorder::off();
+        recorder.pen().write(5, Event::Cycle);
+        drop(recorder.user_phase("augment"));
+        recorder.resume();
+        recorder.mark(Event::Cycle);
+        assert_eq!(recorder.snapshot("test").records, []);
+    }
+}

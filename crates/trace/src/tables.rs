@@ -1,0 +1,156 @@
+//! The tables beside the rings: names, threads and groups.
+//!
+//! A name gets a number when it is first met and keeps it until so many others have come that it is forgotten: programs that
+//! make up a new name for each request would fill the memory otherwise. Numbers are never used for another name. Threads are
+//! numbered in the process, not in a recorder: a thread is what it is whichever rank it works for. The number of a thread that has
+//! ended is given to a later one.
+
+use std::cell::OnceCell;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::event::{NameId, ThreadId};
+use crate::trace::Named;
+
+/// Names that are remembered: as many as the largest models have tensors, some times over; a few megabytes.
+pub(crate) const NAMES_MAX: usize = 1 << 16;
+
+/// Names by number and back.
+#[derive(Debug)]
+pub(crate) struct NameTable {
+    /// The number of the oldest name that is remembered.
+    first: u32,
+    names: VecDeque<Named>,
+    ids: HashMap<Arc<str>, NameId>,
+}
+
+impl NameTable {
+    pub(crate) fn new() -> NameTable {
+        NameTable { first: 1, names: VecDeque::new(), ids: HashMap::new() }
+    }
+
+    /// The number of a name. `shape` is noted where the name is new.
+    pub(crate) fn intern(&mut self, text: &Arc<str>, shape: &[u64]) -> NameId {
+        if let Some(id) = self.ids.get(text) {
+            return *id;
+        }
+        if self.names.len() == NAMES_MAX {
+            if let Some(oldest) = self.names.pop_front() {
+                self.ids.remove(&oldest.text);
+            }
+            self.first += 1;
+        }
+        let id = NameId(self.first + self.names.len() as u32);
+        self.names.push_back(Named { text: Arc::clone(text), shape: shape.into() });
+        self.ids.insert(Arc::clone(text), id);
+        id
+    }
+
+    /// The number of the oldest name that is remembered.
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// The names from number `from` on, with the number of the first of them.
+    pub(crate) fn since(&self, from: NameId) -> (NameId, impl Iterator<Item = &Named>) {
+        let first = from.0.max(self.first);
+        (NameId(first), self.names.iter().skip((first - self.first) as usize))
+    }
+}
+
+/// Threads that have a number of their own; all others share the last one.
+const THREADS_MAX: usize = 4096;
+
+/// The numbers of this process's threads. One for the whole process, because threads belong to the process: a thread gets its number when it
+/// first does something that is recorded, and gives it back when it ends.
+static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new() });
+
+struct Threads {
+    names: Vec<Arc<str>>,
+    free: Vec<u16>,
+}
+
+fn threads() -> MutexGuard<'static, Threads> {
+    THREADS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number that is given back when its thread ends.
+struct Seat(u16);
+
+impl Seat {
+    fn take() -> Seat {
+        let thread = std::thread::current();
+        let mut threads = threads();
+        let number = match threads.free.pop() {
+            Some(number) => number,
+            None if threads.names.len() < THREADS_MAX => {
+                threads.names.push("".into());
+                (threads.names.len() - 1) as u16
+            }
+            None => return Seat(THREADS_MAX as u16),
+        };
+        threads.names[usize::from(number)] = match thread.name() {
+            Some(name) => name.into(),
+            None => format!("thread {number}").into(),
+        };
+        Seat(number)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if usize::from(self.0) < THREADS_MAX {
+            threads().free.push(self.0);
+        }
+    }
+}
+
+thread_local! {
+    static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+}
+
+impl ThreadId {
+    /// The number of this thread.
+    #[inline]
+    pub fn current() -> ThreadId {
+        // A thread that is ending has no number any more; what it does then is nobody's.
+        SEAT.try_with(|seat| ThreadId(seat.get_or_init(Seat::take).0)).unwrap_or(ThreadId(THREADS_MAX as u16))
+    }
+}
+
+/// The threads that have had a number, and their names.
+pub(crate) fn thread_names() -> Vec<Arc<str>> {
+    threads().names.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_keeps_its_number_until_it_is_forgotten() {
+        let mut table = NameTable::new();
+        let first = table.intern(&"a".into(), &[2]);
+        assert_eq!(table.intern(&"a".into(), &[3]), first);
+        assert_eq!(table.intern(&"b".into(), &[]), NameId(2));
+        for number in 0..NAMES_MAX - 1 {
+            table.intern(&format!("made up {number}").into(), &[]);
+        }
+        assert_eq!(table.first(), 2, "the oldest is forgotten");
+        let (from, mut names) = table.since(NameId(1));
+        assert_eq!((from, &*names.next().unwrap().text), (NameId(2), "b"));
+        drop(names);
+        assert_ne!(table.intern(&"a".into(), &[]), first, "and numbered anew");
+        assert_eq!(table.names.len(), NAMES_MAX);
+    }
+
+    #[test]
+    fn threads_have_numbers_and_names() {
+        let own = ThreadId::current();
+        assert_eq!(own, ThreadId::current());
+        let other = std::thread::Builder::new().name("loader-7".to_owned()).spawn(ThreadId::current).unwrap();
+        let other = other.join().unwrap();
+        assert_ne!(own, other);
+        assert!(thread_names().len() > usize::from(other.0));
+    }
+}
