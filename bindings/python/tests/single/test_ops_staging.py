@@ -1,0 +1,141 @@
+"""How tensors come to the engine and results come back, without an engine and without a GPU."""
+
+import threading
+
+import pytest
+import torch
+
+from farandole.torch import staging
+
+
+class Gate:
+    """An event of a device that comes to pass when the test says so."""
+
+    def __init__(self):
+        self.opened = threading.Event()
+
+    def synchronize(self):
+        assert self.opened.wait(10), "nobody opened the gate"
+
+
+class Done:
+    """A request that is done."""
+
+    def __init__(self, result=None):
+        self.result = result
+
+    def poll(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def results_without_an_engine(monkeypatch):
+    monkeypatch.setattr(staging._native, "wait_all", lambda handles: [handle.result for handle in handles])
+
+
+def gated(value=1.0):
+    tensor = torch.zeros(2)
+    gate = Gate()
+    return staging.Loan(tensor, torch.full((2,), value), gate), gate
+
+
+def test_contiguous_host_memory_is_lent_as_it_is():
+    for tensor in (torch.ones(3), torch.ones(()), torch.empty(0, 4), torch.nn.Parameter(torch.ones(2, 2))):
+        loan = staging.lend(tensor)
+        assert not loan.is_stand_in
+        assert loan.words()[0] == tensor.data_ptr()
+        assert loan.give_back() is tensor
+
+
+def test_other_memory_gets_a_stand_in():
+    for tensor in (torch.ones(3, 4).t(), torch.ones(6)[::2], torch.ones(4).expand(3, 4), torch.ones(2, 3, 4, 5)[:, 1]):
+        loan = staging.lend(tensor)
+        assert loan.is_stand_in and loan.host.is_contiguous()
+        assert loan.host.data_ptr() != tensor.data_ptr()
+        torch.testing.assert_close(loan.host, tensor)
+
+
+def test_a_result_goes_from_the_stand_in_to_where_the_tensor_lies():
+    memory = torch.zeros(4, 6)
+    view = memory[:, ::2]
+    loan = staging.lend_to_write(view)
+    loan.host.fill_(5)
+    assert loan.give_back() is view
+    assert torch.all(memory[:, ::2] == 5) and torch.all(memory[:, 1::2] == 0)
+
+
+def test_negative_views_are_resolved():
+    tensor = torch.view_as_complex(torch.ones(3, 2)).conj().imag
+    assert tensor.is_neg()
+    torch.testing.assert_close(staging.lend(tensor).host, torch.full((3,), -1.0))
+
+
+def test_in_place_results_do_not_disturb_autograd():
+    base = torch.ones(2, 4, requires_grad=True)
+    view = (base * 2).t()
+    product = view * view
+    staging.lend_to_write(view.detach()).give_back()
+    product.sum().backward()
+
+
+def test_a_copy_has_a_place_of_its_own_only_where_nothing_was_copied_yet():
+    tensor = torch.ones(3, requires_grad=True)
+    _, output = staging.lend_for_copy(tensor)
+    assert output is not None and not output.requires_grad and output.data_ptr() != tensor.data_ptr()
+    loan, output = staging.lend_for_copy(torch.ones(3, 4).t())
+    assert output is None and loan.result() is loan.host
+
+
+def test_what_cannot_be_lent():
+    for tensor in (torch.ones(2, dtype=torch.complex64), torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(ValueError, match="is not supported"):
+            staging.lend(tensor)
+        with pytest.raises(ValueError, match="is not supported"):
+            staging.lend_to_write(tensor)
+    with pytest.raises(ValueError, match="A tensor was expected"):
+        staging.lend([1.0, 2.0])
+    with pytest.raises(ValueError, match="share one place in memory"):
+        staging.lend_to_write(torch.ones(1).expand(3))
+    assert staging.lend_to_write(torch.ones(1).expand(1)).host.numel() == 1
+
+
+def test_requests_whose_data_are_there_are_asked_for_at_once():
+    work = staging.submit([staging.lend(torch.ones(2))], lambda: [Done("result")])
+    assert isinstance(work, staging.Work)
+    assert work.poll() and work.wait() == ["result"]
+    with pytest.raises(ValueError, match="wrong"):
+        staging.submit([], _fail)
+
+
+def _fail():
+    raise ValueError("wrong")
+
+
+def test_requests_wait_for_their_data_and_keep_their_order():
+    asked = []
+    first, first_gate = gated()
+    second, second_gate = gated()
+
+    def ask(number):
+        return lambda: asked.append(number) or [Done(number)]
+
+    works = [staging.submit([first], ask(1)), staging.submit([second, staging.lend(torch.ones(1))], ask(2))]
+    second_gate.opened.set()
+    assert not works[0].poll() and not works[1].poll()
+    assert asked == []
+    first_gate.opened.set()
+    assert works[1].wait() == [2] and works[0].wait() == [1]
+    assert asked == [1, 2]
+    assert works[0].poll() and works[1].poll()
+
+
+def test_what_is_wrong_with_a_staged_request_is_raised_by_wait_and_the_next_one_runs():
+    loan, gate = gated()
+    wrong = staging.submit([loan], _fail)
+    right = staging.submit([loan], lambda: [Done("right")])
+    gate.opened.set()
+    assert right.wait() == ["right"]
+    assert wrong.poll()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="wrong"):
+            wrong.wait()
