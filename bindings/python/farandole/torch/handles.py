@@ -3,8 +3,9 @@
 A handle is a number, as in Horovod. It stands for an entry of `_pending` until `synchronize` has fetched the result.
 
 **Names.** A request is known to the other ranks as `allreduce.NAME`; without a name as `allreduce.noname.N`, where N counts the nameless
-operations of this kind in this process set since `init`. So ranks must make nameless calls of one kind in the same
-order, and need not agree about anything else: neither about other kinds, nor about sets that only some of them are in.
+operations of this kind in this process set since `init`, or since all ranks have last joined. So ranks must make nameless
+calls of one kind in the same order, and need not agree about anything else: neither about other kinds, nor about sets that only
+some of them are in.
 
 Invariant: everything here belongs to the engine that runs; `init` and `shutdown` clear it.
 """
@@ -19,7 +20,7 @@ from typing import Any, Optional
 from farandole import _native, basics
 from farandole.torch import staging
 
-__all__ = ["name_of", "poll", "put", "synchronize"]
+__all__ = ["count_anew", "name_of", "poll", "put", "synchronize"]
 
 
 class Pending:
@@ -60,6 +61,14 @@ def name_of(kind: str, name: Optional[str], group: int) -> str:
         number = _counters.get((kind, group), 0) + 1
         _counters[kind, group] = number
     return f"{kind}.noname.{number}"
+
+
+def count_anew(group: int) -> None:
+    """Begins to count nameless operations of a set from one again. For the moment when all its ranks have joined: some have made
+    calls that others have not, nothing is in flight, and from here on they are to agree again."""
+    with _counters_lock:
+        for key in [key for key in _counters if key[1] == group]:
+            del _counters[key]
 
 
 def put(work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) -> int:

@@ -11,7 +11,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the process set have called it."""
     group = group_for(process_set, "Barrier")
     name = handles.name_of("barrier", None, group)
-    handles.synchronize(handles.put(staging.Work([_native.barrier(name, group)]), lambda _results: None))
+    staging.Work([_native.barrier(name, group)]).wait()
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
@@ -24,6 +24,6 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     del device
     group = group_for(process_set, "Join")
-    work = staging.Work([_native.join(group)])
-    handle = handles.put(work, lambda results: ranks_of(group)[results[0].last_joined])
-    return handles.synchronize(handle)
+    [result] = staging.Work([_native.join(group)]).wait()
+    handles.count_anew(group)
+    return ranks_of(group)[result.last_joined]

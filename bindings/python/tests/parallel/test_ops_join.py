@@ -64,3 +64,13 @@ def test_groups_go_on_too():
         pair = hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="pair")
         assert all(torch.all(result == hvd.size() - 1) for result in pair)
     hvd.join()
+
+
+def test_nameless_operations_find_each_other_after_a_join_of_ranks_that_made_fewer_of_them():
+    for joined in range(hvd.size()):
+        if hvd.rank() != joined:
+            others = those_who_go_on(joined)
+            assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == others
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == len(others)
+        hvd.join()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
