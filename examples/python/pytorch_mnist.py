@@ -104,7 +104,7 @@ def main() -> None:
     device = torch.device("cpu")
     if torch.cuda.is_available() and not args.no_cuda:
         # Farandole: one GPU for each rank of a host.
-        device = torch.device("cuda", hvd.local_rank())
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
 
     # Farandole: every rank draws the same images and takes its part of them.

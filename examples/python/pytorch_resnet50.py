@@ -204,7 +204,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     device = torch.device("cpu")
     if torch.cuda.is_available() and not args.no_cuda:
-        device = torch.device("cuda", hvd.local_rank())
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
 
     training, validation = load_data(args)

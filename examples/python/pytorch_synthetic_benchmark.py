@@ -51,7 +51,7 @@ def main() -> None:
     args = parse_args()
     hvd.init()
     on_gpu = torch.cuda.is_available() and not args.no_cuda
-    device = torch.device("cuda", hvd.local_rank()) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
     device_name = "GPU" if on_gpu else "CPU"
     if on_gpu:
         torch.cuda.set_device(device)
