@@ -338,3 +338,26 @@ def test_importing_the_alias_costs_no_framework() -> None:
     check = "import sys, horovod; assert 'torch' not in sys.modules, 'torch was loaded'"
     path = os.pathsep.join([str(ALIAS), str(ALIAS.parent.parent)])
     subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
+
+
+def test_horovodrun_becomes_the_launcher(tmp_path: pathlib.Path) -> None:
+    launcher = tmp_path / "farandole"
+    launcher.write_text('#!/bin/sh\necho "$@"\n')
+    launcher.chmod(0o755)
+    script = f"""
+import sys
+sys.executable = {str(tmp_path / "python")!r}
+sys.argv = ["horovodrun", "-np", "2", "python", "train.py", "--lr", "0.1"]
+from horovod.runner.launch import run_commandline
+run_commandline()
+"""
+    path = os.pathsep.join([str(ALIAS), str(ALIAS.parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "run --horovod -np 2 python train.py --lr 0.1\n"
