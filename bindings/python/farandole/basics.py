@@ -8,8 +8,10 @@ an engine starts and after it has ended.
 
 **Which `*_built` are true.** They say what Horovod was compiled with, and scripts use them to pick a code path. Here
 nothing is compiled in: host memory travels through our own transports, which need nothing else installed, as Gloo
-does in Horovod. So `gloo_built` and `gloo_enabled` are true, and everything else is false: there is no MPI,
-NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are accepted and staged through host memory.)
+does in Horovod. So `gloo_built` and `gloo_enabled` are true. `mpi_built` is true, because jobs may be started by `mpirun` and
+described by communicators of mpi4py, and `mpi_enabled` says whether this job was; data never travels through MPI.
+Everything else is false: there is no NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are
+accepted and staged through host memory.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
-from farandole import _native
+from farandole import _native, mpi
 from farandole import process_sets as _process_sets
 from farandole.process_sets import ProcessSet, is_communicator
 
@@ -86,6 +88,7 @@ class HorovodBasics:
             os.environ[_DYNAMIC_VARIABLES[-1]] = "1"
             process_sets = None
         own_sets = list(process_sets or ())
+        mpi.initialise_for_mpi4py()
         if comm is not None and not is_communicator(comm):
             comm = _rank_list(comm)
         distinct = _distinct_ranks(own_sets, comm)
@@ -157,16 +160,19 @@ class HorovodBasics:
         return _native.is_homogeneous()
 
     def mpi_threads_supported(self) -> bool:
-        """Raises `ValueError`, as there is no MPI in use."""
-        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+        """True: this library makes no calls of MPI that could be in the way of other threads'. `ValueError` without `mpirun`."""
+        if not mpi.started_this_job():
+            raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+        _native.rank()  # Raises before initialisation.
+        return True
 
     def mpi_enabled(self) -> bool:
-        """False; see the module's text."""
-        return False
+        """Whether `mpirun` started this job, so that mpi4py sees the same ranks."""
+        return mpi.started_this_job()
 
     def mpi_built(self) -> bool:
-        """False; see the module's text."""
-        return False
+        """True: `mpirun` can start jobs, and communicators of mpi4py can describe them."""
+        return True
 
     def gloo_enabled(self) -> bool:
         """True: our own transports stand where Gloo does in Horovod."""

@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole import basics
 from farandole.basics import *  # noqa: F403
 
-sys.modules[__name__] = basics
+sys.modules[__name__] = sys.modules["farandole.basics"]

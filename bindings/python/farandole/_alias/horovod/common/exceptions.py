@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole import exceptions
 from farandole.exceptions import *  # noqa: F403
 
-sys.modules[__name__] = exceptions
+sys.modules[__name__] = sys.modules["farandole.exceptions"]

@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole import process_sets
 from farandole.process_sets import *  # noqa: F403
 
-sys.modules[__name__] = process_sets
+sys.modules[__name__] = sys.modules["farandole.process_sets"]

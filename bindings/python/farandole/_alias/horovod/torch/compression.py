@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole.torch import compression
 from farandole.torch.compression import *  # noqa: F403
 
-sys.modules[__name__] = compression
+sys.modules[__name__] = sys.modules["farandole.torch.compression"]

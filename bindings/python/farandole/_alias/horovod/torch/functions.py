@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole.torch import functions
 from farandole.torch.functions import *  # noqa: F403
 
-sys.modules[__name__] = functions
+sys.modules[__name__] = sys.modules["farandole.torch.functions"]

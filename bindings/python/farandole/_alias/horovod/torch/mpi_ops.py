@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole.torch import mpi_ops
 from farandole.torch.mpi_ops import *  # noqa: F403
 
-sys.modules[__name__] = mpi_ops
+sys.modules[__name__] = sys.modules["farandole.torch.mpi_ops"]

@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole.torch import optimizer
 from farandole.torch.optimizer import *  # noqa: F403
 
-sys.modules[__name__] = optimizer
+sys.modules[__name__] = sys.modules["farandole.torch.optimizer"]

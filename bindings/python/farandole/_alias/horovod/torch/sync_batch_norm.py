@@ -2,7 +2,6 @@
 
 import sys
 
-from farandole.torch import sync_batch_norm
 from farandole.torch.sync_batch_norm import *  # noqa: F403
 
-sys.modules[__name__] = sync_batch_norm
+sys.modules[__name__] = sys.modules["farandole.torch.sync_batch_norm"]

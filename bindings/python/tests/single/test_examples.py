@@ -1,0 +1,116 @@
+"""The examples in their short form, each as a job of two ranks, and what they print."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import PACKAGE, command
+
+EXAMPLES = pathlib.Path(__file__).parents[4] / "examples" / "python"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("pytorch_*.py"))
+
+pytestmark = pytest.mark.timeout(120)
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run_example(name: str, *flags: str) -> str:
+    """What the two ranks of an example print, without the marks of the launcher."""
+    words = [command(), "run", "-np", "2", "--no-prefix", sys.executable, str(EXAMPLES / name), *flags]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    found = re.findall(pattern, text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    return [float(number) for number in found]
+
+
+def test_there_is_an_example_for_each_of_these() -> None:
+    assert SCRIPTS == [
+        "pytorch_adasum.py",
+        "pytorch_mnist.py",
+        "pytorch_process_sets.py",
+        "pytorch_resnet50.py",
+        "pytorch_synthetic_benchmark.py",
+    ]
+
+
+def test_mnist_learns_to_read() -> None:
+    accuracies = numbers(r"Test set: Average loss: [\d.]+, Accuracy: ([\d.]+)%", run_example("pytorch_mnist.py", "--short"))
+    # One rank speaks for both, once for each epoch.
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 80, accuracies
+
+
+def test_the_synthetic_benchmark_speaks_as_horovods() -> None:
+    lines = run_example("pytorch_synthetic_benchmark.py", "-s").splitlines()
+    wanted = [
+        r"Model: resnet18",
+        r"Batch size: 4",
+        r"Number of CPUs: 2",
+        r"Running warmup\.\.\.",
+        r"Running benchmark\.\.\.",
+        r"Iter #0: \d+\.\d img/sec per CPU",
+        r"Iter #1: \d+\.\d img/sec per CPU",
+        r"Img/sec per CPU: \d+\.\d \+-\d+\.\d",
+        r"Total img/sec on 2 CPU\(s\): \d+\.\d \+-\d+\.\d",
+    ]
+    assert len(lines) == len(wanted), lines
+    for pattern, line in zip(wanted, lines):
+        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+
+
+def test_resnet50_trains_on_synthetic_images_and_continues_from_its_checkpoint(tmp_path: pathlib.Path) -> None:
+    checkpoints = str(tmp_path / "checkpoint-{epoch}.pt")
+    output = run_example("pytorch_resnet50.py", "--short", "--checkpoint-format", checkpoints)
+    assert len(numbers(r"Train Epoch #1: loss=([\d.]+), accuracy=[\d.]+%", output)) == 1
+    assert len(numbers(r"Validate Epoch #1: loss=([\d.]+), accuracy=[\d.]+%", output)) == 1
+    assert (tmp_path / "checkpoint-1.pt").exists()
+    again = run_example("pytorch_resnet50.py", "--short", "--checkpoint-format", checkpoints)
+    assert "Epoch" not in again, "the one epoch was done already"
+
+
+def test_resnet_reads_a_folder_of_images(tmp_path: pathlib.Path) -> None:
+    from PIL import Image
+
+    for name, colour in [("blue", (10, 20, 200)), ("red", (200, 20, 10))]:
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (40 + number, 30), colour).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "red" / "note.txt").write_text("no image")
+    output = run_example("pytorch_resnet50.py", "-s", "--model", "resnet18", "--train-dir", str(tmp_path))
+    assert len(numbers(r"Validate Epoch #1: loss=([\d.]+)", output)) == 1
+
+
+def test_process_sets_train_two_models_that_vote() -> None:
+    output = run_example("pytorch_process_sets.py", "--short")
+    assert re.search(r"^Half 0: ranks \[0\], accuracy: ", output, re.MULTILINE)
+    assert re.search(r"^Half 1: ranks \[1\], accuracy: ", output, re.MULTILINE)
+    (voted,) = numbers(r"Both together: ranks \[0, 1\], accuracy: ([\d.]+)%", output)
+    assert voted > 70, output
+
+
+def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
+    output = run_example("pytorch_adasum.py", "--short")
+    assert "Parallel: [1.0, 2.0]\n" in output
+    assert "Orthogonal: [1.0, 1.0]\n" in output
+    (averaged,) = numbers(r"Loss with Average: ([\d.]+)", output)
+    (adapted,) = numbers(r"Loss with Adasum: ([\d.]+)", output)
+    # At the same learning rate, Adasum makes the larger steps.
+    assert adapted < averaged, output
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_example_explains_itself(name: str) -> None:
+    words = [sys.executable, str(EXAMPLES / name), "--help"]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--batch-size" in done.stdout and "--short" in done.stdout
