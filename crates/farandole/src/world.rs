@@ -91,6 +91,14 @@ impl Setup {
             options: self.options,
             epoch,
         };
+        if let Some(lifeline) = &lifeline {
+            let listener = Arc::downgrade(&listener);
+            lifeline.on_verdict(move |verdict| {
+                if let Some(listener) = listener.upgrade() {
+                    listener.interrupt(verdict.rank, verdict.to_string());
+                }
+            });
+        }
         let lost = |error: Error| with_verdict(error, lifeline.as_ref());
         let mut communicator =
             Communicator::join(&mut meeting(0), self.direct, self.patience).map_err(|error| lost(error.into()))?;

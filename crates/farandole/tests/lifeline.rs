@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use farandole::{Error, ReduceOp, World};
 use farandole_cluster::environment;
 use farandole_cluster::rendezvous::HEARTBEAT_TIMEOUT;
-use farandole_cluster::{Address, Server};
+use farandole_cluster::{Address, Environment, Server};
 use farandole_transport::Key;
+use farandole_transport::listen::Listener;
 use rustix::process::{Pid, Signal, kill_process};
 
 const ROLE: &str = "FARANDOLE_TEST_ROLE";
@@ -28,6 +29,9 @@ const SILENCE: Duration = Duration::from_millis(1500);
 
 /// What a loaded machine may need on top of what is promised.
 const LENIENCY: Duration = Duration::from_millis(1500);
+
+/// How long one attempt to connect to a peer may take that is there and says nothing.
+const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// A copy of this program.
 struct Process {
@@ -95,19 +99,19 @@ impl Drop for Process {
     }
 }
 
+fn variables_of(rank: usize, ranks: usize, at: &Address, key: &Key) -> [(&'static str, String); 4] {
+    [
+        (environment::RANK, rank.to_string()),
+        (environment::SIZE, ranks.to_string()),
+        (environment::RENDEZVOUS, at.to_string()),
+        (environment::KEY, key.to_hex()),
+    ]
+}
+
 /// Starts ranks that meet at `at`, and waits until they have done their first collective.
 fn start_ranks(ranks: usize, role: &str, at: &Address, key: &Key) -> Vec<Process> {
-    let mut processes: Vec<Process> = (0..ranks)
-        .map(|rank| {
-            let variables = [
-                (environment::RANK, rank.to_string()),
-                (environment::SIZE, ranks.to_string()),
-                (environment::RENDEZVOUS, at.to_string()),
-                (environment::KEY, key.to_hex()),
-            ];
-            Process::start(role, &variables)
-        })
-        .collect();
+    let mut processes: Vec<Process> =
+        (0..ranks).map(|rank| Process::start(role, &variables_of(rank, ranks, at, key))).collect();
     processes.iter_mut().for_each(Process::await_ready);
     processes
 }
@@ -209,6 +213,30 @@ fn a_rank_that_hosts_the_rendezvous_and_is_stopped_is_named_by_its_number() {
 }
 
 #[test]
+fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
+    for (signal, words, within) in
+        [(Signal::KILL, "is gone", Duration::from_secs(1)), (Signal::STOP, "is stopped", SILENCE)]
+    {
+        let key = new_key();
+        let server = Server::serve(&place("early"), 3, &key).expect("a rendezvous can be hosted");
+        let mut ranks: Vec<Process> = ["direct-early", "lost-early", "direct-early"]
+            .into_iter()
+            .enumerate()
+            .map(|(rank, role)| Process::start(role, &variables_of(rank, 3, server.address(), &key)))
+            .collect();
+        let mut victim = ranks.remove(1);
+        victim.await_ready();
+        let struck = victim.signal(signal);
+        for rank in ranks {
+            let (said, ended) = rank.finish();
+            assert!(said.contains("not started: ") && said.contains("rank 1") && said.contains(words), "{said}");
+            let took = ended.saturating_duration_since(struck);
+            assert!(took < within + LENIENCY + ATTEMPT, "it took {took:?}");
+        }
+    }
+}
+
+#[test]
 fn ranks_that_finish_at_different_times_harm_nobody() {
     let key = new_key();
     let server = Server::serve(&place("finish"), 3, &key).expect("a rendezvous can be hosted");
@@ -224,6 +252,14 @@ fn a_process_plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     if role == "host" {
         return host();
+    }
+    match role.as_str() {
+        "lost-early" => return meet_and_be_lost(),
+        "direct-early" => {
+            let error = farandole::init().expect_err("one rank is missing");
+            return println!("not started: {error}");
+        }
+        _ => {}
     }
     let (what, how) = role.split_once('-').expect("a role has two parts");
     let mut world = farandole::init().expect("ranks find each other");
@@ -245,6 +281,19 @@ fn a_process_plays_its_role() {
         }
     };
     println!("told: {error}");
+}
+
+/// A rank that comes to the rendezvous, and no further.
+fn meet_and_be_lost() {
+    let environment = Environment::from_process().expect("the test has set everything");
+    let deadline = Instant::now() + DEADLINE;
+    let venue = environment.open(deadline).expect("there is a rendezvous");
+    let listener = Listener::bind(venue.listen_at.clone(), &venue.key).expect("a free port");
+    let way = venue.rendezvous.as_ref().expect("a rendezvous").clone().with_silence(Some(SILENCE));
+    let contact = listener.contact(environment.host.clone()).encode();
+    let _lifeline = way.join(environment.rank, &contact, deadline).expect("all come");
+    println!("ready");
+    thread::sleep(DEADLINE);
 }
 
 fn host() {

@@ -264,8 +264,9 @@ impl Building<'_> {
         Ok(handshake.finish())
     }
 
-    /// Fails if a peer that had joined has left again.
+    /// Fails if a peer that had joined has left again, or if somebody knows that there will be no mesh.
     fn check_alive(&self) -> Result<()> {
+        self.listener.interruption()?;
         for Pair { peer, control, .. } in &self.pairs {
             let mut fds = [rustix::event::PollFd::new(&control.stream, PollFlags::RDHUP)];
             let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };

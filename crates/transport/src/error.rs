@@ -70,6 +70,13 @@ pub enum Error {
         /// For how long.
         waited: Duration,
     },
+    /// Somebody outside knows that the ranks cannot be connected.
+    Interrupted {
+        /// The rank that is to blame, if one can be named.
+        peer: Option<Rank>,
+        /// Why.
+        cause: String,
+    },
     /// The peer does not hold the job's key.
     Untrusted {
         /// Where it came from.
@@ -98,7 +105,7 @@ impl Error {
             | Error::Garbled { peer, .. }
             | Error::Disagree { peer, .. }
             | Error::Corrupt { peer, .. } => Some(*peer),
-            Error::Version { peer, .. } | Error::Deadline { peer, .. } => *peer,
+            Error::Version { peer, .. } | Error::Deadline { peer, .. } | Error::Interrupted { peer, .. } => *peer,
             Error::Untrusted { .. } | Error::Local { .. } => None,
         }
     }
@@ -108,7 +115,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::PeerGone { peer, how } => write!(f, "rank {peer} is gone ({how})"),
-            Error::PeerAborted { peer: _, cause } => f.write_str(cause),
+            Error::PeerAborted { peer: _, cause } | Error::Interrupted { peer: _, cause } => f.write_str(cause),
             Error::Garbled { peer, what } => write!(f, "rank {peer} sent something unexpected: {what}"),
             Error::Disagree { peer, operation, ours, theirs } => write!(
                 f,

@@ -55,7 +55,7 @@ pub struct Listener {
 struct Lobby {
     /// Locked by the listening thread when a handshake ends, and by builders while they look; never while waiting.
     inside: Mutex<Inside>,
-    /// Rung by the listening thread when something was added to `inside`.
+    /// Rung by the listening thread when something was added to `inside`, and by whoever interrupts.
     news: Condvar,
 }
 
@@ -63,6 +63,8 @@ struct Lobby {
 struct Inside {
     arrived: HashMap<Place, Established<Socket>>,
     refusals: VecDeque<Refusal>,
+    /// Why no mesh can be built any more: the rank that is to blame, and the cause. Set once, by whoever interrupts.
+    interruption: Option<(Option<Rank>, String)>,
     /// Set when the listener is dropped, for its thread to see.
     closing: Closing,
 }
@@ -167,7 +169,22 @@ impl Listener {
         self.lobby.inside().arrived.retain(|place, _| (place.mesh, place.to) != (mesh, to));
     }
 
-    /// Waits for a connection to arrive. Nothing if it does not come in time.
+    /// Ends the building of meshes for good, from any thread: whoever builds one fails with this cause, and blames this rank if one is
+    /// named. The first interruption counts.
+    pub fn interrupt(&self, peer: Option<Rank>, cause: impl Into<String>) {
+        self.lobby.inside().interruption.get_or_insert_with(|| (peer, cause.into()));
+        self.lobby.news.notify_all();
+    }
+
+    /// The error for builders, if they were interrupted.
+    pub(crate) fn interruption(&self) -> Result<()> {
+        match &self.lobby.inside().interruption {
+            None => Ok(()),
+            Some((peer, cause)) => Err(Error::Interrupted { peer: *peer, cause: cause.clone() }),
+        }
+    }
+
+    /// Waits for a connection to arrive. Nothing if it does not come in time, or if there is no use in waiting.
     pub(crate) fn take(&self, place: Place, deadline: Instant) -> Option<Established<Socket>> {
         let mut inside = self.lobby.inside();
         loop {
@@ -175,7 +192,7 @@ impl Listener {
                 return Some(arrived);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || inside.interruption.is_some() {
                 return None;
             }
             inside = self.lobby.news.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
