@@ -190,7 +190,7 @@ impl Building<'_> {
                 }
                 let error = differ(peer, &arrived.hello, &expected);
                 if purpose == Purpose::Control {
-                    let _ = control_over(peer, arrived).send_abort(&error.to_string());
+                    let _ = control_over(peer, arrived).send_abort(None, &error.to_string());
                 }
                 return Err(error);
             }
@@ -282,7 +282,7 @@ impl Building<'_> {
     fn give_up(&mut self, cause: &str) {
         self.listener.forget(self.id, self.me);
         for Pair { peer, control, .. } in self.pairs.drain(..) {
-            let _ = control_over(peer, control).send_abort(cause);
+            let _ = control_over(peer, control).send_abort(None, cause);
         }
     }
 

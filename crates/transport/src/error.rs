@@ -23,6 +23,8 @@ pub enum Error {
     PeerAborted {
         /// The peer that told us.
         peer: Rank,
+        /// The rank that it blames, if it can name one, as the layers above count ranks.
+        blamed: Option<Rank>,
         /// Its own words: the first cause.
         cause: String,
     },
@@ -115,7 +117,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::PeerGone { peer, how } => write!(f, "rank {peer} is gone ({how})"),
-            Error::PeerAborted { peer: _, cause } | Error::Interrupted { peer: _, cause } => f.write_str(cause),
+            Error::PeerAborted { cause, .. } | Error::Interrupted { peer: _, cause } => f.write_str(cause),
             Error::Garbled { peer, what } => write!(f, "rank {peer} sent something unexpected: {what}"),
             Error::Disagree { peer, operation, ours, theirs } => write!(
                 f,

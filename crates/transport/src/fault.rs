@@ -349,8 +349,8 @@ impl Control for FaultyControl {
         self.forward(|control| control.send(message))
     }
 
-    fn send_abort(&mut self, cause: &str) -> Result<()> {
-        self.forward(|control| control.send_abort(cause))
+    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()> {
+        self.forward(|control| control.send_abort(blamed, cause))
     }
 
     fn flush(&mut self) -> Result<Progress> {

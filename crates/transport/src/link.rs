@@ -15,6 +15,8 @@
 //! [`Control`] carries whole small messages beside the frames. It is also the life-line: when the peer dies, `recv`
 //! says so, whatever the link for data is made of.
 
+use farandole_plan::Rank;
+
 use crate::error::Result;
 
 /// Which operation of the group, and which step of it, a frame belongs to.
@@ -100,8 +102,8 @@ pub trait Control: Send {
     fn send(&mut self, message: &[u8]) -> Result<()>;
 
     /// Queues the last word of a rank that gives up: the peer's `recv` fails with [`crate::Error::PeerAborted`] and this
-    /// cause as soon as it has taken the messages before it.
-    fn send_abort(&mut self, cause: &str) -> Result<()>;
+    /// cause as soon as it has taken the messages before it. `blamed` is the rank that is to blame, if one can be named.
+    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()>;
 
     /// Moves queued messages on.
     fn flush(&mut self) -> Result<Progress>;

@@ -93,10 +93,11 @@ impl Mesh {
         Mesh { me, topology, peers: peers.into_iter().map(|peer| peer.map(&mut wrap)).collect(), windows }
     }
 
-    /// Tells all peers why this rank gives up. Peers that cannot be told any more will notice by themselves.
-    pub fn abort(&mut self, cause: &str) {
+    /// Tells all peers why this rank gives up, and who is to blame if one can be named. Peers that cannot be told any more will
+    /// notice by themselves.
+    pub fn abort(&mut self, blamed: Option<Rank>, cause: &str) {
         for peer in self.peers_mut() {
-            let _ = peer.control.send_abort(cause);
+            let _ = peer.control.send_abort(blamed, cause);
         }
     }
 

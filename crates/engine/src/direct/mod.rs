@@ -350,7 +350,12 @@ impl Communicator {
             Cause::PeerAborted { cause, .. } => cause.clone(),
             other => format!("{other}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),
         };
-        self.end(error.peer(), began, what)
+        let rank = match &error {
+            // Whoever tells of a failure is to blame only if it can name nobody else.
+            Cause::PeerAborted { peer, blamed, .. } => blamed.or(Some(*peer)),
+            other => other.peer(),
+        };
+        self.end(rank, began, what)
     }
 
     /// The alarm has rung while an operation is under way.
@@ -363,7 +368,7 @@ impl Communicator {
     /// Remembers a failure and tells the peers.
     fn end(&mut self, rank: Option<Rank>, began: Option<Instant>, what: String) -> Error {
         let elapsed = began.map(|began| began.elapsed());
-        self.mesh.abort(&what);
+        self.mesh.abort(rank, &what);
         self.journal.trouble(&what);
         let failure = Arc::new(Failure { what, rank, tensor: None, elapsed, orderly: false });
         self.failure = Some(Arc::clone(&failure));
@@ -378,7 +383,7 @@ impl Drop for Communicator {
             return;
         }
         if let Some(verdict) = self.alarm.verdict() {
-            return self.mesh.abort(&verdict.cause);
+            return self.mesh.abort(verdict.peer, &verdict.cause);
         }
         let message = goodbye::encode(self.operation);
         for peer in self.mesh.peers_mut() {

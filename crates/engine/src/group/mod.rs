@@ -461,7 +461,8 @@ impl Group {
         self.state = State::Ended(around.now + LINGER);
         self.job = None;
         around.roster.end(self.id(), error);
-        self.mesh.abort(&error.to_string());
+        let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
+        self.mesh.abort(blamed, &error.to_string());
         self.unflushed = true;
         for pending in self.table.take_all() {
             self.diary.failed(&pending, around.now);

@@ -43,8 +43,9 @@ impl Group {
             Trouble::Transport(error) => {
                 let error = self.mesh.first_cause(error, waiter, CAUSE_PATIENCE);
                 let rank = error.peer().map(|peer| self.settings.ranks[peer.index()]);
-                if let TransportError::PeerAborted { cause, .. } = error {
-                    return self.failure(cause, rank, now);
+                // Whoever tells of a failure is to blame only if it can name nobody else.
+                if let TransportError::PeerAborted { blamed, cause, .. } = error {
+                    return self.failure(cause, blamed.or(rank), now);
                 }
                 (in_words(&error, rank, &self.settings.hosts), rank)
             }

@@ -23,6 +23,9 @@ const PREFIX_BYTES: usize = 5;
 const KIND_MESSAGE: u8 = 0;
 const KIND_ABORT: u8 = 1;
 
+/// Stands in an abort where no rank is blamed.
+const NOBODY: u32 = u32::MAX;
+
 /// Causes longer than this are cut: they are for people.
 const CAUSE_LIMIT_BYTES: usize = 64 << 10;
 
@@ -47,7 +50,7 @@ pub struct StreamControl<C> {
 #[derive(Clone, Debug)]
 enum End {
     Gone(String),
-    Aborted(String),
+    Aborted { blamed: Option<Rank>, cause: String },
     Garbled(String),
 }
 
@@ -74,7 +77,7 @@ impl<C: Connection> StreamControl<C> {
         }
         let body = waiting[PREFIX_BYTES..].get(..length)?;
         if kind == KIND_ABORT {
-            self.end = Some(End::Aborted(String::from_utf8_lossy(body).into_owned()));
+            self.end = Some(last_words(body));
             return None;
         }
         let message = body.to_vec();
@@ -116,10 +119,19 @@ impl<C: Connection> StreamControl<C> {
         let peer = self.peer;
         self.end.clone().map(|end| match end {
             End::Gone(how) => Error::PeerGone { peer, how },
-            End::Aborted(cause) => Error::PeerAborted { peer, cause },
+            End::Aborted { blamed, cause } => Error::PeerAborted { peer, blamed, cause },
             End::Garbled(what) => Error::Garbled { peer, what },
         })
     }
+}
+
+/// What an abort says: the rank that is blamed, in four bytes, and the cause.
+fn last_words(body: &[u8]) -> End {
+    let Some((blamed, cause)) = body.split_first_chunk::<4>() else {
+        return End::Garbled(format!("an abort of {} bytes", body.len()));
+    };
+    let blamed = Some(u32::from_le_bytes(*blamed)).filter(|&rank| rank != NOBODY).map(Rank);
+    End::Aborted { blamed, cause: String::from_utf8_lossy(cause).into_owned() }
 }
 
 impl<C: Connection> Control for StreamControl<C> {
@@ -132,12 +144,14 @@ impl<C: Connection> Control for StreamControl<C> {
         self.flush().map(|_| ())
     }
 
-    fn send_abort(&mut self, cause: &str) -> Result<()> {
+    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()> {
         let mut end = cause.len().min(CAUSE_LIMIT_BYTES);
         while !cause.is_char_boundary(end) {
             end -= 1;
         }
-        self.queue(KIND_ABORT, &cause.as_bytes()[..end]);
+        let mut body = blamed.map_or(NOBODY, |rank| rank.0).to_le_bytes().to_vec();
+        body.extend_from_slice(&cause.as_bytes()[..end]);
+        self.queue(KIND_ABORT, &body);
         self.flush().map(|_| ())
     }
 
