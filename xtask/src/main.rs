@@ -24,6 +24,7 @@ mod startup;
 mod tally;
 mod tidy;
 mod tools;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -37,7 +38,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 18] = [
+const CHORES: [Chore; 19] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -56,6 +57,7 @@ const CHORES: [Chore; 18] = [
         summary: "build the Python module and test it [--build-only] [--release] [-k EXPR]",
         run: python::run,
     },
+    Chore { name: "wheel", summary: "build the wheels into dist/ and try them out", run: wheel::run },
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
     Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
     Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },

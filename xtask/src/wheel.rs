@@ -1,0 +1,176 @@
+//! The wheels: built into `dist/`, checked, and tried in an environment that has nothing else.
+//!
+//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and not a script, because it
+//! starts itself again on every host of a job. `horovod` is the alias, Python alone. Both parts in Rust are built in release and
+//! stripped. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol of the C library which
+//! the command asks for. That look is taken here; maturin looks into the module, and refuses to give a tag that is too old for it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::python::{self, python};
+use crate::shell::{Shell, root};
+use crate::tally::Tally;
+use crate::{no_words, tools};
+
+/// Minor versions of glibc 2 for which there is a manylinux policy, oldest first. Newer ones get a policy when a distribution of theirs
+/// is widespread.
+const POLICIES: [u32; 9] = [17, 24, 27, 28, 31, 34, 35, 36, 39];
+
+/// No wheel may be larger. It is downloaded by every host of a cluster.
+const LIMIT_BYTES: u64 = 20_000_000;
+
+/// How long the trial job may take, in seconds.
+const TRIAL_DEADLINE: &str = "180";
+
+/// The script of the trial: it needs the command, the module and the front end of PyTorch.
+const TRIAL: &str = "examples/python/pytorch_mnist.py";
+
+/// `cargo xtask wheel`.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    no_words("wheel", words)?;
+    let wheels = build()?;
+    try_out(&wheels)?;
+    println!("\nthe wheels work in an environment of their own:");
+    wheels.iter().for_each(|wheel| println!("  {}", wheel.display()));
+    Ok(())
+}
+
+/// The leg of continuous integration.
+pub(crate) fn check() -> Result<Tally> {
+    try_out(&build()?)?;
+    Ok(Tally::default())
+}
+
+/// Builds both wheels and looks at what is in them.
+fn build() -> Result<Vec<PathBuf>> {
+    python::make_environment()?;
+    let dist = root().join("dist");
+    if dist.exists() {
+        std::fs::remove_dir_all(&dist).with_context(|| format!("emptying {}", dist.display()))?;
+    }
+    Shell::cargo(&["build", "--release", "--package", "farandole-cli", "--bin", "farandole"]).run()?;
+    let command = tools::target_dir().join("release/farandole");
+    let newest = newest_glibc(&command)?;
+    let policy = policy(newest)?;
+    pack_command(&command)?;
+    let maturin = python().with_file_name("maturin");
+    let words = ["build", "--release", "--strip", "--locked", "--manifest-path", "bindings/python/Cargo.toml", "--out"];
+    let tag = format!("manylinux_2_{policy}");
+    Shell::new(maturin).words(&words).words(&[&text(&dist)?, "--compatibility", &tag]).run()?;
+    let alias = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"];
+    Shell::new(python()).words(&alias).words(&["--wheel-dir", &text(&dist)?, "./bindings/horovod"]).run()?;
+    let ours = the_wheel(&dist, "farandole-")?;
+    look_into(&ours, &tag)?;
+    println!("glibc 2.{newest} and later: {tag}");
+    Ok(vec![ours, the_wheel(&dist, "horovod-")?])
+}
+
+/// Puts the command where maturin takes it from.
+fn pack_command(command: &Path) -> Result<()> {
+    let folder = root().join("bindings/python/farandole.data/scripts");
+    std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let stripped = text(&folder.join("farandole"))?;
+    Shell::new("strip").words(&["-o", &stripped, &text(command)?]).run().map(drop)
+}
+
+/// What must be in the wheel of `farandole`, and what it may be called and weigh.
+fn look_into(wheel: &Path, tag: &str) -> Result<()> {
+    let name = text(wheel)?;
+    if !name.contains("-cp310-abi3-") || !name.contains(tag) {
+        bail!("{name} should be for every Python from 3.10 on and say {tag}");
+    }
+    let bytes = std::fs::metadata(wheel)?.len();
+    if bytes >= LIMIT_BYTES {
+        bail!("{name} has {bytes} bytes; the limit is {LIMIT_BYTES}");
+    }
+    println!("{name}: {:.1} MB", bytes as f64 / 1e6);
+    let list = Shell::new(python()).words(&["-m", "zipfile", "--list", &name]).read()?;
+    let files: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let wanted = ["/scripts/farandole", "farandole/_native.abi3.so", "farandole/py.typed", "farandole/_native.pyi"];
+    for wanted in wanted.into_iter().chain(["farandole/_alias/horovod/__init__.py", "farandole/torch/__init__.py"]) {
+        if files.iter().filter(|file| file.ends_with(wanted)).count() != 1 {
+            bail!("{name} should have one {wanted}; it has:\n{list}");
+        }
+    }
+    if let Some(stray) = files.iter().find(|file| file.contains("__pycache__") || file.contains("tests/")) {
+        bail!("{name} should not have {stray}");
+    }
+    Ok(())
+}
+
+/// Installs the wheels into an empty environment and trains a small model on two ranks with nothing else on the path: no Rust, no
+/// compiler, no tools. PyTorch is not installed a second time, it has gigabytes; a `.pth` file adds the folder of `.venv`, in which
+/// there is no farandole, behind the environment's own.
+fn try_out(wheels: &[PathBuf]) -> Result<()> {
+    let trial = tools::target_dir().join("wheel-trial");
+    if trial.exists() {
+        std::fs::remove_dir_all(&trial).with_context(|| format!("removing {}", trial.display()))?;
+    }
+    Shell::new(python()).words(&["-m", "venv", &text(&trial)?]).run()?;
+    let (bin, interpreter) = (text(&trial.join("bin"))?, text(&trial.join("bin/python"))?);
+    let wheels = wheels.iter().map(|wheel| text(wheel)).collect::<Result<Vec<_>>>()?;
+    let wheels: Vec<&str> = wheels.iter().map(String::as_str).collect();
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
+    Shell::new(&interpreter).words(&install).words(&wheels).env("PATH", &bin).run()?;
+    let where_packages_are = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
+    let own = Shell::new(&interpreter).words(&where_packages_are).read()?;
+    let others = Shell::new(python()).words(&where_packages_are).read()?;
+    std::fs::write(Path::new(own.trim()).join("behind.pth"), others).context("adding the folder of PyTorch")?;
+    let job =
+        [TRIAL_DEADLINE, "env", &format!("PATH={bin}"), "farandole", "run", "-np", "2", "python", TRIAL, "--short"];
+    Shell::new("timeout").words(&["--kill-after=10"]).words(&job).env("OMP_NUM_THREADS", "1").run().map(drop)
+}
+
+/// The minor version of glibc 2 that a file asks for: the newest among its symbols.
+fn newest_glibc(file: &Path) -> Result<u32> {
+    let symbols = Shell::new("objdump").words(&["--dynamic-syms", &text(file)?]).read()?;
+    newest_in(&symbols).with_context(|| format!("{} asks for no symbol of the C library", file.display()))
+}
+
+fn newest_in(symbols: &str) -> Option<u32> {
+    let versions = symbols.split("GLIBC_2.").skip(1);
+    versions.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).max()
+}
+
+fn policy(newest: u32) -> Result<u32> {
+    let fits = POLICIES.into_iter().find(|&policy| policy >= newest);
+    fits.with_context(|| format!("there is no manylinux policy for glibc 2.{newest}; build on an older system"))
+}
+
+/// The one wheel in a folder whose name begins like this.
+fn the_wheel(dist: &Path, begin: &str) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(dist).with_context(|| format!("reading {}", dist.display()))?;
+    let mut found = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with(begin) && name.ends_with(".whl")
+    });
+    match (found.next(), found.next()) {
+        (Some(wheel), None) => Ok(wheel),
+        _ => bail!("there should be exactly one {begin}*.whl in {}", dist.display()),
+    }
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_symbol_counts() {
+        let symbols = "0  DF *UND* 0 (GLIBC_2.2.5) read\n0  DF *UND* 0 (GLIBC_2.34) pthread_create\n0 (GLIBC_2.9) x\n";
+        assert_eq!(newest_in(symbols), Some(34));
+        assert_eq!(newest_in("nothing"), None);
+    }
+
+    #[test]
+    fn the_oldest_policy_that_fits_is_taken() {
+        assert_eq!(policy(17).unwrap(), 17);
+        assert_eq!(policy(29).unwrap(), 31);
+        assert!(policy(99).unwrap_err().to_string().contains("older system"));
+    }
+}
