@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::{deny, memcheck, model, no_words, peers, python, tidy, tools};
+use crate::{deny, memcheck, model, no_words, peers, python, tidy, tools, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, and what it does.
 struct Leg {
@@ -19,7 +19,7 @@ struct Leg {
 }
 
 /// All legs. Cheap and likely to fail comes first.
-const LEGS: [Leg; 12] = [
+const LEGS: [Leg; 13] = [
     Leg { heading: "tools", chore: "ci", run: install_tools },
     Leg { heading: "format", chore: "fmt", run: check_format },
     Leg { heading: "clippy", chore: "clippy", run: lint },
@@ -27,6 +27,7 @@ const LEGS: [Leg; 12] = [
     Leg { heading: "tests", chore: "test", run: run_tests },
     Leg { heading: "doctests", chore: "test", run: run_doctests },
     Leg { heading: "Python", chore: "python", run: python::check },
+    Leg { heading: "wheels", chore: "wheel", run: wheel::check },
     Leg { heading: "tests on the portable path", chore: "ci", run: run_portable_tests },
     Leg { heading: "documents", chore: "doc", run: build_documents },
     Leg { heading: "licences and sources of dependencies", chore: "deny", run: deny::check },

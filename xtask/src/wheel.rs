@@ -27,6 +27,9 @@ const TRIAL_DEADLINE: &str = "180";
 /// The script of the trial: it needs the command, the module and the front end of PyTorch.
 const TRIAL: &str = "examples/python/pytorch_mnist.py";
 
+/// What the alias must be good for.
+const ALIAS_TRIAL: &str = "import horovod.torch as hvd; hvd.init(); assert (hvd.rank(), hvd.size()) == (0, 1)";
+
 /// `cargo xtask wheel`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("wheel", words)?;
@@ -118,6 +121,7 @@ fn try_out(wheels: &[PathBuf]) -> Result<()> {
     let own = Shell::new(&interpreter).words(&where_packages_are).read()?;
     let others = Shell::new(python()).words(&where_packages_are).read()?;
     std::fs::write(Path::new(own.trim()).join("behind.pth"), others).context("adding the folder of PyTorch")?;
+    Shell::new(&interpreter).words(&["-c", ALIAS_TRIAL]).env("PATH", &bin).run()?;
     let job =
         [TRIAL_DEADLINE, "env", &format!("PATH={bin}"), "farandole", "run", "-np", "2", "python", TRIAL, "--short"];
     Shell::new("timeout").words(&["--kill-after=10"]).words(&job).env("OMP_NUM_THREADS", "1").run().map(drop)

@@ -86,6 +86,26 @@ def allreduce(
 def allreduce_many(requests: Iterable[tuple[Any, ...]]) -> list[Handle]:
     """Tuples of allreduce's arguments."""
 
+class Bundle:
+    """Allreduces that were handed in together and are waited for together."""
+
+    def poll(self) -> bool:
+        """Whether all are done, well or not."""
+    def wait(self) -> None:
+        """Waits until all are done; the first that went wrong raises. Ctrl-C ends the wait, not the requests."""
+    def __len__(self) -> int: ...
+
+def allreduce_bundle(
+    tensors: Iterable[tuple[str, int, Sequence[int], int, object]],
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+    batch: str | None,
+) -> Bundle:
+    """Many tensors in place and on the same terms, each a tuple of name, address, shape, element type and owner. The quickest way for
+    gradients: no object is made for each. batch: a name that is the same on all ranks; they run together or not at all."""
+
 def broadcast(
     name: str,
     address: int,

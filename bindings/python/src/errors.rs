@@ -4,9 +4,13 @@
 //! the job, is a [`HorovodInternalError`] with the engine's text, which names the first cause. Where scripts look for the beginning
 //! of one of Horovod's texts, ours begins with it.
 
+use std::sync::Weak;
+
 use farandole::{EngineError, Error};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+
+use crate::world::Job;
 
 pyo3::create_exception!(
     farandole.exceptions,
@@ -34,6 +38,14 @@ pub(crate) fn raised(error: Error) -> PyErr {
         Error::Engine(error) => of_engine(error),
         Error::WrongElement => PyValueError::new_err(error.to_string()),
         other => HorovodInternalError::new_err(other.to_string()),
+    }
+}
+
+/// The exception for an error of a request, of which whoever keeps the job together is told, if the job is still the same.
+pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
+    match job.upgrade() {
+        Some(job) => raised(job.world.report(error)),
+        None => of_engine(error),
     }
 }
 

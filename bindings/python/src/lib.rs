@@ -2,7 +2,8 @@
 //!
 //! It has no idea of any framework. Tensors come as address, shape, element type and owner; what a call means, and which names
 //! Horovod has for it, is said in the Python package beside this crate. One gradient's way: `request` (arguments) → `region` (memory
-//! and what keeps it alive) → the engine → `handle` (waiting) → `result`.
+//! and what keeps it alive) → the engine → `waiting` → `handle` → `result`; many gradients at once take
+//! `bundle` instead.
 //!
 //! What holds everywhere: a process is at most one rank (`world`); whoever waits for anything has released the
 //! interpreter's lock; a lock of ours is never held while Python code may run. Unsafe code is in `region`, which lends memory, and
@@ -13,6 +14,7 @@
 
 #![deny(unsafe_code)]
 
+mod bundle;
 mod dlpack;
 mod errors;
 mod handle;
@@ -20,6 +22,7 @@ mod records;
 mod region;
 mod request;
 mod result;
+mod waiting;
 mod world;
 
 use pyo3::prelude::*;
@@ -27,6 +30,8 @@ use pyo3::prelude::*;
 /// The engine behind farandole's Python front ends.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::bundle::{Bundle, allreduce_bundle};
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

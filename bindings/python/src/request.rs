@@ -20,16 +20,16 @@ use crate::world::{self, Job};
 const ALLREDUCE_WORDS: usize = 12;
 
 /// A tensor as Python describes it.
-struct Tensor<'a, 'py> {
-    address: usize,
-    shape: &'a Bound<'py, PyAny>,
-    dtype: u8,
-    owner: &'a Bound<'py, PyAny>,
+pub(crate) struct Tensor<'a, 'py> {
+    pub(crate) address: usize,
+    pub(crate) shape: &'a Bound<'py, PyAny>,
+    pub(crate) dtype: u8,
+    pub(crate) owner: &'a Bound<'py, PyAny>,
 }
 
 impl Tensor<'_, '_> {
     /// What it is, how large it is, and its memory on loan.
-    fn lend(&self) -> PyResult<(Vec<u64>, Dtype, Region)> {
+    pub(crate) fn lend(&self) -> PyResult<(Vec<u64>, Dtype, Region)> {
         let shape = read_shape(self.shape)?;
         let dtype = Dtype::from_wire(self.dtype)
             .ok_or_else(|| PyValueError::new_err(format!("there is no element type with the number {}", self.dtype)))?;
@@ -82,10 +82,10 @@ fn read_allreduce(words: &Bound<'_, PyAny>) -> PyResult<Submission> {
         let what = format!("allreduce has {ALLREDUCE_WORDS} arguments, a tuple has {}", words.len());
         return Err(PyTypeError::new_err(what));
     }
-    let word = |index: usize| words.get_item(index);
+    let word = |index: usize| words.get_borrowed_item(index);
     let (name, batch) = (word(0)?, word(9)?);
-    let tensor =
-        Tensor { address: word(1)?.extract()?, shape: &word(2)?, dtype: word(3)?.extract()?, owner: &word(4)? };
+    let (shape, owner) = (word(2)?, word(4)?);
+    let tensor = Tensor { address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
     let (shape, dtype, input) = tensor.lend()?;
     let (prescale, postscale) = (word(6)?.extract()?, word(7)?.extract()?);
     let collective = Collective::Allreduce { op: read_op(word(5)?.extract()?)?, prescale, postscale };
@@ -202,7 +202,7 @@ fn submit(job: &Arc<Job>, submission: Submission, whose: Whose) -> PyResult<Hand
     }
 }
 
-fn request(name: &str, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
+pub(crate) fn request(name: &str, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
     Request { name: name.into(), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 }
 }
 
@@ -215,7 +215,7 @@ fn read_batch(batch: Option<(&str, u32)>) -> Option<Batch> {
     batch.map(|(name, members)| Batch { name: name.into(), members })
 }
 
-fn read_op(op: u8) -> PyResult<ReduceOp> {
+pub(crate) fn read_op(op: u8) -> PyResult<ReduceOp> {
     ReduceOp::from_wire(op)
         .ok_or_else(|| PyValueError::new_err(format!("there is no reduction operation with the number {op}")))
 }

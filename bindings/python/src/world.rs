@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
-use crate::handle::let_waiting_threads_return;
 use crate::request::read_group;
+use crate::waiting::let_waiting_threads_return;
 
 /// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force. Such calls
 /// take milliseconds where all ranks make them.
