@@ -8,6 +8,7 @@ mod calibrate;
 mod doctor;
 mod key;
 mod peer;
+mod report;
 mod run;
 
 use std::ffi::OsString;
@@ -24,6 +25,8 @@ use calibrate::CalibrateArgs;
 use doctor::DoctorArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
+use report::ReportArgs;
+use report::profile::ProfileArgs;
 use run::RunArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
@@ -46,6 +49,10 @@ enum Command {
     Key,
 
     Doctor(Box<DoctorArgs>),
+
+    Report(ReportArgs),
+
+    Profile(ProfileArgs),
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -115,6 +122,8 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => return run::run(&args),
         Command::Key => key::run()?,
+        Command::Report(args) => return report::run(&args),
+        Command::Profile(args) => report::profile::run(&args)?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
         Command::Bench(args) => bench::run(&args)?,

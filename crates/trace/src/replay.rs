@@ -39,7 +39,7 @@ pub enum Change {
     NoPacking,
     /// Transfer takes this many times as long.
     Transfer(f64),
-    /// Work takes this many times as long.
+    /// Work takes this many times as long, and waiting for its input as well: batches are so much larger.
     Work(f64),
 }
 
@@ -309,6 +309,7 @@ impl<'a> Pace<'a> {
             Activity::Input if self.has(&Change::NoInputWait) => 0.0,
             Activity::Checkpoint if self.has(&Change::NoCheckpoint) => 0.0,
             Activity::Compute if sole.is_none() => self.work[rank][leg],
+            Activity::Input if sole.is_none() => overall_work(self.changes),
             _ => 1.0,
         }
     }
@@ -342,6 +343,11 @@ fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f
         }
     }
     factors
+}
+
+/// By how much batches are larger.
+fn overall_work(changes: &[Change]) -> f64 {
+    changes.iter().map(|change| if let Change::Work(factor) = change { *factor } else { 1.0 }).product()
 }
 
 fn work_by_leg(history: &History, legs: &Legs, rank: usize) -> Vec<u64> {

@@ -239,17 +239,24 @@ impl<'a> Asking<'a> {
         pieces: &mut Vec<Piece>,
     ) {
         let blame = self.blame(rank, last, number, from_ns);
+        // What the last rank did between two blocked times is one whole, to be divided among the causes once.
+        let mut own: Option<(Activity, u64, u64)> = None;
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
             let span = (stretch.from_ns, stretch.to_ns);
+            if matches!(stretch.activity, Activity::Compute | Activity::Input | Activity::Checkpoint) {
+                own = Some(own.map_or((stretch.activity, span.0, span.1), |(first, begins, _)| (first, begins, span.1)));
+                continue;
+            }
+            if let Some((activity, begins, ends)) = own.take() {
+                blame.spread(activity, (begins, ends), pieces);
+            }
             match stretch.activity {
                 Activity::Blocked(Some(operation)) => self.waits(last, operation, span, depth + 1, pieces),
-                Activity::NotBegun | Activity::Ended | Activity::Blocked(None) => {
-                    pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) });
-                }
-                Activity::Compute | Activity::Input | Activity::Checkpoint => {
-                    blame.spread(stretch.activity, span, pieces);
-                }
+                _ => pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) }),
             }
+        }
+        if let Some((activity, begins, ends)) = own {
+            blame.spread(activity, (begins, ends), pieces);
         }
     }
 

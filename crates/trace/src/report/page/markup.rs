@@ -14,7 +14,8 @@ pub(super) fn escaped(text: &str) -> String {
             character => safe.push(character),
         }
     }
-    safe
+    // A number and its sign stay on one line.
+    safe.replace(" %", "\u{a0}%")
 }
 
 /// A rectangle of a picture; places and sizes in percent of it, so that it fits any width.

@@ -152,10 +152,13 @@ fn strip_rects(strip: &[Piece], end_ns: u64) -> String {
     rects
 }
 
-/// Times below the pictures.
+/// Times below the pictures, in the unit that suits the last.
 fn axis(end_ns: u64) -> String {
-    let ticks: String = (0..=4).map(|quarter| format!("<span>{}</span>", time_text(end_ns / 4 * quarter))).collect();
-    format!(
-        "<div class=\"row\"><span class=\"name\"></span><div class=\"axis\">{ticks}</div><span class=\"number\"></span></div>\n"
-    )
+    let (unit_ns, unit) = if end_ns >= 1_000_000_000 { (1e9, "s") } else { (1e6, "ms") };
+    let tick = |quarter: u64| match quarter {
+        0 => "<span>0</span>".to_owned(),
+        _ => format!("<span>{:.2} {unit}</span>", end_ns as f64 * quarter as f64 / 4.0 / unit_ns),
+    };
+    let ticks: String = (0..=4).map(tick).collect();
+    format!("<div class=\"row\"><span class=\"name\"></span><div class=\"axis\">{ticks}</div><span class=\"number\"></span></div>\n")
 }
