@@ -91,7 +91,8 @@ impl Engine {
         let alarm = Alarm::new(waiter.bell());
         let driver =
             Driver::new(world, start.instant, Arc::clone(&roster), Arc::clone(&waiter), alarm.clone(), on_stall);
-        let shared = Arc::new(Shared { baton: Baton::new(driver, waiter, spin), roster, fork });
+        let baton = Baton::new(driver, waiter, spin);
+        let shared = Arc::new(Shared { baton, roster, fork, recorder: Arc::clone(&recorder) });
         let worker = std::thread::Builder::new()
             .name(format!("farandole-{rank}"))
             .spawn({
@@ -211,7 +212,7 @@ impl Engine {
         let promise = Arc::new(Slot::new());
         let pending = Pending { name: Arc::clone(&name), mark, promise: Arc::clone(&promise), input, output };
         let after = self.shared.baton.push(Order::Submit { group, request, pending }, push);
-        Ok((Ticket { name, promise, shared: Arc::clone(&self.shared) }, after))
+        Ok((Ticket { name, name_id, promise, shared: Arc::clone(&self.shared) }, after))
     }
 
     /// Makes a group of these world ranks. All ranks of the world call this, members or not, with the same ranks and

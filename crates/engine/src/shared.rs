@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
 
 use crate::baton::Baton;
@@ -13,6 +14,8 @@ pub(crate) struct Shared {
     pub(crate) baton: Baton,
     pub(crate) roster: Arc<Roster>,
     pub(crate) fork: ForkGuard,
+    /// Where threads that wait for their tickets say so.
+    pub(crate) recorder: Arc<Recorder>,
 }
 
 impl Shared {

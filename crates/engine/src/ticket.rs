@@ -7,6 +7,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farandole_trace::Event;
+use farandole_trace::clock::now_ns;
+use farandole_trace::event::NameId;
+
 use crate::completion::Slot;
 use crate::error::{Error, Result};
 use crate::intake::After;
@@ -20,6 +24,8 @@ pub(crate) type Promise = Slot<std::result::Result<Outcome, Box<Returned>>>;
 #[must_use = "a ticket that is dropped gives its result up"]
 pub struct Ticket {
     pub(crate) name: Arc<str>,
+    /// The name's number in the recorder.
+    pub(crate) name_id: NameId,
     pub(crate) promise: Arc<Promise>,
     pub(crate) shared: Arc<Shared>,
 }
@@ -53,7 +59,7 @@ impl Ticket {
         self.shared.check_fork()?;
         let begun = Instant::now();
         let deadline = begun.checked_add(at_most);
-        if self.shared.baton.wait(&self.promise, deadline, After::Nothing) {
+        if self.wait_recorded(deadline, After::Nothing) {
             return Ok(self.take()?);
         }
         Err(Error::TimedOut { name: Arc::clone(&self.name), waited: begun.elapsed() })
@@ -77,15 +83,27 @@ impl Ticket {
     /// As [`Ticket::wait`].
     pub fn wait_returning(self) -> std::result::Result<Outcome, Box<Returned>> {
         self.shared.check_fork().map_err(Returned::without_memory)?;
-        self.shared.baton.wait(&self.promise, None, After::Nothing);
+        self.wait_recorded(None, After::Nothing);
         self.take()
     }
 
     /// Waits after a push that did not ring.
     pub(crate) fn wait_after(self, after: After) -> Result<Outcome> {
         self.shared.check_fork()?;
-        self.shared.baton.wait(&self.promise, None, after);
+        self.wait_recorded(None, after);
         Ok(self.take()?)
+    }
+
+    /// Waits as the baton does, and leaves a record of it if there was something to wait for.
+    fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
+        let recorder = &self.shared.recorder;
+        if !recorder.is_on() || (after == After::Nothing && self.is_done()) {
+            return self.shared.baton.wait(&self.promise, deadline, after);
+        }
+        let since_ns = now_ns();
+        let done = self.shared.baton.wait(&self.promise, deadline, after);
+        recorder.mark(Event::Waited { name: self.name_id, since_ns });
+        done
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {
@@ -108,7 +126,7 @@ pub fn wait_all(tickets: impl IntoIterator<Item = Ticket>) -> Vec<Result<Outcome
     if let Some(last) = tickets.last()
         && last.shared.check_fork().is_ok()
     {
-        last.shared.baton.wait(&last.promise, None, After::Nothing);
+        last.wait_recorded(None, After::Nothing);
     }
     outcomes.extend(tickets.into_iter().map(Ticket::wait));
     outcomes

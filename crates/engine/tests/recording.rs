@@ -126,6 +126,29 @@ fn a_rank_that_comes_late_is_seen_on_the_common_clock() {
 }
 
 #[test]
+fn a_thread_that_waits_for_its_result_says_since_when() {
+    const LATE: Duration = Duration::from_millis(100);
+    let traces = ranks(2, Transport::Shm, |engine| {
+        if engine.rank() == Rank(1) {
+            std::thread::sleep(LATE);
+        }
+        let ticket = engine.submit(sum("w", vec![1_f32; 10])).unwrap();
+        ticket.wait().unwrap();
+        engine.recorder().snapshot("test")
+    });
+    let name = traces[0].names.find("w").unwrap();
+    let waited: u64 = traces[0]
+        .records
+        .iter()
+        .filter_map(|record| match record.event {
+            Event::Waited { name: of, since_ns } if of == name => Some(record.time_ns - since_ns),
+            _ => None,
+        })
+        .sum();
+    assert!(waited >= LATE.as_nanos() as u64 * 8 / 10, "{waited}");
+}
+
+#[test]
 fn a_recorder_of_no_records_records_nothing() {
     let off = Config { recorder_records: 0, ..config() };
     let traces = ranks_with(2, Transport::Memory, off, |engine| {

@@ -39,8 +39,9 @@ pub enum Change {
     NoPacking,
     /// Transfer takes this many times as long.
     Transfer(f64),
-    /// Work takes this many times as long, and waiting for its input as well: batches are so much larger.
-    Work(f64),
+    /// Batches are this many times as large: between two exchanges everything takes so much longer. (Also what happens once in an epoch:
+    /// so many more epochs are played.)
+    Larger(f64),
 }
 
 /// The changes that make a network ideal: an operation is done as soon as the last rank has come.
@@ -302,15 +303,14 @@ impl<'a> Pace<'a> {
                 return 0.0;
             }
             if self.has(&Change::Shared(name.to_owned())) {
-                return 1.0 / history.size() as f64;
+                return larger(self.changes) / history.size() as f64;
             }
         }
         match activity {
             Activity::Input if self.has(&Change::NoInputWait) => 0.0,
             Activity::Checkpoint if self.has(&Change::NoCheckpoint) => 0.0,
             Activity::Compute if sole.is_none() => self.work[rank][leg],
-            Activity::Input if sole.is_none() => overall_work(self.changes),
-            _ => 1.0,
+            _ => larger(self.changes),
         }
     }
 }
@@ -318,9 +318,7 @@ impl<'a> Pace<'a> {
 /// By how much the work of each rank in each leg is slower or faster. Phases that only some ranks have do not count as work here: they
 /// are not what ranks do side by side.
 fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f64>> {
-    let overall: f64 =
-        changes.iter().map(|change| if let Change::Work(factor) = change { *factor } else { 1.0 }).product();
-    let mut factors = vec![vec![overall; legs.count()]; history.size()];
+    let mut factors = vec![vec![larger(changes); legs.count()]; history.size()];
     let balanced = changes.contains(&Change::Balanced);
     let prompt = |rank| changes.contains(&Change::NotLate(rank));
     if history.size() < 2 || !(balanced || (0..history.size()).any(prompt)) {
@@ -346,8 +344,8 @@ fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f
 }
 
 /// By how much batches are larger.
-fn overall_work(changes: &[Change]) -> f64 {
-    changes.iter().map(|change| if let Change::Work(factor) = change { *factor } else { 1.0 }).product()
+fn larger(changes: &[Change]) -> f64 {
+    changes.iter().map(|change| if let Change::Larger(factor) = change { *factor } else { 1.0 }).product()
 }
 
 fn work_by_leg(history: &History, legs: &Legs, rank: usize) -> Vec<u64> {

@@ -100,6 +100,21 @@ fn a_direct_call_blocks_its_thread() {
 }
 
 #[test]
+fn a_rank_without_a_record_of_a_call_that_another_waited_in_came_last() {
+    let mut traces = vec![trace(0, 2), trace(1, 2)];
+    let (group, operation) = (Group::DIRECT, Operation(7));
+    let (collective, dtype) = (Collective::Allreduce, Dtype::F32);
+    traces[0].push(0, PROGRAM, Event::Epoch { number: 0 });
+    traces[0].push(10, PROGRAM, Event::Started { group, operation, collective, dtype, requests: 0, bytes: 8 });
+    traces[0].push(60, PROGRAM, Event::Finished { group, operation });
+    traces[1].push(0, PROGRAM, Event::Epoch { number: 0 });
+    traces[1].push(60, PROGRAM, Event::Epoch { number: 1 });
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    let split = Split::of(&history);
+    assert_eq!((history.check(), history.operations.len(), split.lost_ns("late")), (Ok(()), 1, 50));
+}
+
+#[test]
 fn an_operation_that_was_given_up_does_not_count() {
     let mut traces = job(0);
     let (group, operation) = (Group::WORLD, Operation(1));

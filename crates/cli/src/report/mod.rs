@@ -68,8 +68,13 @@ pub(crate) struct Floor {
 }
 
 /// Names that `--fail-below` knows.
-const NAMES: [&str; 5] =
-    ["parallel-efficiency", "load-balance", "communication-efficiency", "serialisation-efficiency", "transfer-efficiency"];
+const NAMES: [&str; 5] = [
+    "parallel-efficiency",
+    "load-balance",
+    "communication-efficiency",
+    "serialisation-efficiency",
+    "transfer-efficiency",
+];
 
 fn floor(word: &str) -> std::result::Result<Floor, String> {
     let (name, value) = word.split_once('=').ok_or("write NAME=VALUE, such as parallel-efficiency=0.8")?;
@@ -77,7 +82,9 @@ fn floor(word: &str) -> std::result::Result<Floor, String> {
         return Err(format!("there is no efficiency `{name}`; there are {}", NAMES.join(", ")));
     }
     let least = value.parse().ok().filter(|least| (0.0..=1.0).contains(least));
-    least.map(|least| Floor { name: name.to_owned(), least }).ok_or_else(|| format!("`{value}`: give a number from 0 to 1"))
+    least
+        .map(|least| Floor { name: name.to_owned(), least })
+        .ok_or_else(|| format!("`{value}`: give a number from 0 to 1"))
 }
 
 /// Reads, judges, and says it.
@@ -88,7 +95,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     let scaling = if args.scaling == "strong" { Scaling::Strong } else { Scaling::Weak };
     let verdict = Verdict::of(&history, &window, reference.as_ref().map(|reference| (reference, scaling)));
     if reference.is_some() && verdict.against.is_none() {
-        return Err(anyhow!("the two runs cannot be compared: iterations must be marked in both, to know how much was done"));
+        return Err(anyhow!(
+            "the two runs cannot be compared: iterations must be marked in both, to know how much was done"
+        ));
     }
     if let Some(file) = &args.html {
         std::fs::write(file, page::page(&verdict, &history))

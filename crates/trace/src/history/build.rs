@@ -5,6 +5,9 @@
 //! something unknown. A request's result is used at the latest when the same name is submitted again; where the program never
 //! waited for it, because it was there in time, that is where the lane gets a wait of no length, so that a replay keeps the order.
 //!
+//! Direct calls that are over at once are not all recorded; those that wait are. So a rank that came last may have no record of a call that
+//! the others waited in: it came, and was done, when they were.
+//!
 //! Where rings have overflowed, the history begins when the last rank has begun to be recorded.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -93,11 +96,12 @@ impl History {
         let end_ns = spans.iter().map(|span| span.1).max().ok_or(BuildError::Nothing)? - zero_ns;
         let clock = |rank: usize, time_ns: u64| clock(rank, time_ns).saturating_sub(zero_ns).min(end_ns);
         let threads: Vec<_> = traces.iter().map(lane::program_thread).collect();
-        let accounts: Vec<Account> = traces
+        let mut accounts: Vec<Account> = traces
             .iter()
             .enumerate()
             .map(|(rank, trace)| Account::of(trace, threads[rank], &|time_ns| clock(rank, time_ns)))
             .collect();
+        add_unrecorded_calls(&mut accounts);
         let (operations, places) = operations(traces, &accounts);
         let mut ranks = Vec::with_capacity(traces.len());
         for (rank, trace) in traces.iter().enumerate() {
@@ -234,6 +238,27 @@ impl Part {
         let submitted_ns = self.submitted_ns.unwrap_or(begun_ns).min(begun_ns);
         let first_submitted_ns = self.first_submitted_ns.unwrap_or(submitted_ns).min(submitted_ns);
         Some(Passage { rank, first_submitted_ns, submitted_ns, begun_ns, packed_ns, moved_ns, done_ns })
+    }
+}
+
+/// Gives every rank a part in the direct calls that others waited in, at the moment at which the first of these could go on.
+fn add_unrecorded_calls(accounts: &mut [Account]) {
+    let mut calls: BTreeMap<Key, (Part, u64)> = BTreeMap::new();
+    for (&key, part) in accounts.iter().flat_map(|account| &account.parts) {
+        let Some(done_ns) = part.done_ns.filter(|_| key.0 == Group::DIRECT) else { continue };
+        let first = calls.entry(key).or_insert_with(|| (part.clone(), done_ns));
+        first.1 = first.1.min(done_ns);
+    }
+    for account in accounts {
+        for (&key, (part, at_ns)) in &calls {
+            if account.parts.contains_key(&key) || !(account.there.0..=account.there.1).contains(at_ns) {
+                continue;
+            }
+            let (begun_ns, moment) = (*at_ns, Some(*at_ns));
+            let (packed_ns, moved_ns, done_ns) = (moment, moment, moment);
+            account.parts.insert(key, Part { begun_ns, packed_ns, moved_ns, done_ns, ..part.clone() });
+            account.waits.push(Wait { from_ns: *at_ns, to_ns: *at_ns, key: Some(key) });
+        }
     }
 }
 

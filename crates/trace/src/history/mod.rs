@@ -46,7 +46,7 @@ pub struct History {
 /// What one rank did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankHistory {
-    /// Name of the host it ran on.
+    /// What tells its host from others: the host's name, and behind a slash what else is needed for that.
     pub host: String,
     /// Cores that the rank could use, if known.
     pub cores: Option<usize>,
@@ -249,6 +249,11 @@ impl Stretch {
 }
 
 impl RankHistory {
+    /// The name of its host, for people.
+    pub fn host_name(&self) -> &str {
+        self.host.split('/').next().unwrap_or_default()
+    }
+
     /// The stretches that have time in common with this one, cut to it.
     pub fn lane_between(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = Stretch> {
         let first = self.lane.partition_point(|stretch| stretch.to_ns <= from_ns);

@@ -244,7 +244,8 @@ impl<'a> Asking<'a> {
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
             let span = (stretch.from_ns, stretch.to_ns);
             if matches!(stretch.activity, Activity::Compute | Activity::Input | Activity::Checkpoint) {
-                own = Some(own.map_or((stretch.activity, span.0, span.1), |(first, begins, _)| (first, begins, span.1)));
+                own =
+                    Some(own.map_or((stretch.activity, span.0, span.1), |(first, begins, _)| (first, begins, span.1)));
                 continue;
             }
             if let Some((activity, begins, ends)) = own.take() {

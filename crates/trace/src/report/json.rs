@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::efficiency::Scaling;
 use crate::loss::{Cause, Interval};
-use crate::verdict::{Finding, Topic, Verdict};
+use crate::verdict::{Finding, Gain, Topic, Verdict};
 
 /// What the document calls itself. Another number would mean that something old has changed.
 pub const SCHEMA: &str = "farandole-report/1";
@@ -76,14 +76,11 @@ fn finding(finding: &Finding) -> Value {
         .advice
         .iter()
         .map(|advice| {
-            let gain = advice
-                .gain
-                .map(|gain| json!({ "time_saved_percent": gain.time_saved_percent, "speedup": gain.speedup }));
             json!({
                 "rule": advice.rule,
                 "change": advice.change,
                 "how": advice.how,
-                "gain": gain,
+                "gain": advice.gain.map(|gain| saved(&gain)),
                 "caution": advice.caution,
             })
         })
@@ -102,8 +99,13 @@ fn finding(finding: &Finding) -> Value {
             "longest": finding.evidence.longest.iter().map(interval).collect::<Vec<Value>>(),
             "text": finding.sentences.join(" "),
         },
+        "without": finding.without.map(|gain| saved(&gain)),
         "advice": advice,
     })
+}
+
+fn saved(gain: &Gain) -> Value {
+    json!({ "time_saved_percent": gain.time_saved_percent, "speedup": gain.speedup })
 }
 
 fn interval(interval: &Interval) -> Value {

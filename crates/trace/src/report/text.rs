@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::efficiency::Scaling;
-use crate::verdict::{Advice, Finding, Verdict, percent_text, time_text};
+use crate::verdict::{Advice, Finding, Gain, Verdict, percent_text, time_text};
 
 /// Columns that a bar of a hundred percent takes.
 const BAR_COLUMNS: u64 = 40;
@@ -115,6 +115,7 @@ fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
     let title = format!("{number}. {} is lost to {}", percent_text(finding.lost_percent), finding.topic);
     let mut lines = vec![String::new(), title];
     lines.extend(wrapped(&finding.sentences.join(" "), "   ", "   "));
+    lines.extend(without_text(finding).map(|without| format!("   {without}")));
     for advice in &finding.advice {
         lines.extend(wrapped(&advice.change, "   → ", "     "));
         lines.extend(advice.how.iter().map(|line| format!("         {line}")));
@@ -128,11 +129,19 @@ fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
 
 /// What an advice would bring, in a sentence.
 pub fn gain_text(advice: &Advice) -> Option<String> {
-    let gain = advice.gain?;
-    if gain.time_saved_percent < 0.5 {
-        return Some("Gain: hardly any by itself.".to_owned());
+    advice.gain.map(|gain| format!("Gain: {}.", less(&gain)))
+}
+
+/// What it would bring if a loss were gone, in a sentence.
+pub fn without_text(finding: &Finding) -> Option<String> {
+    finding.without.map(|gain| format!("Without it: {}.", less(&gain)))
+}
+
+fn less(gain: &Gain) -> String {
+    if gain.time_saved_percent < 0.05 {
+        return "no less time, because something else would take its place".to_owned();
     }
-    Some(format!("Gain: {} less time, {:.2}× as fast.", percent_text(gain.time_saved_percent), gain.speedup))
+    format!("{} less time, {:.2}× as fast", percent_text(gain.time_saved_percent), gain.speedup)
 }
 
 /// A sentence that begins as one.

@@ -71,6 +71,14 @@ impl<'a> Case<'a> {
         count.into_values().max().unwrap_or(0)
     }
 
+    /// How to have a rank's host examined.
+    pub fn doctor(&self, rank: usize) -> String {
+        match self.history.hosts() {
+            1 => "farandole doctor".to_owned(),
+            _ => format!("farandole doctor -H {}", self.history.ranks[rank].host_name()),
+        }
+    }
+
     /// A setting of the engine that is a number.
     pub fn setting(&self, name: &str) -> Option<u64> {
         self.history.settings.get(name)?.parse().ok()

@@ -70,6 +70,8 @@ pub struct Finding {
     pub evidence: Evidence,
     /// When and where, in sentences.
     pub sentences: Vec<String>,
+    /// What it would bring if this loss, and nothing else, were gone; `None` where nobody can say how.
+    pub without: Option<Gain>,
     /// What can be done, best first.
     pub advice: Vec<Advice>,
 }
@@ -90,6 +92,23 @@ impl Topic {
             Topic::Cause(cause) => cause.key(),
             Topic::LateByTurns => "late-by-turns",
         }
+    }
+}
+
+impl Topic {
+    /// The change that takes the loss away. A sequential phase is not left out but shared by all ranks.
+    fn removal(&self) -> Option<Change> {
+        Some(match self {
+            Topic::LateByTurns => Change::Balanced,
+            Topic::Cause(Cause::Input) => Change::NoInputWait,
+            Topic::Cause(Cause::Late(rank)) => Change::NotLate(*rank),
+            Topic::Cause(Cause::Sequential(phase)) => Change::Shared(phase.clone()),
+            Topic::Cause(Cause::Checkpoint) => Change::NoCheckpoint,
+            Topic::Cause(Cause::Agreement) => Change::NoAgreement,
+            Topic::Cause(Cause::Packing) => Change::NoPacking,
+            Topic::Cause(Cause::Transfer) => Change::Transfer(0.0),
+            Topic::Cause(Cause::Other) => return None,
+        })
     }
 }
 
@@ -170,12 +189,14 @@ fn findings(case: &Case<'_>) -> Vec<Finding> {
             topic,
             lost_ns,
             evidence,
+            without: None,
             advice: Vec::new(),
         })
         .filter(|finding| finding.lost_percent >= WORTH_A_FINDING_PERCENT)
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.lost_ns));
     for finding in &mut findings {
+        finding.without = finding.topic.removal().map(|change| case.gain(&[change]));
         finding.advice = rules::advice(case, finding);
     }
     findings

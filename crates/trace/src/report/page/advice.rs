@@ -1,7 +1,7 @@
 //! The findings with their evidence and advice.
 
 use super::markup::escaped;
-use crate::report::text::{capitalised, gain_text};
+use crate::report::text::{capitalised, gain_text, without_text};
 use crate::verdict::{Advice, Finding, Verdict, percent_text};
 
 /// All findings, largest first.
@@ -16,9 +16,10 @@ pub(super) fn list(verdict: &Verdict) -> String {
 fn finding(finding: &Finding) -> String {
     let title = format!("{} is lost to {}", percent_text(finding.lost_percent), finding.topic);
     let advice: String = finding.advice.iter().map(advice).collect();
+    let without = without_text(finding).map_or(String::new(), |text| format!("<p>{}</p>\n", escaped(&text)));
     let none = if finding.advice.is_empty() { "<p class=\"note\">There is no rule for this.</p>\n" } else { "" };
     format!(
-        "<li><h3>{}</h3>\n<p class=\"evidence\">{}</p>\n{none}{advice}</li>\n",
+        "<li><h3>{}</h3>\n<p class=\"evidence\">{}</p>\n{without}{none}{advice}</li>\n",
         escaped(&capitalised(&title)),
         escaped(&finding.sentences.join(" "))
     )

@@ -33,7 +33,7 @@ pub(super) fn ranks(history: &History, split: &Split) -> String {
         let useful_ns: u64 =
             strip.iter().filter(|piece| piece.cause.is_none()).map(|piece| piece.to_ns - piece.from_ns).sum();
         let useful = format!("{:.0} %", 100.0 * useful_ns as f64 / history.end_ns.max(1) as f64);
-        let host = if history.hosts() > 1 { format!(" · {}", history.ranks[rank].host) } else { String::new() };
+        let host = if history.hosts() > 1 { format!(" · {}", history.ranks[rank].host_name()) } else { String::new() };
         let label = format!("What rank {rank} did over time: {useful} work");
         rows += &format!(
             "<div class=\"row\"><span class=\"name\">rank {rank}{}</span>{}<span class=\"number\">{useful}</span></div>\n",
@@ -160,5 +160,7 @@ fn axis(end_ns: u64) -> String {
         _ => format!("<span>{:.2} {unit}</span>", end_ns as f64 * quarter as f64 / 4.0 / unit_ns),
     };
     let ticks: String = (0..=4).map(tick).collect();
-    format!("<div class=\"row\"><span class=\"name\"></span><div class=\"axis\">{ticks}</div><span class=\"number\"></span></div>\n")
+    format!(
+        "<div class=\"row\"><span class=\"name\"></span><div class=\"axis\">{ticks}</div><span class=\"number\"></span></div>\n"
+    )
 }

@@ -21,14 +21,14 @@ pub(super) fn starving_rank(case: &Case<'_>, _: &Finding) -> Option<Saying> {
     if (waits[worst] as f64) < STARVES_ALONE * others.max(1.0) {
         return None;
     }
-    let host = &case.history.ranks[worst].host;
+    let host = case.history.ranks[worst].host_name();
     let change = format!(
         "Rank {worst} on {host} waits for input much longer than the others ({} against {} on average), and all wait for it: \
          look at its storage and at what else runs on its host.",
         time_text(waits[worst]),
         time_text(others as u64)
     );
-    Some(Saying::new(change, &[&format!("farandole doctor -H {host}")]).gaining(case.gain(&[Change::NoInputWait])))
+    Some(Saying::new(change, &[&case.doctor(worst)]).gaining(case.gain(&[Change::NoInputWait])))
 }
 
 pub(super) fn loader_workers(case: &Case<'_>, _: &Finding) -> Option<Saying> {

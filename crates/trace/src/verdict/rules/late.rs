@@ -23,15 +23,14 @@ pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     let ranks = &case.history.ranks;
     let others: Vec<u64> = (0..ranks.len()).filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
     let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
-    let host = &ranks[late].host;
+    let host = ranks[late].host_name();
     let change = format!(
         "Rank {late} on {host} works {} where the others need {}: look for another job on its cores, a device that is slower or hot, or \
          more data than the others have; otherwise leave that host out.",
         time_text(ranks[late].useful_ns()),
         time_text(mean_ns)
     );
-    let how = format!("farandole doctor -H {host}");
-    Some(Saying::new(change, &[&how]).gaining(case.gain(&[Change::NotLate(late)])))
+    Some(Saying::new(change, &[&case.doctor(late)]).gaining(case.gain(&[Change::NotLate(late)])))
 }
 
 pub(super) fn rare_and_long(case: &Case<'_>, finding: &Finding) -> Option<Saying> {

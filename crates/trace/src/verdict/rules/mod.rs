@@ -66,6 +66,9 @@ const RULES: [Rule; 19] = [
     Rule { name: "too-small", about: communication, say: size::too_small },
 ];
 
+/// Advice that would bring less than this, in percent of the time, is not given.
+const WORTH_SAYING_PERCENT: f64 = 0.5;
+
 /// The advice of all rules for a finding.
 pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
     RULES
@@ -73,6 +76,9 @@ pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
         .filter(|rule| (rule.about)(&finding.topic))
         .filter_map(|rule| {
             let Saying { change, how, gain, caution } = (rule.say)(case, finding)?;
+            if gain.is_some_and(|gain| gain.time_saved_percent < WORTH_SAYING_PERCENT) {
+                return None;
+            }
             Some(Advice { rule: rule.name, change, how, gain, caution })
         })
         .collect()

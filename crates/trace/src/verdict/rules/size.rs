@@ -38,7 +38,8 @@ pub(super) fn batch_knee(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     if case.largest_part() != finding.topic.key() {
         return None;
     }
-    let per_sample = |factor: u32| replayed_ns(case.history, &[Change::Work(factor.into())]) as f64 / f64::from(factor);
+    let per_sample =
+        |factor: u32| replayed_ns(case.history, &[Change::Larger(factor.into())]) as f64 / f64::from(factor);
     let mut knee = 1;
     while knee < LARGEST_BATCH
         && Gain::of(per_sample(knee), per_sample(2 * knee)).time_saved_percent >= WORTH_DOUBLING_PERCENT

@@ -7,6 +7,9 @@ use crate::replay::Change;
 /// Mean size from which on time goes into bytes rather than into start-up.
 const LARGE_BYTES: u64 = 256 << 10;
 
+/// Transfer below this share of the time is not worth the minute that measuring takes, in percent.
+const WORTH_MEASURING_PERCENT: f64 = 5.0;
+
 /// Rounding what ranks tell each other is rounding what the model learns from.
 const ROUNDED: &str = "gradients are rounded to 16 bits: compare the loss of a few hundred iterations with and without it, and \
                        prefer bfloat16 or loss scaling where small gradients matter";
@@ -28,8 +31,8 @@ pub(super) fn narrow(case: &Case<'_>, _: &Finding) -> Option<Saying> {
     })
 }
 
-pub(super) fn calibrate(case: &Case<'_>, _: &Finding) -> Option<Saying> {
-    (case.history.size() > 2).then(|| {
+pub(super) fn calibrate(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+    (case.history.size() > 2 && finding.lost_percent >= WORTH_MEASURING_PERCENT).then(|| {
         let hosts = case.history.hosts();
         let change = if hosts > 1 && case.history.size() > hosts {
             "Measure once which algorithm suits these hosts (ring, halving, tree, or hierarchical: within the hosts first, then between \

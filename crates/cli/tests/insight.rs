@@ -1,0 +1,214 @@
+//! Jobs that have an illness by construction: the report names it, and taking it away brings what was predicted.
+//!
+//! The ranks are `crates/cli/examples/rehearsal.rs`, which takes as long for everything as it is told. The link that is too slow joins two
+//! network namespaces, as in `network.rs`: this needs root and iproute2, and fails with a line that says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Far more than any job here needs; one that hangs is killed and fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How far a prediction may be from what was measured, in points of percent of the time.
+const POINTS: f64 = 10.0;
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("farandole-insight-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The program of the ranks. It is an example of this package, which cargo builds beside the tests.
+fn rehearsal() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples").join("rehearsal");
+    assert!(path.exists(), "{} is missing: cargo build --package farandole-cli --examples", path.display());
+    path
+}
+
+fn finished(command: &mut Command) -> Output {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("{command:?} hangs: {:?}", child.wait_with_output().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn farandole(words: &[&str]) -> Output {
+    finished(Command::new(env!("CARGO_BIN_EXE_farandole")).args(words))
+}
+
+/// Runs four ranks and leaves their traces in a folder.
+fn rehearse(traces: &Path, words: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+    command.args(["run", "-np", "4"]).arg(rehearsal()).args(words).env("FARANDOLE_TRACE", traces);
+    let output = finished(&mut command);
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+/// What the report says about a folder of traces, from the first iteration to the last: starting and ending a job are not what
+/// these tests are about.
+fn report(traces: &Path) -> Value {
+    let output = farandole(&["report", traces.to_str().unwrap(), "--json", "--window", "iterations=0..1000000"]);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The illness is the first finding, and without it the job takes as long as was said.
+fn cured(ill: &Value, cause: &str, healthy: &Value) {
+    let first = &ill["findings"][0];
+    assert_eq!(first["cause"], cause, "{}", ill["headline"]);
+    let predicted = first["without"]["time_saved_percent"].as_f64().unwrap();
+    let measured = 100.0 * (1.0 - healthy["ns"].as_f64().unwrap() / ill["ns"].as_f64().unwrap());
+    assert!(
+        (predicted - measured).abs() < POINTS,
+        "{cause}: {predicted:.1} % were predicted, {measured:.1} % measured"
+    );
+}
+
+#[test]
+fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
+    let folder = Folder::new("illnesses");
+    rehearse(&folder.join("healthy"), &[]);
+    let healthy = report(&folder.join("healthy"));
+    assert!(healthy["efficiencies"]["parallel_efficiency"].as_f64().unwrap() > 0.6, "{}", healthy["headline"]);
+    for (name, cause, words) in [
+        ("input", "input", &["input-ms=30"][..]),
+        ("late", "late", &["late-rank=2", "late-ms=30"]),
+        ("checkpoint", "checkpoint", &["checkpoint-ms=200"]),
+    ] {
+        rehearse(&folder.join(name), words);
+        cured(&report(&folder.join(name)), cause, &healthy);
+    }
+    let late = report(&folder.join("late"));
+    assert_eq!(late["findings"][0]["rank"], 2);
+    // Evaluation is not taken away but shared: 200 ms on one rank become 50 ms on each.
+    rehearse(&folder.join("evaluation"), &["evaluation-ms=200"]);
+    rehearse(&folder.join("shared"), &["evaluation-ms=200", "shared=1"]);
+    cured(&report(&folder.join("evaluation")), "sequential", &report(&folder.join("shared")));
+}
+
+/// Makes two hosts with a link between them, limited if so told, and starts a rank on each. 77: there are no namespaces to be had.
+const TWO_HOSTS: &str = r#"
+limit=$1; folder=$2; farandole=$3; shift 3
+lab() {
+    mkdir -p /run/netns && mount -t tmpfs names /run/netns &&
+    ip netns add lab0 && ip netns add lab1 &&
+    ip link add veth0 netns lab0 type veth peer name veth1 netns lab1 &&
+    for host in 0 1; do
+        ip -n lab$host address add 10.78.0.$((host + 1))/24 dev veth$host &&
+        ip -n lab$host link set lo up && ip -n lab$host link set veth$host up || return 1
+        if [ "$limit" != none ]; then
+            tc -n lab$host qdisc add dev veth$host root tbf rate $limit burst 64kb latency 200ms || return 1
+        fi
+    done
+}
+lab || exit 77
+key=$($farandole key) || exit 1
+start() {
+    ip netns exec lab$1 env RANK=$1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.78.0.1 MASTER_PORT=29533 \
+        FARANDOLE_KEY=$key FARANDOLE_TRACE=$folder "${@:2}"
+}
+start 1 "$@" & other=$!
+start 0 "$@" || exit 1
+wait $other
+"#;
+
+/// Runs a rank on each of two hosts.
+fn rehearse_on_two_hosts(traces: &Path, limit: &str, words: &[&str]) {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "bash", "-c", TWO_HOSTS, "lab", limit]);
+    command.arg(traces).arg(env!("CARGO_BIN_EXE_farandole")).arg(rehearsal()).args(words);
+    let output = finished(&mut command);
+    assert!(
+        output.status.code() != Some(77),
+        "no network namespaces with a limited link here: run this as root, with iproute2 installed: {output:?}"
+    );
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+#[test]
+fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was_predicted() {
+    let folder = Folder::new("link");
+    // 1 MB each way at 100 Mbit/s is some 84 ms, beside 20 ms of work.
+    let words = ["iterations=20", "tensors=4", "bytes=262144"];
+    rehearse_on_two_hosts(&folder.join("slow"), "100mbit", &words);
+    rehearse_on_two_hosts(&folder.join("fast"), "none", &words);
+    let slow = report(&folder.join("slow"));
+    assert_eq!(slow["hosts"], 2);
+    cured(&slow, "transfer", &report(&folder.join("fast")));
+    // The profile sees it as well: the same messages, in far less time.
+    let (slow, fast) = (folder.join("slow"), folder.join("fast"));
+    let output = farandole(&["profile", slow.to_str().unwrap(), fast.to_str().unwrap(), "--collective", "allreduce"]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let total = table.lines().last().unwrap();
+    let improvement: f64 = total.trim_end_matches(" %").rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(improvement > 50.0, "{table}");
+}
+
+#[test]
+fn the_exit_code_says_whether_it_is_good_enough_and_the_page_is_written() {
+    let folder = Folder::new("floor");
+    let traces = folder.join("traces");
+    rehearse(&traces, &["iterations=10", "input-ms=60"]);
+    let (traces, page) = (traces.to_str().unwrap(), folder.join("report.html"));
+    let output =
+        farandole(&["report", traces, "--html", page.to_str().unwrap(), "--fail-below", "parallel-efficiency=0.01"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("input wait"), "{output:?}");
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<section id=\"losses\">"));
+    let output =
+        farandole(&["report", traces, "--fail-below", "parallel-efficiency=0.8", "--fail-below", "load-balance=0.01"]);
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        complaint.starts_with("farandole: parallel-efficiency is 0.") && complaint.lines().count() == 1,
+        "{complaint}"
+    );
+}
+
+#[test]
+fn what_cannot_be_reported_is_said() {
+    let folder = Folder::new("wrong");
+    let traces = folder.join("traces");
+    let said = |words: &[&str]| {
+        let output = farandole(words);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(said(&["report", "/nowhere/at/all"]).contains("/nowhere/at/all"));
+    rehearse(&traces, &["iterations=2", "work-ms=1"]);
+    let path = traces.to_str().unwrap();
+    assert!(
+        said(&["report", path, "--window", "iterations=7..9"])
+            .contains("nothing was recorded in the window iterations=7..9")
+    );
+    std::fs::remove_file(traces.join("rank-00002.trace")).unwrap();
+    assert!(said(&["report", path]).contains("no trace of rank 2"));
+    std::fs::write(traces.join("rank-00002.trace"), "no trace").unwrap();
+    assert!(said(&["profile", path]).contains("rank-00002.trace: this is not a trace of farandole"));
+}
