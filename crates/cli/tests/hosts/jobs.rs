@@ -84,45 +84,6 @@ fn a_rank_that_has_left_and_does_not_come_again_is_named_on_every_host() {
 }
 
 #[test]
-fn a_task_goes_to_ranks_of_every_host_and_results_come_back_whatever_their_length() {
-    let lab = Lab::new(3, Family::V4);
-    let task = "and so on ".repeat(50_000);
-    lab.host(0).write("task", &task);
-    std::fs::create_dir(lab.host(0).path("results")).unwrap();
-    // The result is the task three times. On no command line of any host is anything of it.
-    let rank = "for time in 1 2 3; do cat /proc/self/fd/$FARANDOLE_TASK_FD; done >> /proc/self/fd/$FARANDOLE_RESULT_FD";
-    let caller = format!(
-        "{} run --task /run/lab/task --results /run/lab/results --caller $$ -np 6 -H h0:2,h1:2,h2:2 sh -c '{rank}' & wait $!",
-        env!("CARGO_BIN_EXE_farandole")
-    );
-    let ended = Running::start(lab.host(0).command("sh").args(["-c", &caller])).wait();
-    assert_eq!(ended.code(), 0, "{}", ended.said());
-    for rank in 0..6 {
-        assert!(lab.host(0).read(&format!("results/rank.{rank}")) == task.repeat(3), "rank {rank}");
-    }
-}
-
-#[test]
-fn the_alias_is_looked_for_on_every_host() {
-    let lab = Lab::new(2, Family::V4);
-    for folder in ["alias", "alias/horovod"] {
-        std::fs::create_dir(lab.host(0).path(folder)).unwrap();
-    }
-    let mut command = lab.host(0).command(env!("CARGO_BIN_EXE_farandole"));
-    command.args(["run", "-np", "2", "-H", "h0:1,h1:1", "--horovod"]).env("FARANDOLE_HOROVOD_PATH", "/run/lab/alias");
-    let show = [program(), "show".to_owned(), "PYTHONPATH".to_owned()];
-    let ended = Running::start(command.args(&show)).wait();
-    assert_eq!(ended.code(), 1, "{}", ended.said());
-    assert!(ended.last_line().contains("on h1: ") && ended.last_line().contains("has no package"), "{}", ended.said());
-    for folder in ["alias", "alias/horovod"] {
-        std::fs::create_dir(lab.host(1).path(folder)).unwrap();
-    }
-    let ended = Running::start(&mut command).wait();
-    assert_eq!(ended.code(), 0, "{}", ended.said());
-    assert_eq!(ended.stdout.iter().filter(|line| line.ends_with("PYTHONPATH=/run/lab/alias")).count(), 2);
-}
-
-#[test]
 fn hosts_may_be_addresses_and_need_not_include_the_launchers() {
     for family in [Family::V4, Family::V6] {
         let lab = Lab::new(3, family);

@@ -543,7 +543,9 @@ fn task_of(order: &Order) -> Result<Option<(Tasks, Results)>> {
     let Some(task) = &order.task else { return Ok(None) };
     set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|error| Error::local("asking to be told when the caller ends", error))?;
-    if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() as u32 != task.caller) {
+    // A caller that ended before we asked will not be missed by the kernel again. It need not be the parent: a script may stand between.
+    let is_parent = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == task.caller);
+    if !is_parent && !Path::new(&format!("/proc/{}", task.caller)).exists() {
         return Err(Error::Refused { why: format!("process {}, which wanted the results, has ended", task.caller) });
     }
     let tasks = Tasks::open(task).map_err(|error| Error::local(format!("reading {}", task.file.display()), error))?;

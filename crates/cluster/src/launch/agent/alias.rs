@@ -1,8 +1,9 @@
 //! Where this host has the package that calls Farandole `horovod`, for ranks whose script imports that.
 //!
-//! It lies inside the Python package, as `farandole/_alias`, and is found by asking the Python that ranks will use: the command's first
-//! word if that is one, or else what the path calls `python3` or `python`. Asking takes as long as that Python needs to start and imports nothing
-//! of ours. A user who knows better says so by a variable. Every agent looks on its own host, since hosts may differ.
+//! It lies inside the Python package, as `farandole/_alias`, and is found by asking the Python that ranks will use: the first word of the
+//! command that is one (it may stand behind `numactl` or `env`), or else what the path calls `python3` or `python`. Asking takes as long
+//! as that Python needs to start and imports nothing of ours. Where none knows of it, it is looked for in the environment that this
+//! program was installed in. A user who knows better says so by a variable. Every agent looks on its own host, since hosts may differ.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -51,9 +52,10 @@ pub(super) fn python_path(start: &Start, working_dir: &Path, meanwhile: &mut dyn
 }
 
 fn ask_for_it(start: &Start, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<PathBuf> {
-    let first = start.command.first().map(|word| OsStr::from_bytes(word)).unwrap_or_default();
-    let is_python = Path::new(first).file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
-    let candidates: &[&OsStr] = if is_python { &[first] } else { &["python3".as_ref(), "python".as_ref()] };
+    let is_python =
+        |word: &&OsStr| Path::new(word).file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
+    let named = start.command.iter().map(|word| OsStr::from_bytes(word)).find(is_python);
+    let candidates = named.map_or(vec![OsStr::new("python3"), OsStr::new("python")], |python| vec![python]);
     let mut asked = Vec::new();
     for python in candidates {
         let mut command = Command::new(python);
@@ -66,12 +68,23 @@ fn ask_for_it(start: &Start, working_dir: &Path, meanwhile: &mut dyn FnMut()) ->
             Err(error) => asked.push(format!("{}: {error}", python.display())),
         }
     }
+    if let Some(folder) = std::env::current_exe().ok().and_then(|program| installed_beside(&program)) {
+        return Ok(folder);
+    }
     let why = format!(
         "--horovod needs the Python package farandole: {}. pip install farandole there, or name the folder that holds the \
          package horovod by {FOLDER}",
         asked.join("; ")
     );
     Err(Error::Refused { why })
+}
+
+/// The alias of the environment that has this program in its `bin`.
+fn installed_beside(program: &Path) -> Option<PathBuf> {
+    let libraries = program.parent()?.parent()?.join("lib").read_dir().ok()?;
+    let pythons = libraries.flatten().filter(|entry| entry.file_name().as_bytes().starts_with(b"python"));
+    let mut folders = pythons.map(|python| python.path().join("site-packages/farandole/_alias"));
+    folders.find(|folder| folder.is_dir())
 }
 
 /// What a Python prints, before too long.
@@ -84,8 +97,9 @@ fn answer(command: &mut Command, meanwhile: &mut dyn FnMut()) -> std::io::Result
     }
     // It has ended, and a path fits into a pipe.
     let said = child.wait_with_output()?.stdout;
-    let said = said.strip_suffix(b"\n").unwrap_or(&said);
-    Ok((!said.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(said))))
+    // Whatever a start-up file prints comes before it.
+    let last = said.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    Ok((!last.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(last))))
 }
 
 fn ends_in_time(child: &mut Child, meanwhile: &mut dyn FnMut()) -> std::io::Result<bool> {
@@ -98,4 +112,58 @@ fn ends_in_time(child: &mut Child, meanwhile: &mut dyn FnMut()) -> std::io::Resu
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found for a command, on a path that has only a Python that answers with `folder` after saying hello.
+    fn found(test: &str, command: &[&str], variables: &[(&str, &str)]) -> Result<OsString> {
+        let place = std::env::temp_dir().join(format!("farandole-alias-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(place.join("horovod")).unwrap();
+        let python = place.join("python3");
+        std::fs::write(&python, format!("#!/bin/sh\necho hello; echo {}\n", place.display())).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let bytes = |text: &str| text.replace('@', place.to_str().unwrap()).into_bytes();
+        let start = Start {
+            command: command.iter().map(|word| bytes(word)).collect(),
+            variables: variables.iter().map(|(name, value)| (name.as_bytes().to_vec(), bytes(value))).collect(),
+            ..Start::default()
+        };
+        let path = python_path(&start, Path::new("/"), &mut || {});
+        std::fs::remove_dir_all(&place).unwrap();
+        path.map(|path| OsString::from(path.to_str().unwrap().replace(place.to_str().unwrap(), "@")))
+    }
+
+    #[test]
+    fn the_python_of_the_command_is_asked_wherever_it_stands() {
+        for command in [&["@/python3", "train.py"][..], &["env", "A=1", "@/python3", "train.py"]] {
+            assert_eq!(found("command", command, &[("PYTHONPATH", "/mine")]).unwrap(), "@:/mine");
+        }
+    }
+
+    #[test]
+    fn a_named_folder_goes_before_any_python() {
+        let variables = [(FOLDER, "@"), ("PYTHONPATH", "")];
+        assert_eq!(found("named", &["/no/such/python"], &variables).unwrap(), "@");
+    }
+
+    #[test]
+    fn what_was_asked_in_vain_is_named() {
+        let error = found("vain", &["/no/such/python"], &[]).unwrap_err().to_string();
+        assert!(error.contains("/no/such/python: No such file") && error.contains(FOLDER), "{error}");
+    }
+
+    #[test]
+    fn an_environment_is_searched_from_its_program() {
+        let place = std::env::temp_dir().join(format!("farandole-alias-environment-{}", std::process::id()));
+        let folder = place.join("lib/python3.12/site-packages/farandole/_alias");
+        std::fs::create_dir_all(&folder).unwrap();
+        let found = installed_beside(&place.join("bin/farandole"));
+        std::fs::remove_dir_all(&place).unwrap();
+        assert_eq!(found, Some(folder));
+        assert_eq!(installed_beside(Path::new("/no/such/place/bin/farandole")), None);
+    }
 }

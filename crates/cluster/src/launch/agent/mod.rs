@@ -216,7 +216,7 @@ impl Agent {
     fn launcher_is_gone(&mut self, now: Instant) {
         if self.launcher == Launcher::There {
             self.launcher = Launcher::Gone;
-            self.parcels = Parcels::default();
+            (self.awaited, self.parcels) = (None, Parcels::default());
             self.household.clear(ORPHANED_GRACE, now);
         }
     }
@@ -261,6 +261,7 @@ impl Agent {
                 }
             }
             Directive::End { grace_ms } => {
+                self.awaited = None;
                 self.household.clear(Duration::from_millis(grace_ms), now);
                 if self.presence == Presence::Unstarted {
                     self.presence = Presence::Empty;
