@@ -73,7 +73,8 @@ def moves(device: torch.device) -> None:
         rows = [reference.contribution(rank, (rank + 1, 3), dtype) for rank in world.ranks]
         same(hvd.allgather(rows[hvd.rank()].to(device)), torch.cat(rows), device)
         last = hvd.size() - 1
-        same(hvd.broadcast(rows[last].to(device) if hvd.rank() == last else torch.zeros_like(rows[last]).to(device), last), rows[last], device)
+        mine = rows[last] if hvd.rank() == last else torch.zeros_like(rows[last])
+        same(hvd.broadcast(mine.to(device), last), rows[last], device)
         square = [reference.contribution(rank, (2 * hvd.size(), 2), dtype) for rank in world.ranks]
         mine = square[hvd.rank()].to(device)
         expected = torch.cat([tensor[2 * hvd.rank() : 2 * hvd.rank() + 2] for tensor in square])
@@ -96,6 +97,38 @@ def stream_order(device: torch.device) -> None:
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
         doubled = hvd.synchronize(handle) / hvd.size()
         assert torch.equal(doubled.cpu(), torch.arange(1 << 20, dtype=torch.float32))
+
+
+def dropped(device: torch.device) -> None:
+    """Tensors that are gone as soon as they are handed in, and whose memory is used again, travel as they were."""
+    handles = []
+    for place in range(50):
+        tensor = torch.full((1 << 18,), float(place), device=device)
+        handles.append(hvd.allreduce_async(tensor, name=f"dropped.{place}", op=hvd.Sum))
+        del tensor
+        torch.full((1 << 18,), -1.0, device=device)
+    for place, handle in enumerate(handles):
+        assert torch.all(hvd.synchronize(handle) == place * hvd.size()), place
+
+
+def other_stream(device: torch.device) -> None:
+    """Work on a stream of the user's own is waited for, and goes on there."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        doubled = hvd.allreduce(torch.full((1 << 20,), 3.0, device=device), op=hvd.Sum) * 2
+    stream.synchronize()
+    assert torch.all(doubled == 6 * hvd.size())
+
+
+def refusals(device: torch.device) -> None:
+    """What ranks refuse reaches the one who waits, and the next operation works."""
+    try:
+        hvd.allreduce(torch.ones(3 + hvd.rank(), device=device), name="refused")
+    except hvd.HorovodInternalError as error:
+        assert "Mismatched ALLREDUCE tensor shapes" in str(error), error
+    else:
+        raise AssertionError("tensors of different shapes were reduced")
+    same(hvd.allreduce(torch.ones(3, device=device), op=hvd.Sum), torch.full((3,), float(hvd.size())), device)
 
 
 def gradients(device: torch.device) -> None:
@@ -195,7 +228,18 @@ def speed(device: torch.device) -> str:
 
 
 CHECKS: list[Check] = [
-    allreduce, grouped, strided, moves, stream_order, gradients, optimizer, mixed_precision, sync_batch_norm,
+    allreduce,
+    grouped,
+    strided,
+    moves,
+    stream_order,
+    dropped,
+    other_stream,
+    refusals,
+    gradients,
+    optimizer,
+    mixed_precision,
+    sync_batch_norm,
 ]
 
 
