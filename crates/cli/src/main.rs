@@ -10,6 +10,7 @@ mod key;
 mod peer;
 mod report;
 mod run;
+mod timeline;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ use peer::start::Pin;
 use report::ReportArgs;
 use report::profile::ProfileArgs;
 use run::RunArgs;
+use timeline::TimelineArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
 #[derive(Parser)]
@@ -53,6 +55,8 @@ enum Command {
     Report(ReportArgs),
 
     Profile(ProfileArgs),
+
+    Timeline(TimelineArgs),
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -127,6 +131,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Doctor(args) => return doctor::run(&args),
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
         Command::Bench(args) => bench::run(&args)?,
+        Command::Timeline(args) => timeline::run(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,

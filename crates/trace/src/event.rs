@@ -295,6 +295,7 @@ const NO_PEER: u32 = u32::MAX;
 
 impl Record {
     /// The record as words.
+    #[inline]
     pub fn to_words(&self) -> [u64; 4] {
         let Fields { kind, code, small, number, group, bytes } = self.event.fields();
         let head = u64::from(kind) | u64::from(code) << 8 | u64::from(self.thread.0) << 16 | u64::from(small) << 32;
@@ -360,6 +361,8 @@ fn peer_of(number: u32) -> Option<u32> {
 }
 
 impl Event {
+    // Whoever records knows which event it is, so nothing is left of this match where it is expanded.
+    #[inline(always)]
     fn fields(&self) -> Fields {
         let plain = Fields { kind: 0, code: 0, small: 0, number: 0, group: Group(0), bytes: 0 };
         let of = |kind: u8, group: Group, operation: Operation| Fields { kind, group, number: operation.0, ..plain };

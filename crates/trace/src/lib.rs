@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod align;
 pub mod clock;
 pub mod efficiency;
 pub mod event;

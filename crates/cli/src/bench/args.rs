@@ -11,7 +11,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use super::driver::Effort;
 use super::placement::Placement;
 use super::sizes::Sizes;
-use super::task::{Kind, Memory, Pace, Task, Through, dtype_named, op_named};
+use super::task::{Kind, Memory, Pace, Recording, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
 
 /// More ranks than this on one host can only be a slip of the finger.
@@ -122,6 +122,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, requires = "against")]
     pub(crate) peers_only: bool,
 
+    /// Also measure farandole with its recorder switched off, in turns, by the same processes: what recording costs. The ratio is the time
+    /// without over the time with it, so 0.99 is one percent.
+    #[arg(long, conflicts_with = "peers_only")]
+    pub(crate) recorder_off: bool,
+
     /// Also measure this machine's own bound: memory rates, and the least time that an allreduce of each size can take.
     #[arg(long)]
     pub(crate) limit: bool,
@@ -209,6 +214,7 @@ impl BenchArgs {
             memory: self.memory,
             through: self.through,
             tensors: self.tensors,
+            recording: Recording::On,
         };
         rounded.into_iter().map(task).collect()
     }

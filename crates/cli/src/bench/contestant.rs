@@ -165,7 +165,7 @@ pub(crate) fn buffer_bytes(task: &Task, ranks: usize) -> (usize, Option<usize>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::task::{Memory, Through};
+    use crate::bench::task::{Memory, Recording, Through};
     use farandole_plan::{Dtype, ReduceOp};
 
     fn task(kind: Kind) -> Task {
@@ -178,6 +178,7 @@ mod tests {
             memory: Memory::Own,
             through: Through::Direct,
             tensors: 1,
+            recording: Recording::On,
         }
     }
 

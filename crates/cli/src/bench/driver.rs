@@ -131,7 +131,7 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::task::{Kind, Memory, Pace, Through};
+    use crate::bench::task::{Kind, Memory, Pace, Recording, Through};
     use farandole_plan::{Dtype, ReduceOp};
     use std::cell::RefCell;
     use std::rc::Rc;
@@ -169,6 +169,7 @@ mod tests {
             memory: Memory::Own,
             through: Through::Direct,
             tensors: 1,
+            recording: Recording::On,
         }
     }
 

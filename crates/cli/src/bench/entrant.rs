@@ -3,9 +3,11 @@
 //! Ranks are long-lived processes, started once for a whole run; between rounds they block. Whatever goes wrong with one of
 //! them ends in an error that names the contestant and, where one can be named, the rank.
 
+use std::cell::RefCell;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,7 +15,7 @@ use farandole_cluster::Job;
 
 use super::line::{Answer, Line, Order};
 use super::statistics::slowest_rank;
-use super::task::Task;
+use super::task::{Recording, Task};
 
 /// Importing PyTorch on a cold disk takes the longest; a start that takes longer than this has failed.
 const START_PATIENCE: Duration = Duration::from_secs(120);
@@ -57,6 +59,45 @@ pub(crate) struct Processes {
     product: String,
     lines: Vec<Line>,
     family: Family,
+}
+
+/// The processes of a contestant once more, with their recorder switched off. They are the same ones, because two sets of processes differ
+/// by more than what is to be measured: in the cores that they are given.
+pub(crate) struct Unrecorded(pub(crate) Rc<RefCell<Processes>>);
+
+impl Entrant for Unrecorded {
+    fn word(&self) -> &str {
+        "unrecorded"
+    }
+
+    fn product(&self) -> &str {
+        "the same with its recorder off"
+    }
+
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+        let task = Task { recording: Recording::Off, ..task.clone() };
+        self.0.borrow_mut().round(&task, warmup, iterations)
+    }
+}
+
+/// A contestant that others know, too.
+pub(crate) struct Known {
+    pub(crate) product: String,
+    pub(crate) processes: Rc<RefCell<Processes>>,
+}
+
+impl Entrant for Known {
+    fn word(&self) -> &str {
+        "farandole"
+    }
+
+    fn product(&self) -> &str {
+        &self.product
+    }
+
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+        self.processes.borrow_mut().round(task, warmup, iterations)
+    }
 }
 
 /// The processes behind a contestant.

@@ -22,15 +22,17 @@ mod statistics;
 mod table;
 pub(crate) mod task;
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
-use entrant::{Entrant, Family, Processes};
+use entrant::{Entrant, Family, Known, Processes, Unrecorded};
 use limit::Limit;
 use machine::Machine;
 use report::{Entry, Report, Row};
@@ -89,7 +91,12 @@ fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
         let word = "farandole";
         let socket = room.path().join(word);
         let start = || ours::start(args, &placement, &socket, room.path());
-        entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
+        let processes = Rc::new(RefCell::new(Processes::start(word, ranks, &socket, start)?));
+        let product = processes.borrow().product().to_owned();
+        entrants.push(Box::new(Known { product, processes: Rc::clone(&processes) }));
+        if args.recorder_off {
+            entrants.push(Box::new(Unrecorded(processes)));
+        }
     }
     let mut peers = args.against.clone();
     peers.dedup();

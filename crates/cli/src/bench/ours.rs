@@ -20,6 +20,7 @@ use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks};
 use farandole_plan::Rank;
 use farandole_plan::algorithm::Algorithm;
+use farandole_trace::{Identity, Recorder};
 use farandole_transport::connect::{Local, Options};
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
@@ -30,7 +31,7 @@ use super::direct::Direct;
 use super::entrant::Family;
 use super::named::Named;
 use super::placement::Placement;
-use super::task::{Task, Through};
+use super::task::{Recording, Task, Through};
 use crate::peer::start::{Pin, this_program};
 
 /// How long ranks may take to find each other. They are started at the same moment on one machine.
@@ -114,6 +115,7 @@ struct Ours {
     direct: Direct,
     named: Named,
     through: Through,
+    recorder: Arc<Recorder>,
 }
 
 impl Ours {
@@ -121,13 +123,21 @@ impl Ours {
         let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
         let mut contacts = meet(environment, args)?;
         let mut communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
+        let config = Config::from_env()?;
+        let (rank, size, host) = (environment.rank.0, contacts.contacts.len() as u32, environment.host.clone());
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let identity = Identity { rank, size, host, version, settings: config.shown() };
+        let recorder = Recorder::new(identity, config.recorder_records as usize);
+        communicator.record_with(&recorder);
         // As a job does, so that what is measured is what a job gets.
         let (table, notice) = tables::adopt(&mut communicator, &Shelf::from_env())?;
         if let Some(Notice::Warning(text)) = notice {
             eprintln!("farandole: {text}");
         }
-        let engine = Engine::start_with(contacts, Config::from_env()?, Hooks { table, ..Hooks::default() })?;
-        Ok(Ours { direct: Direct::new(communicator), named: Named::new(engine), through: Through::Direct })
+        let hooks = Hooks { table, recorder: Some(Arc::clone(&recorder)), ..Hooks::default() };
+        let engine = Engine::start_with(contacts, config, hooks)?;
+        let (direct, named) = (Direct::new(communicator), Named::new(engine));
+        Ok(Ours { direct, named, through: Through::Direct, recorder })
     }
 }
 
@@ -150,6 +160,12 @@ impl Contestant for Ours {
 
     fn prepare(&mut self, task: &Task) -> Result<(), Refusal> {
         self.through = task.through;
+        match task.recording {
+            Recording::On => self.recorder.resume(),
+            Recording::Off => self.recorder.pause(),
+        }
+        // To the memory it makes no difference, and the buffers are to stay where they are.
+        let task = &Task { recording: Recording::On, ..task.clone() };
         match task.through {
             Through::Direct => self.direct.prepare(task),
             Through::Engine => self.named.prepare(task),

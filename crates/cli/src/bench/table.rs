@@ -191,7 +191,7 @@ mod tests {
     use crate::bench::machine::Machine;
     use crate::bench::report::Entry;
     use crate::bench::statistics::Summary;
-    use crate::bench::task::Task;
+    use crate::bench::task::{Recording, Task};
     use farandole_plan::{Dtype, ReduceOp};
 
     fn ran(median_us: f64, wrong: u64) -> Showing {
@@ -221,6 +221,7 @@ mod tests {
                 memory: Memory::Own,
                 through: Through::Direct,
                 tensors: 1,
+                recording: Recording::On,
             },
             entries: vec![entry("farandole"), entry("openmpi"), entry("mpich")],
             rates: Some(Rates { copy_bytes_per_s: 1e10, add_bytes_per_s: 5e9 }),

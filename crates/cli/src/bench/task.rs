@@ -125,6 +125,19 @@ pub(crate) struct Task {
     pub(crate) through: Through,
     /// Tensors in one iteration; more than one only through the engine.
     pub(crate) tensors: usize,
+    /// Whether ranks of farandole record what they do, as they always do in a job.
+    pub(crate) recording: Recording,
+}
+
+/// Whether ranks record what they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Recording {
+    /// As in a job.
+    #[default]
+    On,
+    /// To see what it costs.
+    Off,
 }
 
 /// The dtype with this name.
@@ -197,6 +210,7 @@ mod tests {
             memory: Memory::Own,
             through: Through::Direct,
             tensors: 1,
+            recording: Recording::On,
         };
         let text = serde_json::to_string(&task).unwrap();
         assert!(text.contains("\"dtype\":\"bfloat16\"") && text.contains("\"pace\":\"back-to-back\""), "{text}");

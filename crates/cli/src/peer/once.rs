@@ -7,7 +7,7 @@ use farandole_plan::{Dtype, ReduceOp};
 
 use super::mpi::Mpi;
 use crate::bench::contestant::{Contestant, Refusal};
-use crate::bench::task::{Kind, Memory, Pace, Task, Through};
+use crate::bench::task::{Kind, Memory, Pace, Recording, Task, Through};
 
 /// One float from each rank.
 const TASK: Task = Task {
@@ -19,6 +19,7 @@ const TASK: Task = Task {
     memory: Memory::Own,
     through: Through::Direct,
     tensors: 1,
+    recording: Recording::On,
 };
 
 /// Initialises the library of this name, makes one allreduce, checks it, finalises.

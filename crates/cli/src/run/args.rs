@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::horovod::Foreign;
+use super::insight::Insight;
 use super::tuning::{Tuning, seconds};
 
 /// Start a command as the ranks of a job, on this machine or many.
@@ -134,6 +135,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(super) tuning: Tuning,
+
+    #[command(flatten)]
+    pub(super) insight: Insight,
 
     #[command(flatten)]
     pub(super) foreign: Foreign,

@@ -35,7 +35,6 @@ use Answer::{Granted, Noted, Refused};
 const ELASTIC: &str =
     "elastic jobs are not available yet; give a fixed number of ranks with -np, and hosts with -H or --hostfile";
 const AUTOTUNE: &str = "autotuning is not available yet; set --fusion-threshold-mb yourself, or leave the default";
-const TIMELINE: &str = "the timeline is not available yet";
 const ALGORITHM: &str =
     "has no effect: the algorithm of each operation is chosen by its size and by which ranks share a host";
 const MPI: &str =
@@ -75,9 +74,6 @@ pub(super) const FLAGS: &[ForeignFlag] = &[
     flag("autotune-steps-per-sample", 1, Granted),
     flag("autotune-bayes-opt-max-samples", 1, Granted),
     flag("autotune-gaussian-process-noise", 1, Granted),
-    flag("timeline-filename", 1, Refused(TIMELINE)),
-    switch("timeline-mark-cycles", "no-timeline-mark-cycles", Granted),
-    switch("no-timeline-mark-cycles", "timeline-mark-cycles", Granted),
     also("min-np", "min-num-proc", Refused(ELASTIC)),
     also("max-np", "max-num-proc", Refused(ELASTIC)),
     also("slots-per-host", "slots", Refused(ELASTIC)),

@@ -8,6 +8,7 @@
 mod args;
 mod config;
 mod horovod;
+mod insight;
 mod order;
 mod show;
 mod spelling;
@@ -27,6 +28,7 @@ use farandole_cluster::launch;
 
 pub(crate) use args::RunArgs;
 use horovod::Foreign;
+use insight::Insight;
 use spelling::Words;
 use tuning::Tuning;
 
@@ -75,5 +77,5 @@ fn flags() -> Command {
 
 /// The flags that a configuration file may hold.
 fn settings() -> Command {
-    Foreign::augment_args(Tuning::augment_args(Command::new("settings")))
+    Foreign::augment_args(Insight::augment_args(Tuning::augment_args(Command::new("settings"))))
 }

@@ -64,7 +64,8 @@ pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, h
         order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
     }
 
-    let settings = args.tuning.variables()?;
+    let mut settings = args.tuning.variables()?;
+    settings.extend(args.insight.variables(here));
     order.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();
     // The ranks' own patience for each other is the launcher's.
     let patience =

@@ -1,0 +1,49 @@
+//! Flags that say what is to be written down of a job: its traces and its timeline.
+//!
+//! Each becomes a variable of the ranks; what they do with it is told in docs/insight.md. Files are meant where the launcher stands, so
+//! paths are made whole here; on other hosts the same path is used.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+/// What is to be written down.
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct Insight {
+    /// Keep a trace of every rank in DIR, for `farandole report` and `farandole timeline`
+    #[arg(long, value_name = "DIR", help_heading = INSIGHT)]
+    trace: Option<PathBuf>,
+
+    /// Rank 0 writes Horovod's timeline to FILE while the job runs; DYNAMIC: when the program calls start_timeline
+    #[arg(long, value_name = "FILE", help_heading = INSIGHT)]
+    timeline_filename: Option<PathBuf>,
+
+    /// Mark in the timeline when requests were taken in
+    #[arg(long, overrides_with = "no_timeline_mark_cycles", help_heading = INSIGHT)]
+    timeline_mark_cycles: bool,
+
+    #[arg(long, overrides_with = "timeline_mark_cycles", hide = true)]
+    no_timeline_mark_cycles: bool,
+}
+
+const INSIGHT: &str = "Insight";
+
+impl Insight {
+    /// The variables that these flags set.
+    pub(super) fn variables(&self, here: &Path) -> Vec<(String, String)> {
+        let whole = |path: &Path| here.join(path).to_string_lossy().into_owned();
+        let mut variables = Vec::new();
+        let mut set = |name: &str, value: Option<String>| {
+            variables.extend(value.map(|value| (name.to_owned(), value)));
+        };
+        set("FARANDOLE_TRACE", self.trace.as_deref().map(whole));
+        let timeline = self.timeline_filename.as_deref().map(|file| match file.to_str() {
+            Some("DYNAMIC") => "DYNAMIC".to_owned(),
+            _ => whole(file),
+        });
+        set("FARANDOLE_TIMELINE", timeline);
+        let mark = self.timeline_mark_cycles || self.no_timeline_mark_cycles;
+        set("FARANDOLE_TIMELINE_MARK_CYCLES", mark.then(|| u8::from(self.timeline_mark_cycles).to_string()));
+        variables
+    }
+}

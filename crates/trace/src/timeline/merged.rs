@@ -1,0 +1,301 @@
+//! The timeline of all ranks in one file, on one clock, for chrome://tracing and ui.perfetto.dev.
+//!
+//! Each rank is a "process" of the viewer. Its threads are rows with the phases of the program; beside them lie one row for the collectives of
+//! each group and one for direct calls, because whoever drives them changes from turn to turn. An operation is a bar with its pieces inside: packing, waiting
+//! (and for whom), the steps of large ones, unpacking. Marks of iterations and epochs, stalls and troubles are instants.
+//!
+//! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is noted in the file.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use crate::align::Fit;
+use crate::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
+use crate::json::{Escaped, Micros};
+use crate::trace::Trace;
+
+/// Rows of groups come after those of threads.
+const GROUP_ROWS: u32 = 100_000;
+
+/// Writes the timeline of these traces, which `fits` have put on one clock.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write(traces: &[Trace], fits: &[Fit], out: &mut dyn Write) -> io::Result<()> {
+    let start_ns = traces.iter().filter_map(Trace::span_ns).map(|(first, _)| first).min().unwrap_or(0);
+    writeln!(out, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
+    let mut page = Page { out, start_ns, first: true };
+    for trace in traces {
+        Story::new(trace, &mut page).tell()?;
+    }
+    writeln!(page.out, "\n], \"otherData\": {{")?;
+    for (index, (trace, fit)) in traces.iter().zip(fits).enumerate() {
+        let comma = if index + 1 < traces.len() { "," } else { "" };
+        let error = fit.error_ns.map_or_else(|| "unknown".to_owned(), |error| format!("at most {} us", Micros(error)));
+        let (rank, dropped) = (trace.header.rank, trace.dropped);
+        writeln!(page.out, "\"rank {rank}\": \"error of its clock {error}; {dropped} records lost\"{comma}")?;
+    }
+    writeln!(page.out, "}}}}")
+}
+
+/// The list of events in the making.
+struct Page<'a> {
+    out: &'a mut dyn Write,
+    start_ns: u64,
+    first: bool,
+}
+
+impl Page<'_> {
+    fn event(&mut self, event: std::fmt::Arguments<'_>) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.first) { "" } else { ",\n" };
+        write!(self.out, "{comma}{{{event}}}")
+    }
+}
+
+/// An operation that is under way.
+struct Under {
+    collective: Collective,
+    start_ns: u64,
+    /// When the piece began that it is in.
+    since_ns: u64,
+    bytes: u64,
+    requests: u32,
+    first_name: Option<NameId>,
+    /// For whom it waits.
+    waiting: Option<Option<u32>>,
+    /// Pieces, which are written after the bar that holds them.
+    pieces: Vec<(String, u64, u64)>,
+}
+
+/// One rank's part.
+struct Story<'a, 'p, 'o> {
+    trace: &'a Trace,
+    page: &'p mut Page<'o>,
+    phases: BTreeMap<ThreadId, Vec<(Phase, NameId, u64)>>,
+    under_way: BTreeMap<(Group, Operation), Under>,
+    rows: BTreeMap<u32, String>,
+}
+
+impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
+    fn new(trace: &'a Trace, page: &'p mut Page<'o>) -> Story<'a, 'p, 'o> {
+        Story { trace, page, phases: BTreeMap::new(), under_way: BTreeMap::new(), rows: BTreeMap::new() }
+    }
+
+    fn tell(mut self) -> io::Result<()> {
+        let header = &self.trace.header;
+        let (rank, host) = (header.rank, Escaped(&header.host));
+        let naming = format_args!("\"name\": \"rank {rank} on {host}\"");
+        self.page.event(format_args!(
+            "\"name\": \"process_name\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{{naming}}}"
+        ))?;
+        self.page.event(format_args!(
+            "\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{\"sort_index\": {rank}}}"
+        ))?;
+        for record in &self.trace.records {
+            self.tell_one(record)?;
+        }
+        let last_ns = self.trace.span_ns().map_or(0, |(_, last)| last);
+        // What has not ended lasts until the end of the trace.
+        for (thread, open) in std::mem::take(&mut self.phases) {
+            for (phase, name, begin_ns) in open.into_iter().rev() {
+                self.phase(thread, phase, name, begin_ns, last_ns)?;
+            }
+        }
+        for ((group, operation), under) in std::mem::take(&mut self.under_way) {
+            self.operation(group, operation, under, last_ns)?;
+        }
+        for (row, name) in std::mem::take(&mut self.rows) {
+            let name = Escaped(&name);
+            self.page.event(format_args!(
+                "\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": {rank}, \"tid\": {row}, \"args\": {{\"name\": \"{name}\"}}"
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn tell_one(&mut self, record: &Record) -> io::Result<()> {
+        let Record { time_ns, thread, event } = *record;
+        match event {
+            Event::Started { group, operation, collective, requests, bytes, .. } => {
+                let under = Under {
+                    collective,
+                    start_ns: time_ns,
+                    since_ns: time_ns,
+                    bytes,
+                    requests,
+                    first_name: None,
+                    waiting: None,
+                    pieces: Vec::new(),
+                };
+                self.under_way.insert((group, operation), under);
+            }
+            Event::Fused { name, group, operation, .. } => {
+                if let Some(under) = self.under_way.get_mut(&(group, operation)) {
+                    under.first_name.get_or_insert(name);
+                }
+            }
+            Event::Entered { group, operation } => self.piece(group, operation, time_ns, |_| "enter".to_owned()),
+            Event::Packed { group, operation } => self.piece(group, operation, time_ns, |_| "pack".to_owned()),
+            Event::Stepped { group, operation, step, peer, .. } => {
+                self.piece(group, operation, time_ns, |_| match peer {
+                    Some(peer) => format!("{step} (rank {peer})"),
+                    None => step.word().to_owned(),
+                })
+            }
+            Event::Waiting { group, operation, peer } => {
+                self.piece(group, operation, time_ns, |_| "work".to_owned());
+                if let Some(under) = self.under_way.get_mut(&(group, operation)) {
+                    under.waiting = Some(peer);
+                }
+            }
+            Event::Moving { group, operation } => self.piece(group, operation, time_ns, |under| match under.waiting {
+                Some(Some(peer)) => format!("wait for rank {peer}"),
+                _ => "wait".to_owned(),
+            }),
+            Event::Travelled { group, operation } => self.piece(group, operation, time_ns, |_| "work".to_owned()),
+            Event::Finished { group, operation } => {
+                self.piece(group, operation, time_ns, |_| "unpack".to_owned());
+                if let Some(under) = self.under_way.remove(&(group, operation)) {
+                    self.operation(group, operation, under, time_ns)?;
+                }
+            }
+            Event::Abandoned { group, operation } => {
+                self.under_way.remove(&(group, operation));
+            }
+            Event::PhaseBegin { phase, name } => {
+                self.phases.entry(thread).or_default().push((phase, name, time_ns));
+            }
+            Event::PhaseEnd { phase, name } => {
+                let open = self.phases.entry(thread).or_default();
+                // What lies above has lost its end.
+                if let Some(place) = open.iter().rposition(|(other, named, _)| (*other, *named) == (phase, name)) {
+                    let (_, _, begin_ns) = open[place];
+                    open.truncate(place);
+                    self.phase(thread, phase, name, begin_ns, time_ns)?;
+                }
+            }
+            Event::Iteration { number } => self.instant(thread, &format!("iteration {number}"), time_ns)?,
+            Event::Epoch { number } => self.instant(thread, &format!("epoch {number}"), time_ns)?,
+            Event::Stalled { name, rank, .. } => {
+                let text = format!("stall: {} waits for rank {rank}", self.trace.text(name));
+                self.instant(thread, &text, time_ns)?;
+            }
+            Event::Trouble { name } => self.instant(thread, self.trace.text(name), time_ns)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What an operation was in since the last time is over.
+    fn piece(&mut self, group: Group, operation: Operation, time_ns: u64, name: impl Fn(&Under) -> String) {
+        if let Some(under) = self.under_way.get_mut(&(group, operation)) {
+            let name = name(under);
+            let since_ns = std::mem::replace(&mut under.since_ns, time_ns);
+            under.waiting = None;
+            if time_ns > since_ns {
+                under.pieces.push((name, since_ns, time_ns));
+            }
+        }
+    }
+
+    fn operation(&mut self, group: Group, operation: Operation, under: Under, end_ns: u64) -> io::Result<()> {
+        let row = GROUP_ROWS + u32::from(group.0);
+        self.rows.entry(row).or_insert_with(|| match group {
+            Group::WORLD => "collectives".to_owned(),
+            Group::DIRECT => "direct collectives".to_owned(),
+            Group(number) => format!("collectives of group {number}"),
+        });
+        let Under { collective, start_ns, bytes, requests, first_name, pieces, .. } = under;
+        let tensor = first_name.map_or_else(String::new, |name| format!(" {}", self.trace.text(name)));
+        let more = if requests > 1 { format!(" and {} more", requests - 1) } else { String::new() };
+        let arguments =
+            format!(", \"args\": {{\"bytes\": {bytes}, \"requests\": {requests}, \"operation\": {}}}", operation.0);
+        self.bar(row, &format!("{collective}{tensor}{more}"), start_ns, end_ns, &arguments)?;
+        for (name, begin_ns, end_ns) in pieces {
+            self.bar(row, &name, begin_ns, end_ns, "")?;
+        }
+        Ok(())
+    }
+
+    fn phase(&mut self, thread: ThreadId, phase: Phase, name: NameId, begin_ns: u64, end_ns: u64) -> io::Result<()> {
+        let row = self.thread_row(thread);
+        let name = if phase == Phase::User { self.trace.text(name) } else { phase.word() };
+        self.bar(row, name, begin_ns, end_ns, "")
+    }
+
+    fn thread_row(&mut self, thread: ThreadId) -> u32 {
+        let row = u32::from(thread.0);
+        let name = self.trace.threads.get(&thread);
+        self.rows.entry(row).or_insert_with(|| name.cloned().unwrap_or_else(|| format!("thread {row}")));
+        row
+    }
+
+    fn bar(&mut self, row: u32, name: &str, begin_ns: u64, end_ns: u64, more: &str) -> io::Result<()> {
+        let (rank, name) = (self.trace.header.rank, Escaped(name));
+        let (begin, length) = (Micros(begin_ns - self.page.start_ns), Micros(end_ns.saturating_sub(begin_ns)));
+        self.page.event(format_args!(
+            "\"ph\": \"X\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {begin}, \"dur\": {length}{more}"
+        ))
+    }
+
+    fn instant(&mut self, thread: ThreadId, name: &str, time_ns: u64) -> io::Result<()> {
+        let row = self.thread_row(thread);
+        let (rank, name, time) = (self.trace.header.rank, Escaped(name), Micros(time_ns - self.page.start_ns));
+        self.page.event(format_args!(
+            "\"ph\": \"i\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {time}, \"s\": \"p\""
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::align::put_on_one_clock;
+    use crate::event::Dtype;
+    use crate::trace::Header;
+
+    fn rank(rank: u32, ahead_ns: u64) -> Trace {
+        let (host, clock) = (format!("host \"{rank}\""), format!("clock {rank}"));
+        let mut trace = Trace::new(Header { rank, size: 2, host, clock, ..Header::default() });
+        trace.threads.insert(ThreadId(0), "main".to_owned());
+        let name = trace.names.intern("w");
+        let (group, operation, main) = (Group::WORLD, Operation(1), ThreadId(0));
+        let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 40);
+        let at = |time_ns: u64| time_ns + ahead_ns;
+        trace.push(at(500), main, Event::Iteration { number: 3 });
+        trace.push_phase(main, Phase::Forward, at(1000), at(2000));
+        trace.push(at(3000), main, Event::Started { group, operation, collective, dtype, requests: 2, bytes });
+        trace.push(at(3000), main, Event::Fused { name, group, operation, bytes });
+        trace.push(at(3500), main, Event::Packed { group, operation });
+        trace.push(at(4000), main, Event::Waiting { group, operation, peer: Some(1 - rank) });
+        trace.push(at(6000), main, Event::Moving { group, operation });
+        trace.push(at(7000), main, Event::Finished { group, operation });
+        trace.push(at(7500), main, Event::PhaseBegin { phase: Phase::Backward, name: NameId::NONE });
+        trace.push(at(8000), main, Event::Cycle);
+        trace
+    }
+
+    #[test]
+    fn ranks_are_processes_threads_are_rows_and_clocks_are_one() {
+        let mut traces = [rank(0, 1_000_000), rank(1, 9_000_000_000)];
+        let fits = put_on_one_clock(&mut traces);
+        let mut bytes = Vec::new();
+        write(&traces, &fits, &mut bytes).unwrap();
+        let page: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let events = page["traceEvents"].as_array().unwrap();
+        let find = |pid: u64, name: &str| {
+            events.iter().find(|event| event["pid"] == pid && event["name"] == name).unwrap_or_else(|| panic!("{name}"))
+        };
+        for pid in 0..2 {
+            let bar = find(pid, "allreduce w and 1 more");
+            assert_eq!((bar["ts"].as_f64(), bar["dur"].as_f64()), (Some(2.5), Some(4.0)), "on one clock");
+            assert_eq!(bar["args"]["bytes"], 40);
+            let wait = find(pid, &format!("wait for rank {}", 1 - pid));
+            assert_eq!((wait["ts"].as_f64(), wait["dur"].as_f64()), (Some(5.5 - 2.0), Some(2.0)));
+            assert_eq!(find(pid, "forward")["tid"], 0);
+            assert_eq!(find(pid, "backward")["dur"].as_f64(), Some(0.5), "what has no end lasts to the end");
+            assert_eq!(find(pid, "iteration 3")["ph"], "i");
+        }
+        assert!(page["otherData"]["rank 1"].as_str().unwrap().contains("at most"), "{page}");
+    }
+}
