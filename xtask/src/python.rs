@@ -141,8 +141,11 @@ fn pytest(built: &Built, size: Option<&str>, choice: Option<&str>) -> Result<Tal
         Some(size) => shell.words(&[&command, "run", "-np", size]),
         None => shell,
     };
-    // A rank that goes on after a failure would wait for others in tests that they do not run any more: the first one ends the job.
-    let mut shell = shell.words(&[&python, "-m", "pytest", "--exitfirst", &folder]);
+    let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=5", &folder]);
+    if size.is_some() {
+        // A rank that goes on after a failure would wait for others in tests that they do not run any more.
+        shell = shell.words(&["--exitfirst"]);
+    }
     if let Some(choice) = choice {
         shell = shell.words(&["-k", choice]);
     }
