@@ -26,12 +26,9 @@ from farandole.process_sets import ProcessSet, is_communicator
 
 __all__ = ["HorovodBasics", "basics"]
 
-_NOT_INITIALISED = "Horovod has not been initialized; use hvd.init()."
 _DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
-_TIMELINE_VARIABLES = ("FARANDOLE_TIMELINE", "HOROVOD_TIMELINE")
 
 _on_reset: list[Callable[[], None]] = []
-_timeline_allowed = False
 
 
 def on_reset(forget: Callable[[], None]) -> None:
@@ -80,7 +77,6 @@ class HorovodBasics:
 
         Does nothing to the engine if it runs already. May be called again after `shutdown`.
         """
-        global _timeline_allowed
         if isinstance(process_sets, str):
             if process_sets.lower() != "dynamic":
                 raise ValueError(f'process_sets is a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
@@ -96,7 +92,6 @@ class HorovodBasics:
             _reset()
             _process_sets.forget()
             _native.init(distinct, dynamic=_is_true(_first_set(_DYNAMIC_VARIABLES)))
-            _timeline_allowed = _first_set(_TIMELINE_VARIABLES) is not None
             try:
                 _check_covers_job(comm)
             except ValueError:
@@ -119,16 +114,10 @@ class HorovodBasics:
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
         """Begins to record a timeline into a file. HOROVOD_TIMELINE must have been set (to DYNAMIC, say) at `init`."""
-        if not _native.is_initialized():
-            raise ValueError(_NOT_INITIALISED)
-        if not _timeline_allowed:
-            raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
         _native.start_timeline(os.fspath(file_path), bool(mark_cycles))
 
     def stop_timeline(self) -> None:
         """Ends the recording and closes the file."""
-        if not _native.is_initialized():
-            raise ValueError(_NOT_INITIALISED)
         _native.stop_timeline()
 
     def size(self) -> int:
