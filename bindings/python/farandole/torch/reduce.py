@@ -67,11 +67,11 @@ def _submit(
         loan, output = (staging.lend_to_write(tensor), None) if in_place else staging.lend_for_copy(tensor)
         loans.append(loan)
         outputs.append(output)
+    factors = (int(op), float(prescale_factor), float(postscale_factor))
     requests = []
     for index, (loan, output) in enumerate(zip(loans, outputs)):
         name = base_name if batch is None else f"{base_name}_{index + 1}of{len(tensors)}"
         destination = None if output is None else (output.data_ptr(), output)
-        factors = (int(op), float(prescale_factor), float(postscale_factor))
         requests.append((name, *loan.words(), *factors, group, batch, 0, destination))
     return staging.submit(loans, lambda: _native.allreduce_many(requests)), loans, outputs
 

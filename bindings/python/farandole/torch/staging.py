@@ -72,7 +72,7 @@ class Loan:
     def words(self) -> tuple[int, tuple[int, ...], int, torch.Tensor]:
         """Address, shape, element type and owner, as the engine wants to have them."""
         host = self.host
-        return host.data_ptr(), tuple(host.shape), DTYPE_CODES[host.dtype], host
+        return host.data_ptr(), host.shape, DTYPE_CODES[host.dtype], host
 
     def give_back(self) -> torch.Tensor:
         """Puts a result that the engine wrote to the stand-in into the caller's tensor, and returns that."""
@@ -86,18 +86,32 @@ class Loan:
         return place(self.host, self.tensor.device)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the engine can work on the tensor's own memory. Most tensors are like that; a training step asks for hundreds of them."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.dtype in DTYPE_CODES
+        and not tensor.is_neg()
+    )
+
+
 def lend(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads."""
+    if _is_plain(tensor):
+        return Loan(tensor, tensor)
     _check(tensor)
-    if tensor.device.type == "cpu":
-        if tensor.is_contiguous() and not tensor.is_neg():
-            return Loan(tensor, tensor)
+    if tensor.is_cpu:
         return Loan(tensor, tensor.detach().resolve_neg().contiguous())
     return _lend_from_device(tensor)
 
 
 def lend_to_write(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads and writes."""
+    if _is_plain(tensor):
+        return Loan(tensor, tensor)
     _check(tensor)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
         raise ValueError(
@@ -243,8 +257,9 @@ _stager = _Stager()
 def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) -> AnyWork:
     """Has the engine asked by `call`, now if all data are in host memory and otherwise as soon as they are. What is wrong with
     a request is raised here in the first case, and by `wait` in the second."""
-    if all(loan.ready is None for loan in loans):
-        return Work(call())
-    work = StagedWork(loans, call)
-    _stager.put(work)
-    return work
+    for loan in loans:
+        if loan.ready is not None:
+            work = StagedWork(loans, call)
+            _stager.put(work)
+            return work
+    return Work(call())
