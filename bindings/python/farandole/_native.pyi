@@ -153,6 +153,23 @@ def join(group: int) -> Handle: ...
 def wait_all(handles: Iterable[Handle]) -> list[Result]:
     """Waits until all are done; the first that went wrong raises, and the others keep their results."""
 
+class Convoy:
+    """Tensors that are reduced together again and again: what stays the same. Every member is a request of its own."""
+
+    def __init__(
+        self,
+        members: Sequence[tuple[str, Sequence[int], int]],
+        op: int,
+        prescale: float,
+        postscale: float,
+        group: int,
+        batch: str | None,
+    ) -> None:
+        """members: name, shape, dtype. With batch, a name that is the same on all ranks, they are reduced together."""
+
+    def send(self, addresses: list[int], owners: tuple[object, ...]) -> Bundle: ...
+    def __len__(self) -> int: ...
+
 def start_timeline(path: str, mark_cycles: bool) -> None:
     """Rank 0 writes a timeline from now on. ValueError unless HOROVOD_TIMELINE was set when the job began."""
 

@@ -6,7 +6,7 @@
 //! a bundle does not exist: every gradient is a request of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use farandole::{Batch, Collective, EngineError, Submission, Ticket};
@@ -63,6 +63,15 @@ impl Bundle {
 }
 
 impl Bundle {
+    /// Hands submissions in whose results go to their own memory.
+    pub(crate) fn hand_in(job: &Arc<Job>, submissions: Vec<Submission>) -> PyResult<Bundle> {
+        let engine = job.world.engine();
+        let tickets: std::result::Result<Vec<Ticket>, EngineError> =
+            submissions.into_iter().map(|submission| engine.submit(submission)).collect();
+        let tickets = tickets.map_err(|error| errors::raised(job.world.report(error)))?;
+        Ok(Bundle { tickets, job: Arc::downgrade(job), settling: AtomicBool::new(false), settled: OnceLock::new() })
+    }
+
     /// Lets go of everything that was lent. Letting go may run Python code and with it other threads, so no lock is held; a second
     /// thread waits until the first is through.
     fn settle(&self, py: Python<'_>) -> Option<&EngineError> {
@@ -114,12 +123,7 @@ pub(crate) fn allreduce_bundle(
         let batch = Batch { name: name.into(), members };
         submissions.iter_mut().for_each(|submission| submission.request.batch = Some(batch.clone()));
     }
-    let engine = job.world.engine();
-    let tickets: std::result::Result<Vec<Ticket>, EngineError> =
-        submissions.into_iter().map(|submission| engine.submit(submission)).collect();
-    let tickets = tickets.map_err(|error| errors::raised(job.world.report(error)))?;
-    let job = std::sync::Arc::downgrade(&job);
-    Ok(Bundle { tickets, job, settling: AtomicBool::new(false), settled: OnceLock::new() })
+    Bundle::hand_in(&job, submissions)
 }
 
 fn read_tensor(words: &Bound<'_, PyAny>, collective: &Collective) -> PyResult<Submission> {

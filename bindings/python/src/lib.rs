@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod bundle;
+mod convoy;
 mod dlpack;
 mod errors;
 mod handle;
@@ -32,6 +33,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::bundle::{Bundle, allreduce_bundle};
+    #[pymodule_export]
+    use crate::convoy::Convoy;
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

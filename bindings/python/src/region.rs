@@ -14,8 +14,13 @@ use farandole::{Dtype, Region};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Lends the bytes at an address, which belong to `owner`.
-pub(crate) fn lend(address: usize, len_bytes: usize, dtype: Dtype, owner: Py<PyAny>) -> PyResult<Region> {
+/// Lends the bytes at an address, which belong to `owner`: a Python object, or something that holds one.
+pub(crate) fn lend(
+    address: usize,
+    len_bytes: usize,
+    dtype: Dtype,
+    owner: impl Send + Sync + 'static,
+) -> PyResult<Region> {
     if len_bytes > 0 && address == 0 {
         return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
     }

@@ -31,8 +31,7 @@ impl Tensor<'_, '_> {
     /// What it is, how large it is, and its memory on loan.
     pub(crate) fn lend(&self) -> PyResult<(Vec<u64>, Dtype, Region)> {
         let shape = read_shape(self.shape)?;
-        let dtype = Dtype::from_wire(self.dtype)
-            .ok_or_else(|| PyValueError::new_err(format!("there is no element type with the number {}", self.dtype)))?;
+        let dtype = element_type(self.dtype)?;
         let len_bytes = len_bytes(&shape, dtype)?;
         let region = region::lend(self.address, len_bytes, dtype, self.owner.clone().unbind())?;
         Ok((shape, dtype, region))
@@ -215,6 +214,11 @@ fn read_batch(batch: Option<(&str, u32)>) -> Option<Batch> {
     batch.map(|(name, members)| Batch { name: name.into(), members })
 }
 
+pub(crate) fn element_type(number: u8) -> PyResult<Dtype> {
+    Dtype::from_wire(number)
+        .ok_or_else(|| PyValueError::new_err(format!("there is no element type with the number {number}")))
+}
+
 pub(crate) fn read_op(op: u8) -> PyResult<ReduceOp> {
     ReduceOp::from_wire(op)
         .ok_or_else(|| PyValueError::new_err(format!("there is no reduction operation with the number {op}")))
@@ -250,7 +254,7 @@ fn read_numbers(numbers: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u64>> {
     }
 }
 
-fn len_bytes(shape: &[u64], dtype: Dtype) -> PyResult<usize> {
+pub(crate) fn len_bytes(shape: &[u64], dtype: Dtype) -> PyResult<usize> {
     let bytes = shape.iter().try_fold(dtype.size_bytes() as u64, |bytes, &dim| bytes.checked_mul(dim));
     bytes
         .and_then(|bytes| usize::try_from(bytes).ok())

@@ -24,26 +24,28 @@ from farandole.torch.compression import NoneCompressor
 from farandole.torch.staging import DTYPE_CODES
 
 if TYPE_CHECKING:
-    from farandole.torch.outbox import Bucket, Terms
+    from farandole.torch.outbox import Convoy, Terms
 
 
 class Gradient:
     """What is known of one parameter's gradient.
 
-    `sent` is the tensor that `parameter.grad` was when it was sent, and `None` while it is the user's. `arrive`, if any, turns what
-    came back into the gradient.
+    `sent` is what `parameter.grad` was when it was complete, and `None` while it is the user's. `arrive`, if any, turns what came
+    back into the gradient. `place` is its place in its convoy.
     """
 
     __slots__ = (
         "arrive",
-        "bucket",
         "code",
+        "convoy",
         "dtype",
         "frozen",
         "name",
+        "numel",
         "parameter",
         "passes_left",
         "permuted",
+        "place",
         "sent",
         "shape",
         "size_bytes",
@@ -55,7 +57,8 @@ class Gradient:
         self.parameter = parameter
         self.name = "allreduce." + name
         self.passes_left = passes
-        self.bucket: Bucket | None = None
+        self.convoy: Convoy | None = None
+        self.place = 0
         self.sent: torch.Tensor | None = None
         self.version = 0
         self.arrive: Callable[[], None] | None = None
@@ -66,9 +69,12 @@ class Gradient:
     def describe(self) -> None:
         """Notes how the parameter is laid out, which is how its gradients will be."""
         parameter = self.parameter
+        if self.convoy is not None:
+            self.convoy.native = None
         self.dtype = parameter.dtype
         self.code = DTYPE_CODES.get(parameter.dtype)
-        self.size_bytes = parameter.numel() * parameter.element_size()
+        self.numel = parameter.numel()
+        self.size_bytes = self.numel * parameter.element_size()
         # A parameter that is dense in another order of its dimensions (channels last) has gradients like itself. These are sent in
         # the order of memory, with the shape in that order, so that ranks with different layouts are refused and not mixed up.
         order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
@@ -86,14 +92,14 @@ class Gradient:
         return parameter.grad
 
     def travels_as_it_is(self, grad: torch.Tensor) -> bool:
-        """Whether this gradient can be reduced where it lies."""
-        if grad.is_sparse or not grad.is_cpu or self.code is None:
+        """Whether this gradient can be reduced where it lies. Asked for every gradient of every iteration."""
+        if grad.is_sparse or not grad.is_cpu or grad.requires_grad:
             return False
-        if grad.dtype is not self.dtype or grad.shape != self.parameter.shape:
+        if grad.dtype is not self.dtype or grad.numel() != self.numel:
             self.describe()
-        if grad.is_contiguous():
-            return not self.permuted
-        return self.permuted and grad.stride() == self.parameter.stride()
+        if self.permuted or not grad.is_contiguous():
+            return self.permuted and grad.stride() == self.parameter.stride()
+        return self.code is not None
 
     def pack(self, grad: torch.Tensor, terms: Terms) -> torch.Tensor | None:
         """The contiguous tensor that travels for this gradient, or `None` if an operation has been started for it."""
@@ -148,27 +154,27 @@ class Gradient:
         elif reduced.data_ptr() != grad.data_ptr():
             grad.copy_(reduced.view_as(grad))
 
-    def take_back(self) -> None:
-        """Makes the gradient the user's again, once its result is there."""
-        sent, self.sent = self.sent, None
-        grad = self.parameter.grad
-        if grad is not sent:
+    def complain(self) -> None:
+        """Says what has happened to a gradient on its way."""
+        if self.parameter.grad is not self.sent:
             raise AssertionError(
                 f"The gradient of parameter {self.name!r} was replaced while it was being reduced. Call optimizer.synchronize() or "
                 "optimizer.step() after loss.backward(), before anything else touches the gradients."
             )
-        if sent._version != self.version:
-            raise AssertionError(
-                f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is neither. Call "
-                "optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
-                "optimizer.step() within optimizer.skip_synchronize()."
-            )
+        raise AssertionError(
+            f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is neither. Call "
+            "optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
+            "optimizer.step() within optimizer.skip_synchronize()."
+        )
+
+    def finish(self) -> None:
+        """Turns what came back into the gradient, where there is more to do than nothing."""
         if self.arrive is not None:
             arrive, self.arrive = self.arrive, None
             arrive()
         if self.frozen:
             self.frozen = False
-            if not bool(sent.any()):
+            if not bool(self.parameter.grad.any()):
                 # Frozen here and without a gradient anywhere: an optimizer must not see one, or decay would move the parameter.
                 self.parameter.grad = None
 

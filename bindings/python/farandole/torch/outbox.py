@@ -2,17 +2,17 @@
 
 Owns the way of gradients from autograd to the engine and back. Backward calls a hook for each gradient that is complete. A call into
 the engine for each would cost more than many a gradient is worth, and waiting for all would waste the time that
-backward still takes; so gradients leave in *buckets*, whose members follow each other in backward. The order is learned: in the
-first iteration every gradient leaves alone, and the order in which they left is then cut into buckets. A large gradient
-is a bucket of its own and leaves at once.
+backward still takes; so gradients leave in *convoys*, whose members follow each other in backward. The order is learned: in the
+first iteration every gradient leaves alone, and the order in which they left is then cut into convoys. A large gradient
+is a convoy of its own and leaves at once.
 
-Invariant: the result does not depend on what was learned. A bucket is only company on the way to the engine, where every
-gradient has a request of its own, under its own name. Buckets may differ between ranks; what backward did not bring is sent at
+Invariant: the result does not depend on what was learned. A convoy is only company on the way to the engine, where every
+gradient has a request of its own, under its own name. Convoys may differ between ranks; what backward did not bring is sent at
 delivery, as it is or as zeros. *A gradient that does not come* (an unused parameter, another branch of a dynamic graph)
-leaves its bucket at delivery and travels alone from then on, so that it holds nobody up twice. When many travel alone, the order is
+leaves its convoy at delivery and travels alone from then on, so that it holds nobody up twice. When many travel alone, the order is
 learned again, at ever longer intervals, so that a graph which never settles does not cause learning for ever.
 
-With groups of the user's, buckets are these groups instead, and all members are reduced together.
+With groups of the user's, convoys are these groups instead, and all members are reduced together.
 
 Hooks run in the threads of autograd, delivery in the thread that calls the optimizer; autograd returns from backward after its last
 hook, and all of it happens under the interpreter's lock. So nothing here is locked.
@@ -34,12 +34,13 @@ from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.staging import DTYPE_CODES
 
-#: A bucket is closed when it holds this much. One call for 1 MiB costs nothing beside its reduction (about 0.1 ms within a host), and
-#: backward of common networks makes some hundred such buckets at most.
-BUCKET_BYTES = 1 << 20
+#: A convoy is complete when it holds this much. One call for 1 MiB costs nothing beside its reduction (about 0.1 ms within a host), and
+#: backward of common networks makes some hundred such convoys at most.
+CONVOY_BYTES = 1 << 20
 
-#: A bucket is closed when it has this many members, so that networks of tiny parameters overlap, too.
-BUCKET_MEMBERS = 256
+#: A convoy is complete when it has this many members, so that networks of tiny parameters overlap, too. Every convoy wakes the engine's
+#: worker, which disturbs backward where cores are scarce; a thousand gradients take backward some milliseconds.
+CONVOY_MEMBERS = 1024
 
 #: How many deliveries lie between two lessons at most.
 LONGEST_LEARNING_INTERVAL = 1024
@@ -60,15 +61,45 @@ class Terms:
     process_set: ProcessSet
 
 
-class Bucket:
-    """Gradients that leave together, once all have come. `missing` counts those that have not; `key` names a group of the user's."""
+class Convoy:
+    """Gradients that leave together, once all have come.
 
-    __slots__ = ("key", "members", "missing")
+    `missing` counts those that have not; `addresses` is where those lie that have. `unusual` says that one of them cannot travel as it is;
+    then all are sent one by one. `key` names a group of the user's.
+    """
+
+    __slots__ = ("addresses", "group", "key", "members", "missing", "native", "unusual")
 
     def __init__(self, members: Sequence[Gradient], key: str | None = None) -> None:
         self.members = list(members)
-        self.missing = len(self.members)
         self.key = key
+        self.group: int | None = None
+        self.native: _native.Convoy | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Waits for all members again."""
+        self.missing = len(self.members)
+        self.unusual = False
+        self.addresses = [0] * self.missing
+
+    def let_go(self, gradients: Sequence[Gradient]) -> None:
+        """Goes on without these."""
+        for gradient in gradients:
+            self.members.remove(gradient)
+            gradient.convoy = None
+        for place, gradient in enumerate(self.members):
+            gradient.place = place
+        self.native = None
+
+    def prepare(self, terms: Terms) -> _native.Convoy:
+        """What the engine needs to know of these members once, made again whenever something of it has changed."""
+        group = terms.process_set.process_set_id
+        if self.native is None or self.group != group:
+            members = [(gradient.name, gradient.shape, gradient.code) for gradient in self.members]
+            self.native = _native.Convoy(members, terms.op, terms.prescale, terms.postscale, group, self.key)
+            self.group = group
+        return self.native
 
 
 class Outbox:
@@ -85,9 +116,9 @@ class Outbox:
         self.delivered = False
         self._gradients: list[Gradient] = []
         self._hooks: list[Any] = []
+        self._convoys: list[Convoy] = []
         self._departed: list[Gradient] = []
-        self._handles: list[_native.Handle] = []
-        self._buckets: list[Bucket] = []
+        self._bundles: list[_native.Bundle] = []
         self._grouped = False
         self._alone = 0
         self._deliveries_until_learning = 0
@@ -105,13 +136,13 @@ class Outbox:
     def group(self, members: Sequence[Gradient], key: str) -> None:
         """Makes these gradients a group that is always reduced together."""
         self._grouped = True
-        self._form_bucket(members, key)
+        self._form_convoy(members, key)
 
-    def _form_bucket(self, members: Sequence[Gradient], key: str | None = None) -> None:
-        bucket = Bucket(members, key)
-        self._buckets.append(bucket)
-        for gradient in bucket.members:
-            gradient.bucket = bucket
+    def _form_convoy(self, members: Sequence[Gradient], key: str | None = None) -> None:
+        convoy = Convoy(members, key)
+        self._convoys.append(convoy)
+        for place, gradient in enumerate(convoy.members):
+            gradient.convoy, gradient.place = convoy, place
 
     def by_name(self) -> dict[str, Gradient]:
         """All gradients by the names of their parameters."""
@@ -133,64 +164,75 @@ class Outbox:
 
     def _hook_of(self, gradient: Gradient) -> Callable[[torch.Tensor], None]:
         """The function that backward calls whenever this gradient has been accumulated. Called for every gradient of every
-        iteration, so it does as little as it can."""
+        iteration: it does as little as it can, and it looks at the gradient now, while the processor has it at hand."""
+        plain = self.terms.compression is NoneCompressor
 
-        def gradient_is_there(_parameter: torch.Tensor) -> None:
+        def gradient_is_there(parameter: torch.Tensor) -> None:
             if self.held:
                 return
             self.begun = True
             gradient.passes_left = passes_left = gradient.passes_left - 1
             if passes_left > 0:
                 return
-            bucket = gradient.bucket
             if passes_left < 0:
                 refuse_another_pass()
-            elif bucket is None:
+            convoy = gradient.convoy
+            if convoy is None:
                 self._alone += 1
                 self._send((gradient,))
-            elif bucket.missing > 1:
-                bucket.missing -= 1
+                return
+            grad = parameter.grad
+            if plain and gradient.travels_as_it_is(grad):
+                convoy.addresses[gradient.place] = grad.data_ptr()
+                gradient.sent = grad
+                gradient.version = grad._version
             else:
-                bucket.missing = len(bucket.members)
-                self._send(bucket.members, bucket.key)
+                convoy.unusual = True
+            convoy.missing = missing = convoy.missing - 1
+            if missing == 0:
+                self._depart(convoy)
 
         return gradient_is_there
 
+    def _depart(self, convoy: Convoy) -> None:
+        """Sends a convoy that is complete."""
+        if convoy.unusual:
+            self._send(convoy.members, convoy.key)
+        else:
+            self.delivered = False
+            owners = tuple([gradient.sent for gradient in convoy.members])
+            self._bundles.append(convoy.prepare(self.terms).send(convoy.addresses, owners))
+            self._departed += convoy.members
+        convoy.restart()
+
     def _send(self, gradients: Sequence[Gradient], key: str | None = None) -> None:
-        """Hands gradients to the engine in one call. Each is the engine's until it is delivered."""
+        """Hands gradients of any kind to the engine, as they are now."""
         self.delivered = False
         terms = self.terms
         plain = terms.compression is NoneCompressor
-        op, prescale, postscale = terms.op, terms.prescale, terms.postscale
-        group = terms.process_set.process_set_id
-        requests: list[Any] = []
+        tensors: list[tuple[str, int, tuple[int, ...], int, torch.Tensor]] = []
         for gradient in gradients:
             grad = gradient.parameter.grad
             if grad is None:
                 grad = gradient.provide()
             if grad.requires_grad:
-                raise AssertionError(
-                    f"The gradient of {gradient.name!r} is part of a graph itself (backward was called with create_graph=True); "
-                    "it cannot be reduced in place."
-                )
+                refuse_a_graph(gradient)
             gradient.sent = grad
             gradient.version = grad._version
             self._departed.append(gradient)
-            if plain and gradient.travels_as_it_is(grad):
-                memory: torch.Tensor | None = grad
-                shape, code = gradient.shape, gradient.code
-            else:
+            memory: torch.Tensor | None = grad
+            shape, code = gradient.shape, gradient.code
+            if not (plain and gradient.travels_as_it_is(grad)):
                 memory = gradient.pack(grad, terms)
                 if memory is None:
                     continue
                 shape, code = tuple(memory.shape), DTYPE_CODES[memory.dtype]
-            requests.append(
-                (gradient.name, memory.data_ptr(), shape, code, memory, op, prescale, postscale, group, None, 0, None)
+            tensors.append((gradient.name, memory.data_ptr(), shape, code, memory))
+        if tensors:
+            group = terms.process_set.process_set_id
+            self._bundles.append(
+                _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, group, key)
             )
-        if key is not None:
-            batch = (key, len(requests))
-            requests = [(*request[:9], batch, *request[10:]) for request in requests]
-        self._handles += _native.allreduce_many(requests)
 
     # Delivery
 
@@ -199,47 +241,50 @@ class Outbox:
         """Whether gradients are on their way, or complete and about to leave."""
         return bool(self._departed) or (self.begun and any(gradient.passes_left <= 0 for gradient in self._gradients))
 
-
     def deliver(self) -> None:
         """Sends whatever has not left yet, and waits until everything is back."""
         came = len(self._departed)
         try:
             if came < len(self._gradients):
                 self._send_the_rest()
-            _native.wait_all(self._handles)
+            for bundle in reversed(self._bundles):  # Whoever waits for the last one drives without interruption.
+                bundle.wait()
             passes = self.passes
             for gradient in self._departed:
-                gradient.take_back()
+                grad = gradient.sent
+                if gradient.parameter.grad is not grad or grad._version != gradient.version:
+                    gradient.complain()
+                if gradient.arrive is not None or gradient.frozen:
+                    gradient.finish()
+                gradient.sent = None
                 gradient.passes_left = passes
         except BaseException:
             self.forget()
             raise
-        departed, self._departed, self._handles = self._departed, [], []
+        departed, self._departed, self._bundles = self._departed, [], []
         self.begun, self.delivered = False, True
-        self._consider_learning(departed[:came])
+        if self._alone:
+            self._consider_learning(departed[:came])
 
     def _send_the_rest(self) -> None:
-        """Sends what is still here: groups and buckets that are incomplete, and gradients that did not come. The order is that of the
+        """Sends what is still here: groups and convoys that are incomplete, and gradients that did not come. The order is that of the
         parameters, the same on all ranks where these are."""
-        for bucket in self._buckets:
-            if bucket.members and bucket.members[0].sent is None:
-                self._close_early(bucket)
-        rest = [gradient for gradient in self._gradients if gradient.sent is None]
+        away = set(self._departed)
+        for convoy in self._convoys:
+            if convoy.members and convoy.members[0] not in away:
+                if convoy.key is not None:
+                    self._send(convoy.members, convoy.key)
+                    away.update(convoy.members)
+                elif convoy.missing < len(convoy.members):
+                    # Those who came have waited for the others in vain.
+                    convoy.let_go([member for member in convoy.members if member.passes_left > 0])
+                convoy.restart()
+        rest = [gradient for gradient in self._gradients if gradient not in away]
         if rest:
             self._send(rest)
 
-    def _close_early(self, bucket: Bucket) -> None:
-        """Sends a group as it is. Lets those of a bucket go who were waited for in vain."""
-        if bucket.key is not None:
-            self._send(bucket.members, bucket.key)
-        elif bucket.missing < len(bucket.members):
-            for gradient in [member for member in bucket.members if member.passes_left > 0]:
-                bucket.members.remove(gradient)
-                gradient.bucket = None
-        bucket.missing = len(bucket.members)
-
     def _consider_learning(self, came: list[Gradient]) -> None:
-        """Cuts the order in which gradients came into buckets, if enough of them travelled alone."""
+        """Cuts the order in which gradients came into convoys, if enough of them travelled alone."""
         alone, self._alone = self._alone, 0
         self._deliveries_until_learning -= 1
         if self._grouped or alone < min(RELEARN_FROM, len(self._gradients)) or self._deliveries_until_learning > 0:
@@ -247,10 +292,10 @@ class Outbox:
         self._deliveries_until_learning = self._learning_interval
         self._learning_interval = min(2 * self._learning_interval, LONGEST_LEARNING_INTERVAL)
         for gradient in self._gradients:
-            gradient.bucket = None
-        self._buckets = []
+            gradient.convoy = None
+        self._convoys = []
         for members in cut(came):
-            self._form_bucket(members)
+            self._form_convoy(members)
 
     def forget(self) -> None:
         """Forgets what is on its way: the engine keeps its memory alive and drops the results."""
@@ -258,29 +303,29 @@ class Outbox:
             gradient.sent = gradient.arrive = None
             gradient.frozen = False
             gradient.passes_left = self.passes
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.members)
-        self._departed, self._handles, self._alone = [], [], 0
+        for convoy in self._convoys:
+            convoy.restart()
+        self._departed, self._bundles, self._alone = [], [], 0
         self.begun = self.delivered = False
 
 
 def cut(order: Sequence[Gradient]) -> list[list[Gradient]]:
-    """Cuts an order of gradients into buckets. Large ones are on their own; small ones wait for each other across them."""
-    buckets: list[list[Gradient]] = []
+    """Cuts an order of gradients into convoys. Large ones are on their own; small ones wait for each other across them."""
+    convoys: list[list[Gradient]] = []
     small: list[Gradient] = []
     small_bytes = 0
     for gradient in order:
-        if gradient.size_bytes >= BUCKET_BYTES:
-            buckets.append([gradient])
+        if gradient.size_bytes >= CONVOY_BYTES:
+            convoys.append([gradient])
             continue
         small.append(gradient)
         small_bytes += gradient.size_bytes
-        if small_bytes >= BUCKET_BYTES or len(small) >= BUCKET_MEMBERS:
-            buckets.append(small)
+        if small_bytes >= CONVOY_BYTES or len(small) >= CONVOY_MEMBERS:
+            convoys.append(small)
             small, small_bytes = [], 0
     if small:
-        buckets.append(small)
-    return buckets
+        convoys.append(small)
+    return convoys
 
 
 def refuse_another_pass() -> None:
@@ -288,4 +333,12 @@ def refuse_another_pass() -> None:
     raise AssertionError(
         "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
         "backward_passes_per_step to accumulate gradients locally. (optimizer.no_sync() accumulates, too.)"
+    )
+
+
+def refuse_a_graph(gradient: Gradient) -> None:
+    """A gradient is a function of other tensors."""
+    raise AssertionError(
+        f"The gradient of {gradient.name!r} is part of a graph itself (backward was called with create_graph=True); it cannot be "
+        "reduced in place."
     )
