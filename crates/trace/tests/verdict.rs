@@ -2,7 +2,7 @@
 
 mod jobs;
 
-use farandole_trace::history::{History, Window};
+use farandole_trace::history::{Cost, History, Sketch, Window};
 use farandole_trace::loss::Cause;
 use farandole_trace::report::{json, text};
 use farandole_trace::verdict::{Topic, Verdict};
@@ -144,9 +144,23 @@ fn the_text_says_all_of_it() {
 #[test]
 fn printed_shares_sum_to_a_hundred_percent() {
     for (name, history) in jobs::all() {
-        let (useful, losses) = judged(&history).split.tenths();
-        assert_eq!(useful + losses.iter().sum::<u64>(), 1000, "{name}");
+        let split = judged(&history).split;
+        assert_eq!(split.rows().iter().map(|row| row.tenths).sum::<u64>(), 1000, "{name}");
+        assert_eq!(split.rows().iter().map(|row| row.ns).sum::<u64>(), split.total_ns, "{name}");
     }
+}
+
+#[test]
+fn ranks_that_are_hardly_late_share_a_line() {
+    let mut sketch = Sketch::new(8);
+    for number in 0..40 {
+        sketch.iteration(number, 0);
+        (0..8).for_each(|rank| sketch.compute(rank, 1000 + if number % 8 == rank as u64 { 50 } else { 0 }));
+        sketch.allreduce(8, Cost::default());
+    }
+    let rows = judged(&sketch.finish()).split.rows();
+    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["work", "ranks arriving late, each a little"]);
 }
 
 #[test]

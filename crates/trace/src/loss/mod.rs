@@ -74,7 +74,7 @@ impl std::fmt::Display for Cause {
             Cause::Agreement => write!(f, "agreement"),
             Cause::Packing => write!(f, "packing"),
             Cause::Transfer => write!(f, "transfer"),
-            Cause::Other => write!(f, "other"),
+            Cause::Other => write!(f, "other things"),
         }
     }
 }
@@ -103,6 +103,22 @@ pub struct Loss {
     pub ns: u64,
     /// When and where.
     pub evidence: Evidence,
+}
+
+/// Below this share of the time of all ranks a late rank is not worth a line of its own, in percent.
+const LITTLE_PERCENT: f64 = 1.0;
+
+/// A line of the split as a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitRow {
+    /// What it is, for people.
+    pub name: String,
+    /// The word for it.
+    pub key: &'static str,
+    /// How much.
+    pub ns: u64,
+    /// Its share, in tenths of a percent.
+    pub tenths: u64,
 }
 
 /// A time of one rank with one cause; `None` is useful work.
@@ -144,21 +160,33 @@ impl Split {
         if self.total_ns == 0 { 0.0 } else { 100.0 * ns as f64 / self.total_ns as f64 }
     }
 
-    /// The useful share and that of each loss, in tenths of a percent that sum to a thousand: each is rounded down, and those
-    /// that lost most by it get a tenth back.
-    pub fn tenths(&self) -> (u64, Vec<u64>) {
-        let parts: Vec<u64> = std::iter::once(self.useful_ns).chain(self.losses.iter().map(|loss| loss.ns)).collect();
-        let total = u128::from(self.total_ns.max(1));
-        let exact = |ns: u64| (1000 * u128::from(ns) / total, 1000 * u128::from(ns) % total);
-        let mut tenths: Vec<u64> = parts.iter().map(|&ns| u64::try_from(exact(ns).0).unwrap_or(1000)).collect();
-        let mut order: Vec<usize> = (0..parts.len()).collect();
-        order.sort_by_key(|&part| std::cmp::Reverse(exact(parts[part]).1));
-        let missing = 1000u64.saturating_sub(tenths.iter().sum()) as usize;
-        if self.total_ns > 0 {
-            order.iter().take(missing).for_each(|&part| tenths[part] += 1);
+    /// The split as a table has it: work, and every loss with its name, largest first. Ranks that are hardly late share a line. Shares are in tenths of a
+    /// percent and sum to a thousand: each is rounded down, and those that lost most by it get a tenth back.
+    pub fn rows(&self) -> Vec<SplitRow> {
+        let little = |loss: &&Loss| matches!(loss.cause, Cause::Late(_)) && self.percent(loss.ns) < LITTLE_PERCENT;
+        let little_ns: u64 = self.losses.iter().filter(little).map(|loss| loss.ns).sum();
+        let share_a_line = self.losses.iter().filter(little).count() > 1;
+        let row = |name: String, key, ns| SplitRow { name, key, ns, tenths: 0 };
+        let mut rows = Vec::new();
+        for loss in self.losses.iter().filter(|loss| !(share_a_line && little(loss))) {
+            rows.push(row(loss.cause.to_string(), loss.cause.key(), loss.ns));
         }
-        let losses = tenths.split_off(1);
-        (tenths[0], losses)
+        if share_a_line {
+            rows.push(row("ranks arriving late, each a little".to_owned(), "late", little_ns));
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.ns));
+        rows.insert(0, row("work".to_owned(), "work", self.useful_ns));
+        let total = u128::from(self.total_ns.max(1));
+        let exact = |row: &SplitRow| (1000 * u128::from(row.ns) / total, 1000 * u128::from(row.ns) % total);
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&number| std::cmp::Reverse(exact(&rows[number]).1));
+        for row in &mut rows {
+            row.tenths = u64::try_from(exact(row).0).unwrap_or(1000);
+        }
+        let sum: u64 = rows.iter().map(|row| row.tenths).sum();
+        let missing = if self.total_ns == 0 { 0 } else { 1000u64.saturating_sub(sum) as usize };
+        order.iter().take(missing).for_each(|&number| rows[number].tenths += 1);
+        rows
     }
 
     /// Time lost to everything that one word stands for.

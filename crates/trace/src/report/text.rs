@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::efficiency::Scaling;
+use crate::loss::SplitRow;
 use crate::verdict::{Advice, Finding, Gain, Verdict, percent_text, time_text};
 
 /// Columns that a bar of a hundred percent takes.
@@ -72,12 +73,10 @@ pub fn notes(verdict: &Verdict) -> Vec<String> {
 
 fn split_table(verdict: &Verdict) -> Vec<String> {
     let split = &verdict.split;
-    let (useful, losses) = split.tenths();
-    let mut rows = vec![("work".to_owned(), useful)];
-    rows.extend(split.losses.iter().zip(losses).map(|(loss, tenths)| (loss.cause.to_string(), tenths)));
-    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let rows = split.rows();
+    let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     let mut lines = vec![String::new(), "Where the time of all ranks went".to_owned()];
-    for (name, tenths) in rows {
+    for SplitRow { name, tenths, .. } in rows {
         let bar = "█".repeat(usize::try_from((tenths * BAR_COLUMNS).div_ceil(1000)).unwrap_or(0));
         let pad = " ".repeat(width - name.chars().count());
         lines.push(format!("  {name}{pad}  {:>5.1} %  {bar}", tenths as f64 / 10.0).trim_end().to_owned());

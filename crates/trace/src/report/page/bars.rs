@@ -6,15 +6,16 @@ use crate::profile::{Profile, Row, size_text};
 
 /// From the whole down to work: every loss is a bar that begins where the one before it ended.
 pub(super) fn waterfall(split: &Split) -> String {
-    let (useful, losses) = split.tenths();
     let mut left = 1000;
-    let mut rows = String::new();
-    for (loss, tenths) in split.losses.iter().zip(losses) {
-        left -= tenths;
-        rows += &bar_row(&loss.cause.to_string(), loss.cause.key(), (left, tenths));
+    let mut bars = String::new();
+    let mut table = split.rows();
+    // Work is what is left in the end.
+    table.rotate_left(1);
+    for row in &table {
+        left -= row.tenths;
+        bars += &bar_row(&row.name, row.key, (left, row.tenths));
     }
-    rows += &bar_row("work", "work", (0, useful));
-    let mut text = format!("<div class=\"bars\">\n{rows}</div>\n");
+    let mut text = format!("<div class=\"bars\">\n{bars}</div>\n");
     if split.exposed_ns() + split.overlapped_ns > 0 {
         text += &format!(
             "<p class=\"note\">Agreement, packing and transfer: {:.1} % waited for, {:.1} % behind work, which is no loss.</p>\n",
