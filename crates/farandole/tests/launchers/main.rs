@@ -99,6 +99,35 @@ fn ranks_of_one_host_come_together_again_and_again() {
     assert_both_met_again(&run_all(ranks, "reduce-again"), "farandole's variables");
 }
 
+#[test]
+fn a_rank_that_does_not_come_again_is_named_also_if_it_was_the_host_of_the_meeting() {
+    let on_one_host = || {
+        ["0", "1"].map(|rank| {
+            let mut command = program::this_program();
+            command.envs([("FARANDOLE_RANK", rank), ("FARANDOLE_SIZE", "2")]);
+            command.envs([("FARANDOLE_LOCAL_RANK", rank), ("FARANDOLE_LOCAL_SIZE", "2")]);
+            command
+        })
+    };
+    let store = master_port();
+    let port = store.local_addr().expect("it has an address").port();
+    let on_two_hosts = || {
+        two_hosts(port).map(|mut rank| {
+            rank.env("FARANDOLE_KEY", "5a".repeat(32));
+            rank
+        })
+    };
+    for (role, words) in [
+        ("without-1", "rank 0 was told: rank 1 did not come to the rendezvous within"),
+        ("without-0", ", which rank 0 opens: "),
+    ] {
+        for ranks in [on_one_host(), on_two_hosts()] {
+            let run = run_all(ranks, role);
+            assert!(run.status.success() && run.said.contains(words), "{role}: {}", run.said);
+        }
+    }
+}
+
 /// Two hosts as torchrun would describe them. They are one, so the ranks have to be told to take themselves for apart.
 fn two_hosts(port: u16) -> [std::process::Command; 2] {
     [("0", "one"), ("1", "other")].map(|(rank, host)| {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole::{ReduceOp, World};
+use farandole::{ReduceOp, Setup, World};
 use farandole_cluster::Environment;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -157,6 +157,8 @@ pub(crate) fn play_role() {
     match role.as_str() {
         "reduce" => reduce().shutdown(),
         "reduce-again" => reduce_again(),
+        "without-0" => without(0),
+        "without-1" => without(1),
         "crash" => crash(),
         other => panic!("there is no role {other}"),
     }
@@ -195,6 +197,17 @@ fn reduce_again() {
 
 fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+/// All meet once; then all but one rank, which leaves in order and ends, want to meet again.
+fn without(absent: usize) {
+    let world = reduce();
+    let rank = world.rank();
+    world.shutdown();
+    if rank != absent {
+        let again = Setup { patience: Duration::from_secs(1), ..Setup::default() };
+        println!("rank {rank} was told: {}", again.init().expect_err("one rank does not come again"));
+    }
 }
 
 /// Rank 1 is killed in the middle of things; the others go on until they are told.
