@@ -41,7 +41,7 @@ def sparse_allreduce_async(
         indices = handles.synchronize(indices_handle)
         if op == Average:
             rounding = None if values.is_floating_point() else "trunc"
-            values = torch.div(values, process_set.size(), rounding_mode=rounding)
+            values = torch.div(values, process_set.size() or 1, rounding_mode=rounding)
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return wait

@@ -74,3 +74,27 @@ def test_nameless_operations_find_each_other_after_a_join_of_ranks_that_made_few
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == len(others)
         hvd.join()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def test_jobs_that_behave_like_horovod_refuse_what_it_refuses(monkeypatch):
+    monkeypatch.setenv("FARANDOLE_JOIN_EVERYTHING", "0")
+    hvd.shutdown()
+    hvd.init()
+    try:
+        for joined in range(hvd.size()):
+            if hvd.rank() != joined:
+                tensor = torch.ones(hvd.size())
+                for word, ask in {
+                    "Allgather": lambda tensor=tensor: hvd.allgather(tensor),
+                    "Broadcast": lambda tensor=tensor: hvd.broadcast(tensor, hvd.size() - 1),
+                    "Alltoall": lambda tensor=tensor: hvd.alltoall(tensor),
+                    "Reducescatter": lambda tensor=tensor: hvd.reducescatter(tensor),
+                }.items():
+                    with pytest.raises(hvd.HorovodInternalError, match=f"{word} is not supported with Join at this time"):
+                        ask()
+                assert torch.all(hvd.allreduce(tensor, op=hvd.Sum) == hvd.size() - 1)
+            assert hvd.join() != joined
+    finally:
+        hvd.shutdown()
+        monkeypatch.undo()
+        hvd.init()
