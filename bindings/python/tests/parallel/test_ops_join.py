@@ -73,7 +73,7 @@ def test_nameless_operations_find_each_other_after_a_join_of_ranks_that_made_few
             assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == others
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == len(others)
         hvd.join()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
 def test_jobs_that_behave_like_horovod_refuse_what_it_refuses(monkeypatch):
