@@ -97,6 +97,9 @@ pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<Fit> {
     for (trace, fit) in traces.iter_mut().zip(&fits) {
         for record in &mut trace.records {
             record.time_ns = fit.apply(record.time_ns);
+            if let Event::Waited { since_ns, .. } = &mut record.event {
+                *since_ns = fit.apply(*since_ns);
+            }
         }
         trace.header.anchor_ns = fit.apply(trace.header.anchor_ns);
     }
@@ -333,6 +336,19 @@ mod tests {
         let traces = run(&[Clock { ahead_ns: 77, fast_ppm: 3.0 }], 10, &[0, 50], &[10]);
         assert_eq!(align(&traces), [Fit::REFERENCE; 2]);
         assert_eq!(align(&[]), []);
+    }
+
+    #[test]
+    fn the_beginning_of_a_wait_is_put_on_the_clock_as_well() {
+        let anchored = |clock: &str, anchor_unix_ns| {
+            let clock = clock.to_owned();
+            Trace::new(Header { size: 2, clock, anchor_unix_ns, ..Header::default() })
+        };
+        let mut traces = [anchored("a", 0), anchored("b", 5000)];
+        let waited = |since_ns| Event::Waited { name: crate::event::NameId(1), since_ns };
+        traces[1].push(300, ThreadId(0), waited(200));
+        put_on_one_clock(&mut traces);
+        assert_eq!((traces[1].records[0].time_ns, traces[1].records[0].event), (5300, waited(5200)));
     }
 
     #[test]

@@ -4,21 +4,38 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use farandole_trace::Trace;
+use farandole_trace::align::{Fit, align};
 use farandole_trace::history::History;
 
 /// Reads the traces of all ranks, brings their clocks together, and puts them together.
 pub(crate) fn history(folder: &Path) -> Result<History> {
     let traces = Trace::read_folder(folder).map_err(|(path, error)| anyhow!("{}: {error}", path.display()))?;
-    let built = History::from_traces(&traces, |trace, time_ns| on_common_clock(&traces, trace, time_ns));
-    built.with_context(|| format!("reading the traces in {}", folder.display()))
+    let fits = align(&traces);
+    let built = History::from_traces(&traces, |trace, time_ns| fits[trace].apply(time_ns));
+    let mut history = built.with_context(|| format!("reading the traces in {}", folder.display()))?;
+    history.clock_error_ns = apart_ns(&fits);
+    for (rank, _) in fits.iter().enumerate().filter(|(_, fit)| fit.error_ns.is_none()) {
+        eprintln!(
+            "farandole: nothing tells how the clock of rank {rank} stands to the others: its times may be anywhere"
+        );
+    }
+    Ok(history)
 }
 
-/// A time of one trace on the clock of the first. Ranks of one host read the same clock; those of others go by the time of day.
-fn on_common_clock(traces: &[Trace], trace: usize, time_ns: u64) -> u64 {
-    let (first, own) = (&traces[0].header, &traces[trace].header);
-    if own.clock == first.clock {
-        return time_ns;
+/// How far the clocks of two ranks may be apart: what the two worst are off together.
+fn apart_ns(fits: &[Fit]) -> u64 {
+    let mut errors: Vec<u64> = fits.iter().filter_map(|fit| fit.error_ns).collect();
+    errors.sort_unstable();
+    errors.iter().rev().take(2).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_clocks_are_apart_by_the_errors_of_both() {
+        let fit = |error_ns| Fit { error_ns, ..Fit::REFERENCE };
+        assert_eq!(apart_ns(&[fit(Some(0)), fit(Some(700)), fit(None), fit(Some(900))]), 1600);
     }
-    let unix_ns = i128::from(time_ns) - i128::from(own.anchor_ns) + i128::from(own.anchor_unix_ns);
-    u64::try_from(unix_ns - i128::from(first.anchor_unix_ns) + i128::from(first.anchor_ns)).unwrap_or(0)
 }
