@@ -24,6 +24,7 @@ mod startup;
 mod tally;
 mod tidy;
 mod tools;
+mod torch_bench;
 mod wheel;
 
 use std::process::ExitCode;
@@ -38,7 +39,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 19] = [
+const CHORES: [Chore; 20] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -65,6 +66,11 @@ const CHORES: [Chore; 19] = [
         name: "network",
         summary: "TCP between two network namespaces, against peers (needs root)",
         run: network::run,
+    },
+    Chore {
+        name: "torch-bench",
+        summary: "gradients in PyTorch, against PyTorch's own way [words for the script]",
+        run: torch_bench::run,
     },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {

@@ -74,11 +74,11 @@ pub(crate) fn check() -> Result<Tally> {
 }
 
 /// What a build leaves.
-struct Built {
+pub(crate) struct Built {
     /// The folder that `PYTHONPATH` has to name.
-    package: PathBuf,
+    pub(crate) package: PathBuf,
     /// The command `farandole`.
-    command: PathBuf,
+    pub(crate) command: PathBuf,
 }
 
 /// The interpreter of the environment.
@@ -98,7 +98,7 @@ pub(crate) fn make_environment() -> Result<()> {
 }
 
 /// Builds the command, and the module into the package's folder.
-fn build(profile: Profile) -> Result<Built> {
+pub(crate) fn build(profile: Profile) -> Result<Built> {
     let words = ["build", "--package", "farandole-python", "--package", "farandole-cli"];
     let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
     Shell::cargo(&words).words(flags).run()?;

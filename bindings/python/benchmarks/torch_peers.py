@@ -205,7 +205,11 @@ def training_contestants(build: Callable[[], nn.Module], images: torch.Tensor, h
 
 
 def measure(contestants: list[Contestant], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Times of single iterations, in seconds, each that of the slowest rank. Stops early when time is up."""
+    """Times of single iterations, in seconds, each that of the slowest rank. Stops early when time is up.
+
+    Ranks wait for each other and agree to stop by torch's means: in training nothing but gradients would pass through our engine, and whatever
+    else does makes it ask all ranks again what they are about.
+    """
     times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for contestant in contestants:
         for _ in range(4):  # Orders are learned, buckets rebuilt.
@@ -214,12 +218,14 @@ def measure(contestants: list[Contestant], rounds: int, seconds: float) -> dict[
     for number in range(rounds):
         for contestant in contestants:
             for iteration in range(ITERATIONS_IN_A_ROW):
-                dist.barrier()  # Theirs: a nameless request of ours would be a new name in every iteration.
+                dist.barrier()
                 begun = time.perf_counter()
                 contestant.iterate()
                 if iteration > 0:
                     times[contestant.name].append(time.perf_counter() - begun)
-        if hvd.broadcast_object(number > 0 and time.monotonic() > until, 0):
+        up = torch.tensor(float(number > 0 and time.monotonic() > until))
+        dist.all_reduce(up)
+        if up > 0:
             break
     slowest = {}
     for name, own in times.items():

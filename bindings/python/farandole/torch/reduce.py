@@ -113,6 +113,15 @@ def _start_group(
     group = group_for(process_set, "Allreduce")
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
+    if in_place and all(map(staging.is_plain, tensors)):
+        # Nothing to put aside and nothing to put back: one promise for all of them.
+        words = [
+            (f"{base_name}_{index}of{len(tensors)}", tensor.data_ptr(), tensor.shape, staging.DTYPE_CODES[tensor.dtype], tensor)
+            for index, tensor in enumerate(tensors, 1)
+        ]
+        factors = (int(op), float(prescale_factor), float(postscale_factor))
+        bundle = _native.allreduce_bundle(words, *factors, group, base_name)
+        return handles.put(staging.BundleWork(bundle), lambda _results: tensors)
     batch = (base_name, len(tensors))
     work, loans, outputs = _submit(
         tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group

@@ -86,7 +86,7 @@ class Loan:
         return place(self.host, self.tensor.device)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the engine can work on the tensor's own memory. Most tensors are like that; a training step asks for hundreds of them."""
     return (
         isinstance(tensor, torch.Tensor)
@@ -100,7 +100,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def lend(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads."""
-    if _is_plain(tensor):
+    if is_plain(tensor):
         return Loan(tensor, tensor)
     _check(tensor)
     if tensor.is_cpu:
@@ -110,7 +110,7 @@ def lend(tensor: torch.Tensor) -> Loan:
 
 def lend_to_write(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads and writes."""
-    if _is_plain(tensor):
+    if is_plain(tensor):
         return Loan(tensor, tensor)
     _check(tensor)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
@@ -187,6 +187,24 @@ class Work:
         return _native.wait_all(self.handles)
 
 
+class BundleWork:
+    """Requests that the engine has, with one promise for all of them; their results are where they came from."""
+
+    __slots__ = ("bundle",)
+
+    def __init__(self, bundle: _native.Bundle) -> None:
+        self.bundle = bundle
+
+    def poll(self) -> bool:
+        """Whether all are done."""
+        return self.bundle.poll()
+
+    def wait(self) -> list[_native.Result]:
+        """Returns when all are done."""
+        self.bundle.wait()
+        return []
+
+
 class StagedWork:
     """Requests that the engine gets as soon as their data are in host memory.
 
@@ -227,7 +245,7 @@ class StagedWork:
         return self._work.wait()
 
 
-AnyWork = Union[Work, StagedWork]
+AnyWork = Union[Work, BundleWork, StagedWork]
 
 
 class _Stager:

@@ -1,0 +1,32 @@
+//! Measures reducing gradients in PyTorch, beside PyTorch's own way and Horovod's where it is installed.
+//!
+//! `cargo xtask torch-bench` builds module and command as users get them and runs `bindings/python/benchmarks/torch_peers.py` on two ranks;
+//! what it is given it hands on (`--seconds`, `--only`, `--check`, …). All contestants take turns within one run.
+
+use anyhow::Result;
+
+use crate::python::{self, Profile};
+use crate::shell::Shell;
+
+/// What is measured, and how, stands in this script.
+const SCRIPT: &str = "bindings/python/benchmarks/torch_peers.py";
+
+/// Everything together, in seconds: seven workloads of some twelve seconds, and what it takes to begin.
+const DEADLINE: &str = "600";
+
+/// `cargo xtask torch-bench [WORDS…]`.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    let built = python::build(Profile::Release)?;
+    python::make_environment()?;
+    let (command, interpreter) = (built.command.to_string_lossy(), python::python());
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Shell::new("timeout")
+        .words(&["--kill-after=10", DEADLINE, &command, "run", "-np", "2"])
+        .words(&[&interpreter.to_string_lossy(), SCRIPT])
+        .words(&words)
+        .env("PYTHONPATH", built.package.to_string_lossy())
+        // Each rank computes with one thread: ranks share the cores.
+        .env("OMP_NUM_THREADS", "1")
+        .run()
+        .map(drop)
+}
