@@ -8,7 +8,7 @@
 //!   least squares, three times, each time without what lies far from the line before: a rank that was not given a core ends late, and
 //!   that says nothing about clocks.
 //! - *No rank ends before all have started.* So the end on one side lies after the start on the other, whichever clocks they
-//!   read. Each operation gives a lower and an upper limit to the offset; the run is cut into [`PARTS`], and in each the narrowest pair
+//!   read. Each operation gives a lower and an upper limit to the offset; the run is cut into `PARTS`, and in each the narrowest pair
 //!   counts. A line that breaks a limit is moved; how far the limits are away is the *error bound*.
 //!
 //! The clock of the first trace is the *reference*. A clock that shares no operation with it is aligned through one that does. One that shares none with
