@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::{deny, memcheck, model, no_words, peers, python, tidy, tools, wheel};
+use crate::{deny, memcheck, model, no_words, python, tidy, tools, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, and what it does.
 struct Leg {
@@ -94,7 +94,7 @@ fn install_tools() -> Result<Tally> {
     tools::need_packages(&[tools::IPROUTE, tools::SSH, tools::SSHD, tools::VALGRIND])?;
     tools::need_packages(&tools::MPI)?;
     tools::need_packages(&tools::SLURM)?;
-    peers::install_torch().context("installing PyTorch, for torchrun")?;
+    python::make_environment().context("installing PyTorch and what the tests in Python need")?;
     tools::need_subcommand(tools::NEXTEST)?;
     tools::need_subcommand(tools::DENY)?;
     Ok(Tally::default())
