@@ -30,7 +30,7 @@ sys.exit(not all(w.specifier.contains(metadata.version(w.name)) for w in wanted)
 
 /// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for what goes wrong
 /// outside of them.
-const JOB_DEADLINE: &str = "400";
+const JOB_DEADLINE: &str = "900";
 
 /// How many ranks the parallel tests run with.
 const JOB_SIZES: [&str; 2] = ["2", "4"];

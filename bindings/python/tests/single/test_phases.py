@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM_SECONDS = 60
+PROGRAM_SECONDS = 100
 
 
 def run(program: str, folder: Path, **variables: str) -> None:
