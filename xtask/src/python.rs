@@ -1,6 +1,6 @@
 //! The Python side: its environment, its module, its tests.
 //!
-//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder and runs the tests:
+//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its types and runs the tests:
 //! `tests/single` in one process, `tests/parallel` as jobs of two and of four ranks. The package is never installed into `.venv`; Python
 //! finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
 
@@ -63,6 +63,9 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
         return Ok(());
     }
     make_environment()?;
+    if wish.choice.is_none() {
+        check_types()?;
+    }
     println!("\n{}", test(&built, wish.choice.as_deref())?);
     Ok(())
 }
@@ -70,7 +73,9 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
 /// The leg of continuous integration.
 pub(crate) fn check() -> Result<Tally> {
     make_environment()?;
-    test(&build(Profile::Dev)?, None)
+    let built = build(Profile::Dev)?;
+    check_types()?;
+    test(&built, None)
 }
 
 /// What a build leaves.
@@ -113,6 +118,13 @@ pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
     let beside = to.with_extension("new");
     let copied = std::fs::copy(from, &beside).and_then(|_| std::fs::rename(&beside, to));
     copied.with_context(|| format!("copying {} to {}", from.display(), to.display()))
+}
+
+/// The package says that it is typed, and users' checkers believe it.
+fn check_types() -> Result<()> {
+    let (rules, package) = (format!("{PACKAGE}/pyproject.toml"), format!("{PACKAGE}/farandole"));
+    let words = ["-m", "mypy", "--cache-dir=/dev/null", "--config-file", &rules, &package];
+    Shell::new(python()).words(&words).run().map(drop)
 }
 
 fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {

@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 TASK_FD = "FARANDOLE_TASK_FD"
 RESULT_FD = "FARANDOLE_RESULT_FD"
@@ -37,7 +37,7 @@ def main() -> int:
     return 0
 
 
-def _take(variable: str, mode: str) -> BinaryIO:
+def _take(variable: str, mode: str) -> IO[bytes]:
     number = os.environ.pop(variable, None)
     if number is None:
         raise SystemExit(f"{variable} is not set: this module is started by farandole.run")
@@ -46,7 +46,7 @@ def _take(variable: str, mode: str) -> BinaryIO:
     return open(f"/proc/self/fd/{number}", mode)
 
 
-def _leave(result: BinaryIO, kind: bytes, value: Any) -> None:
+def _leave(result: IO[bytes], kind: bytes, value: Any) -> None:
     import cloudpickle
 
     result.seek(0)
@@ -56,7 +56,7 @@ def _leave(result: BinaryIO, kind: bytes, value: Any) -> None:
     result.flush()
 
 
-def _leave_error(result: BinaryIO, error: Exception, lines: str) -> None:
+def _leave_error(result: IO[bytes], error: Exception, lines: str) -> None:
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     try:
         _leave(result, b"E", (summary, lines, error))

@@ -30,6 +30,8 @@ from farandole.torch.parameter_names import name_parameters, numbered
 class DeltaOptimizer:
     """What is put in front of the user's optimizer class."""
 
+    param_groups: list[dict[str, Any]]
+
     def _begin(
         self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, terms: Terms, passes: int
     ) -> None:

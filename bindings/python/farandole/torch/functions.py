@@ -221,4 +221,4 @@ def _packed(obj: Any) -> torch.Tensor:
 
 def _unpacked(packed: torch.Tensor) -> Any:
     """The object in a tensor of bytes. Only for bytes that came from a rank of this job."""
-    return pickle.loads(memoryview(packed.numpy()))
+    return pickle.loads(packed.numpy().data)

@@ -30,4 +30,4 @@ def respect_travelling_gradients() -> None:
         original(scaler, optimizer)
 
     unscale_.waits_for_gradients = True  # type: ignore[attr-defined]
-    torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
+    torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign, assignment]

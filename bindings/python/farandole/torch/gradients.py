@@ -174,7 +174,8 @@ class Gradient:
             arrive()
         if self.frozen:
             self.frozen = False
-            if not bool(self.parameter.grad.any()):
+            grad = self.parameter.grad
+            if grad is not None and not bool(grad.any()):
                 # Frozen here and without a gradient anywhere: an optimizer must not see one, or decay would move the parameter.
                 self.parameter.grad = None
 

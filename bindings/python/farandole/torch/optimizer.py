@@ -44,6 +44,8 @@ Groups = int | list[list[torch.Tensor]] | None
 class _DistributedOptimizer:
     """What is put in front of the user's optimizer class."""
 
+    param_groups: list[dict[str, Any]]
+
     # Fused optimizers would have a scaler look at gradients before `step`; this way it asks for them by `unscale_`.
     _step_supports_amp_scaling = False
 

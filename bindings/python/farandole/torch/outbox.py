@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from farandole import _native
-from farandole.process_sets import ProcessSet
+from farandole.process_sets import ProcessSet, group_for
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.staging import DTYPE_CODES
@@ -59,6 +59,10 @@ class Terms:
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
+
+    def group(self) -> int:
+        """The process set as the engine knows it."""
+        return group_for(self.process_set, "DistributedOptimizer")
 
 
 class Convoy:
@@ -94,9 +98,10 @@ class Convoy:
 
     def prepare(self, terms: Terms) -> _native.Convoy:
         """What the engine needs to know of these members once, made again whenever something of it has changed."""
-        group = terms.process_set.process_set_id
+        group = terms.group()
         if self.native is None or self.group != group:
-            members = [(gradient.name, gradient.shape, gradient.code) for gradient in self.members]
+            # What travels as it is has an element type that the engine knows.
+            members = [(gradient.name, gradient.shape, cast(int, gradient.code)) for gradient in self.members]
             self.native = _native.Convoy(members, terms.op, terms.prescale, terms.postscale, group, self.key)
             self.group = group
         return self.native
@@ -181,7 +186,7 @@ class Outbox:
                 self._alone += 1
                 self._send((gradient,))
                 return
-            grad = parameter.grad
+            grad: Any = parameter.grad  # A tensor: its hook runs.
             if plain and gradient.travels_as_it_is(grad):
                 convoy.addresses[gradient.place] = grad.data_ptr()
                 gradient.sent = grad
@@ -220,18 +225,16 @@ class Outbox:
             gradient.sent = grad
             gradient.version = grad._version
             self._departed.append(gradient)
-            memory: torch.Tensor | None = grad
-            shape, code = gradient.shape, gradient.code
+            memory, shape, code = grad, gradient.shape, gradient.code
             if not (plain and gradient.travels_as_it_is(grad)):
-                memory = gradient.pack(grad, terms)
-                if memory is None:
+                packed = gradient.pack(grad, terms)
+                if packed is None:
                     continue
-                shape, code = tuple(memory.shape), DTYPE_CODES[memory.dtype]
-            tensors.append((gradient.name, memory.data_ptr(), shape, code, memory))
+                memory, shape, code = packed, tuple(packed.shape), DTYPE_CODES[packed.dtype]
+            tensors.append((gradient.name, memory.data_ptr(), shape, cast(int, code), memory))
         if tensors:
-            group = terms.process_set.process_set_id
             self._bundles.append(
-                _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, group, key)
+                _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, terms.group(), key)
             )
 
     # Delivery
@@ -252,7 +255,7 @@ class Outbox:
             passes = self.passes
             for gradient in self._departed:
                 grad = gradient.sent
-                if gradient.parameter.grad is not grad or grad._version != gradient.version:
+                if gradient.parameter.grad is not grad or grad._version != gradient.version:  # type: ignore[union-attr]
                     gradient.complain()
                 if gradient.arrive is not None or gradient.frozen:
                     gradient.finish()

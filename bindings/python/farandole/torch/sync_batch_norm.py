@@ -91,7 +91,10 @@ class SyncBatchNorm(_BatchNorm):
         """Counts this batch and says how much it weighs in the running statistics."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        return self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        if self.momentum is not None:
+            return self.momentum
+        assert self.num_batches_tracked is not None, "invariant: statistics are kept only where batches are counted"
+        return 1.0 / float(self.num_batches_tracked)
 
     @torch.no_grad()
     def _keep(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:

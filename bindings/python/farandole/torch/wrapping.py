@@ -19,7 +19,7 @@ def as_subclass(optimizer: torch.optim.Optimizer, front: type, module: str) -> A
     if issubclass(own, front):
         raise ValueError(f"this {own.__name__} is distributed already: DistributedOptimizer() takes the optimizer that you made")
     subclass = type(own.__name__, (front, own), {"__module__": module, "__doc__": own.__doc__})
-    wrapped = subclass.__new__(subclass)
+    wrapped: Any = object.__new__(subclass)
     # A scheduler leaves a `step` of its own in the object that it was made for. It calls the old object's, so it stays behind.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     return wrapped
