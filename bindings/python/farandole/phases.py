@@ -10,11 +10,25 @@ from __future__ import annotations
 
 import functools
 from types import TracebackType
-from typing import Callable, Optional, TypeVar
+from typing import Callable, Optional, Protocol, TypeVar
 
 from farandole import _native
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+class Listener(Protocol):
+    """Somebody who marks phases of his own and must keep them nested with the program's."""
+
+    def entered(self) -> None:
+        """The program begins a phase."""
+
+    def leaving(self) -> None:
+        """The program ends one."""
+
+
+listeners: list[Listener] = []
+"""Filled by front ends."""
 
 
 class phase:
@@ -27,6 +41,8 @@ class phase:
         self.name = name
 
     def __enter__(self) -> phase:
+        for listener in listeners:
+            listener.entered()
         _native.phase_begin(self.name)
         return self
 
@@ -36,6 +52,8 @@ class phase:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
+        for listener in listeners:
+            listener.leaving()
         _native.phase_end(self.name)
 
     def __call__(self, function: _Function) -> _Function:
@@ -47,9 +65,20 @@ class phase:
         return in_phase  # type: ignore[return-value]
 
 
+_marked_by_program = False
+"""Set by the first mark of the program's own, and never taken back."""
+
+
 def iteration(number: int) -> None:
-    """An iteration of training begins."""
+    """An iteration of training begins. Front ends that mark iterations by themselves leave it to the program from then on."""
+    global _marked_by_program
+    _marked_by_program = True
     _native.mark_iteration(number)
+
+
+def marked_by_program() -> bool:
+    """Whether the program marks its iterations itself."""
+    return _marked_by_program
 
 
 def epoch(number: int) -> None:

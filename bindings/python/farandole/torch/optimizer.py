@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from farandole.torch import grad_scaler
+from farandole.torch import grad_scaler, phases
 from farandole.torch.compression import Compression
 from farandole.torch.delta_optimizer import DeltaOptimizer
 from farandole.torch.functions import broadcast_object
@@ -67,6 +67,7 @@ class _DistributedOptimizer:
             if groups is not None:
                 self._form_groups(groups)
             grad_scaler.respect_travelling_gradients()
+            phases.watch()
 
     # Parameters
 
@@ -173,6 +174,15 @@ class _DistributedOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduces what is not reduced yet, then has the user's optimizer make its step."""
+        if not self._active:
+            return self._step(closure)
+        phases.step_begins()
+        try:
+            return self._step(closure)
+        finally:
+            phases.step_ends(self)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         if not self._should_synchronize:
             self._outbox.delivered = False
             return super().step(closure)  # type: ignore[misc]
@@ -187,7 +197,7 @@ class _DistributedOptimizer:
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context "
                 "if you use optimizer.synchronize() in your code.",
-                stacklevel=2,
+                stacklevel=3,
             )
         self._outbox.delivered = False
         return super().step()  # type: ignore[misc]

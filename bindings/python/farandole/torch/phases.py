@@ -1,0 +1,190 @@
+"""Finding out what a training script does, without its help: phases and iterations for traces and reports.
+
+Owns the marks that are made where PyTorch passes by anyway. `watch` puts them there, once per process, when the first
+`DistributedOptimizer` of a job is made; `FARANDOLE_PHASES=0` leaves PyTorch untouched.
+
+| phase | from | to |
+|---|---|---|
+| input wait | the script asks a `DataLoader` for a batch | it has it |
+| evaluation | `model.eval()`, or a batch asked for where gradients are off | `model.train()`, backward, a step, or the end of those batches |
+| forward | a batch has come, outside of evaluation | backward, or the next batch is asked for |
+| backward | `loss.backward()` | its return |
+| optimizer step | `optimizer.step()` of a `DistributedOptimizer` | its return; an iteration ends there |
+| checkpoint | `torch.save`, `torch.load` | their return |
+
+Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by the thread that trains, the one
+that called `watch`; other threads pass unmarked. A mark never changes what PyTorch does and never raises. A script that marks iterations itself
+(`farandole.iteration`) is not interfered with.
+
+Not here: hooks in modules. They would cost something in every layer and keep compilers from seeing through; forward is what lies between other
+marks, with everything the script does there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch.utils.data import dataloader
+
+from farandole import _native, phases
+
+EVALUATION, FORWARD = "evaluation", "forward"
+
+
+class _Watch:
+    """Which of *evaluation* and *forward* is open, on the thread that trains."""
+
+    def __init__(self) -> None:
+        self.thread: Optional[int] = None
+        self.open: Optional[str] = None
+        self.inside = 0
+        """Phases that have begun since and must end first: the program's own, and those of calls."""
+        self.changing_mode = False
+        self.iterations = 0
+        self.pacemaker: Callable[[], object] = lambda: None
+        """The optimizer whose steps are the iterations: of several, the one that made the first step."""
+
+    def here(self) -> bool:
+        """Whether this is the thread that trains."""
+        return threading.get_ident() == self.thread
+
+    def turn_to(self, name: Optional[str]) -> None:
+        """Ends what is open and begins another phase, or none; unless something inside it is not over."""
+        if self.open != name and self.inside == 0:
+            if self.open is not None:
+                _native.phase_end(self.open)
+            if name is not None:
+                _native.phase_begin(name)
+            self.open = name
+
+    def begin(self, name: str) -> None:
+        """A call begins, which is a phase."""
+        self.inside += 1
+        _native.phase_begin(name)
+
+    def end(self, name: str) -> None:
+        """It returns."""
+        _native.phase_end(name)
+        self.inside -= 1
+
+    def entered(self) -> None:
+        """The program begins a phase of its own. If nothing is open, what opens later lies inside of it."""
+        if self.here() and (self.open is not None or self.inside > 0):
+            self.inside += 1
+
+    def leaving(self) -> None:
+        """The program ends a phase of its own, and with it what was opened there."""
+        if self.here():
+            if self.inside > 0:
+                self.inside -= 1
+            else:
+                self.turn_to(None)
+
+
+_watch = _Watch()
+
+
+def watch() -> None:
+    """Begins to mark what this thread does. Calling it again only changes the thread."""
+    if os.environ.get("FARANDOLE_PHASES", "1").lower() in ("0", "false", "no", "off"):
+        return
+    first = _watch.thread is None
+    _watch.thread = threading.get_ident()
+    if first:
+        phases.listeners.append(_watch)
+        _watch_batches()
+        _watch_modes()
+        torch.autograd.backward = _marked("backward", torch.autograd.backward, alone=True)
+        torch.save = _marked("checkpoint", torch.save)
+        torch.load = _marked("checkpoint", torch.load)
+
+
+def step_begins() -> None:
+    """An optimizer's step begins."""
+    if _watch.here():
+        _watch.turn_to(None)
+        _watch.begin("optimizer step")
+
+
+def step_ends(optimizer: object) -> None:
+    """It is over, and with it an iteration."""
+    if not _watch.here():
+        return
+    _watch.end("optimizer step")
+    if _watch.pacemaker() is None:
+        _watch.pacemaker = weakref.ref(optimizer)
+    if _watch.pacemaker() is optimizer and not phases.marked_by_program():
+        _watch.iterations += 1
+        _native.mark_iteration(_watch.iterations)
+
+
+def _marked(name: str, function: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
+    """The function, in a phase; `alone` says that it ends whatever outermost phase is open."""
+
+    @functools.wraps(function)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if not _watch.here():
+            return function(*args, **kwargs)
+        if alone:
+            _watch.turn_to(None)
+        _watch.begin(name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _watch.end(name)
+
+    return marked
+
+
+def _watch_batches() -> None:
+    """Marks waiting for batches. All iterators of all data loaders, with workers and without, are of one class."""
+    kind: Any = dataloader._BaseDataLoaderIter
+    following = kind.__next__
+
+    @functools.wraps(following)
+    def marked(iterator: Any) -> Any:
+        if not _watch.here():
+            return following(iterator)
+        evaluates = not torch.is_grad_enabled() or _watch.open == EVALUATION
+        _watch.turn_to(EVALUATION if evaluates else None)
+        _watch.begin("input wait")
+        try:
+            batch = following(iterator)
+        except BaseException as end:
+            _watch.end("input wait")
+            if isinstance(end, StopIteration) and not torch.is_grad_enabled():
+                _watch.turn_to(None)
+            raise
+        _watch.end("input wait")
+        if not evaluates:
+            _watch.turn_to(FORWARD)
+        return batch
+
+    kind.__next__ = marked
+
+
+def _watch_modes() -> None:
+    """Marks evaluation. `eval()` is `train(False)`, and each calls itself for every module inside; the outermost call counts."""
+    change = torch.nn.Module.train
+
+    @functools.wraps(change)
+    def marked(module: torch.nn.Module, mode: bool = True) -> Any:
+        if _watch.changing_mode or not _watch.here():
+            return change(module, mode)
+        _watch.changing_mode = True
+        try:
+            return change(module, mode)
+        finally:
+            _watch.changing_mode = False
+            if not mode:
+                _watch.turn_to(EVALUATION)
+            elif _watch.open == EVALUATION:
+                _watch.turn_to(None)
+
+    torch.nn.Module.train = marked  # type: ignore[method-assign, assignment]

@@ -1,0 +1,100 @@
+"""Phases that the front end for PyTorch finds out by itself."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from jobs import command, run_job
+
+SCRIPT = """
+    import os, torch, farandole, farandole.torch as hvd
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    hvd.init()
+    model = torch.nn.Linear(4, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    other = hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    loader = DataLoader(TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,))), batch_size=4)
+
+    def train():
+        model.train()
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            with farandole.phase("loss"):
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            other.step()
+
+    with farandole.phase("first epoch"):
+        train()
+    model.eval()
+    for inputs, labels in loader:
+        with torch.no_grad():
+            model(inputs)
+    train()
+    with torch.no_grad():
+        for inputs, labels in loader:
+            model(inputs)
+    if hvd.rank() == 0:
+        torch.save(model.state_dict(), "model.pt")
+    for inputs, labels in loader:
+        break
+    hvd.shutdown()
+"""
+
+
+def rows(folder: Path) -> dict[str, list[tuple[str, float, float]]]:
+    """The phases of every rank as the merged timeline shows them: name, begin and end."""
+    words = [command(), "timeline", str(folder / "traces"), "-o", str(folder / "merged.json")]
+    subprocess.run(words, check=True, timeout=60)
+    events = json.loads((folder / "merged.json").read_text())
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for event in events:
+        if event.get("ph") == "X":
+            span = (event["name"], event["ts"], event["ts"] + event["dur"])
+            found.setdefault(str(event["pid"]), []).append(span)
+    return found
+
+
+def test_a_plain_training_script_has_all_its_phases(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_TRACE", str(tmp_path / "traces"))
+    job = run_job(2, SCRIPT)
+    assert job.code == 0, job
+    of_ranks = rows(tmp_path)
+    for rank in range(2):
+        spans = of_ranks[str(rank)]
+        count = {name: sum(span[0] == name for span in spans) for name in {span[0] for span in spans}}
+        # Two epochs of three batches, two rounds of evaluation of three, one batch that nothing follows; each round ends with a wait for nothing.
+        assert count["input wait"] == 17, count
+        assert count["backward"] == 6 and count["optimizer step"] == 12, count
+        assert count["forward"] == 7, count
+        assert count["evaluation"] == 2, count
+        assert count["loss"] == 6 and count["first epoch"] == 1, count
+        assert count.get("checkpoint", 0) == (1 if rank == 0 else 0), count
+        for name, begin, end in spans:
+            inside = [span for span in spans if span[0] == "backward" and begin <= span[1] and span[2] <= end]
+            assert name != "evaluation" or not inside, "backward is no part of evaluation"
+
+
+def test_a_report_counts_the_steps_of_one_optimizer_as_iterations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_TRACE", str(tmp_path / "traces"))
+    job = run_job(2, SCRIPT)
+    assert job.code == 0, job
+    words = [command(), "report", str(tmp_path / "traces")]
+    report = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+    assert "2 ranks on 1 host, 6 iterations" in report, report
+
+
+def test_nothing_is_marked_where_the_user_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_TRACE", str(tmp_path / "traces"))
+    monkeypatch.setenv("FARANDOLE_PHASES", "0")
+    job = run_job(2, SCRIPT)
+    assert job.code == 0, job
+    names = {name for spans in rows(tmp_path).values() for name, _, _ in spans}
+    assert "loss" in names and not names & {"forward", "backward", "input wait", "evaluation"}, names
