@@ -22,8 +22,11 @@ use crate::errors;
 use crate::request::read_group;
 use crate::waiting::let_waiting_threads_return;
 
-/// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force. Such calls
-/// take milliseconds where all ranks make them.
+/// How much of an exception's text other ranks get to hear: a line of a terminal or two.
+const MOST_CHARS: usize = 200;
+
+/// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force, and the engine hear of an
+/// exception. Either takes milliseconds where all is well.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a shutdown lets threads come back that were waiting for requests. They have been woken; they need no more than the
@@ -68,7 +71,7 @@ pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
     if !AT_EXIT.swap(true, Ordering::Relaxed) {
-        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(shutdown, py)?,))?;
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(leave, py)?,))?;
     }
     py.detach(|| {
         let _life = lock_life();
@@ -103,6 +106,37 @@ pub(crate) fn shutdown(py: Python<'_>) {
         }
         let_waiting_threads_return(COME_BACK);
     });
+}
+
+/// Leaves the job because the interpreter ends. If that is because of an exception, the other ranks hear of it: after a mere goodbye
+/// they would fail with less of a cause, and be blamed if their processes are the quicker ones to end.
+#[pyfunction]
+fn leave(py: Python<'_>) {
+    let job = peek().filter(|job| !job.world.engine().is_forked());
+    if let (Some(job), Some(exception)) = (job, uncaught_exception(py)) {
+        let rank = Rank::from(job.world.rank());
+        let what = format!("rank {rank} ended with an exception: {exception}");
+        py.detach(|| {
+            job.world.engine().alarm().ring(Some(rank), what);
+            let deadline = Instant::now() + PATIENCE;
+            while job.world.engine().failure().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+    }
+    shutdown(py);
+}
+
+/// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another rank's end has caused.
+fn uncaught_exception(py: Python<'_>) -> Option<String> {
+    let value = py.import("sys").ok()?.getattr("last_value").ok().filter(|value| !value.is_none())?;
+    if value.is_instance_of::<errors::HorovodInternalError>() {
+        return None;
+    }
+    let kind = value.get_type().name().ok()?.to_string();
+    let words = value.str().map_or(String::new(), |text| text.to_string());
+    let first: String = words.lines().next().unwrap_or_default().chars().take(MOST_CHARS).collect();
+    Some(if first.is_empty() { kind } else { format!("{kind}: {first}") })
 }
 
 /// Ends the job when the last thread that looks at it has looked. `LIFE` is held, so none of them does so for long.

@@ -180,4 +180,6 @@ def test_an_exception_in_one_rank_ends_the_others_waits() -> None:
     )
     assert job.code == 1, job
     last = job.errors.strip().splitlines()[-1]
-    assert "rank 1" in last and "the loss is not a number" in last, job
+    assert last.startswith("farandole: rank 1 ") and "the loss is not a number" in last, job
+    heard = [line for line in job.errors.splitlines() if line.startswith("[0]<stderr>:") and "HorovodInternalError" in line]
+    assert "rank 1 ended with an exception: ArithmeticError: the loss is not a number" in heard[-1], job
