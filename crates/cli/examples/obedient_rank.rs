@@ -87,7 +87,7 @@ fn again(times: usize) -> Result<(), Error> {
             before = Holdings::count();
         }
     }
-    let after = Holdings::count();
+    let after = Holdings::settled(&before);
     if after.exceed(&before) {
         eprintln!("{before:?} after the first time, {after:?} after the last");
         exit(WRONG);
@@ -137,6 +137,18 @@ impl Holdings {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm")).count();
         Holdings { descriptors: entries("/proc/self/fd"), threads: entries("/proc/self/task"), shared }
+    }
+
+    /// What is left. A thread that has been joined may be listed for a moment longer, so what exceeds `before` is looked at again.
+    fn settled(before: &Holdings) -> Holdings {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let now = Holdings::count();
+            if !now.exceed(before) || Instant::now() > deadline {
+                return now;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn exceed(&self, before: &Holdings) -> bool {
