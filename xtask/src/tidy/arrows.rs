@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-tensor", &["farandole-plan"]),
@@ -17,6 +17,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("farandole-engine", &["farandole-plan", "farandole-tensor", "farandole-transport", "farandole-trace"]),
     ("farandole-cluster", &["farandole-plan", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
+    ("farandole-train", &["farandole"]),
     ("farandole-cli", COMMAND),
     ("farandole-python", &["farandole"]),
     ("xtask", &[]),
@@ -33,6 +34,7 @@ const LIBRARY: &[&str] = &[
 
 const COMMAND: &[&str] = &[
     "farandole",
+    "farandole-train",
     "farandole-plan",
     "farandole-trace",
     "farandole-tensor",
