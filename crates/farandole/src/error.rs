@@ -20,6 +20,8 @@ pub enum Error {
     Rendezvous(String),
     /// The result has another element type than was asked for.
     WrongElement,
+    /// The parameters of a module, or what was done with their gradients, do not fit together.
+    Parameters(String),
 }
 
 impl fmt::Display for Error {
@@ -29,7 +31,7 @@ impl fmt::Display for Error {
             Error::Transport(error) => error.fmt(f),
             Error::Engine(error) => error.fmt(f),
             Error::Lost(verdict) => verdict.fmt(f),
-            Error::Rendezvous(what) => f.write_str(what),
+            Error::Rendezvous(what) | Error::Parameters(what) => f.write_str(what),
             Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
         }
     }

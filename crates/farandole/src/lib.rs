@@ -23,6 +23,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "burn")]
+pub mod burn;
 mod error;
 mod measured;
 mod records;

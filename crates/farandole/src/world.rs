@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -117,14 +117,15 @@ impl Setup {
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), ..Hooks::default() };
-        let engine = Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?;
+        let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
         heed(lifeline.as_ref(), engine.alarm());
         let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
         let topology = Topology::from_host_names(&hosts);
         let blamed = AtomicBool::new(false);
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;
-        Ok(World { rank, topology, communicator, engine, records, lifeline, blamed, _venue: venue })
+        let series = AtomicUsize::new(0);
+        Ok(World { rank, topology, communicator, engine, series, records, lifeline, blamed, _venue: venue })
     }
 }
 
@@ -180,7 +181,10 @@ pub struct World {
     /// Used through exclusive references alone, so the lock is never taken. It is there so that threads can share a world for
     /// named requests, although a communicator is for one thread at a time.
     communicator: Mutex<Communicator>,
-    engine: Engine,
+    /// Shared with weak references alone: it ends with the world.
+    engine: Arc<Engine>,
+    /// Series of names given out so far; see [`World::next_series`].
+    series: AtomicUsize,
     /// Goes after the engine and the communicator, whose last words are to be written down.
     records: Records,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
@@ -240,6 +244,19 @@ impl World {
     /// Named requests: all of them, with groups, priorities and batches.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// The same for whoever may outlive the world and keeps a weak reference.
+    #[cfg(feature = "burn")]
+    pub(crate) fn shared_engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// A number for names that must differ from call to call and be the same on all ranks: calls that all ranks make in the
+    /// same order ask for it. The counter orders nothing else.
+    #[cfg(feature = "burn")]
+    pub(crate) fn next_series(&self) -> usize {
+        self.series.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Where this rank records what it does.
