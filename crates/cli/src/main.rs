@@ -10,6 +10,7 @@ mod key;
 mod peer;
 mod report;
 mod run;
+mod study;
 mod timeline;
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ use peer::start::Pin;
 use report::ReportArgs;
 use report::profile::ProfileArgs;
 use run::RunArgs;
+use study::StudyArgs;
 use timeline::TimelineArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
@@ -57,6 +59,8 @@ enum Command {
     Profile(ProfileArgs),
 
     Timeline(TimelineArgs),
+
+    Study(Box<StudyArgs>),
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -132,6 +136,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
         Command::Bench(args) => bench::run(&args)?,
         Command::Timeline(args) => timeline::run(&args)?,
+        Command::Study(args) => return study::run(&args),
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// The variable that tells a stub its agent's process.
-pub(super) const AGENT: &str = "FARANDOLE_AGENT_PID";
+pub const AGENT: &str = "FARANDOLE_AGENT_PID";
 
 /// What a shell exits with when there is no such program, and when it cannot be run.
 const NOT_FOUND: u8 = 127;

@@ -1,7 +1,7 @@
 //! The few pieces of markup that everything is made of.
 
 /// Text that cannot be mistaken for markup.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

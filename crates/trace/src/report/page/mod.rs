@@ -18,7 +18,8 @@ use crate::history::History;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
 use crate::report::text::{capitalised, notes, subject};
 use crate::verdict::Verdict;
-use markup::escaped;
+
+pub use markup::escaped;
 
 /// The whole page.
 pub fn page(verdict: &Verdict, history: &History) -> String {
@@ -33,22 +34,30 @@ pub fn page(verdict: &Verdict, history: &History) -> String {
         section("Messages by size", "messages", &bars::messages(&profile)),
         section("Efficiencies", "efficiencies", &efficiencies(verdict)),
     ];
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{title}</title>\n<style>{style}</style>\n</head>\n\
-         <body>\n{patterns}\n<main>\n<header>\n<p class=\"subject\">{subject}</p>\n<h1>{headline}</h1>\n</header>\n\
-         {sections}{notes}</main>\n</body>\n</html>\n",
-        title = escaped(&verdict.headline),
-        style = style::STYLE,
+    let body = format!(
+        "{patterns}\n<main>\n<header>\n<p class=\"subject\">{subject}</p>\n<h1>{headline}</h1>\n</header>\n{sections}{notes}</main>\n",
         patterns = paint::patterns(),
         subject = escaped(&subject(verdict)),
         headline = escaped(&capitalised(&verdict.headline)),
         sections = sections.concat(),
+    );
+    document(&verdict.headline, "", &body)
+}
+
+/// A whole file around the body of a page, with the style of all our pages and what is to be added to it.
+pub fn document(title: &str, style: &str, body: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{title}</title>\n<style>{STYLE}{style}</style>\n</head>\n\
+         <body>\n{body}</body>\n</html>\n",
+        title = escaped(title),
+        STYLE = style::STYLE,
     )
 }
 
-fn section(title: &str, id: &str, content: &str) -> String {
+/// A part of a page with its title.
+pub fn section(title: &str, id: &str, content: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{}</h2>\n{content}</section>\n", escaped(title))
 }
 

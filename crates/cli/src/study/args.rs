@@ -1,0 +1,248 @@
+//! The command line of `farandole study`, and what its defaults are on this machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use super::ledger::Workload;
+use super::point::numbers;
+use super::sweep::{Axes, Kind};
+
+/// Measure how throughput depends on ranks, batch, threads, model or precision, with real jobs.
+///
+/// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median counts. Results are
+/// kept in a folder as they come: the same command again goes on where the last one ended. In the end there are a table, study.csv,
+/// results.json and study.html with charts, laws and remarks. docs/study.md tells it all.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  farandole study weak --ranks 1,2,4 --batch 32
+  farandole study strong --ranks 1,2,4 --total-batch 128 --model resnet50 -- --data imagenet-like
+  farandole study threads --cores 8 --total-batch 64
+  farandole study batch --ranks 4 --batches 8,16,32,64,128 --command 'python train.py --batch-size {batch}'
+
+A script says how fast it is with lines `throughput: 812.4 samples/s` (one rank, for all) or `rank throughput: …` (every rank, its own).")]
+pub(crate) struct StudyArgs {
+    /// What is varied
+    #[arg(value_enum, value_name = "KIND")]
+    pub(super) kind: Kind,
+
+    /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model} and {precision} in it
+    /// stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
+    #[arg(long, value_name = "COMMAND", conflicts_with = "words")]
+    pub(super) command: Option<String>,
+
+    /// Numbers of ranks [default: 1, 2, 4, … up to the number of cores; for batch and precision the last of them]
+    #[arg(long, visible_alias = "np", value_name = "LIST")]
+    ranks: Option<String>,
+
+    /// Samples of each rank in one step
+    #[arg(long, value_name = "SAMPLES", default_value_t = 32)]
+    batch: usize,
+
+    /// Batches of a batch study
+    #[arg(long, value_name = "LIST", default_value = "4,8,16,32,64")]
+    batches: String,
+
+    /// Samples of all ranks in one step, for strong and threads [default: --batch for each of the most ranks]
+    #[arg(long, value_name = "SAMPLES")]
+    total_batch: Option<usize>,
+
+    /// Threads of each rank
+    #[arg(long, value_name = "THREADS", default_value_t = 1)]
+    threads: usize,
+
+    /// Cores to divide, for threads [default: all that may be used here]
+    #[arg(long, value_name = "CORES")]
+    cores: Option<usize>,
+
+    /// The network; several for a study of models
+    #[arg(long, visible_alias = "models", value_name = "NAMES", value_delimiter = ',')]
+    model: Vec<String>,
+
+    /// How gradients travel; several for a study of precision
+    #[arg(long, visible_alias = "precisions", value_name = "NAMES", value_delimiter = ',')]
+    precision: Vec<String>,
+
+    /// What the others are compared with: a number of ranks, a batch, or a precision of this study [default: the first]
+    #[arg(long, value_name = "VALUE")]
+    baseline: Option<String>,
+
+    /// Runs of each point; they take turns, so that no point has all of the machine's bad moments
+    #[arg(long, value_name = "RUNS", default_value_t = 3)]
+    pub(super) repeats: usize,
+
+    /// Steps of the trainer that are measured
+    #[arg(long, value_name = "STEPS", default_value_t = 20)]
+    steps: usize,
+
+    /// What is left out at the beginning of each run: steps of the trainer [default: 3], or lines of throughput of a command
+    /// [default: 1]
+    #[arg(long, value_name = "NUMBER")]
+    warm_up: Option<usize>,
+
+    /// The longest that one run may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    timeout: u64,
+
+    /// Hosts, as in `farandole run`
+    #[arg(long, short = 'H', value_name = "HOSTS")]
+    hosts: Option<String>,
+
+    /// Folder for results [default: study-KIND]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Throw away what the folder holds of an earlier study, and begin anew
+    #[arg(long)]
+    pub(super) fresh: bool,
+
+    /// Print the findings as JSON instead of text
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// More words for `farandole train`
+    #[arg(last = true, value_name = "WORDS")]
+    pub(super) words: Vec<String>,
+}
+
+/// Networks of a study of models that names none: small ones, which any machine trains in reasonable time.
+const MODELS: [&str; 3] = ["lenet", "resnet20", "mobilenet_v2"];
+
+/// Ways for gradients to travel that the trainer knows.
+const PRECISIONS: [&str; 3] = ["f32", "bf16-wire", "f16-wire"];
+
+impl StudyArgs {
+    /// Where results go.
+    pub(super) fn folder(&self) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| PathBuf::from(format!("study-{}", self.kind.word())))
+    }
+
+    /// The longest that one run may take.
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// What is measured.
+    pub(super) fn workload(&self) -> Workload {
+        Workload {
+            kind: self.kind,
+            command: self.command.clone(),
+            words: self.words.clone(),
+            steps: self.steps,
+            warm_up: self.warm_up.unwrap_or(if self.command.is_some() { 1 } else { 3 }),
+            hosts: self.hosts.clone(),
+        }
+    }
+
+    /// What is varied over what, with the defaults of a machine with so many cores.
+    pub(super) fn axes(&self, cores_here: usize) -> Result<Axes> {
+        for (name, value) in
+            [("--repeats", self.repeats), ("--steps", self.steps), ("--batch", self.batch), ("--threads", self.threads)]
+        {
+            ensure!(value > 0, "{name} 0: nothing would be measured");
+        }
+        let cores = self.cores.unwrap_or(cores_here);
+        ensure!(cores > 0, "--cores 0: nothing would be measured");
+        let ranks = match &self.ranks {
+            Some(list) => numbers(list)?,
+            None => doublings(cores_here),
+        };
+        let most = *ranks.last().unwrap_or(&1);
+        let batches = if self.kind == Kind::Batch { numbers(&self.batches)? } else { vec![self.batch] };
+        let several = |given: &[String], all: &[&str], varied: bool| -> Vec<String> {
+            let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            match (given.is_empty(), varied) {
+                (false, _) => given.to_vec(),
+                (true, true) => own(all),
+                (true, false) => own(&all[..1]),
+            }
+        };
+        let mut models = several(&self.model, &MODELS, self.kind == Kind::Models);
+        if self.model.is_empty() && self.kind != Kind::Models {
+            models = vec![if self.command.is_some() { "command" } else { "resnet20" }.to_owned()];
+        }
+        let precisions = several(&self.precision, &PRECISIONS, self.kind == Kind::Precision);
+        ensure!(
+            self.kind == Kind::Models || models.len() == 1,
+            "--model: only a study of models has several ({})",
+            models.join(", ")
+        );
+        ensure!(
+            self.kind == Kind::Precision || precisions.len() == 1,
+            "--precision: only a study of precision has several"
+        );
+        let divided = if self.kind == Kind::Threads { cores } else { most };
+        let total_batch = self.total_batch.unwrap_or(self.batch * divided);
+        ensure!(total_batch > 0, "--total-batch 0: nothing would be measured");
+        Ok(Axes {
+            kind: self.kind,
+            models,
+            ranks,
+            threads: self.threads,
+            batches,
+            total_batch,
+            precisions,
+            cores,
+            baseline: self.baseline.clone(),
+        })
+    }
+}
+
+/// 1, 2, 4, … up to the number of cores, which is always among them.
+fn doublings(cores: usize) -> Vec<usize> {
+    let mut ranks: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&ranks| ranks < cores).collect();
+    ranks.push(cores.max(1));
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        study: StudyArgs,
+    }
+
+    fn axes(line: &str) -> Result<Axes> {
+        let words = ["study"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words)?.study.axes(6)
+    }
+
+    #[test]
+    fn ranks_double_up_to_the_cores() {
+        assert_eq!(doublings(1), [1]);
+        assert_eq!(doublings(2), [1, 2]);
+        assert_eq!(axes("weak").unwrap().ranks, [1, 2, 4, 6]);
+        assert_eq!(axes("weak --ranks 1,3").unwrap().ranks, [1, 3]);
+    }
+
+    #[test]
+    fn strong_and_threads_have_a_total_batch_that_fits() {
+        assert_eq!(axes("strong --ranks 1,2,4 --batch 8").unwrap().total_batch, 32);
+        assert_eq!(axes("threads --cores 4 --batch 8").unwrap().total_batch, 32);
+        assert_eq!(axes("strong --total-batch 12").unwrap().total_batch, 12);
+    }
+
+    #[test]
+    fn only_the_study_of_a_thing_has_several_of_it() {
+        assert_eq!(axes("models --models a,b").unwrap().models, ["a", "b"]);
+        assert!(axes("weak --model a,b").unwrap_err().to_string().contains("only a study of models"));
+        assert_eq!(axes("precision").unwrap().precisions.len(), 3);
+        assert_eq!(axes("weak").unwrap().precisions, ["f32"]);
+        assert!(axes("weak --precision f32,f16-wire").is_err());
+    }
+
+    #[test]
+    fn nothing_is_refused_before_anything_runs() {
+        for line in
+            ["weak --repeats 0", "weak --steps 0", "strong --total-batch 0", "threads --cores 0", "weak --ranks 0"]
+        {
+            assert!(axes(line).is_err(), "{line}");
+        }
+    }
+}

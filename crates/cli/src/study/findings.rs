@@ -1,0 +1,281 @@
+//! What the runs of a study say: a row for each point, and sentences about all of them.
+//!
+//! The figure of a point is the median of its runs; its spread is the distance between the slowest and the fastest. A run far from the
+//! others of its point is an *outlier*: it is shown, and the median does not mind. Everything is compared with one declared baseline.
+//! A speed-up beyond the number of ranks is no mistake by itself (a smaller batch fits a cache), but a reason to look, so it
+//! is marked.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::fit::{Law, Share, StepTime, knee};
+use super::ledger::{Measured, Outcome, Run};
+use super::point::Point;
+use super::sweep::{self, Axes, Kind};
+use super::throughput::median;
+
+/// What is known of one point.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Row {
+    pub(crate) point: Point,
+    /// Throughput of each run that was measured, in the order of the repeats.
+    pub(crate) runs: Vec<f64>,
+    /// Their median; none where no run was measured.
+    pub(crate) median: Option<f64>,
+    /// Fastest minus slowest, relative to the median.
+    pub(crate) spread: f64,
+    /// Positions in `runs` of runs far from the others.
+    pub(crate) outliers: Vec<usize>,
+    /// How many times the baseline's throughput.
+    pub(crate) speedup: Option<f64>,
+    /// The speed-up relative to the ranks, where twice the ranks should do twice as much.
+    pub(crate) efficiency: Option<f64>,
+    /// More than the number of ranks explains.
+    pub(crate) superlinear: bool,
+    /// It is what the others are compared with.
+    pub(crate) baseline: bool,
+    /// Medians over the runs: seconds for each phase of an iteration.
+    pub(crate) phases: Vec<(String, f64)>,
+    /// Medians over the runs: percent of the time for each cause.
+    pub(crate) split: Vec<(String, f64)>,
+    /// Why runs failed.
+    pub(crate) failures: Vec<String>,
+}
+
+/// All rows, and what they come to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Findings {
+    pub(crate) kind: Kind,
+    /// What is counted, such as `samples`.
+    pub(crate) unit: String,
+    pub(crate) rows: Vec<Row>,
+    /// The law's share that does not scale, where a law applies.
+    #[serde(skip)]
+    pub(crate) share: Option<Share>,
+    /// The whole in one sentence.
+    pub(crate) headline: String,
+    /// What else is to be said.
+    pub(crate) sentences: Vec<String>,
+}
+
+/// Beyond the number of ranks by more than noise: runs differ by some percent on any machine.
+const SUPERLINEAR: f64 = 1.05;
+
+/// A run is an outlier if it is off by more than this share of the median, and by more than three deviations of the others.
+const OFF: f64 = 0.1;
+
+impl Findings {
+    /// Looks at all runs.
+    pub(crate) fn of(axes: &Axes, points: &[Point], runs: &[Run]) -> Result<Findings> {
+        let mut rows: Vec<Row> = points.iter().map(|point| row(point, runs)).collect();
+        for position in 0..rows.len() {
+            let base = sweep::baseline(axes, points, position)?;
+            rows[position].baseline = base == position;
+            let (Some(own), Some(other)) = (rows[position].median, rows[base].median) else { continue };
+            let speedup = own / other;
+            rows[position].speedup = Some(speedup);
+            if axes.kind.scales() {
+                let efficiency = speedup * points[base].ranks as f64 / points[position].ranks as f64;
+                rows[position].efficiency = Some(efficiency);
+                rows[position].superlinear = efficiency > SUPERLINEAR;
+            }
+        }
+        let unit = runs.iter().find_map(|run| measured(run).map(|measured| measured.unit.clone()));
+        let mut findings = Findings {
+            kind: axes.kind,
+            unit: unit.unwrap_or_else(|| "samples".to_owned()),
+            share: share(axes.kind, &rows),
+            rows,
+            headline: String::new(),
+            sentences: Vec::new(),
+        };
+        findings.headline = findings.say_headline();
+        findings.sentences = findings.say_more();
+        Ok(findings)
+    }
+
+    /// Points without a figure.
+    pub(crate) fn failed(&self) -> usize {
+        self.rows.iter().filter(|row| row.median.is_none()).count()
+    }
+
+    fn best(&self) -> Option<&Row> {
+        self.rows.iter().max_by(|a, b| a.median.unwrap_or(0.0).total_cmp(&b.median.unwrap_or(0.0)))
+    }
+
+    fn say_headline(&self) -> String {
+        let measured: Vec<&Row> = self.rows.iter().filter(|row| row.median.is_some()).collect();
+        let (Some(last), Some(best)) = (measured.last(), self.best()) else { return "Nothing was measured".to_owned() };
+        let point = &best.point;
+        let unit = &self.unit;
+        let fastest = best.median.unwrap_or_default();
+        match self.kind {
+            Kind::Weak | Kind::Strong => format!(
+                "{} ranks do {:.2}× the work of the baseline: {:.0} % efficient ({} scaling)",
+                last.point.ranks,
+                last.speedup.unwrap_or(1.0),
+                100.0 * last.efficiency.unwrap_or(1.0),
+                self.kind.word()
+            ),
+            Kind::Batch => {
+                let knee = self.knee().unwrap_or(point.batch);
+                format!(
+                    "A batch of {knee} on each rank is enough; the best is {fastest:.0} {unit}/s at {}",
+                    point.batch
+                )
+            }
+            Kind::Threads => format!(
+                "{} × {} is the best layout: {fastest:.0} {unit}/s",
+                counted(point.ranks, "rank"),
+                counted(point.threads, "thread")
+            ),
+            Kind::Precision => format!("{} is fastest: {fastest:.0} {unit}/s", point.precision),
+            Kind::Models => {
+                let beyond: Vec<&&Row> = measured.iter().filter(|row| !row.baseline).collect();
+                let by = |row: &&&&Row| row.efficiency.unwrap_or(0.0);
+                let best = beyond.iter().max_by(|a, b| by(a).total_cmp(&by(b)));
+                let worst = beyond.iter().min_by(|a, b| by(a).total_cmp(&by(b)));
+                match (best, worst) {
+                    (Some(best), Some(worst)) if beyond.len() > 1 => format!(
+                        "{} scales best ({:.0} % efficient), {} worst ({:.0} %)",
+                        best.point.model,
+                        100.0 * by(&best),
+                        worst.point.model,
+                        100.0 * by(&worst)
+                    ),
+                    _ => format!("{} is fastest: {fastest:.0} {unit}/s", point.model),
+                }
+            }
+        }
+    }
+
+    fn knee(&self) -> Option<usize> {
+        let points: Vec<(usize, f64)> =
+            self.rows.iter().filter_map(|row| Some((row.point.batch, row.median?))).collect();
+        knee(&points)
+    }
+
+    fn say_more(&self) -> Vec<String> {
+        let mut sentences: Vec<String> = self.share.iter().map(Share::sentence).collect();
+        if self.kind == Kind::Batch {
+            let time = |row: &Row| Some((row.point.batch as f64, row.point.total_batch() as f64 / row.median?));
+            let points: Vec<(f64, f64)> = self.rows.iter().filter_map(time).collect();
+            sentences.extend(StepTime::of(&points).map(|line| line.sentence()));
+            sentences.push(
+                "A larger batch changes what is learned: scale the learning rate, and compare accuracies.".to_owned(),
+            );
+        }
+        for row in &self.rows {
+            let name = label(self.kind, &row.point);
+            if row.superlinear {
+                sentences.push(format!(
+                    "{name} is faster than its number of ranks explains ({:.0} % efficient). Usual causes: its smaller share fits a \
+                     cache, or the baseline was disturbed.",
+                    100.0 * row.efficiency.unwrap_or_default()
+                ));
+            }
+            for &run in &row.outliers {
+                sentences.push(format!(
+                    "{name}: run {} gave {:.1} {}/s, far from its median of {:.1}; the median does not mind.",
+                    run + 1,
+                    row.runs[run],
+                    self.unit,
+                    row.median.unwrap_or_default()
+                ));
+            }
+            for failure in &row.failures {
+                sentences.push(format!("{name} failed: {failure}"));
+            }
+        }
+        sentences
+    }
+}
+
+/// What distinguishes a point from others of its study.
+pub(crate) fn label(kind: Kind, point: &Point) -> String {
+    match kind {
+        Kind::Weak | Kind::Strong => counted(point.ranks, "rank"),
+        Kind::Batch => format!("batch {}", point.batch),
+        Kind::Threads => format!("{} × {}", counted(point.ranks, "rank"), counted(point.threads, "thread")),
+        Kind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
+        Kind::Precision => point.precision.clone(),
+    }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+fn measured(run: &Run) -> Option<&Measured> {
+    match &run.outcome {
+        Outcome::Measured(measured) => Some(measured),
+        Outcome::Failed(_) => None,
+    }
+}
+
+fn row(point: &Point, runs: &[Run]) -> Row {
+    let own: Vec<&Run> = runs.iter().filter(|run| run.point == *point).collect();
+    let all: Vec<&Measured> = own.iter().filter_map(|run| measured(run)).collect();
+    let values: Vec<f64> = all.iter().map(|measured| measured.per_s).collect();
+    let middle = (!values.is_empty()).then(|| median(&values));
+    let (low, high) = values.iter().fold((f64::MAX, 0.0f64), |(low, high), &value| (low.min(value), high.max(value)));
+    let failures = own.iter().filter_map(|run| match &run.outcome {
+        Outcome::Failed(why) => Some(why.clone()),
+        Outcome::Measured(_) => None,
+    });
+    Row {
+        point: point.clone(),
+        median: middle,
+        spread: middle.map_or(0.0, |middle| (high - low) / middle),
+        outliers: outliers(&values),
+        speedup: None,
+        efficiency: None,
+        superlinear: false,
+        baseline: false,
+        phases: medians(all.iter().map(|measured| &measured.phases)),
+        split: medians(all.iter().map(|measured| &measured.split)),
+        failures: failures.collect(),
+        runs: values,
+    }
+}
+
+/// For each name the median of its values, in the order in which names first appear.
+fn medians<'a>(tables: impl Iterator<Item = &'a Vec<(String, f64)>>) -> Vec<(String, f64)> {
+    let mut columns: Vec<(String, Vec<f64>)> = Vec::new();
+    for (name, value) in tables.flatten() {
+        match columns.iter_mut().find(|(known, _)| known == name) {
+            Some((_, values)) => values.push(*value),
+            None => columns.push((name.clone(), vec![*value])),
+        }
+    }
+    columns.into_iter().map(|(name, values)| (name, median(&values))).collect()
+}
+
+/// Runs that are far from the others. The deviation is the median one, scaled to what it would be for a bell curve: one wild run
+/// does not widen it.
+fn outliers(values: &[f64]) -> Vec<usize> {
+    if values.len() < 3 {
+        return Vec::new();
+    }
+    let middle = median(values);
+    let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
+    let deviation = 1.4826 * median(&distances);
+    let far = |distance: &f64| *distance > OFF * middle && *distance > 3.0 * deviation;
+    distances.iter().enumerate().filter(|(_, distance)| far(distance)).map(|(position, _)| position).collect()
+}
+
+fn share(kind: Kind, rows: &[Row]) -> Option<Share> {
+    let law = match kind {
+        Kind::Strong => Law::Amdahl,
+        Kind::Weak => Law::Gustafson,
+        _ => return None,
+    };
+    let base = rows.iter().find(|row| row.baseline)?.point.ranks as f64;
+    let points: Vec<(f64, f64)> =
+        rows.iter().filter_map(|row| Some((row.point.ranks as f64 / base, row.speedup?))).collect();
+    Share::of(law, &points)
+}
+
+#[cfg(test)]
+#[path = "findings_tests.rs"]
+mod tests;

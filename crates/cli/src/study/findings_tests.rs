@@ -1,0 +1,107 @@
+//! Studies whose outcome is known by arithmetic.
+
+use super::*;
+
+fn axes(kind: Kind) -> Axes {
+    Axes {
+        kind,
+        models: vec!["m".into()],
+        ranks: vec![1, 2, 4],
+        threads: 1,
+        batches: vec![8, 16, 32],
+        total_batch: 32,
+        precisions: vec!["f32".into()],
+        cores: 4,
+        baseline: None,
+    }
+}
+
+fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
+    let run = |point: &Point, repeat: usize, per_s: f64| Run {
+        point: point.clone(),
+        repeat,
+        seconds: 1.0,
+        outcome: Outcome::Measured(Measured {
+            per_s,
+            unit: "samples".into(),
+            phases: vec![("forward".into(), per_s / 1000.0)],
+            split: vec![("work".into(), 100.0)],
+        }),
+    };
+    let of_point = |(point, values): (&Point, &&[f64])| -> Vec<Run> {
+        values.iter().enumerate().map(|(repeat, &value)| run(point, repeat, value)).collect()
+    };
+    points.iter().zip(values).flat_map(of_point).collect()
+}
+
+fn findings(kind: Kind, values: &[&[f64]]) -> Findings {
+    let axes = axes(kind);
+    let points = sweep::points(&axes).unwrap();
+    Findings::of(&axes, &points, &runs(&points, values)).unwrap()
+}
+
+#[test]
+fn speed_up_and_efficiency_are_relative_to_the_baseline() {
+    let findings = findings(Kind::Weak, &[&[100.0, 90.0, 110.0], &[180.0], &[340.0]]);
+    assert_eq!(findings.rows[0].median, Some(100.0));
+    assert!((findings.rows[0].spread - 0.2).abs() < 1e-12);
+    assert_eq!(findings.rows[1].speedup, Some(1.8));
+    assert_eq!(findings.rows[2].efficiency, Some(0.85));
+    assert!(
+        findings.headline.contains("4 ranks do 3.40×") && findings.headline.contains("85 %"),
+        "{}",
+        findings.headline
+    );
+    assert!(findings.sentences[0].starts_with("Gustafson: 20.0 %"), "{:?}", findings.sentences);
+    assert_eq!(findings.rows[0].phases, [("forward".to_owned(), 0.1)]);
+}
+
+#[test]
+fn superlinear_points_and_outliers_are_flagged() {
+    let findings = findings(Kind::Strong, &[&[100.0, 101.0, 60.0, 99.0], &[230.0], &[380.0]]);
+    assert_eq!(findings.rows[0].outliers, [2]);
+    assert!(findings.rows[1].superlinear && !findings.rows[2].superlinear);
+    assert!(
+        findings.sentences.iter().any(|sentence| sentence.contains("2 ranks is faster")),
+        "{:?}",
+        findings.sentences
+    );
+    assert!(findings.sentences.iter().any(|sentence| sentence.contains("run 3 gave 60.0")), "{:?}", findings.sentences);
+}
+
+#[test]
+fn the_knee_of_the_batch_is_named() {
+    let findings = findings(Kind::Batch, &[&[100.0], &[190.0], &[200.0]]);
+    assert!(findings.headline.contains("batch of 16"), "{}", findings.headline);
+    assert!(findings.sentences[0].contains("for each sample"), "{:?}", findings.sentences);
+    assert_eq!(findings.rows[2].efficiency, None);
+}
+
+#[test]
+fn the_best_layout_is_named() {
+    let findings = findings(Kind::Threads, &[&[100.0], &[150.0], &[120.0]]);
+    assert!(findings.headline.starts_with("2 ranks × 2 threads is the best layout"), "{}", findings.headline);
+}
+
+#[test]
+fn a_point_that_failed_is_told_and_leaves_the_others_their_figures() {
+    let axes = axes(Kind::Weak);
+    let points = sweep::points(&axes).unwrap();
+    let mut runs = runs(&points, &[&[100.0], &[], &[300.0]]);
+    runs.push(Run { point: points[1].clone(), repeat: 0, seconds: 1.0, outcome: Outcome::Failed("no memory".into()) });
+    let findings = Findings::of(&axes, &points, &runs).unwrap();
+    assert_eq!(findings.failed(), 1);
+    assert_eq!(findings.rows[2].speedup, Some(3.0));
+    assert!(
+        findings.sentences.iter().any(|sentence| sentence == "2 ranks failed: no memory"),
+        "{:?}",
+        findings.sentences
+    );
+}
+
+#[test]
+fn nothing_measured_is_said_so() {
+    let findings = findings(Kind::Models, &[]);
+    assert_eq!(findings.headline, "Nothing was measured");
+    assert_eq!(findings.failed(), 3);
+}

@@ -1,0 +1,241 @@
+//! The folder of a study: what it is, and what has been measured so far.
+//!
+//! ```text
+//! DIR/study.json            what is measured and how
+//! DIR/runs/NAME.REPEAT.json one run each
+//! DIR/logs/NAME.REPEAT.log  what it printed
+//! ```
+//!
+//! A run is written when it has ended, under another name first, so that a study that is cut off has whole runs or none. Whoever calls
+//! the same study again goes on where it ended; runs that had failed are tried again. A folder with another study in it is
+//! refused: figures that were not measured alike do not belong into one table.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::point::Point;
+use super::sweep::Kind;
+
+/// What must be the same for runs to be comparable. Points and repeats may be added later.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Workload {
+    pub(crate) kind: Kind,
+    /// The user's command; none is the built-in trainer.
+    pub(crate) command: Option<String>,
+    /// More words for the trainer.
+    pub(crate) words: Vec<String>,
+    /// Steps that are measured, for the trainer.
+    pub(crate) steps: usize,
+    /// Steps, or lines of throughput, that are left out at the beginning.
+    pub(crate) warm_up: usize,
+    /// Where it runs, as given.
+    pub(crate) hosts: Option<String>,
+}
+
+/// One run of one point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) point: Point,
+    pub(crate) repeat: usize,
+    /// How long it took, starting and ending included.
+    pub(crate) seconds: f64,
+    pub(crate) outcome: Outcome,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    /// It was measured.
+    Measured(Measured),
+    /// It was not, and this is why.
+    Failed(String),
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Of all ranks together.
+    pub(crate) per_s: f64,
+    /// What is counted, such as `samples`.
+    pub(crate) unit: String,
+    /// Seconds that a rank spent in each phase of an iteration, on average; empty without marks in the trace.
+    pub(crate) phases: Vec<(String, f64)>,
+    /// Where the time of all ranks went, in percent: the report's split by cause. Empty without a trace.
+    pub(crate) split: Vec<(String, f64)>,
+}
+
+/// The folder.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    folder: PathBuf,
+}
+
+impl Ledger {
+    /// Opens the folder for this workload, or makes it. `fresh` throws away what was measured before.
+    pub(crate) fn open(folder: &Path, workload: &Workload, fresh: bool) -> Result<Ledger> {
+        let ledger = Ledger { folder: folder.to_owned() };
+        let description = folder.join("study.json");
+        if fresh && description.exists() {
+            for part in ["runs", "logs"] {
+                ignore_missing(fs::remove_dir_all(folder.join(part)))?;
+            }
+            ignore_missing(fs::remove_file(&description))?;
+        }
+        for part in ["runs", "logs"] {
+            let part = folder.join(part);
+            fs::create_dir_all(&part).with_context(|| format!("making {}", part.display()))?;
+        }
+        match read::<Workload>(&description)? {
+            None => write(&description, workload)?,
+            Some(there) if there == *workload => {}
+            Some(there) => bail!(
+                "{} holds another study ({}). Give another folder with --out, or --fresh to begin anew there",
+                folder.display(),
+                difference(&there, workload)
+            ),
+        }
+        Ok(ledger)
+    }
+
+    /// The run, if it has been measured.
+    pub(crate) fn measured(&self, point: &Point, repeat: usize) -> Result<Option<Run>> {
+        let run: Option<Run> = read(&self.run_file(point, repeat))?;
+        Ok(run.filter(|run| matches!(run.outcome, Outcome::Measured(_)) && run.point == *point))
+    }
+
+    /// Keeps a run.
+    pub(crate) fn keep(&self, run: &Run) -> Result<()> {
+        write(&self.run_file(&run.point, run.repeat), run)
+    }
+
+    /// Where the output of a run goes.
+    pub(crate) fn log_file(&self, point: &Point, repeat: usize) -> PathBuf {
+        self.folder.join("logs").join(format!("{}.{repeat}.log", point.name()))
+    }
+
+    fn run_file(&self, point: &Point, repeat: usize) -> PathBuf {
+        self.folder.join("runs").join(format!("{}.{repeat}.json", point.name()))
+    }
+}
+
+/// In what two workloads differ.
+fn difference(there: &Workload, wanted: &Workload) -> String {
+    let parts = |workload: &Workload| {
+        [
+            ("kind", workload.kind.word().to_owned()),
+            ("command", workload.command.clone().unwrap_or_else(|| "the built-in trainer".to_owned())),
+            ("words for the trainer", workload.words.join(" ")),
+            ("steps", workload.steps.to_string()),
+            ("warm-up", workload.warm_up.to_string()),
+            ("hosts", workload.hosts.clone().unwrap_or_else(|| "this one".to_owned())),
+        ]
+    };
+    let pairs = parts(there).into_iter().zip(parts(wanted));
+    let other: Vec<String> = pairs
+        .filter(|((_, there), (_, wanted))| there != wanted)
+        .map(|((name, there), (_, wanted))| format!("{name}: {there} there, {wanted} now"))
+        .collect();
+    other.join("; ")
+}
+
+fn ignore_missing(outcome: std::io::Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context("removing earlier results"),
+        _ => Ok(()),
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+    };
+    let value = serde_json::from_str(&text);
+    value.map(Some).with_context(|| format!("{} was not written by a study; remove it to go on", path.display()))
+}
+
+/// Writes a whole file or leaves the old one: under another name first.
+pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).context("a result as JSON")?;
+    write_text(path, &text)
+}
+
+/// The same for text.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    let outcome = (|| {
+        let mut file = fs::File::create(&unfinished)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&unfinished, path)
+    })();
+    if outcome.is_err() {
+        // Whatever is wrong with the disk, half a file is no use to anybody.
+        let _ = fs::remove_file(&unfinished);
+    }
+    outcome.with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload() -> Workload {
+        Workload { kind: Kind::Weak, command: None, words: Vec::new(), steps: 20, warm_up: 3, hosts: None }
+    }
+
+    fn run(repeat: usize, outcome: Outcome) -> Run {
+        let point = Point { model: "m".into(), ranks: 1, threads: 1, batch: 8, precision: "f32".into() };
+        Run { point, repeat, seconds: 1.5, outcome }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("farandole-ledger-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn measured_runs_are_found_again_and_failed_ones_are_not() {
+        let folder = folder("again");
+        let measured = Measured { per_s: 5.0, unit: "samples".into(), phases: Vec::new(), split: Vec::new() };
+        let (good, bad) = (run(0, Outcome::Measured(measured)), run(1, Outcome::Failed("why".into())));
+        let ledger = Ledger::open(&folder, &workload(), false).unwrap();
+        ledger.keep(&good).unwrap();
+        ledger.keep(&bad).unwrap();
+        let again = Ledger::open(&folder, &workload(), false).unwrap();
+        assert_eq!(again.measured(&good.point, 0).unwrap(), Some(good.clone()));
+        assert_eq!(again.measured(&bad.point, 1).unwrap(), None);
+        let fresh = Ledger::open(&folder, &workload(), true).unwrap();
+        assert_eq!(fresh.measured(&good.point, 0).unwrap(), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn another_study_in_the_folder_is_refused_with_the_difference() {
+        let folder = folder("other");
+        Ledger::open(&folder, &workload(), false).unwrap();
+        let other = Workload { command: Some("./x".into()), ..workload() };
+        let error = Ledger::open(&folder, &other, false).unwrap_err().to_string();
+        assert!(error.contains("command: the built-in trainer there, ./x now"), "{error}");
+        assert!(error.contains("--fresh"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_somebody_elses_is_named() {
+        let folder = folder("garbage");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("study.json"), "{").unwrap();
+        let error = format!("{:#}", Ledger::open(&folder, &workload(), false).unwrap_err());
+        assert!(error.contains("study.json was not written by a study"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

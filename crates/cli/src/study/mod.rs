@@ -1,0 +1,124 @@
+//! `farandole study`: how throughput depends on something, measured with real jobs, kept, and explained.
+//!
+//! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how fast it was
+//! (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean (`fit` has the laws), `table` and
+//! `page` show it. Runs of different points take turns: what disturbs the machine for a while disturbs all of them.
+//!
+//! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
+
+mod args;
+mod findings;
+mod fit;
+mod ledger;
+mod page;
+mod point;
+mod progress;
+mod runner;
+mod sweep;
+mod table;
+mod throughput;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+pub(crate) use args::StudyArgs;
+use findings::{Findings, label};
+use ledger::{Ledger, Outcome, Run, Workload};
+use point::Point;
+use progress::Progress;
+use runner::Runner;
+use sweep::Axes;
+
+/// Measures what has not been measured yet, and says what it means. Exit code 1 if a point has no figure.
+pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
+    let workload = args.workload();
+    if let Some(command) = &workload.command {
+        ensure!(!command.trim().is_empty(), "--command is empty");
+    } else {
+        ensure!(
+            cfg!(feature = "train"),
+            "this farandole was built without the trainer: build it with `--features train`, or give --command"
+        );
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let axes = args.axes(cores)?;
+    let points = sweep::points(&axes)?;
+    (0..points.len()).try_for_each(|position| sweep::baseline(&axes, &points, position).map(drop))?;
+    let folder = args.folder();
+    let ledger = Ledger::open(&folder, &workload, args.fresh)?;
+    let runner = Runner {
+        executable: std::env::current_exe().context("finding this executable")?,
+        workload: workload.clone(),
+        timeout: args.timeout(),
+        scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
+    };
+    let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
+    let findings = Findings::of(&axes, &points, &runs)?;
+    keep(&folder, &findings, &subject(&workload, &axes, args.repeats))?;
+    let said = if args.json {
+        serde_json::to_string_pretty(&findings).context("the findings as JSON")? + "\n"
+    } else {
+        format!("{}\nCharts: {}\n", table::text(&findings), folder.join("study.html").display())
+    };
+    std::io::stdout().write_all(said.as_bytes()).context("writing the findings")?;
+    Ok(if findings.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every run that there is to be, in turns: those that were kept, and those that are made now.
+fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    let mut left: Vec<(usize, &Point)> = Vec::new();
+    for repeat in 0..repeats {
+        for point in points {
+            match ledger.measured(point, repeat)? {
+                Some(run) => runs.push(run),
+                None => left.push((repeat, point)),
+            }
+        }
+    }
+    let taken = runs.iter().map(|run| (run.point.clone(), run.seconds)).collect();
+    if !runs.is_empty() {
+        eprintln!("farandole: {} of {} runs were measured before", runs.len(), runs.len() + left.len());
+    }
+    let mut progress = Progress::new(points.len() * repeats, runs.len(), taken);
+    for (position, &(repeat, point)) in left.iter().enumerate() {
+        let name = label(axes.kind, point);
+        let ahead: Vec<&Point> = left[position..].iter().map(|(_, point)| *point).collect();
+        progress.begin(&name, &ahead);
+        let started = Instant::now();
+        let outcome = match runner.measure(point, &ledger.log_file(point, repeat)) {
+            Ok(measured) => Outcome::Measured(measured),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        let run = Run { point: point.clone(), repeat, seconds: started.elapsed().as_secs_f64(), outcome };
+        ledger.keep(&run)?;
+        let said = match &run.outcome {
+            Outcome::Measured(measured) => format!("{name}: {:.1} {}/s", measured.per_s, measured.unit),
+            Outcome::Failed(why) => format!("{name}: failed: {why}"),
+        };
+        progress.end(point, run.seconds, &said);
+        runs.push(run);
+    }
+    progress.finish();
+    Ok(runs)
+}
+
+/// Writes everything that outlives the terminal.
+fn keep(folder: &Path, findings: &Findings, subject: &str) -> Result<()> {
+    ledger::write(&folder.join("results.json"), findings)?;
+    ledger::write_text(&folder.join("study.csv"), &table::csv(findings))?;
+    ledger::write_text(&folder.join("study.html"), &page::page(findings, subject))
+}
+
+/// What was measured and how, in one line.
+fn subject(workload: &Workload, axes: &Axes, repeats: usize) -> String {
+    let what = match &workload.command {
+        Some(command) => format!("`{command}`"),
+        None => format!("{}, {} steps after {} of warm-up", axes.models.join(", "), workload.steps, workload.warm_up),
+    };
+    format!("Study of {}: {what}; {repeats} runs of each point", axes.kind.word())
+}

@@ -1,0 +1,177 @@
+//! A study as one page: what it came to, charts, the table, and what else is to be said. One file that needs nothing else.
+
+mod chart;
+
+use farandole_trace::report::page::{document, escaped, section};
+
+use super::findings::{Findings, Row, label};
+use super::sweep::Kind;
+use super::table;
+use chart::{Series, lines, seconds, stacks};
+
+/// What charts add to the style of all pages.
+const STYLE: &str = "
+:root { --k0: #1f5a8c; --k1: #b0480f; --k2: #2c7a4b; --k3: #80477b; }
+@media (prefers-color-scheme: dark) { :root { --k0: #7fbdf0; --k1: #ffb077; --k2: #7fd3a5; --k3: #d9a6d4; } }
+.chart { display: block; height: 17rem; overflow: visible; }
+.grid { stroke: var(--line); stroke-width: 1; }
+.tick { fill: var(--soft); font-size: .78rem; font-variant-numeric: tabular-nums; }
+.line { stroke-width: 2; }
+.line.k0 { stroke: var(--k0); } .line.k1 { stroke: var(--k1); stroke-dasharray: 7 4; }
+.line.k2 { stroke: var(--k2); stroke-dasharray: 2 4; } .line.k3 { stroke: var(--k3); stroke-dasharray: 10 3 2 3; }
+.mark.k0 { fill: var(--k0); } .mark.k1 { fill: var(--k1); } .mark.k2 { fill: var(--k2); } .mark.k3 { fill: var(--k3); }
+.ring { fill: var(--page); stroke: var(--k2); stroke-width: 2; }
+.sample { width: 2.6rem; height: 1.1rem; }
+.part { stroke: var(--page); stroke-width: 1; }
+.s0 { fill: var(--work); } .s1 { fill: var(--transfer); } .s2 { fill: var(--input); } .s3 { fill: var(--sequential); }
+.s4 { fill: var(--checkpoint); } .s5 { fill: var(--other); }
+.wrap { white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (max-width: 36rem) { .chart { height: 13rem; } }
+";
+
+/// The whole page. `subject` says what was measured and how.
+pub(crate) fn page(findings: &Findings, subject: &str) -> String {
+    let labels: Vec<String> = findings.rows.iter().map(|row| place(findings.kind, row)).collect();
+    let mut sections = vec![section("Throughput", "throughput", &throughput(findings, &labels))];
+    if matches!(findings.kind, Kind::Weak | Kind::Strong) {
+        sections.push(section("Speed-up", "speed-up", &speedup(findings, &labels)));
+    }
+    if findings.kind.scales() {
+        let values = column(findings, |row| row.efficiency.map(|efficiency| 100.0 * efficiency));
+        let series = [Series { name: "efficiency".into(), values, measured: true }];
+        sections.push(section("Efficiency", "efficiency", &lines("Efficiency", &labels, &series, percent)));
+    }
+    sections.push(section("Time of an iteration by phase", "phases", &phases(findings)));
+    sections.push(section("Where the time of all ranks went", "causes", &causes(findings)));
+    sections.push(section("All figures", "table", &table(findings)));
+    let sentences: String =
+        findings.sentences.iter().map(|sentence| format!("<p class=\"wrap\">{}</p>\n", escaped(sentence))).collect();
+    let body = format!(
+        "<main>\n<header>\n<p class=\"subject\">{}</p>\n<h1>{}</h1>\n</header>\n{}{}</main>\n",
+        escaped(subject),
+        escaped(&findings.headline),
+        section("What it means", "sentences", &sentences),
+        sections.concat()
+    );
+    document(&findings.headline, STYLE, &body)
+}
+
+fn column(findings: &Findings, value: impl Fn(&Row) -> Option<f64>) -> Vec<Option<f64>> {
+    findings.rows.iter().map(value).collect()
+}
+
+/// What stands below a place of the axis: short.
+fn place(kind: Kind, row: &Row) -> String {
+    let point = &row.point;
+    match kind {
+        Kind::Weak | Kind::Strong => point.ranks.to_string(),
+        Kind::Batch => point.batch.to_string(),
+        Kind::Threads => format!("{}×{}", point.ranks, point.threads),
+        Kind::Models => format!("{}·{}", point.model, point.ranks),
+        Kind::Precision => point.precision.clone(),
+    }
+}
+
+fn percent(value: f64) -> String {
+    format!("{value:.0} %")
+}
+
+fn throughput(findings: &Findings, labels: &[String]) -> String {
+    let best = |row: &Row| row.runs.iter().copied().reduce(f64::max).filter(|_| row.runs.len() > 1);
+    let worst = |row: &Row| row.runs.iter().copied().reduce(f64::min).filter(|_| row.runs.len() > 1);
+    let mut series = vec![Series {
+        name: format!("median, {}/s", findings.unit),
+        values: column(findings, |row| row.median),
+        measured: true,
+    }];
+    if findings.rows.iter().any(|row| row.runs.len() > 1) {
+        series.push(Series { name: "fastest run".into(), values: column(findings, best), measured: false });
+        series.push(Series { name: "slowest run".into(), values: column(findings, worst), measured: false });
+    }
+    lines(
+        "Throughput",
+        labels,
+        &series,
+        |value| if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") },
+    )
+}
+
+fn speedup(findings: &Findings, labels: &[String]) -> String {
+    let base = findings.rows.iter().find(|row| row.baseline).map_or(1, |row| row.point.ranks) as f64;
+    let ideal = |row: &Row| Some(row.point.ranks as f64 / base);
+    let mut series = vec![
+        Series { name: "measured".into(), values: column(findings, |row| row.speedup), measured: true },
+        Series { name: "ideal".into(), values: column(findings, ideal), measured: false },
+    ];
+    if let Some(share) = findings.share {
+        let name = if findings.kind == Kind::Strong { "Amdahl's law" } else { "Gustafson's law" };
+        let law = |row: &Row| Some(share.speedup(row.point.ranks as f64 / base));
+        series.push(Series { name: name.into(), values: column(findings, law), measured: false });
+    }
+    lines("Speed-up", labels, &series, |value| format!("{value:.1}×"))
+}
+
+fn phases(findings: &Findings) -> String {
+    let parts = names(findings, |row| &row.phases);
+    if parts.is_empty() {
+        return "<p class=\"note\">The program marks no phases and no iterations (docs/insight.md says how).</p>\n"
+            .to_owned();
+    }
+    let values = values(findings, &parts, |row| &row.phases);
+    stacks("Time of an iteration", &row_labels(findings), &parts, &values)
+        + &numbers(findings, &parts, &values, seconds)
+}
+
+fn causes(findings: &Findings) -> String {
+    let parts = names(findings, |row| &row.split);
+    if parts.is_empty() {
+        return "<p class=\"note\">The program left no trace: it does not use farandole.</p>\n".to_owned();
+    }
+    numbers(findings, &parts, &values(findings, &parts, |row| &row.split), |value| format!("{value:.1} %"))
+}
+
+fn row_labels(findings: &Findings) -> Vec<String> {
+    findings.rows.iter().map(|row| label(findings.kind, &row.point)).collect()
+}
+
+/// All names that a table of any row has, in order of their first appearance.
+fn names(findings: &Findings, table: fn(&Row) -> &Vec<(String, f64)>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for (name, _) in findings.rows.iter().flat_map(table) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
+fn values(findings: &Findings, names: &[String], table: fn(&Row) -> &Vec<(String, f64)>) -> Vec<Vec<f64>> {
+    let value =
+        |row: &Row, name: &String| table(row).iter().find(|(known, _)| known == name).map_or(0.0, |found| found.1);
+    findings.rows.iter().map(|row| names.iter().map(|name| value(row, name)).collect()).collect()
+}
+
+fn numbers(findings: &Findings, names: &[String], values: &[Vec<f64>], number: fn(f64) -> String) -> String {
+    let heads: String = names.iter().map(|name| format!("<th scope=\"col\">{}</th>", escaped(name))).collect();
+    let mut rows = String::new();
+    for (label, row) in row_labels(findings).iter().zip(values) {
+        let cells: String = row.iter().map(|value| format!("<td>{}</td>", number(*value))).collect();
+        rows += &format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", escaped(label));
+    }
+    format!("<div class=\"scroll\"><table>\n<tr><th scope=\"col\"></th>{heads}</tr>\n{rows}</table></div>\n")
+}
+
+fn table(findings: &Findings) -> String {
+    let mut rows = String::new();
+    for (position, cells) in table::cells(findings).iter().enumerate() {
+        let tag = if position == 0 { "th scope=\"col\"" } else { "td" };
+        let end = if position == 0 { "th" } else { "td" };
+        let cells: String = cells.iter().map(|cell| format!("<{tag}>{}</{end}>", escaped(cell))).collect();
+        rows += &format!("<tr>{cells}</tr>\n");
+    }
+    format!("<div class=\"scroll\"><table>\n{rows}</table></div>\n")
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,134 @@
+//! One configuration that is measured: who computes, with how much at a time, and what.
+//!
+//! A point has a name that is good for files and the same in every session, so that results can be found again. It also knows the
+//! words by which a user's command refers to it: `{ranks}` stands for the number of ranks, and so on.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// A configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    /// Which network; for a user's command whatever the user calls it.
+    pub(crate) model: String,
+    /// Processes.
+    pub(crate) ranks: usize,
+    /// Threads of each process.
+    pub(crate) threads: usize,
+    /// Samples of each rank in one step.
+    pub(crate) batch: usize,
+    /// How gradients travel.
+    pub(crate) precision: String,
+}
+
+/// Words in braces that a command may hold, and what they stand for.
+const PLACEHOLDERS: [&str; 6] = ["model", "ranks", "threads", "batch", "total_batch", "precision"];
+
+impl Point {
+    /// Samples of all ranks in one step.
+    pub(crate) fn total_batch(&self) -> usize {
+        self.ranks * self.batch
+    }
+
+    /// Its name in files.
+    pub(crate) fn name(&self) -> String {
+        let Point { model, ranks, threads, batch, precision } = self;
+        format!("{}-r{ranks}-t{threads}-b{batch}-{}", plain(model), plain(precision))
+    }
+
+    /// What a placeholder stands for.
+    fn value(&self, placeholder: &str) -> Option<String> {
+        Some(match placeholder {
+            "model" => self.model.clone(),
+            "ranks" => self.ranks.to_string(),
+            "threads" => self.threads.to_string(),
+            "batch" => self.batch.to_string(),
+            "total_batch" => self.total_batch().to_string(),
+            "precision" => self.precision.clone(),
+            _ => return None,
+        })
+    }
+
+    /// The user's command for this point. Braces that hold no word of ours are the command's own (`${HOME}`, `awk '{print}'`).
+    pub(crate) fn fill(&self, command: &str) -> String {
+        PLACEHOLDERS.iter().fold(command.to_owned(), |filled, placeholder| {
+            let value = self.value(placeholder).unwrap_or_default();
+            filled.replace(&format!("{{{placeholder}}}"), &value)
+        })
+    }
+
+    /// The same for programs that would rather read variables.
+    pub(crate) fn variables(&self) -> Vec<String> {
+        let mut variables: Vec<String> = PLACEHOLDERS
+            .iter()
+            .map(|name| format!("FARANDOLE_STUDY_{}={}", name.to_uppercase(), self.value(name).unwrap_or_default()))
+            .collect();
+        for name in ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"] {
+            variables.push(format!("{name}={}", self.threads));
+        }
+        variables
+    }
+}
+
+/// A number list such as `1,2,4` or `1-4`; ascending, without repetition, none of them zero.
+pub(crate) fn numbers(list: &str) -> Result<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for part in list.split(',').map(str::trim) {
+        let parsed = match part.split_once('-') {
+            Some((from, to)) => from.trim().parse().and_then(|from: usize| Ok((from, to.trim().parse()?))),
+            None => part.parse().map(|number| (number, number)),
+        };
+        match parsed {
+            Ok((from, to)) if from > 0 && from <= to && to - from < MOST => numbers.extend(from..=to),
+            _ => bail!("`{part}`: give numbers from one up, as in 1,2,4 or 1-4"),
+        }
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// A range that is longer was a slip of the finger.
+const MOST: usize = 4096;
+
+/// Letters, digits and dots; everything else becomes an underscore.
+fn plain(text: &str) -> String {
+    let keep = |character: char| if character.is_ascii_alphanumeric() || character == '.' { character } else { '_' };
+    text.chars().map(keep).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point() -> Point {
+        Point { model: "resnet20".into(), ranks: 2, threads: 3, batch: 32, precision: "bf16-wire".into() }
+    }
+
+    #[test]
+    fn a_command_gets_the_numbers_of_its_point_and_keeps_its_own_braces() {
+        let filled = point().fill("train.py --b {batch} --all={total_batch} -np {ranks} ${HOME} {print} {precision}");
+        assert_eq!(filled, "train.py --b 32 --all=64 -np 2 ${HOME} {print} bf16-wire");
+    }
+
+    #[test]
+    fn names_of_points_are_good_for_files() {
+        assert_eq!(point().name(), "resnet20-r2-t3-b32-bf16_wire");
+        assert_eq!(Point { model: "../a b".into(), ..point() }.name(), ".._a_b-r2-t3-b32-bf16_wire");
+    }
+
+    #[test]
+    fn programs_find_the_point_in_variables_too() {
+        let variables = point().variables();
+        assert!(variables.contains(&"FARANDOLE_STUDY_TOTAL_BATCH=64".to_owned()), "{variables:?}");
+        assert!(variables.contains(&"OMP_NUM_THREADS=3".to_owned()), "{variables:?}");
+    }
+
+    #[test]
+    fn numbers_are_lists_and_ranges() {
+        assert_eq!(numbers("4, 1-2,2").unwrap(), [1, 2, 4]);
+        for wrong in ["", "0", "2-1", "1,,2", "x", "1-99999", "-1"] {
+            assert!(numbers(wrong).unwrap_err().to_string().contains("1,2,4"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Runs one point as a real job and finds out how fast it was.
+//!
+//! The job is this very command again, `farandole train` or `farandole run` with the user's command, so that a point is measured as
+//! anybody would run it. It goes down with us: the step before it asks the kernel to end it when we end, and a launcher's ranks end
+//! with their launcher. What it prints goes to the point's log, and the last lines of it into the message when it fails.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use farandole_cluster::launch::stub;
+use farandole_trace::history::History;
+use farandole_trace::loss::Split;
+
+use super::ledger::{Measured, Workload};
+use super::point::Point;
+use super::throughput::{self, Throughput};
+
+/// How often a running job is looked at: a job takes seconds.
+const LOOK_MS: u64 = 20;
+
+/// How long a job that is told to end may take: the launcher's own grace, and a little.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How many of the last lines of a log say why a job failed.
+const LAST_LINES: usize = 12;
+
+/// Everything about runs that does not depend on the point.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    pub(crate) executable: PathBuf,
+    pub(crate) workload: Workload,
+    /// The longest that a run may take.
+    pub(crate) timeout: Duration,
+    /// Where a run may leave its files; each has a folder of its own there, for as long as it runs.
+    pub(crate) scratch: PathBuf,
+}
+
+impl Runner {
+    /// Measures a point once.
+    pub(crate) fn measure(&self, point: &Point, log: &Path) -> Result<Measured> {
+        fs::create_dir_all(&self.scratch).with_context(|| format!("making {}", self.scratch.display()))?;
+        let outcome = self.run(point, log).and_then(|()| self.read(point));
+        let cleared = fs::remove_dir_all(&self.scratch);
+        let measured =
+            outcome.with_context(|| format!("{}; all of its output is in {}", point.name(), log.display()))?;
+        cleared.with_context(|| format!("removing {}", self.scratch.display()))?;
+        Ok(measured)
+    }
+
+    /// Runs it to its end.
+    fn run(&self, point: &Point, log: &Path) -> Result<()> {
+        let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+        let mut child = Command::new(&self.executable)
+            .args(["rank", "--"])
+            .arg(&self.executable)
+            .args(self.words(point))
+            .env(stub::AGENT, std::process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().context("the log twice")?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("starting {}", self.executable.display()))?;
+        let status = self.wait(&mut child)?;
+        match status {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => bail!("it ended with {status}; its last lines:\n{}", last_lines(log)),
+            None => bail!(
+                "it took longer than {} s (--timeout) and was ended; its last lines:\n{}",
+                self.timeout.as_secs(),
+                last_lines(log)
+            ),
+        }
+    }
+
+    /// Waits for the end; a job that takes too long is told to end, and in the end made to. `None`: it was.
+    fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
+        let started = Instant::now();
+        let mut told = false;
+        loop {
+            if let Some(status) = child.try_wait().context("waiting for the job")? {
+                return Ok((!told).then_some(status));
+            }
+            let over = started.elapsed();
+            if over > self.timeout && !told {
+                let pid = rustix::process::Pid::from_child(child);
+                // It may have ended just now.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                told = true;
+            }
+            if over > self.timeout + GRACE {
+                child.kill().context("ending the job")?;
+            }
+            std::thread::sleep(Duration::from_millis(LOOK_MS));
+        }
+    }
+
+    /// The words of the job.
+    fn words(&self, point: &Point) -> Vec<OsString> {
+        let text = |text: &str| OsString::from(text);
+        let number = |number: usize| OsString::from(number.to_string());
+        let file = |name: &str| self.scratch.join(name).into_os_string();
+        let mut flags = vec![(text("--np"), number(point.ranks)), (text("--trace"), file("trace"))];
+        flags.extend(self.workload.hosts.iter().map(|hosts| (text("--hosts"), text(hosts))));
+        let (command, rest) = match &self.workload.command {
+            None => {
+                let measured = self.workload.warm_up + self.workload.steps;
+                flags.extend([
+                    (text("--threads"), number(point.threads)),
+                    (text("--model"), text(&point.model)),
+                    (text("--batch"), number(point.batch)),
+                    (text("--precision"), text(&point.precision)),
+                    (text("--steps"), number(measured)),
+                    (text("--warm-up-steps"), number(self.workload.warm_up)),
+                    (text("--log"), file("log.jsonl")),
+                ]);
+                (text("train"), self.workload.words.iter().map(OsString::from).collect())
+            }
+            Some(command) => {
+                flags.push((text("--output-filename"), file("output")));
+                flags.extend(point.variables().into_iter().map(|variable| (text("--env"), variable.into())));
+                (text("run"), vec![text("sh"), text("-c"), point.fill(command).into()])
+            }
+        };
+        let flags = flags.into_iter().flat_map(|(flag, value)| [flag, value]);
+        [command].into_iter().chain(flags).chain(rest).collect()
+    }
+
+    /// What it has left behind.
+    fn read(&self, point: &Point) -> Result<Measured> {
+        let Throughput { per_s, unit } = match &self.workload.command {
+            None => summary(&self.scratch.join("log.jsonl"))?,
+            Some(_) => {
+                let output = |rank: usize| {
+                    let file = self.scratch.join("output").join(format!("rank.{rank}")).join("stdout");
+                    // A file appears with its first line.
+                    fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+                };
+                let outputs: Vec<String> = (0..point.ranks).map(output).collect();
+                throughput::read(&outputs, self.workload.warm_up)?
+            }
+        };
+        let (phases, split) = where_time_went(&self.scratch.join("trace"))?;
+        Ok(Measured { per_s, unit, phases, split })
+    }
+}
+
+/// What the trainer says at its end: the last line of its log.
+fn summary(log: &Path) -> Result<Throughput> {
+    let text = fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
+    let last = text.lines().rev().find(|line| line.contains("\"summary\""));
+    let last = last.context("the trainer's log has no summary")?;
+    let value: serde_json::Value = serde_json::from_str(last).context("the trainer's summary")?;
+    let per_s = value["samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
+    Ok(Throughput { per_s: per_s.context("the trainer's summary has no throughput")?, unit: "samples".to_owned() })
+}
+
+/// Seconds of an iteration by phase, and percent of all time by cause.
+type Times = (Vec<(String, f64)>, Vec<(String, f64)>);
+
+/// Read from the trace. A program that does not use farandole has none, which is no fault.
+fn where_time_went(folder: &Path) -> Result<Times> {
+    if !folder.exists() {
+        return Ok(Times::default());
+    }
+    let history = crate::report::load::history(folder)?;
+    let split = Split::of(&history).rows();
+    let split = split.into_iter().map(|row| (row.key.to_owned(), row.tenths as f64 / 10.0)).collect();
+    Ok((phases(&history), split))
+}
+
+/// Seconds of each phase for one iteration of one rank, in the order in which phases first begin.
+fn phases(history: &History) -> Vec<(String, f64)> {
+    let iterations: usize = history.ranks.iter().map(|rank| rank.iterations.len()).sum();
+    let mut phases: Vec<(String, f64)> = Vec::new();
+    if iterations == 0 {
+        return phases;
+    }
+    for phase in history.ranks.iter().flat_map(|rank| &rank.phases) {
+        let seconds = (phase.to_ns - phase.from_ns) as f64 / 1e9 / iterations as f64;
+        match phases.iter_mut().find(|(name, _)| *name == phase.name) {
+            Some((_, sum)) => *sum += seconds,
+            None => phases.push((phase.name.clone(), seconds)),
+        }
+    }
+    phases
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..]
+        .iter()
+        .map(|line| format!("    {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}

@@ -1,0 +1,193 @@
+//! Which points a study has, and which of them the others are compared with.
+//!
+//! A pure function from what was asked to a list of points. Everything that makes a study pointless is said here, before the
+//! first job runs: a total batch that some number of ranks does not divide, more computing threads than there are cores.
+
+use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::point::Point;
+
+/// What is varied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Ranks, with the batch of each rank fixed: the work grows with the ranks
+    Weak,
+    /// Ranks, with the batch of all ranks together fixed: the same work for more ranks
+    Strong,
+    /// The batch of each rank
+    Batch,
+    /// How the cores are divided into ranks and threads of each
+    Threads,
+    /// The network, each on few and on many ranks
+    Models,
+    /// How gradients travel
+    Precision,
+}
+
+impl Kind {
+    /// The word on the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Kind::Weak => "weak",
+            Kind::Strong => "strong",
+            Kind::Batch => "batch",
+            Kind::Threads => "threads",
+            Kind::Models => "models",
+            Kind::Precision => "precision",
+        }
+    }
+
+    /// Whether twice the ranks should do twice as much: otherwise there is no efficiency, only a ratio.
+    pub(crate) fn scales(self) -> bool {
+        matches!(self, Kind::Weak | Kind::Strong | Kind::Models)
+    }
+}
+
+/// What was asked for, with every default filled in.
+#[derive(Clone, Debug)]
+pub(crate) struct Axes {
+    pub(crate) kind: Kind,
+    pub(crate) models: Vec<String>,
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) threads: usize,
+    pub(crate) batches: Vec<usize>,
+    pub(crate) total_batch: usize,
+    pub(crate) precisions: Vec<String>,
+    /// Cores that all ranks together may use.
+    pub(crate) cores: usize,
+    /// The number of ranks, batch, threads, model or precision that is compared with, where it is not the first.
+    pub(crate) baseline: Option<String>,
+}
+
+/// The points of a study, in the order in which they are shown.
+pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
+    let one = Point {
+        model: axes.models[0].clone(),
+        ranks: *axes.ranks.last().unwrap_or(&1),
+        threads: axes.threads,
+        batch: axes.batches[0],
+        precision: axes.precisions[0].clone(),
+    };
+    let points: Vec<Point> = match axes.kind {
+        Kind::Weak => axes.ranks.iter().map(|&ranks| Point { ranks, ..one.clone() }).collect(),
+        Kind::Strong => {
+            let share = |&ranks: &usize| Ok(Point { ranks, batch: share(axes.total_batch, ranks)?, ..one.clone() });
+            axes.ranks.iter().map(share).collect::<Result<_>>()?
+        }
+        Kind::Batch => axes.batches.iter().map(|&batch| Point { batch, ..one.clone() }).collect(),
+        Kind::Threads => layouts(axes, &one)?,
+        Kind::Models => {
+            let ranks = |model: &String| {
+                let one = Point { model: model.clone(), ..one.clone() };
+                axes.ranks.iter().map(move |&ranks| Point { ranks, ..one.clone() }).collect::<Vec<_>>()
+            };
+            axes.models.iter().flat_map(ranks).collect()
+        }
+        Kind::Precision => {
+            axes.precisions.iter().map(|precision| Point { precision: precision.clone(), ..one.clone() }).collect()
+        }
+    };
+    ensure!(!points.is_empty(), "nothing to measure");
+    Ok(points)
+}
+
+/// The batch of each rank where all ranks together have a fixed one.
+fn share(total: usize, ranks: usize) -> Result<usize> {
+    if !total.is_multiple_of(ranks) {
+        bail!(
+            "a total batch of {total} cannot be divided among {ranks} ranks: the work would not be the same. Give \
+             --total-batch a multiple of {ranks}, or leave {ranks} out of --ranks"
+        );
+    }
+    Ok(total / ranks)
+}
+
+/// Every way to divide the cores into equal ranks without leaving one idle.
+fn layouts(axes: &Axes, one: &Point) -> Result<Vec<Point>> {
+    let divisors = (1..=axes.cores).filter(|ranks| axes.cores.is_multiple_of(*ranks));
+    divisors
+        .map(|ranks| {
+            let batch = share(axes.total_batch, ranks)?;
+            Ok(Point { ranks, threads: axes.cores / ranks, batch, ..one.clone() })
+        })
+        .collect()
+}
+
+/// The position of the point that `points[position]` is compared with.
+pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result<usize> {
+    let value = |point: &Point| match axes.kind {
+        Kind::Weak | Kind::Strong | Kind::Threads | Kind::Models => point.ranks.to_string(),
+        Kind::Batch => point.batch.to_string(),
+        Kind::Precision => point.precision.clone(),
+    };
+    let alike = |point: &Point| axes.kind != Kind::Models || point.model == points[position].model;
+    let wanted = |point: &Point| axes.baseline.as_ref().is_none_or(|baseline| *baseline == value(point));
+    points.iter().position(|point| alike(point) && wanted(point)).ok_or_else(|| {
+        let known: Vec<String> = points.iter().map(value).collect();
+        anyhow::anyhow!(
+            "--baseline {}: this study has {}",
+            axes.baseline.as_deref().unwrap_or_default(),
+            known.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn axes(kind: Kind) -> Axes {
+        Axes {
+            kind,
+            models: vec!["a".into(), "b".into()],
+            ranks: vec![1, 2, 4],
+            threads: 1,
+            batches: vec![8, 16],
+            total_batch: 32,
+            precisions: vec!["f32".into(), "bf16-wire".into()],
+            cores: 4,
+            baseline: None,
+        }
+    }
+
+    fn shown(kind: Kind) -> Vec<(String, usize, usize, usize)> {
+        let points = points(&axes(kind)).unwrap();
+        points.into_iter().map(|point| (point.model, point.ranks, point.threads, point.batch)).collect()
+    }
+
+    #[test]
+    fn weak_keeps_the_batch_of_a_rank_and_strong_that_of_all() {
+        let a = || "a".to_owned();
+        assert_eq!(shown(Kind::Weak), [(a(), 1, 1, 8), (a(), 2, 1, 8), (a(), 4, 1, 8)]);
+        assert_eq!(shown(Kind::Strong), [(a(), 1, 1, 32), (a(), 2, 1, 16), (a(), 4, 1, 8)]);
+    }
+
+    #[test]
+    fn layouts_use_all_cores_and_the_same_total_batch() {
+        let a = || "a".to_owned();
+        assert_eq!(shown(Kind::Threads), [(a(), 1, 4, 32), (a(), 2, 2, 16), (a(), 4, 1, 8)]);
+    }
+
+    #[test]
+    fn a_total_batch_that_cannot_be_divided_is_refused_with_the_number_of_ranks() {
+        let odd = Axes { total_batch: 30, ..axes(Kind::Strong) };
+        let error = points(&odd).unwrap_err().to_string();
+        assert!(error.contains("30") && error.contains("4 ranks"), "{error}");
+    }
+
+    #[test]
+    fn models_are_compared_with_themselves_and_others_with_the_declared_baseline() {
+        let models = axes(Kind::Models);
+        let points_ = points(&models).unwrap();
+        assert_eq!(points_.len(), 6);
+        assert_eq!(baseline(&models, &points_, 5).unwrap(), 3);
+        let weak = Axes { baseline: Some("2".into()), ..axes(Kind::Weak) };
+        assert_eq!(baseline(&weak, &points(&weak).unwrap(), 0).unwrap(), 1);
+        let missing = Axes { baseline: Some("3".into()), ..axes(Kind::Weak) };
+        let error = baseline(&missing, &points(&missing).unwrap(), 0).unwrap_err().to_string();
+        assert!(error.contains("1, 2, 4"), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! A study as text for people and as CSV for programs.
+
+use std::fmt::Write;
+
+use super::findings::{Findings, Row};
+
+/// The head of each column, and how a row fills it.
+type Column = (&'static str, fn(&Row) -> String);
+
+const COLUMNS: [Column; 9] = [
+    ("model", |row| row.point.model.clone()),
+    ("ranks", |row| row.point.ranks.to_string()),
+    ("threads", |row| row.point.threads.to_string()),
+    ("batch", |row| row.point.batch.to_string()),
+    ("precision", |row| row.point.precision.clone()),
+    ("per s", |row| row.median.map_or_else(|| "failed".to_owned(), |median| format!("{median:.1}"))),
+    ("spread", |row| if row.runs.len() > 1 { format!("{:.1} %", 100.0 * row.spread) } else { "–".to_owned() }),
+    ("speed-up", |row| row.speedup.map_or_else(|| "–".to_owned(), |speedup| format!("{speedup:.2}×"))),
+    ("efficiency", |row| {
+        row.efficiency.map_or_else(|| "–".to_owned(), |efficiency| format!("{:.1} %", 100.0 * efficiency))
+    }),
+];
+
+/// The head of a column, with the unit where it counts something.
+fn head(name: &str, findings: &Findings) -> String {
+    if name == "per s" { format!("{}/s", findings.unit) } else { name.to_owned() }
+}
+
+/// What is remarkable about a row.
+fn remarks(row: &Row) -> String {
+    let mut remarks = Vec::new();
+    if row.baseline {
+        remarks.push("baseline".to_owned());
+    }
+    if row.superlinear {
+        remarks.push("superlinear".to_owned());
+    }
+    if !row.outliers.is_empty() {
+        remarks.push(format!("{} of {} runs far off", row.outliers.len(), row.runs.len()));
+    }
+    if !row.failures.is_empty() {
+        remarks.push(format!("{} failed", row.failures.len()));
+    }
+    remarks.join(", ")
+}
+
+/// The cells of all rows, heads first.
+pub(crate) fn cells(findings: &Findings) -> Vec<Vec<String>> {
+    let mut heads: Vec<String> = COLUMNS.iter().map(|(name, _)| head(name, findings)).collect();
+    heads.push("remarks".to_owned());
+    let rows = findings.rows.iter().map(|row| {
+        let cells = COLUMNS.iter().map(|(_, cell)| cell(row));
+        cells.chain([remarks(row)]).collect()
+    });
+    [heads].into_iter().chain(rows).collect()
+}
+
+/// The headline, the table and the sentences.
+pub(crate) fn text(findings: &Findings) -> String {
+    let cells = cells(findings);
+    let columns = COLUMNS.len() + 1;
+    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = format!("{}.\n\n", findings.headline);
+    for row in &cells {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let space = " ".repeat(widths[column] - cell.chars().count());
+            let words = [0, 4, columns - 1].contains(&column);
+            let padded = if words { format!("{cell}{space}  ") } else { format!("{space}{cell}  ") };
+            line.push_str(&padded);
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    if !findings.sentences.is_empty() {
+        text.push('\n');
+    }
+    for sentence in &findings.sentences {
+        let _ = writeln!(text, "{sentence}");
+    }
+    text
+}
+
+/// One line for each run, so that everything in the table can be computed again.
+pub(crate) fn csv(findings: &Findings) -> String {
+    let mut text =
+        String::from("kind,model,ranks,threads,batch,total_batch,precision,run,per_s,unit,speedup,efficiency\n");
+    let number = |number: Option<f64>| number.map(|number| format!("{number:.6}")).unwrap_or_default();
+    for row in &findings.rows {
+        let point = &row.point;
+        for (run, per_s) in row.runs.iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "{},{},{},{},{},{},{},{},{per_s:.6},{},{},{}",
+                findings.kind.word(),
+                quoted(&point.model),
+                point.ranks,
+                point.threads,
+                point.batch,
+                point.total_batch(),
+                quoted(&point.precision),
+                run + 1,
+                quoted(&findings.unit),
+                number(row.speedup),
+                number(row.efficiency)
+            );
+        }
+    }
+    text
+}
+
+/// A text that may hold commas.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::point::Point;
+    use crate::study::sweep::Kind;
+
+    fn findings() -> Findings {
+        let point = Point { model: "a,b".into(), ranks: 2, threads: 1, batch: 8, precision: "f32".into() };
+        let row = Row {
+            point,
+            runs: vec![10.0, 30.0],
+            median: Some(20.0),
+            spread: 1.0,
+            outliers: vec![],
+            speedup: Some(1.5),
+            efficiency: Some(0.75),
+            superlinear: false,
+            baseline: true,
+            phases: vec![],
+            split: vec![],
+            failures: vec!["why".into()],
+        };
+        Findings {
+            kind: Kind::Weak,
+            unit: "samples".into(),
+            rows: vec![row],
+            share: None,
+            headline: "So it is".into(),
+            sentences: vec!["More.".into()],
+        }
+    }
+
+    #[test]
+    fn the_table_has_heads_figures_and_remarks() {
+        let text = text(&findings());
+        assert_eq!(
+            text,
+            "So it is.\n\n\
+             model  ranks  threads  batch  precision  samples/s   spread  speed-up  efficiency  remarks\n\
+             a,b        2        1      8  f32             20.0  100.0 %     1.50×      75.0 %  baseline, 1 failed\n\n\
+             More.\n"
+        );
+    }
+
+    #[test]
+    fn csv_has_a_line_for_each_run() {
+        let csv = csv(&findings());
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[2], "weak,\"a,b\",2,1,8,16,f32,2,30.000000,samples,1.500000,0.750000");
+    }
+}

@@ -1,0 +1,170 @@
+//! Studies of scripts whose throughput is known, because they make it up: what is measured, kept, resumed, and said of failures.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Far more than any study here needs; one that hangs is killed and fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("farandole-study-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn results(&self) -> Value {
+        serde_json::from_str(&std::fs::read_to_string(self.0.join("out/results.json")).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn start(folder: &Folder, words: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_farandole"))
+        .arg("study")
+        .args(words)
+        .args(["--out", "out"])
+        .current_dir(&folder.0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn study(folder: &Folder, words: &[&str]) -> Output {
+    let mut child = start(folder, words);
+    wait_until("the study ends", || child.try_wait().unwrap().is_some());
+    child.wait_with_output().unwrap()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Says what a job of so many ranks would do if a tenth of a rank's time did not scale.
+const GUSTAFSON: &str = "[ $FARANDOLE_RANK = 0 ] && echo throughput: 1 samples/s && \
+    echo throughput: $((100 * {ranks} - 10 * ({ranks} - 1))) samples/s; echo $FARANDOLE_RANK >> runs";
+
+#[test]
+fn weak_scaling_of_a_script_is_measured_fitted_and_shown() {
+    let folder = Folder::new("weak");
+    let words = ["weak", "--ranks", "1,2,4", "--repeats", "2", "--command", GUSTAFSON];
+    let output = study(&folder, &words);
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    assert!(said.contains("4 ranks do 3.70× the work of the baseline: 92 % efficient (weak scaling)"), "{said}");
+    assert!(said.contains("Gustafson: 10.0 %"), "{said}");
+    let rows = folder.results()["rows"].as_array().unwrap().clone();
+    let medians: Vec<f64> = rows.iter().map(|row| row["median"].as_f64().unwrap()).collect();
+    assert_eq!(medians, [100.0, 190.0, 370.0]);
+    let csv = std::fs::read_to_string(folder.0.join("out/study.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 3 * 2);
+    assert!(std::fs::read_to_string(folder.0.join("out/study.html")).unwrap().contains("Gustafson"));
+    assert!(!folder.0.join("out/running").exists(), "what runs leave behind is removed");
+}
+
+#[test]
+fn a_study_that_is_called_again_goes_on_where_it_ended() {
+    let folder = Folder::new("resume");
+    let one = ["weak", "--ranks", "1,2", "--repeats", "1", "--command", GUSTAFSON];
+    assert!(study(&folder, &one).status.success());
+    let runs = || std::fs::read_to_string(folder.0.join("runs")).unwrap().lines().count();
+    assert_eq!(runs(), 3);
+    let more = study(&folder, &["weak", "--ranks", "1,2", "--repeats", "2", "--command", GUSTAFSON]);
+    assert!(text(&more.stderr).contains("2 of 4 runs were measured before"), "{more:?}");
+    assert_eq!(runs(), 6, "only the second repeats were run");
+    let other = study(&folder, &["weak", "--ranks", "1,2", "--command", "true"]);
+    assert!(!other.status.success() && text(&other.stderr).contains("--fresh"), "{other:?}");
+}
+
+#[test]
+fn ranks_that_speak_for_themselves_are_added_up() {
+    let folder = Folder::new("ranks");
+    let command = "echo rank throughput: 5 images/s";
+    let output = study(
+        &folder,
+        &["batch", "--ranks", "2", "--batches", "1,2", "--warm-up", "0", "--repeats", "1", "--command", command],
+    );
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(folder.results()["rows"][1]["median"], 10.0);
+    assert_eq!(folder.results()["unit"], "images");
+}
+
+#[test]
+fn a_point_that_fails_is_told_with_its_last_lines_and_tried_again() {
+    let folder = Folder::new("fails");
+    let command =
+        "[ {ranks} = 2 ] && [ ! -e cured ] && echo no memory for this >&2 && exit 3; echo throughput: 7 samples/s";
+    let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--warm-up", "0", "--command", command];
+    let output = study(&folder, &words);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no memory for this"), "{output:?}");
+    assert!(text(&output.stdout).contains("failed"), "{output:?}");
+    std::fs::write(folder.0.join("cured"), "").unwrap();
+    assert!(study(&folder, &words).status.success());
+}
+
+#[test]
+fn a_run_that_takes_too_long_is_ended_and_a_silent_one_is_told_the_format() {
+    let folder = Folder::new("late");
+    let command = "[ {ranks} = 1 ] && exec sleep 600; echo nothing";
+    let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--timeout", "1", "--command", command];
+    let output = study(&folder, &words);
+    let said = text(&output.stderr);
+    assert!(said.contains("longer than 1 s (--timeout)"), "{said}");
+    assert!(said.contains("throughput: NUMBER samples/s"), "{said}");
+}
+
+#[test]
+fn mistakes_are_told_before_anything_runs() {
+    let folder = Folder::new("mistakes");
+    let wrong: [(&[&str], &str); 5] = [
+        (&["strong", "--ranks", "1,3", "--total-batch", "32", "--command", "true"], "cannot be divided among 3 ranks"),
+        (&["weak", "--ranks", "1,2", "--baseline", "3", "--command", "true"], "--baseline 3"),
+        (&["weak", "--ranks", "none", "--command", "true"], "1,2,4"),
+        (&["weak", "--command", " "], "--command is empty"),
+        (&["wide", "--command", "true"], "possible values"),
+    ];
+    for (words, why) in wrong {
+        let output = study(&folder, words);
+        assert!(!output.status.success() && text(&output.stderr).contains(why), "{words:?}: {output:?}");
+    }
+    assert!(!folder.0.join("out").exists(), "nothing was begun");
+}
+
+#[test]
+fn a_killed_study_takes_its_job_along() {
+    let folder = Folder::new("killed");
+    let command = "echo $$ > pid.tmp && mv pid.tmp pid && exec sleep 600";
+    let mut child = start(&folder, &["weak", "--ranks", "1", "--command", command]);
+    let pid_file = folder.0.join("pid");
+    wait_until("the rank starts", || pid_file.exists());
+    let pid = std::fs::read_to_string(pid_file).unwrap();
+    let process = Path::new("/proc").join(pid.trim());
+    assert!(process.exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("the rank ends", || !process.exists());
+}
