@@ -29,10 +29,11 @@ where
     F: Fn(usize) -> &'a Ticket + Sync,
 {
     let mut left = skip_done(&ticket_at, count);
+    let mut since = None;
     while left > 0 {
         let waited = py.detach(|| {
             let _waiting = Waiting::begin();
-            wait_a_while(&ticket_at, left)
+            wait_a_while(&ticket_at, left, &mut since)
         });
         left = waited.map_err(errors::of_engine)?;
         if left > 0 {
@@ -43,11 +44,23 @@ where
 }
 
 /// Waits until it is time to look for signals, and returns how many tickets it has not seen done. The last comes first: it is most
-/// likely the last to be done, so that this thread drives without interruption.
-fn wait_a_while<'a>(ticket_at: &impl Fn(usize) -> &'a Ticket, count: usize) -> Result<usize, EngineError> {
+/// likely the last to be done, so that this thread drives without interruption. `since` is when the wait for that one has begun; it is
+/// recorded when it is over, however many looks lay in between.
+fn wait_a_while<'a>(
+    ticket_at: &impl Fn(usize) -> &'a Ticket,
+    count: usize,
+    since: &mut Option<Instant>,
+) -> Result<usize, EngineError> {
     let begun = Instant::now();
     let mut left = count;
-    while left > 0 && ticket_at(left - 1).is_done_within(LOOK_AFTER.saturating_sub(begun.elapsed()))? {
+    while left > 0 {
+        let ticket = ticket_at(left - 1);
+        let waits_since = *since.get_or_insert_with(Instant::now);
+        if !ticket.is_done_within(LOOK_AFTER.saturating_sub(begun.elapsed()))? {
+            break;
+        }
+        ticket.note_waited(waits_since);
+        *since = None;
         left = skip_done(ticket_at, left - 1);
     }
     Ok(left)

@@ -66,7 +66,7 @@ impl Ticket {
     }
 
     /// Waits until the outcome is there or the time is up, and says which; the outcome stays for whoever takes it. For callers
-    /// that look at something else between two waits.
+    /// that look at something else between two waits, and say with [`Ticket::note_waited`] how long they did so in all.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child, where nobody works on the request.
@@ -74,6 +74,16 @@ impl Ticket {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
         Ok(self.shared.baton.wait(&self.promise, deadline, After::Nothing))
+    }
+
+    /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait: before the request has found its
+    /// operation, nobody could say what a piece was spent on.
+    pub fn note_waited(&self, begun: Instant) {
+        let recorder = &self.shared.recorder;
+        if recorder.is_on() {
+            let waited_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            recorder.mark(Event::Waited { name: self.name_id, since_ns: now_ns().saturating_sub(waited_ns) });
+        }
     }
 
     /// Waits for the outcome; if there is none, the memory that came with the request is given back beside the error, so
