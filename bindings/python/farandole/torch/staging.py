@@ -9,6 +9,9 @@ a contiguous copy in host memory:
   order in which they were asked for and hands each request to the engine when its copy is complete. So a backward pass goes on queueing
   work while its first gradients are on their way. Results go back by `give_back`, on the stream that is current then.
 
+A thread that asks for the result before the data are on the host waits for the device. Reports must know why: as long as the device
+computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss.
+
 Invariants: what a `Loan` holds lives until its request is done. The caller's tensor is written by the engine, if it was lent as it is, or by
 `give_back`, and by nothing else. The order of requests is that of the calls, as far as it matters: ranks need not agree on one.
 
@@ -50,19 +53,30 @@ class Ready(Protocol):
     def synchronize(self) -> None:
         """Returns when it has."""
 
+    def query(self) -> bool:
+        """Whether it has."""
+
 
 class Loan:
     """A tensor in the hands of the engine."""
 
-    __slots__ = ("host", "ready", "tensor")
+    __slots__ = ("computed", "host", "ready", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, host: torch.Tensor, ready: Optional[Ready] = None) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        host: torch.Tensor,
+        ready: Optional[Ready] = None,
+        computed: Optional[Ready] = None,
+    ) -> None:
         self.tensor = tensor
         """The caller's."""
         self.host = host
         """What the engine gets: the caller's tensor itself, or its stand-in."""
         self.ready = ready
         """When the stand-in holds the data; `None` if it does already."""
+        self.computed = computed
+        """When the device has computed them, and everything it was given before."""
 
     @property
     def is_stand_in(self) -> bool:
@@ -160,14 +174,15 @@ def _lend_from_device(tensor: torch.Tensor) -> Loan:
     stream = _copy_streams.get(data.device)
     if stream is None:
         stream = _copy_streams[data.device] = torch.cuda.Stream(data.device)
-    stream.wait_stream(torch.cuda.current_stream(data.device))
+    computed = torch.cuda.current_stream(data.device).record_event()
+    stream.wait_event(computed)
     with torch.cuda.stream(stream):
         host.copy_(data, non_blocking=True)
         # The allocator must not give the tensor's memory to somebody else before the copy is complete.
         data.record_stream(stream)
         ready = torch.cuda.Event()
         ready.record(stream)
-    return Loan(tensor, host, ready)
+    return Loan(tensor, host, ready, computed)
 
 
 class Work:
@@ -214,6 +229,7 @@ class StagedWork:
     def __init__(self, loans: Sequence[Loan], submit: Callable[[], Sequence[_native.Handle]]) -> None:
         self._loans = loans
         self._submit = submit
+        self._computed = threading.Event()
         self._settled = threading.Event()
         self._work: Optional[Work] = None
         self._error: Optional[BaseException] = None
@@ -222,12 +238,17 @@ class StagedWork:
         """Waits for the data and hands the requests over."""
         try:
             for loan in self._loans:
+                if loan.computed is not None:
+                    loan.computed.synchronize()
+            self._computed.set()
+            for loan in self._loans:
                 if loan.ready is not None:
                     loan.ready.synchronize()
             self._work = Work(self._submit())
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
             self._error = error
         finally:
+            self._computed.set()
             self._settled.set()
 
     def poll(self) -> bool:
@@ -236,13 +257,32 @@ class StagedWork:
 
     def wait(self) -> list[_native.Result]:
         """Their results, when all are done."""
-        # In slices, so that Ctrl-C is heard. The data come as soon as the device is done with what was queued before.
-        while not self._settled.wait(0.1):
-            pass
+        if not self._settled.is_set():
+            self._wait_for_data()
         if self._work is None:
             assert self._error is not None, "invariant: what is settled has work or an error"
             raise self._error
         return self._work.wait()
+
+    def _wait_for_data(self) -> None:
+        """Waits until the data are on the host, and marks why."""
+        _wait_in_phase("device work", self._computed)
+        if not self._settled.is_set():
+            # These data are computed. If later ones are not, the device works while it copies, and nothing is lost.
+            computes = not _stager.device_is_idle()
+            _wait_in_phase("device work" if computes else "device copy", self._settled)
+
+
+def _wait_in_phase(name: str, event: threading.Event) -> None:
+    if event.is_set():
+        return
+    _native.phase_begin(name)
+    try:
+        # In slices, so that Ctrl-C is heard.
+        while not event.wait(0.1):
+            pass
+    finally:
+        _native.phase_end(name)
 
 
 AnyWork = Union[Work, BundleWork, StagedWork]
@@ -255,9 +295,16 @@ class _Stager:
         self._queue: queue.SimpleQueue[StagedWork] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
+        self._last_computed: Optional[Ready] = None
 
-    def put(self, work: StagedWork) -> None:
+    def device_is_idle(self) -> bool:
+        """Whether the device has computed everything that it was to compute before the last request."""
+        last = self._last_computed
+        return last is None or last.query()
+
+    def put(self, work: StagedWork, computed: Optional[Ready]) -> None:
         with self._lock:
+            self._last_computed = computed
             if self._thread is None or not self._thread.is_alive():
                 # A daemon: a job that ends with copies under way is over all the same.
                 self._thread = threading.Thread(target=self._run, name="farandole-stager", daemon=True)
@@ -278,6 +325,6 @@ def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) 
     for loan in loans:
         if loan.ready is not None:
             work = StagedWork(loans, call)
-            _stager.put(work)
+            _stager.put(work, next((last.computed for last in reversed(loans) if last.computed is not None), None))
             return work
     return Work(call())

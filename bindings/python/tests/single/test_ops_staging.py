@@ -1,6 +1,7 @@
 """How tensors come to the engine and results come back, without an engine and without a GPU."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ class Gate:
 
     def synchronize(self):
         assert self.opened.wait(10), "nobody opened the gate"
+
+    def query(self):
+        return self.opened.is_set()
 
 
 class Done:
@@ -139,3 +143,80 @@ def test_what_is_wrong_with_a_staged_request_is_raised_by_wait_and_the_next_one_
     for _ in range(2):
         with pytest.raises(ValueError, match="wrong"):
             wrong.wait()
+
+
+@pytest.fixture
+def marks(monkeypatch):
+    """The phases that are marked, as they begin and end."""
+    seen = []
+    monkeypatch.setattr(staging._native, "phase_begin", lambda name: seen.append(("begin", name)))
+    monkeypatch.setattr(staging._native, "phase_end", lambda name: seen.append(("end", name)))
+    return seen
+
+
+def on_device():
+    """A loan whose data a device computes and then copies, when the test says so."""
+    computed, ready = Gate(), Gate()
+    return staging.Loan(torch.zeros(2), torch.zeros(2), ready, computed), computed, ready
+
+
+def after(condition, gate):
+    """Opens a gate as soon as something is the case."""
+
+    def wait():
+        for _ in range(1000):
+            if condition():
+                break
+            time.sleep(0.005)
+        gate.opened.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_waiting_for_a_device_is_its_work_until_it_has_computed_and_a_loss_while_it_copies(marks):
+    loan, computed, ready = on_device()
+    work = staging.submit([loan], lambda: [Done("result")])
+    threads = [
+        after(lambda: marks == [("begin", "device work")], computed),
+        after(lambda: marks[-1:] == [("begin", "device copy")], ready),
+    ]
+    assert work.wait() == ["result"]
+    for thread in threads:
+        thread.join(10)
+    assert marks == [(edge, name) for name in ("device work", "device copy") for edge in ("begin", "end")]
+    work.wait()
+    assert len(marks) == 4, "what is there already is not waited for"
+
+
+def test_a_device_that_computes_while_it_copies_loses_nothing(marks):
+    first, first_computed, first_ready = on_device()
+    second, second_computed, second_ready = on_device()
+    works = [staging.submit([loan], lambda: [Done()]) for loan in (first, second)]
+    first_computed.opened.set()
+    # The second gradient is still being computed when the first one's copy is waited for.
+    thread = after(lambda: ("begin", "device work") in marks, first_ready)
+    works[0].wait()
+    thread.join(10)
+    assert {name for _, name in marks} == {"device work"}, marks
+    second_computed.opened.set()
+    thread = after(lambda: marks[-1:] == [("begin", "device copy")], second_ready)
+    works[1].wait()
+    thread.join(10)
+    assert marks[-1] == ("end", "device copy"), marks
+
+
+def test_a_phase_ends_also_where_the_device_fails(marks):
+    class Broken(Gate):
+        def synchronize(self):
+            super().synchronize()
+            raise RuntimeError("the device is gone")
+
+    gate = Broken()
+    work = staging.submit([staging.Loan(torch.zeros(2), torch.zeros(2), gate, gate)], lambda: [Done()])
+    thread = after(lambda: bool(marks), gate)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        work.wait()
+    thread.join(10)
+    assert marks == [("begin", "device work"), ("end", "device work")]
