@@ -17,6 +17,7 @@ mod memcheck;
 mod miri;
 mod model;
 mod network;
+mod page;
 mod peers;
 mod python;
 mod shell;
@@ -39,7 +40,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 20] = [
+const CHORES: [Chore; 21] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -59,6 +60,7 @@ const CHORES: [Chore; 20] = [
         run: python::run,
     },
     Chore { name: "wheel", summary: "build the wheels into dist/ and try them out", run: wheel::run },
+    Chore { name: "page", summary: "the page of `farandole report` in a real browser", run: page::run },
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
     Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
     Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },

@@ -50,6 +50,8 @@ pub(crate) const SLURM: [Package; 4] = [
 ];
 /// `memcheck` runs tests under it.
 pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "valgrind" };
+/// `page` looks at pages with it.
+pub(crate) const CHROMIUM: Package = Package { program: "chromium", package: "chromium" };
 /// Runs tests, each in a process of its own with a deadline.
 pub(crate) const NEXTEST: Subcommand = Subcommand { name: "cargo-nextest", version: "0.9.143" };
 /// Looks at the licences and sources of dependencies.
