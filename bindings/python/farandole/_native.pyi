@@ -178,8 +178,17 @@ def stop_timeline() -> None:
 
 def phase_begin(name: str) -> None:
     """A phase of the program begins on this thread; phases nest. "forward", "backward", "optimizer step", "input wait",
-    "evaluation", "checkpoint" and "input work" are known, any other name is the user's own. Never fails."""
+    "evaluation", "checkpoint", "input work", "device work" and "device copy" are known, any other name is the user's own. Never fails."""
 
 def phase_end(name: str) -> None: ...
+def phase_of(row: str, name: str, begin_ns: int, end_ns: int) -> None:
+    """A phase of somebody outside of this process, on the clock of `time.monotonic_ns()`, in a row of its own. Never fails."""
+
+def name_thread(name: str) -> None:
+    """What the row of this thread is called. Never fails."""
+
+def note_setting(name: str, value: str) -> None:
+    """A setting for the trace that has become known, or has changed. Never fails."""
+
 def mark_iteration(number: int) -> None: ...
 def mark_epoch(number: int) -> None: ...

@@ -9,6 +9,7 @@ What is deliberately not here: finding phases out without the program's help (`f
 from __future__ import annotations
 
 import functools
+import threading
 from types import TracebackType
 from typing import Callable, Optional, Protocol, TypeVar
 
@@ -31,6 +32,17 @@ listeners: list[Listener] = []
 """Filled by front ends."""
 
 
+_named = threading.local()
+
+
+def _name_this_thread() -> None:
+    """Has the row of this thread bear the thread's name. That of the main thread has one already."""
+    if not getattr(_named, "done", False) and _native.is_initialized():
+        _named.done = True
+        if threading.current_thread() is not threading.main_thread():
+            _native.name_thread(threading.current_thread().name)
+
+
 class phase:
     """A phase of the program with a name, on this thread: `with farandole.phase("augment"):`, or as a decorator.
 
@@ -43,6 +55,7 @@ class phase:
     def __enter__(self) -> phase:
         for listener in listeners:
             listener.entered()
+        _name_this_thread()
         _native.phase_begin(self.name)
         return self
 

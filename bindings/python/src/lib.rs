@@ -40,7 +40,10 @@ mod _native {
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
     #[pymodule_export]
-    use crate::records::{mark_epoch, mark_iteration, phase_begin, phase_end, start_timeline, stop_timeline};
+    use crate::records::{
+        mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,
+        stop_timeline,
+    };
     #[pymodule_export]
     use crate::request::{allgather, allreduce, allreduce_many, alltoall, barrier, broadcast, join, reducescatter};
     #[pymodule_export]

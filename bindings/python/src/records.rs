@@ -52,6 +52,31 @@ pub(crate) fn phase_end(name: &str) {
     }
 }
 
+/// A phase of somebody outside of this process, such as a worker of a data loader, is over: times are those of `time.monotonic_ns()`. It
+/// has a row of this name.
+#[pyfunction]
+pub(crate) fn phase_of(row: &str, name: &str, begin_ns: u64, end_ns: u64) {
+    if let Some(job) = recording() {
+        job.world.recorder().note_phase_of(row, name, begin_ns, end_ns);
+    }
+}
+
+/// What this thread is called. The system knows the names of Python's threads only in part.
+#[pyfunction]
+pub(crate) fn name_thread(name: &str) {
+    if let Some(job) = recording() {
+        job.world.recorder().name_thread(name);
+    }
+}
+
+/// A setting for the trace that has become known.
+#[pyfunction]
+pub(crate) fn note_setting(name: &str, value: &str) {
+    if let Some(job) = recording() {
+        job.world.recorder().note_setting(name, value);
+    }
+}
+
 /// An iteration of training begins.
 #[pyfunction]
 pub(crate) fn mark_iteration(number: u64) {

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import farandole
@@ -41,11 +42,14 @@ def command() -> str:
     return found
 
 
-def run_job(ranks: int, script: str, *, seconds: float = 45) -> Job:
-    """Runs a script, which may be indented, on so many ranks."""
+def run_job(
+    ranks: int, script: str, *, seconds: float = 45, flags: Sequence[str] = (), arguments: Sequence[str] = (), threads: int = 1
+) -> Job:
+    """Runs a script, which may be indented, on so many ranks: with flags for the launcher, arguments for the script, and so many threads for
+    the arithmetic of each rank."""
     tests = pathlib.Path(__file__).parent
-    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{tests}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
-    words = [command(), "run", "-np", str(ranks), sys.executable, "-c", textwrap.dedent(script)]
+    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{tests}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS=str(threads))
+    words = [command(), "run", "-np", str(ranks), *flags, sys.executable, "-c", textwrap.dedent(script), *arguments]
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use farandole_trace::align::put_on_one_clock;
 use farandole_trace::timeline::merged;
-use farandole_trace::{Ending, Trace};
+use farandole_trace::{Ending, Trace, Unreadable};
 
 /// Put the traces of all ranks into one timeline, on one clock.
 ///
@@ -26,8 +26,11 @@ pub(crate) struct TimelineArgs {
 
 /// Reads, aligns, writes.
 pub(crate) fn run(args: &TimelineArgs) -> Result<()> {
-    let mut traces =
+    let (mut traces, spoilt) =
         Trace::read_folder(&args.folder).map_err(|(path, error)| anyhow::anyhow!("{}: {error}", path.display()))?;
+    for Unreadable { path, error } in spoilt {
+        eprintln!("farandole: {} is passed over: {error}", path.display());
+    }
     let fits = put_on_one_clock(&mut traces);
     for (trace, fit) in traces.iter().zip(&fits) {
         let rank = trace.header.rank;

@@ -9,7 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_trace::history::Window;
+use farandole_trace::verdict::Verdict;
 use serde_json::Value;
+
+#[path = "../../trace/tests/jobs/mod.rs"]
+mod jobs;
+#[path = "../../trace/tests/schema/mod.rs"]
+mod schema;
 
 /// Far more than any job here needs; one that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -175,6 +182,7 @@ fn the_exit_code_says_whether_it_is_good_enough_and_the_page_is_written() {
     let folder = Folder::new("floor");
     let traces = folder.join("traces");
     rehearse(&traces, &["iterations=10", "input-ms=60"]);
+    schema::fits_report(&report(&traces), "a real run");
     let (traces, page) = (traces.to_str().unwrap(), folder.join("report.html"));
     let output =
         farandole(&["report", traces, "--html", page.to_str().unwrap(), "--fail-below", "parallel-efficiency=0.01"]);
@@ -207,8 +215,85 @@ fn what_cannot_be_reported_is_said() {
         said(&["report", path, "--window", "iterations=7..9"])
             .contains("nothing was recorded in the window iterations=7..9")
     );
-    std::fs::remove_file(traces.join("rank-00002.trace")).unwrap();
-    assert!(said(&["report", path]).contains("no trace of rank 2"));
+    for rank in 0..4 {
+        std::fs::write(traces.join(format!("rank-{rank:05}.trace")), "no trace").unwrap();
+    }
+    assert!(said(&["profile", path]).contains("rank-00000.trace: this is not a trace of farandole"));
+    assert!(said(&["timeline", path]).contains("rank-00000.trace: this is not a trace of farandole"));
+}
+
+#[test]
+fn a_report_is_made_of_what_is_there_and_says_what_is_not() {
+    let folder = Folder::new("gaps");
+    let traces = folder.join("traces");
+    rehearse(&traces, &["iterations=10", "input-ms=30"]);
+    let whole = report(&traces);
+    assert_eq!(whole["complete"], true);
+    // One rank has left nothing, another something that is no trace, and the disk of a third was full after half of the run.
+    std::fs::remove_file(traces.join("rank-00001.trace")).unwrap();
     std::fs::write(traces.join("rank-00002.trace"), "no trace").unwrap();
-    assert!(said(&["profile", path]).contains("rank-00002.trace: this is not a trace of farandole"));
+    let cut = traces.join("rank-00003.trace");
+    let bytes = std::fs::read(&cut).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() - 1]).unwrap();
+    let page = folder.join("report.html");
+    let words = ["report", traces.to_str().unwrap(), "--html", page.to_str().unwrap()];
+    let output = farandole(&words);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    // Lines are broken wherever they are full.
+    let text = String::from_utf8(output.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("INCOMPLETE: this is what the traces of 2 of 4 ranks tell."), "{text}");
+    assert!(text.contains("Rank 1 is left out: there is no trace of it here."), "{text}");
+    assert!(text.contains("rank-00002.trace: this is not a trace of farandole"), "{text}");
+    assert!(text.contains("The trace of rank 3 ends") && text.contains("a full disk?"), "{text}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the recording is incomplete"));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("role=\"alert\""));
+    let partial = report(&traces);
+    schema::fits_report(&partial, "what is left of a run");
+    assert_eq!(
+        (&partial["complete"], &partial["ranks_recorded"], &partial["ranks"]),
+        (&false.into(), &2.into(), &4.into())
+    );
+    assert_eq!(partial["findings"][0]["cause"], "input", "{}", partial["headline"]);
+    // What is left is judged, profiled and shown.
+    let output = farandole(&[&words[..2], &["--fail-below", "parallel-efficiency=0.99"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    for command in ["profile", "timeline"] {
+        let mut words = vec![command, words[1]];
+        words.extend((command == "timeline").then_some("-o-"));
+        assert_eq!(farandole(&words).status.code(), Some(0), "{command}");
+    }
+}
+
+/// The flags that advice names exist, and so does what it takes from the front end for PyTorch.
+#[test]
+fn advice_names_nothing_that_does_not_exist() {
+    let front_end = include_str!("../../../bindings/python/farandole/torch/__init__.py");
+    let mut checked = 0;
+    for (name, history) in jobs::all() {
+        let verdict = Verdict::of(&history, &Window::Whole, None);
+        let lines = verdict.findings.iter().flat_map(|finding| &finding.advice).flat_map(|advice| &advice.how);
+        for line in lines {
+            let words: Vec<&str> = line.split([' ', ';', '…']).collect();
+            let commands = words.iter().enumerate().filter(|(_, word)| **word == "farandole");
+            for (place, _) in commands {
+                let help = farandole(&[words[place + 1], "--help"]);
+                assert!(help.status.success(), "{name}: {line}");
+                let help = String::from_utf8(help.stdout).unwrap();
+                let own = words[place + 2..].iter().take_while(|word| !["farandole", "sh", "python"].contains(word));
+                for flag in own.filter(|word| word.starts_with('-')) {
+                    let known = flag.starts_with("-np")
+                        || help.contains(&format!("{flag} <"))
+                        || help.contains(&format!("{flag}, "));
+                    assert!(known, "{name}: {line}: {flag}");
+                    checked += 1;
+                }
+            }
+            for call in line.split("hvd.").skip(1) {
+                let called: String = call.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                assert!(front_end.contains(&called), "{name}: {line}: hvd.{called}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 10, "{checked}");
 }

@@ -38,7 +38,7 @@ pub struct Efficiencies {
 impl Efficiencies {
     /// The efficiencies of a history.
     pub fn of(history: &History) -> Efficiencies {
-        let useful_ns: Vec<u64> = history.ranks.iter().map(crate::history::RankHistory::useful_ns).collect();
+        let useful_ns: Vec<u64> = history.recorded().map(|rank| history.ranks[rank].useful_ns()).collect();
         let most_ns = useful_ns.iter().copied().max().unwrap_or(0);
         let mean_ns = useful_ns.iter().sum::<u64>() as f64 / useful_ns.len().max(1) as f64;
         let ideal_ns = predicted_ns(history, &IDEAL_NETWORK).clamp(most_ns, history.end_ns.max(most_ns));
@@ -89,7 +89,10 @@ impl AgainstReference {
     /// Sets a history beside its reference. `None` if one of them has no iterations, whose number says how much was done.
     pub fn of(history: &History, reference: &History, scaling: Scaling) -> Option<AgainstReference> {
         let useful_ns = |history: &History| -> f64 {
-            history.ranks.iter().map(|rank| rank.useful_ns() as f64).sum::<f64>() / history.iterations() as f64
+            // Ranks that are not recorded are taken to have worked like the others.
+            let of_recorded: f64 = history.ranks.iter().map(|rank| rank.useful_ns() as f64).sum();
+            let all = history.size() as f64 / history.recorded_size().max(1) as f64;
+            of_recorded * all / history.iterations() as f64
         };
         if history.iterations() == 0 || reference.iterations() == 0 {
             return None;

@@ -197,6 +197,10 @@ coded! {
         Checkpoint = 6, "checkpoint";
         /// A loader thread or process makes a batch.
         InputWork = 7, "input work";
+        /// The program's thread waits while a device still computes what it was given: work, done elsewhere.
+        DeviceWork = 8, "device work";
+        /// The program's thread waits for nothing but copies between a device and the host.
+        DeviceCopy = 9, "device copy";
     }
 }
 

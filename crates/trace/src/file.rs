@@ -12,6 +12,7 @@
 //! 5 records   32 bytes each, in any order
 //! 6 dropped   how many more records were overwritten before they could be written
 //! 7 end       on what occasion it was written (the last block)
+//! 8 setting   one that became known after the header was written: name and value
 //! ```
 //!
 //! Blocks are appended and never changed, so a file whose writer is killed is good up to its last whole block. Tables may come in
@@ -96,6 +97,7 @@ enum Kind {
     Records = 5,
     Dropped = 6,
     End = 7,
+    Setting = 8,
 }
 
 /// A file in the making: bytes that are appended to what has been written.
@@ -160,6 +162,11 @@ impl Draft {
             put_u32(into, ranks.len() as u32);
             ranks.iter().for_each(|rank| put_u32(into, *rank));
         });
+    }
+
+    /// A setting that counts from now on, whatever the header says.
+    pub(crate) fn setting(&mut self, name: &str, value: &str) {
+        self.block(Kind::Setting, |into| [name, value].into_iter().for_each(|text| put_text(into, text)));
     }
 
     /// Records, each given by its bytes.
@@ -304,6 +311,10 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
             reader.rest = &[];
         }
         kind if kind == Kind::Dropped as u8 => trace.dropped = trace.dropped.saturating_add(reader.u64()?),
+        kind if kind == Kind::Setting as u8 => {
+            let (name, value) = (reader.text()?.to_owned(), reader.text()?.to_owned());
+            trace.header.set(name, value);
+        }
         kind if kind == Kind::End as u8 => trace.ending = Ending::Complete(reader.text()?.to_owned()),
         _ => return Some(()),
     }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock;
 use crate::event::{Event, Group, NameId, Phase, Record, ThreadId};
+use crate::machine;
 use crate::ring::{Quill, Ring};
 use crate::tables::NameTable;
 use crate::tail::Tail;
@@ -52,6 +53,8 @@ pub struct Recorder {
     /// the text of a name that is about to be forgotten.
     oldest_name: AtomicU32,
     groups: Mutex<Vec<(Group, Vec<u32>)>>,
+    /// Settings that became known after the start, as they came.
+    settings: Mutex<Vec<(String, String)>>,
     bell: OnceLock<Bell>,
     records: usize,
 }
@@ -83,7 +86,8 @@ pub struct Identity {
 impl Recorder {
     /// A recorder whose driver's ring has room for so many records; with none it is off, and takes next to no memory.
     pub fn new(identity: Identity, records: usize) -> Arc<Recorder> {
-        let Identity { rank, size, host, version, settings } = identity;
+        let Identity { rank, size, host, version, mut settings } = identity;
+        settings.extend(machine::settings());
         let (anchor_ns, anchor_unix_ns) = clock::anchor();
         let (pid, clock) = (std::process::id(), clock::id());
         let header = Header { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings };
@@ -97,6 +101,7 @@ impl Recorder {
             names: Mutex::new(NameTable::new()),
             oldest_name: AtomicU32::new(1),
             groups: Mutex::new(Vec::new()),
+            settings: Mutex::new(Vec::new()),
             bell: OnceLock::new(),
             records,
         })
@@ -162,6 +167,15 @@ impl Recorder {
         lock(&self.groups).push((group, ranks));
     }
 
+    /// Notes a setting that became known, or has changed, since the start. What is noted again as it is, is not.
+    pub fn note_setting(&self, name: &str, value: &str) {
+        let mut settings = lock(&self.settings);
+        let last = settings.iter().rev().chain(&self.header.settings).find(|(known, _)| known == name);
+        if self.is_on() && last.is_none_or(|(_, known)| known != value) {
+            settings.push((name.to_owned(), value.to_owned()));
+        }
+    }
+
     /// Records an event of this thread, now.
     pub fn mark(&self, event: Event) {
         if self.is_on() {
@@ -199,6 +213,27 @@ impl Recorder {
         self.mark(Event::PhaseEnd { phase, name });
     }
 
+    /// Records a phase of somebody outside of this process, such as a process of a data loader, when it is over: in a row of this name.
+    pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
+        if self.is_on() && begin_ns <= end_ns {
+            let thread = ThreadId::of_outsider(row);
+            let (phase, name) = self.phase_of(word);
+            let mut marks = lock(&self.marks);
+            for (time_ns, event) in
+                [(begin_ns, Event::PhaseBegin { phase, name }), (end_ns, Event::PhaseEnd { phase, name })]
+            {
+                marks.write(Record { time_ns, thread, event }.to_words());
+            }
+        }
+    }
+
+    /// Gives the row of this thread a name, for front ends whose threads have names that the system does not know.
+    pub fn name_thread(&self, name: &str) {
+        if self.is_on() {
+            ThreadId::call_current(name);
+        }
+    }
+
     fn phase_of(&self, word: &str) -> (Phase, NameId) {
         let known = Phase::ALL.iter().find(|phase| **phase != Phase::User && phase.word() == word);
         known.map_or_else(|| (Phase::User, self.intern(&word.into(), &[])), |phase| (*phase, NameId::NONE))
@@ -233,6 +268,10 @@ impl Recorder {
 
     pub(crate) fn groups_since(&self, from: usize) -> Vec<(Group, Vec<u32>)> {
         lock(&self.groups).get(from..).unwrap_or_default().to_vec()
+    }
+
+    pub(crate) fn settings_since(&self, from: usize) -> Vec<(String, String)> {
+        lock(&self.settings).get(from..).unwrap_or_default().to_vec()
     }
 }
 
@@ -326,6 +365,23 @@ mod tests {
         let last = trace.records.last().unwrap();
         assert_eq!(last.event, Event::PhaseBegin { phase: Phase::InputWait, name: NameId::NONE });
         assert!(trace.threads.contains_key(&last.thread));
+    }
+
+    #[test]
+    fn what_others_did_has_rows_of_their_own_and_late_settings_count() {
+        let recorder =
+            Recorder::new(Identity { settings: vec![("threads".into(), "1".into())], ..Identity::default() }, 100);
+        recorder.note_phase_of("loader worker 0", "input work", 10, 20);
+        recorder.note_phase_of("loader worker 1", "input work", 15, 25);
+        recorder.note_phase_of("loader worker 0", "input work", 20, 30);
+        recorder.note_phase_of("loader worker 0", "input work", 50, 40);
+        recorder.note_setting("threads", "4");
+        let trace = recorder.snapshot("test");
+        let rows: Vec<&str> = trace.records.iter().map(|record| trace.threads[&record.thread].as_str()).collect();
+        let (first, second) = ("loader worker 0", "loader worker 1");
+        assert_eq!(rows, [first, second, first, first, second, first], "a phase that ends before it begins is none");
+        assert!(trace.records.is_sorted_by_key(|record| record.time_ns));
+        assert_eq!(trace.header.setting("threads"), Some("4"));
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub enum Change {
     NoPacking,
     /// Transfer takes this many times as long.
     Transfer(f64),
+    /// Copies from devices to the host take this many times as long.
+    Copies(f64),
     /// Batches are this many times as large: between two exchanges everything takes so much longer. (Also what happens once in an epoch:
     /// so many more epochs are played.)
     Larger(f64),
@@ -309,6 +311,9 @@ impl<'a> Pace<'a> {
         match activity {
             Activity::Input if self.has(&Change::NoInputWait) => 0.0,
             Activity::Checkpoint if self.has(&Change::NoCheckpoint) => 0.0,
+            Activity::Copy if self.has(&Change::NoPacking) => 0.0,
+            // A batch of any size has the same gradients.
+            Activity::Copy => copies(self.changes),
             Activity::Compute if sole.is_none() => self.work[rank][leg],
             _ => larger(self.changes),
         }
@@ -321,7 +326,7 @@ fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f
     let mut factors = vec![vec![larger(changes); legs.count()]; history.size()];
     let balanced = changes.contains(&Change::Balanced);
     let prompt = |rank| changes.contains(&Change::NotLate(rank));
-    if history.size() < 2 || !(balanced || (0..history.size()).any(prompt)) {
+    if history.recorded_size() < 2 || !(balanced || (0..history.size()).any(prompt)) {
         return factors;
     }
     let work_ns: Vec<Vec<u64>> = (0..history.size()).map(|rank| work_by_leg(history, legs, rank)).collect();
@@ -332,9 +337,9 @@ fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f
             if own_ns == 0 {
                 continue;
             }
-            let mean_of_others = (sum_ns - own_ns) as f64 / (history.size() - 1) as f64;
+            let mean_of_others = (sum_ns - own_ns) as f64 / (history.recorded_size() - 1) as f64;
             if balanced {
-                factors[leg] *= sum_ns as f64 / history.size() as f64 / own_ns as f64;
+                factors[leg] *= sum_ns as f64 / history.recorded_size() as f64 / own_ns as f64;
             } else if prompt(rank) {
                 factors[leg] *= (mean_of_others / own_ns as f64).min(1.0);
             }
@@ -346,6 +351,11 @@ fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f
 /// By how much batches are larger.
 fn larger(changes: &[Change]) -> f64 {
     changes.iter().map(|change| if let Change::Larger(factor) = change { *factor } else { 1.0 }).product()
+}
+
+/// By how much copies from devices are slower.
+fn copies(changes: &[Change]) -> f64 {
+    changes.iter().map(|change| if let Change::Copies(factor) = change { *factor } else { 1.0 }).product()
 }
 
 fn work_by_leg(history: &History, legs: &Legs, rank: usize) -> Vec<u64> {

@@ -297,7 +297,7 @@ impl Keeping {
 
     fn follow(&mut self, recorder: &Recorder) -> io::Result<()> {
         let news = self.tail.follow(recorder);
-        if news.records.is_empty() && news.dropped == 0 {
+        if news.records.is_empty() && news.dropped == 0 && news.settings.is_empty() {
             return Ok(());
         }
         put_news(&mut self.draft, news);
@@ -344,6 +344,9 @@ fn put_news(draft: &mut Draft, news: crate::tail::News) {
     }
     for (group, ranks) in &news.groups {
         draft.group(*group, ranks);
+    }
+    for (name, value) in &news.settings {
+        draft.setting(name, value);
     }
     draft.records(news.records.into_iter().map(words_to_bytes));
     draft.dropped(news.dropped);

@@ -3,7 +3,7 @@
 //! A name gets a number when it is first met and keeps it until so many others have come that it is forgotten: programs that
 //! make up a new name for each request would fill the memory otherwise. Numbers are never used for another name. Threads are
 //! numbered in the process, not in a recorder: a thread is what it is whichever rank it works for. The number of a thread that has
-//! ended is given to a later one.
+//! ended is given to a later one of the same name, so that a row of a timeline is about one kind of thread; and to any other when many have come.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
@@ -61,13 +61,38 @@ impl NameTable {
 /// Threads that have a number of their own; all others share the last one.
 const THREADS_MAX: usize = 4096;
 
+/// As long as no more have come, threads of different names do not share a number. Programs that start a thread for each batch, each with a name of
+/// its own, fill no more rows than this.
+const ROWS: usize = 256;
+
 /// The numbers of this process's threads. One for the whole process, because threads belong to the process: a thread gets its number when it
 /// first does something that is recorded, and gives it back when it ends.
-static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new() });
+static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new(), outsiders: Vec::new() });
 
 struct Threads {
     names: Vec<Arc<str>>,
     free: Vec<u16>,
+    /// Numbers of those who are no threads of this process and are told of by name. They are kept.
+    outsiders: Vec<u16>,
+}
+
+impl Threads {
+    /// A number for somebody of this name, or without one, and notes the name; nothing if all are taken.
+    fn take_number(&mut self, name: Option<&str>) -> Option<u16> {
+        let text = |number: usize| name.map_or_else(|| format!("thread {number}").into(), Arc::from);
+        let same = self.free.iter().position(|&number| self.names[usize::from(number)] == text(usize::from(number)));
+        let (new, taken) = (self.names.len(), same.map(|place| self.free.swap_remove(place)));
+        let number = match taken.or_else(|| if new < ROWS { None } else { self.free.pop() }) {
+            Some(number) => number,
+            None if new < THREADS_MAX => {
+                self.names.push("".into());
+                new as u16
+            }
+            None => return None,
+        };
+        self.names[usize::from(number)] = text(usize::from(number));
+        Some(number)
+    }
 }
 
 fn threads() -> MutexGuard<'static, Threads> {
@@ -79,21 +104,11 @@ struct Seat(u16);
 
 impl Seat {
     fn take() -> Seat {
-        let thread = std::thread::current();
-        let mut threads = threads();
-        let number = match threads.free.pop() {
-            Some(number) => number,
-            None if threads.names.len() < THREADS_MAX => {
-                threads.names.push("".into());
-                (threads.names.len() - 1) as u16
-            }
-            None => return Seat(THREADS_MAX as u16),
-        };
-        threads.names[usize::from(number)] = match thread.name() {
-            Some(name) => name.into(),
-            None => format!("thread {number}").into(),
-        };
-        Seat(number)
+        Seat::called(std::thread::current().name())
+    }
+
+    fn called(name: Option<&str>) -> Seat {
+        Seat(threads().take_number(name).unwrap_or(THREADS_MAX as u16))
     }
 }
 
@@ -115,6 +130,29 @@ impl ThreadId {
     pub fn current() -> ThreadId {
         // A thread that is ending has no number any more; what it does then is nobody's.
         SEAT.try_with(|seat| ThreadId(seat.get_or_init(Seat::take).0)).unwrap_or(ThreadId(THREADS_MAX as u16))
+    }
+}
+
+impl ThreadId {
+    /// The number of somebody who is no thread of this process: the same for the same name.
+    pub(crate) fn of_outsider(name: &str) -> ThreadId {
+        let mut threads = threads();
+        let known = threads.outsiders.iter().copied().find(|number| *threads.names[usize::from(*number)] == *name);
+        ThreadId(known.unwrap_or_else(|| {
+            let Some(number) = threads.take_number(Some(name)) else { return THREADS_MAX as u16 };
+            threads.outsiders.push(number);
+            number
+        }))
+    }
+
+    /// Gives this thread a name, for whoever knows a better one than the system does.
+    pub(crate) fn call_current(name: &str) {
+        // A thread that has no number yet gets that of an earlier one of this name.
+        let seat = |seat: &OnceCell<Seat>| seat.get_or_init(|| Seat::called(Some(name))).0;
+        let number = SEAT.try_with(seat).unwrap_or(THREADS_MAX as u16);
+        if let Some(known) = threads().names.get_mut(usize::from(number)) {
+            *known = name.into();
+        }
     }
 }
 
@@ -152,5 +190,28 @@ mod tests {
         let other = other.join().unwrap();
         assert_ne!(own, other);
         assert!(thread_names().len() > usize::from(other.0));
+    }
+
+    #[test]
+    fn threads_of_one_name_share_a_number_one_after_the_other_and_others_do_not() {
+        let on_a_thread = |name: &str| {
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(ThreadId::current).unwrap();
+            thread.join().unwrap()
+        };
+        let first = on_a_thread("prefetcher of this test");
+        // A thread gives its number back when its locals are dropped, which may be a moment after it was joined.
+        let mut again = on_a_thread("prefetcher of this test");
+        for _ in 0..100 {
+            if again == first {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            again = on_a_thread("prefetcher of this test");
+        }
+        assert_eq!(again, first);
+        assert_ne!(on_a_thread("augmenter of this test"), first);
+        assert_eq!(&*thread_names()[usize::from(first.0)], "prefetcher of this test");
+        let outsider = ThreadId::of_outsider("worker of this test");
+        assert_eq!(ThreadId::of_outsider("worker of this test"), outsider);
     }
 }

@@ -19,6 +19,7 @@ pub(crate) struct Tail {
     name: NameId,
     threads: Vec<Arc<str>>,
     groups: usize,
+    settings: usize,
 }
 
 /// What is new.
@@ -28,6 +29,7 @@ pub(crate) struct News {
     pub(crate) names: Vec<Named>,
     pub(crate) threads: Vec<(ThreadId, Arc<str>)>,
     pub(crate) groups: Vec<(Group, Vec<u32>)>,
+    pub(crate) settings: Vec<(String, String)>,
     /// As words, in no particular order.
     pub(crate) records: Vec<[u64; 4]>,
     pub(crate) dropped: u64,
@@ -36,7 +38,7 @@ pub(crate) struct News {
 impl Tail {
     /// Reads from the oldest record on that is still there.
     pub(crate) fn from_the_start() -> Tail {
-        Tail { next: Vec::new(), name: NameId(1), threads: Vec::new(), groups: 0 }
+        Tail { next: Vec::new(), name: NameId(1), threads: Vec::new(), groups: 0, settings: 0 }
     }
 
     /// Reads what comes from now on; names are told from the start.
@@ -61,6 +63,8 @@ impl Tail {
         (news.first_name, news.names) = (first.0, names);
         news.groups = recorder.groups_since(self.groups);
         self.groups += news.groups.len();
+        news.settings = recorder.settings_since(self.settings);
+        self.settings += news.settings.len();
         let threads = thread_names();
         for (number, name) in threads.iter().enumerate() {
             if self.threads.get(number) != Some(name) {
@@ -80,6 +84,9 @@ impl Tail {
         }
         trace.threads = news.threads.into_iter().map(|(thread, name)| (thread, name.to_string())).collect();
         trace.groups = news.groups.into_iter().collect();
+        for (name, value) in news.settings {
+            trace.header.set(name, value);
+        }
         trace.records = news.records.into_iter().filter_map(Record::from_words).collect();
         trace.sort();
         trace.ending = Ending::Complete(occasion.to_owned());

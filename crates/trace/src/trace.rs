@@ -35,6 +35,17 @@ pub struct Header {
 }
 
 impl Header {
+    /// The value of a setting.
+    pub fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Gives a setting a value, also if it has one.
+    pub fn set(&mut self, name: String, value: String) {
+        self.settings.retain(|(known, _)| *known != name);
+        self.settings.push((name, value));
+    }
+
     /// The header of a file, without reading the rest.
     ///
     /// # Errors
@@ -125,6 +136,23 @@ pub enum Ending {
     },
 }
 
+/// A file that should be a trace and cannot be read as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub error: ReadError,
+}
+
+impl Unreadable {
+    /// The rank whose trace it would be, by its name.
+    pub fn rank(&self) -> Option<usize> {
+        let name = self.path.file_name()?.to_str()?;
+        name.strip_prefix("rank-")?.split('.').next()?.parse().ok()
+    }
+}
+
 /// What one rank has recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
@@ -164,18 +192,21 @@ impl Trace {
         Trace::decode(&bytes)
     }
 
-    /// Reads the traces of all ranks in a folder, in the order of ranks.
+    /// Reads the traces of all ranks in a folder, in the order of ranks; and says which files are no traces that this program can read.
     ///
     /// # Errors
-    /// If the folder or one of its traces cannot be read, with its path, or if there is none.
-    pub fn read_folder(folder: &Path) -> Result<Vec<Trace>, (PathBuf, ReadError)> {
+    /// If the folder cannot be read, with its path, or if there is no trace that can.
+    pub fn read_folder(folder: &Path) -> Result<(Vec<Trace>, Vec<Unreadable>), (PathBuf, ReadError)> {
         let unreadable = |error: std::io::Error| (folder.to_owned(), ReadError::Unreadable(error.to_string()));
         let mut traces: BTreeMap<(u32, u64), Trace> = BTreeMap::new();
+        let mut spoilt: Vec<Unreadable> = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
             if path.extension().is_some_and(|extension| extension == file::EXTENSION) {
-                let trace = Trace::read(&path).map_err(|error| (path, error))?;
-                traces.insert((trace.header.rank, trace.header.anchor_unix_ns), trace);
+                match Trace::read(&path) {
+                    Ok(trace) => drop(traces.insert((trace.header.rank, trace.header.anchor_unix_ns), trace)),
+                    Err(error) => spoilt.push(Unreadable { path, error }),
+                }
             }
         }
         // A rank that was started again has several; the last one counts.
@@ -183,10 +214,12 @@ impl Trace {
         for ((rank, _), trace) in traces {
             last.insert(rank, trace);
         }
-        if last.is_empty() {
-            return Err((folder.to_owned(), ReadError::NoTraces));
+        spoilt.sort_by(|a, b| a.path.cmp(&b.path));
+        match spoilt.first() {
+            Some(first) if last.is_empty() => Err((first.path.clone(), first.error.clone())),
+            None if last.is_empty() => Err((folder.to_owned(), ReadError::NoTraces)),
+            _ => Ok((last.into_values().collect(), spoilt)),
         }
-        Ok(last.into_values().collect())
     }
 
     /// Reads a file's bytes; see [`Trace::read`].

@@ -1,9 +1,9 @@
 //! Histories out of records: every moment is where the records say.
 
 use farandole_trace::event::{Collective, Dtype, Event, Group, NameId, Operation, Phase, ThreadId};
-use farandole_trace::history::{Activity, BuildError, History};
+use farandole_trace::history::{Activity, BuildError, History, Lack};
 use farandole_trace::loss::{Cause, Split};
-use farandole_trace::{Header, Trace};
+use farandole_trace::{Ending, Header, Trace};
 
 const PROGRAM: ThreadId = ThreadId(1);
 const ENGINE: ThreadId = ThreadId(2);
@@ -137,10 +137,54 @@ fn a_history_begins_where_all_rings_reach_back_to() {
 }
 
 #[test]
-fn a_missing_rank_is_named() {
-    let error = History::from_traces(&job(0)[..1], |_, time_ns| time_ns).unwrap_err();
-    assert_eq!(error, BuildError::Missing(vec![1]));
-    assert!(error.to_string().contains("no trace of rank 1"));
+fn a_missing_rank_is_named_and_the_others_are_known() {
+    let traces = job(30);
+    let history = History::from_traces(&traces[1..], |_, time_ns| time_ns).unwrap();
+    assert_eq!((history.check(), history.size(), history.recorded_size()), (Ok(()), 2, 1));
+    assert_eq!((history.operations.len(), history.iterations(), history.hosts()), (3, 3, 1));
+    assert_eq!(history.gaps[0].to_string(), "Rank 0 is left out: there is no trace of it here.");
+    let both = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.ranks[1].lane, both.ranks[1].lane);
+    let split = Split::of(&history);
+    assert_eq!((split.total_ns, split.strips[0].len()), (600, 0));
+}
+
+#[test]
+fn a_trace_that_is_cut_off_ends_the_history() {
+    let mut traces = job(0);
+    traces[1].records.retain(|record| record.time_ns <= 1400);
+    traces[1].ending = Ending::CutOff;
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!((history.check(), history.end_ns, history.recorded_size()), (Ok(()), 400, 2));
+    assert_eq!((history.gaps[0].rank, history.gaps[0].lack), (1, Lack::After(400)));
+    assert!(history.ranks[1].lane.iter().all(|stretch| stretch.activity != Activity::Ended));
+}
+
+#[test]
+fn a_trace_of_which_little_is_left_is_left_out() {
+    let mut traces = job(0);
+    traces[1].records.retain(|record| record.time_ns <= 1250);
+    traces[1].ending = Ending::Damaged { at_byte: 77 };
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!((history.check(), history.end_ns, history.recorded_size()), (Ok(()), 600, 1));
+    let said = history.gaps[0].to_string();
+    assert!(said.contains("its trace ends after 0.000 s of 0.000 s; the file is damaged from byte 77 on"), "{said}");
+    traces[1].records.clear();
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert!(history.gaps[0].to_string().contains("its trace is empty"), "{:?}", history.gaps);
+}
+
+#[test]
+fn traces_of_different_jobs_are_refused() {
+    let mut traces = job(0);
+    traces[1].header.size = 3;
+    let build = |traces: &[Trace]| History::from_traces(traces, |_, time_ns| time_ns).unwrap_err();
+    assert_eq!(build(&traces), BuildError::DifferentJobs);
+    traces[1].header = traces[0].header.clone();
+    assert_eq!(build(&traces), BuildError::DifferentJobs, "two of the same rank");
+    traces[0].header.size = u32::MAX;
+    assert_eq!(build(&traces[..1]), BuildError::TooManyRanks(u32::MAX));
+    assert_eq!(build(&[]), BuildError::Nothing);
 }
 
 #[test]

@@ -45,7 +45,9 @@ fn every_job_has_a_well_formed_page_with_all_its_pictures() {
             assert!(tags.iter().any(|tag| *tag == format!("section id=\"{section}\"")), "{name}: {section}");
         }
         let strips = tags.iter().filter(|tag| tag.contains("class=\"bar strip\"")).count();
-        assert_eq!(strips, history.size(), "{name}");
+        assert_eq!(strips, history.recorded_size(), "{name}");
+        let alarmed = tags.iter().any(|tag| tag.contains("class=\"alarm\""));
+        assert_eq!(alarmed, !history.gaps.is_empty(), "{name}");
         assert!(tags.iter().any(|tag| tag.contains("class=\"bar overview\"")), "{name}");
         assert!(tags.iter().any(|tag| tag.contains("class=\"bar double\"")), "{name}");
         // Every paint that is used has its pattern.

@@ -131,7 +131,7 @@ fn a_process_that_is_a_rank_twice_leaves_two_traces() {
     let mut names: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["rank-00002.2.trace", "rank-00002.trace"]);
-    assert_eq!(Trace::read_folder(&folder.0).unwrap().len(), 1, "of a rank the last trace counts");
+    assert_eq!(Trace::read_folder(&folder.0).unwrap().0.len(), 1, "of a rank the last trace counts");
 }
 
 #[test]

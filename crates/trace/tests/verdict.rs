@@ -1,11 +1,12 @@
 //! Jobs with one illness each: the verdict names it, the advice fits, and what is promised is what arithmetic says.
 
 mod jobs;
+mod schema;
 
-use farandole_trace::history::{Cost, History, Sketch, Window};
+use farandole_trace::history::{Cost, History, RankHistory, Sketch, Window};
 use farandole_trace::loss::Cause;
 use farandole_trace::report::{json, text};
-use farandole_trace::verdict::{Topic, Verdict};
+use farandole_trace::verdict::{Topic, Verdict, rule_names};
 
 fn judged(history: &History) -> Verdict {
     Verdict::of(history, &Window::Whole, None)
@@ -118,13 +119,136 @@ fn one_bucket_at_the_end_is_to_be_divided() {
 fn checkpoints_and_crowded_cores_have_their_rules() {
     let verdict = judged(&jobs::checkpoints());
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Checkpoint), vec!["checkpoint"]));
-    let mut crowded = jobs::late();
-    for rank in &mut crowded.ranks {
-        (rank.cores, rank.threads) = (Some(8), Some(8));
+    let verdict = judged(&jobs::crowded());
+    let advice = &verdict.findings[0].advice[0];
+    assert_eq!(advice.rule, "thread-layout");
+    assert!(advice.change.starts_with("4 ranks with 8 threads each share 8 cores"), "{}", advice.change);
+    assert!(advice.how[0].contains("OMP_NUM_THREADS=2") && advice.how[1].contains("taskset -c $n-$((n+1))"));
+}
+
+#[test]
+fn ranks_that_fit_or_are_pinned_are_not_told_to_make_room() {
+    let speaks = |change: &dyn Fn(usize, &mut RankHistory)| {
+        let mut history = jobs::crowded();
+        history.ranks.iter_mut().enumerate().for_each(|(number, rank)| change(number, rank));
+        judged(&history)
+            .findings
+            .iter()
+            .flat_map(|finding| &finding.advice)
+            .any(|advice| advice.rule == "thread-layout")
+    };
+    assert!(speaks(&|_, _| {}));
+    assert!(!speaks(&|_, rank| rank.threads = Some(2)), "four times two threads on eight cores");
+    assert!(!speaks(&|_, rank| rank.threads = None), "nobody knows");
+    let pinned = |number: usize, rank: &mut RankHistory| {
+        (rank.cpus, rank.cores) = (Some(format!("{}-{}", 2 * number, 2 * number + 1)), Some(2));
+    };
+    assert!(!speaks(&|number, rank| {
+        pinned(number, rank);
+        rank.threads = Some(2);
+    }));
+    assert!(speaks(&|number, rank| {
+        pinned(number, rank);
+        rank.threads = Some(4);
+    }));
+    // A control group that gives all of them together three cores' time.
+    assert!(speaks(&|_, rank| (rank.cores, rank.threads) = (Some(3), Some(1))));
+    assert!(!speaks(&|number, rank| {
+        rank.host = format!("node{number}");
+        rank.threads = Some(8);
+    }));
+}
+
+#[test]
+fn learned_orders_that_are_off_are_to_be_switched_on() {
+    let verdict = judged(&jobs::learned_orders_off());
+    assert_eq!(top(&verdict).1[0], "replay-order");
+    assert!((saved(&verdict, "replay-order") - 100.0 * 50.0 / 150.0).abs() < 1e-6);
+}
+
+#[test]
+fn algorithms_are_to_be_measured_where_the_ranks_are() {
+    let verdict = judged(&jobs::four_on_a_slow_link());
+    let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
+    assert!(advice.change.contains("hierarchical"));
+    assert_eq!(advice.how, ["farandole run -np 4 -H node1:2,node2:2 farandole calibrate"]);
+    let mut alone = jobs::four_on_a_slow_link();
+    alone.ranks.iter_mut().for_each(|rank| rank.host = "here".to_owned());
+    let verdict = judged(&alone);
+    let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
+    assert_eq!(advice.how, ["farandole calibrate -np 4"]);
+}
+
+#[test]
+fn waiting_for_copies_from_a_device_is_a_loss_of_its_own() {
+    let verdict = judged(&jobs::on_a_device());
+    assert_eq!(verdict.headline, "at 2 ranks you get 60 % of 2×: you lose 30 % to packing and 10 % to transfer");
+    assert_eq!(top(&verdict).1[0], "narrow-copies");
+    // Half of 30 ms of copies, and half of 10 ms on the way, of 100.
+    assert!((saved(&verdict, "narrow-copies") - 20.0).abs() < 1e-6);
+    assert!((verdict.findings[0].without.unwrap().time_saved_percent - 30.0).abs() < 1e-6);
+}
+
+#[test]
+fn every_loss_has_advice_or_is_told_why_there_is_none() {
+    for (name, history) in jobs::all() {
+        for finding in judged(&history).findings {
+            assert!(!finding.advice.is_empty(), "{name}: {}", finding.topic);
+        }
     }
-    let verdict = judged(&crowded);
-    assert_eq!(verdict.findings[0].advice[0].rule, "thread-layout");
-    assert!(verdict.findings[0].advice[0].how[0].contains("OMP_NUM_THREADS=2"));
+    let verdict = judged(&jobs::little_losses());
+    let said: Vec<(&str, &str)> =
+        verdict.findings.iter().map(|finding| (finding.topic.key(), finding.advice[0].rule)).collect();
+    let nothing = "nothing-to-change";
+    assert_eq!(said, [("packing", nothing), ("transfer", nothing), ("agreement", nothing)]);
+    // 2 ms of agreement for each of the operations, and 64 KB in 3 ms.
+    assert!(verdict.findings[2].advice[0].change.contains("2.00 ms for each operation"));
+    assert!(verdict.findings[1].advice[0].change.contains("3.00 ms for each operation, on average 64 KB"));
+}
+
+#[test]
+fn every_rule_speaks_in_some_job() {
+    let mut spoke: Vec<&str> = jobs::all()
+        .iter()
+        .flat_map(|(_, history)| judged(history).findings)
+        .flat_map(|finding| finding.advice.into_iter().map(|advice| advice.rule))
+        .collect();
+    let mut known: Vec<&str> = rule_names().collect();
+    for rules in [&mut spoke, &mut known] {
+        rules.sort_unstable();
+        rules.dedup();
+    }
+    assert_eq!(spoke, known);
+}
+
+#[test]
+fn what_touches_convergence_comes_with_a_warning() {
+    let mut warned = 0;
+    for (name, history) in jobs::all() {
+        for advice in judged(&history).findings.iter().flat_map(|finding| &finding.advice) {
+            let touches = ["narrow-wire", "narrow-copies", "batch-size"].contains(&advice.rule);
+            assert_eq!(advice.caution.is_some(), touches, "{name}: {}", advice.rule);
+            warned += usize::from(touches);
+        }
+    }
+    assert!(warned > 0);
+}
+
+#[test]
+fn missing_ranks_are_said_first_and_the_others_are_judged() {
+    let history = jobs::two_of_four();
+    let (all, some) = (judged(&jobs::starved()), judged(&history));
+    assert_eq!(some.efficiencies, all.efficiencies);
+    assert_eq!(saved(&some, "loader-workers"), saved(&all, "loader-workers"));
+    assert!(some.headline.starts_with("as far as 2 of 4 ranks tell, you get 38 % of 4×"), "{}", some.headline);
+    let text = text::report(&some);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[2].starts_with("INCOMPLETE: this is what the traces of 2 of 4 ranks tell."), "{text}");
+    assert!(text.contains("  - Rank 1 is left out: there is no trace of it here."), "{text}");
+    let report = json::report(&some);
+    assert_eq!((&report["complete"], &report["ranks_recorded"]), (&false.into(), &2.into()));
+    assert_eq!((&report["gaps"][1]["rank"], &report["gaps"][1]["recorded_until_ns"]), (&3.into(), &().into()));
+    assert_eq!(json::report(&all)["complete"], true);
 }
 
 #[test]
@@ -165,47 +289,7 @@ fn ranks_that_are_hardly_late_share_a_line() {
 
 #[test]
 fn json_fits_its_schema() {
-    let schema =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/report.schema.json")).unwrap();
-    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
     for (name, history) in jobs::all() {
-        let report = json::report(&judged(&history));
-        fits(&schema, &report, name);
-    }
-}
-
-/// As much of JSON Schema as ours uses.
-fn fits(schema: &serde_json::Value, value: &serde_json::Value, at: &str) {
-    use serde_json::Value;
-    let kinds: Vec<&str> = match &schema["type"] {
-        Value::String(kind) => vec![kind],
-        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
-        _ => panic!("{at}: the schema has no type"),
-    };
-    let kind = match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_u64() && kinds.contains(&"integer") => "integer",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
-    assert!(kinds.contains(&kind), "{at}: {kind} is none of {kinds:?}");
-    if let Some(allowed) = schema["enum"].as_array() {
-        assert!(allowed.contains(value), "{at}: {value} is none of {allowed:?}");
-    }
-    if let Value::Array(items) = value {
-        items.iter().enumerate().for_each(|(number, item)| fits(&schema["items"], item, &format!("{at}[{number}]")));
-    }
-    if let Value::Object(fields) = value {
-        let known = schema["properties"].as_object().expect("properties");
-        for required in schema["required"].as_array().expect("what is required") {
-            assert!(fields.contains_key(required.as_str().expect("a name")), "{at}: {required} is missing");
-        }
-        for (key, field) in fields {
-            let schema = known.get(key).unwrap_or_else(|| panic!("{at}.{key} is not in the schema"));
-            fits(schema, field, &format!("{at}.{key}"));
-        }
+        schema::fits_report(&json::report(&judged(&history)), name);
     }
 }

@@ -11,9 +11,10 @@ Owns the marks that are made where PyTorch passes by anyway. `watch` puts them t
 | backward | `loss.backward()` | its return |
 | optimizer step | `optimizer.step()` of a `DistributedOptimizer` | its return; an iteration ends there |
 | checkpoint | `torch.save`, `torch.load` | their return |
+| input work | another thread than the one that trains asks a `DataLoader` for a batch; a worker makes one (`loader`) | it has it |
 
 Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by the thread that trains, the one
-that called `watch`; other threads pass unmarked. A mark never changes what PyTorch does and never raises. A script that marks iterations itself
+that called `watch`; of other threads only their work for the input is. A mark never changes what PyTorch does and never raises. A script that marks iterations itself
 (`farandole.iteration`) is not interfered with.
 
 Not here: hooks in modules. They would cost something in every layer and keep compilers from seeing through; forward is what lies between other
@@ -33,6 +34,7 @@ import torch
 from torch.utils.data import dataloader
 
 from farandole import _native, phases
+from farandole.torch import loader
 
 EVALUATION, FORWARD = "evaluation", "forward"
 
@@ -96,13 +98,20 @@ def watch() -> None:
         return
     first = _watch.thread is None
     _watch.thread = threading.get_ident()
+    note_threads()
     if first:
+        loader.watch()
         phases.listeners.append(_watch)
         _watch_batches()
         _watch_modes()
         torch.autograd.backward = _marked("backward", torch.autograd.backward, alone=True)
         torch.save = _marked("checkpoint", torch.save)
         torch.load = _marked("checkpoint", torch.load)
+
+
+def note_threads() -> None:
+    """Notes with how many threads this rank computes: more than there are cores for push each other aside."""
+    _native.note_setting("threads", str(torch.get_num_threads()))
 
 
 def step_begins() -> None:
@@ -122,6 +131,9 @@ def step_ends(optimizer: object) -> None:
     if _watch.pacemaker() is optimizer and not phases.marked_by_program():
         _watch.iterations += 1
         _native.mark_iteration(_watch.iterations)
+        if _watch.iterations == 1:
+            # By now a script has set what it wants to set.
+            note_threads()
 
 
 def _marked(name: str, function: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
@@ -150,7 +162,8 @@ def _watch_batches() -> None:
     @functools.wraps(following)
     def marked(iterator: Any) -> Any:
         if not _watch.here():
-            return following(iterator)
+            with phases.phase("input work"):
+                return following(iterator)
         evaluates = not torch.is_grad_enabled() or _watch.open == EVALUATION
         _watch.turn_to(EVALUATION if evaluates else None)
         _watch.begin("input wait")
@@ -158,10 +171,13 @@ def _watch_batches() -> None:
             batch = following(iterator)
         except BaseException as end:
             _watch.end("input wait")
+            loader.collect()
             if isinstance(end, StopIteration) and not torch.is_grad_enabled():
                 _watch.turn_to(None)
             raise
         _watch.end("input wait")
+        if iterator._num_workers:
+            loader.collect()
         if not evaluates:
             _watch.turn_to(FORWARD)
         return batch

@@ -8,10 +8,12 @@
 //! Direct calls that are over at once are not all recorded; those that wait are. So a rank that came last may have no record of a call that
 //! the others waited in: it came, and was done, when they were.
 //!
-//! Where rings have overflowed, the history begins when the last rank has begun to be recorded.
+//! Where rings have overflowed, the history begins when the last rank has begun to be recorded. Where traces are missing or cut off, it is made of
+//! what there is (`gap.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::gap::{self, Usable};
 use super::lane::{self, Blocked};
 use super::{CollectiveKind, History, Operation, Passage, RankHistory};
 use crate::event::{self, Collective, Event, Group, NameId, Record};
@@ -20,10 +22,10 @@ use crate::trace::Trace;
 /// Why traces do not make a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BuildError {
-    /// There is no trace of these ranks.
-    Missing(Vec<usize>),
-    /// Two traces are of different jobs: they disagree about the number of ranks.
+    /// Two traces are of different jobs: they disagree about the number of ranks, or are of the same rank.
     DifferentJobs,
+    /// A trace says that its job has more ranks than any.
+    TooManyRanks(u32),
     /// Nothing was recorded.
     Nothing,
 }
@@ -33,15 +35,13 @@ impl std::error::Error for BuildError {}
 impl std::fmt::Display for BuildError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            BuildError::Missing(ranks) => {
-                let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-                write!(
-                    f,
-                    "there is no trace of rank {}: bring the files of all hosts into one folder, or run again with --trace",
-                    ranks.join(", ")
-                )
+            BuildError::DifferentJobs => write!(
+                f,
+                "the traces are of different jobs (they disagree about the number of ranks): leave only those of one in the folder"
+            ),
+            BuildError::TooManyRanks(size) => {
+                write!(f, "a trace says that its job has {size} ranks, more than any has")
             }
-            BuildError::DifferentJobs => write!(f, "the traces are of jobs with different numbers of ranks"),
             BuildError::Nothing => write!(f, "the traces are empty"),
         }
     }
@@ -74,80 +74,103 @@ struct Wait {
 
 /// What one rank has recorded.
 struct Account {
+    recorded: bool,
     parts: BTreeMap<Key, Part>,
     waits: Vec<Wait>,
     there: (u64, u64),
 }
 
+/// A job of more ranks does not exist; a header that says so would have memory taken for each of them.
+const RANKS_MAX: u32 = 1 << 20;
+
 impl History {
-    /// Puts the traces of all ranks, in the order of ranks, together. `clock` brings a time of the trace with this position to the
-    /// common clock.
+    /// Puts the traces of a job, one for each rank, together. `clock` brings a time of the trace with this position to the
+    /// common clock. Ranks of which there is no trace, or only the beginning of one, are named in [`History::gaps`].
     ///
     /// # Errors
-    /// If traces are missing, or do not belong together.
+    /// If traces do not belong together, or there is nothing in them.
     pub fn from_traces(traces: &[Trace], clock: impl Fn(usize, u64) -> u64) -> Result<History, BuildError> {
-        check(traces)?;
-        let spans: Vec<(u64, u64)> = traces
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, trace)| trace.span_ns().map(|(from, to)| (clock(rank, from), clock(rank, to))))
-            .collect();
-        let zero_ns = spans.iter().map(|span| span.0).min().ok_or(BuildError::Nothing)?;
-        let end_ns = spans.iter().map(|span| span.1).max().ok_or(BuildError::Nothing)? - zero_ns;
-        let clock = |rank: usize, time_ns: u64| clock(rank, time_ns).saturating_sub(zero_ns).min(end_ns);
-        let threads: Vec<_> = traces.iter().map(lane::program_thread).collect();
-        let mut accounts: Vec<Account> = traces
-            .iter()
-            .enumerate()
-            .map(|(rank, trace)| Account::of(trace, threads[rank], &|time_ns| clock(rank, time_ns)))
-            .collect();
+        let size = check(traces)?;
+        let on_clock = |(place, trace): (usize, &Trace)| {
+            trace.span_ns().map(|(from_ns, to_ns)| (clock(place, from_ns), clock(place, to_ns)))
+        };
+        let spans: Vec<Option<(u64, u64)>> = traces.iter().enumerate().map(on_clock).collect();
+        let zero_ns = spans.iter().flatten().map(|span| span.0).min().ok_or(BuildError::Nothing)?;
+        let from_zero = |span: Option<(u64, u64)>| span.map(|(from_ns, to_ns)| (from_ns - zero_ns, to_ns - zero_ns));
+        let spans: Vec<Option<(u64, u64)>> = spans.into_iter().map(from_zero).collect();
+        let Usable { places, until_ns, gaps } = gap::usable(traces, size, &spans);
+        let used: Vec<Option<&Trace>> = places.iter().map(|place| place.map(|place| &traces[place])).collect();
+        let end_ns = places.iter().flatten().filter_map(|&place| spans[place]).map(|span| span.1).max();
+        let end_ns = end_ns.ok_or(BuildError::Nothing)?;
+        let clock = |rank: usize, time_ns: u64| {
+            places[rank].map_or(0, |place| clock(place, time_ns).saturating_sub(zero_ns).min(end_ns))
+        };
+        let mut accounts: Vec<Account> =
+            used.iter().enumerate().map(|(rank, trace)| Account::of(*trace, &|time_ns| clock(rank, time_ns))).collect();
         add_unrecorded_calls(&mut accounts);
-        let (operations, places) = operations(traces, &accounts);
-        let mut ranks = Vec::with_capacity(traces.len());
-        for (rank, trace) in traces.iter().enumerate() {
-            let account = &accounts[rank];
-            let clock = |time_ns| clock(rank, time_ns);
-            let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| places.get(&key).copied()));
-            let blocked: Vec<Blocked> = account.waits.iter().map(blocked).collect();
-            let phases = threads[rank].map_or(Vec::new(), |thread| lane::phases(trace, thread, account.there, &clock));
-            let number = |key: &str| {
-                let found = trace.header.settings.iter().find(|(name, _)| name == key);
-                found.and_then(|(_, value)| value.parse().ok())
-            };
-            ranks.push(RankHistory {
-                host: trace.header.host.clone(),
-                cores: number("cores"),
-                threads: number("threads"),
-                lane: lane::stretches(&phases, blocked, account.there, end_ns),
-                iterations: threads[rank]
-                    .map_or(Vec::new(), |thread| lane::iterations(trace, thread, account.there.1, &clock)),
-                phases,
-            });
-        }
-        let dropped = traces.iter().map(|trace| trace.dropped).sum();
-        let settings = traces[0].header.settings.iter().cloned().collect();
-        let history = History { ranks, operations, end_ns, clock_error_ns: 0, settings, dropped };
-        let late_ns = accounts.iter().map(|account| account.there.0).max().unwrap_or(0);
-        let history = if dropped > 0 && late_ns < end_ns { history.keep(&[(late_ns, end_ns)]) } else { history };
+        let (operations, found) = operations(&used, &accounts);
+        let rank = |(rank, trace): (usize, &Option<&Trace>)| {
+            let Some(trace) = trace else { return RankHistory { missing: true, ..RankHistory::default() } };
+            rank_history(trace, &accounts[rank], &found, end_ns, &|time_ns| clock(rank, time_ns))
+        };
+        let ranks = used.iter().enumerate().map(rank).collect();
+        let dropped = used.iter().flatten().map(|trace| trace.dropped).sum();
+        let first = used.iter().flatten().next().ok_or(BuildError::Nothing)?;
+        let settings = first.header.settings.iter().cloned().collect();
+        let history = History { ranks, operations, end_ns, clock_error_ns: 0, settings, dropped, gaps };
+        let began_ns = accounts.iter().filter(|account| account.recorded).map(|account| account.there.0).max();
+        let from_ns = began_ns.filter(|&late_ns| dropped > 0 && late_ns < until_ns).unwrap_or(0);
+        let known = (from_ns, until_ns.min(end_ns));
+        let history = if known == (0, end_ns) { history } else { history.keep(&[known]) };
         debug_assert_eq!(history.check(), Ok(()), "invariant: what is built from traces is a history");
         Ok(history)
     }
 }
 
-fn check(traces: &[Trace]) -> Result<(), BuildError> {
+/// The number of ranks of the job that these traces are of.
+fn check(traces: &[Trace]) -> Result<usize, BuildError> {
     let size = traces.first().ok_or(BuildError::Nothing)?.header.size;
-    if traces.iter().any(|trace| trace.header.size != size) {
-        return Err(BuildError::DifferentJobs);
+    let ranks: HashSet<u32> = traces.iter().map(|trace| trace.header.rank).collect();
+    if size > RANKS_MAX {
+        return Err(BuildError::TooManyRanks(size));
     }
-    let there: HashSet<u32> = traces.iter().map(|trace| trace.header.rank).collect();
-    let missing: Vec<usize> = (0..size).filter(|rank| !there.contains(rank)).map(|rank| rank as usize).collect();
-    if missing.is_empty() && traces.len() == size as usize { Ok(()) } else { Err(BuildError::Missing(missing)) }
+    let alike = traces.iter().all(|trace| trace.header.size == size && trace.header.rank < size);
+    if alike && ranks.len() == traces.len() { Ok(size as usize) } else { Err(BuildError::DifferentJobs) }
+}
+
+/// What one rank did.
+fn rank_history(
+    trace: &Trace,
+    account: &Account,
+    found: &HashMap<Key, usize>,
+    end_ns: u64,
+    clock: &dyn Fn(u64) -> u64,
+) -> RankHistory {
+    let thread = lane::program_thread(trace);
+    let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| found.get(&key).copied()));
+    let blocked: Vec<Blocked> = account.waits.iter().map(blocked).collect();
+    let phases = thread.map_or(Vec::new(), |thread| lane::phases(trace, thread, account.there, clock));
+    let number = |key: &str| trace.header.setting(key).and_then(|value| value.parse().ok());
+    RankHistory {
+        missing: false,
+        host: trace.header.host.clone(),
+        cores: number("cores"),
+        cpus: trace.header.setting("cpus").map(str::to_owned),
+        threads: number("threads"),
+        lane: lane::stretches(&phases, blocked, account.there, end_ns),
+        iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, account.there.1, clock)),
+        phases,
+    }
 }
 
 impl Account {
-    fn of(trace: &Trace, thread: Option<event::ThreadId>, clock: &dyn Fn(u64) -> u64) -> Account {
+    fn of(trace: Option<&Trace>, clock: &dyn Fn(u64) -> u64) -> Account {
+        let Some(trace) = trace else {
+            return Account { recorded: false, parts: BTreeMap::new(), waits: Vec::new(), there: (0, 0) };
+        };
+        let thread = lane::program_thread(trace);
         let there = trace.span_ns().map_or((0, 0), |(from, to)| (clock(from), clock(to)));
-        let mut account = Account { parts: BTreeMap::new(), waits: Vec::new(), there };
+        let mut account = Account { recorded: true, parts: BTreeMap::new(), waits: Vec::new(), there };
         let mut submitted: HashMap<(Group, NameId), u64> = HashMap::new();
         let mut carried_by: HashMap<NameId, Key> = HashMap::new();
         let mut used: HashSet<Key> = HashSet::new();
@@ -251,7 +274,10 @@ fn add_unrecorded_calls(accounts: &mut [Account]) {
     }
     for account in accounts {
         for (&key, (part, at_ns)) in &calls {
-            if account.parts.contains_key(&key) || !(account.there.0..=account.there.1).contains(at_ns) {
+            if !account.recorded
+                || account.parts.contains_key(&key)
+                || !(account.there.0..=account.there.1).contains(at_ns)
+            {
                 continue;
             }
             let (begun_ns, moment) = (*at_ns, Some(*at_ns));
@@ -262,8 +288,8 @@ fn add_unrecorded_calls(accounts: &mut [Account]) {
     }
 }
 
-/// The operations that all members went through, by their beginning, and where each of them is.
-fn operations(traces: &[Trace], accounts: &[Account]) -> (Vec<Operation>, HashMap<Key, usize>) {
+/// The operations that all recorded members went through, by their beginning, and where each of them is.
+fn operations(traces: &[Option<&Trace>], accounts: &[Account]) -> (Vec<Operation>, HashMap<Key, usize>) {
     let mut passages: BTreeMap<Key, Vec<Passage>> = BTreeMap::new();
     for (rank, account) in accounts.iter().enumerate() {
         for (&key, part) in account.parts.iter().filter(|(_, part)| part.collective != Collective::Internal) {
@@ -273,7 +299,11 @@ fn operations(traces: &[Trace], accounts: &[Account]) -> (Vec<Operation>, HashMa
     let mut found: Vec<(Key, Operation)> = Vec::new();
     for (key, passages) in passages {
         let Some(first) = passages.first().map(|passage| passage.rank) else { continue };
-        let members = traces[first].groups.get(&key.0).map_or(traces.len(), Vec::len);
+        let recorded = |rank: &&u32| accounts.get(**rank as usize).is_some_and(|account| account.recorded);
+        let members = traces[first].and_then(|trace| trace.groups.get(&key.0)).map_or_else(
+            || accounts.iter().filter(|account| account.recorded).count(),
+            |members| members.iter().filter(recorded).count(),
+        );
         if passages.len() != members {
             continue;
         }

@@ -148,8 +148,9 @@ impl History {
                 (iteration.from_ns, iteration.to_ns) = (moved(iteration.from_ns), moved(iteration.to_ns));
             }
         }
-        let settings = self.settings.clone();
-        let mut history = History { ranks, operations: Vec::new(), end_ns: moved(self.end_ns), settings, ..*self };
+        let (settings, gaps) = (self.settings.clone(), self.gaps.clone());
+        let end_ns = moved(self.end_ns);
+        let mut history = History { ranks, operations: Vec::new(), end_ns, settings, gaps, ..*self };
         history.keep_operations(&self.operations, touches, moved);
         history
     }

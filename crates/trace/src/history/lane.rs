@@ -67,10 +67,13 @@ pub(super) fn phases(
 
 fn kind(phase: event::Phase) -> PhaseKind {
     match phase {
-        event::Phase::Forward | event::Phase::Backward | event::Phase::OptimizerStep => PhaseKind::Training,
+        event::Phase::Forward | event::Phase::Backward | event::Phase::OptimizerStep | event::Phase::DeviceWork => {
+            PhaseKind::Training
+        }
         event::Phase::InputWait => PhaseKind::Input,
         event::Phase::Evaluation => PhaseKind::Evaluation,
         event::Phase::Checkpoint => PhaseKind::Checkpoint,
+        event::Phase::DeviceCopy => PhaseKind::Copy,
         event::Phase::User | event::Phase::InputWork => PhaseKind::Named,
     }
 }
@@ -154,6 +157,7 @@ impl Lane {
             let activity = match innermost.map(|phase| phase.kind) {
                 Some(PhaseKind::Input) => Activity::Input,
                 Some(PhaseKind::Checkpoint) => Activity::Checkpoint,
+                Some(PhaseKind::Copy) => Activity::Copy,
                 _ => Activity::Compute,
             };
             self.until(end_ns.max(self.at_ns + 1), activity);

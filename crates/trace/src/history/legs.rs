@@ -20,10 +20,11 @@ impl Legs {
     pub fn of(history: &History) -> Legs {
         let mut ends: Vec<Vec<u64>> = vec![Vec::new(); history.size()];
         for operation in &history.operations {
-            if operation.passages.len() != history.size() {
+            if operation.passages.len() != history.recorded_size() {
                 continue;
             }
-            for (passage, ends) in operation.passages.iter().zip(&mut ends) {
+            for passage in &operation.passages {
+                let ends = &mut ends[passage.rank];
                 // A rank may submit in another order than operations run in; the later of two submissions ends both legs.
                 let before_ns = ends.last().copied().unwrap_or(0);
                 ends.push(passage.submitted_ns.max(before_ns));
@@ -38,7 +39,7 @@ impl Legs {
 
     /// Number of legs of each rank.
     pub fn count(&self) -> usize {
-        self.ends.first().map_or(1, |ends| ends.len() + 1)
+        self.ends.iter().map(|ends| ends.len() + 1).max().unwrap_or(1)
     }
 
     /// The leg that a moment of a rank lies in.
@@ -70,7 +71,7 @@ impl Legs {
                 continue;
             }
             let leg = self.at(rank, phase.from_ns);
-            if (0..history.size()).any(|other| other != rank && !self.has(history, other, leg, phase)) {
+            if history.recorded().any(|other| other != rank && !self.has(history, other, leg, phase)) {
                 sole.push((phase.from_ns, phase.to_ns, position));
             }
         }

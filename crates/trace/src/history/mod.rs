@@ -17,12 +17,14 @@
 
 mod build;
 mod cut;
+mod gap;
 mod lane;
 mod legs;
 mod sketch;
 
 pub use build::BuildError;
 pub use cut::{Window, WindowError};
+pub use gap::{Gap, Lack};
 pub use legs::Legs;
 pub use sketch::{Cost, Sketch};
 
@@ -41,15 +43,21 @@ pub struct History {
     pub settings: std::collections::BTreeMap<String, String>,
     /// Records that were overwritten before they could be written, on all ranks: what came first is missing.
     pub dropped: u64,
+    /// What is missing of the recordings of whole ranks.
+    pub gaps: Vec<Gap>,
 }
 
 /// What one rank did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankHistory {
+    /// Whether nothing of it is recorded. Then it has no lane, and it counts for nothing.
+    pub missing: bool,
     /// What tells its host from others: the host's name, and behind a slash what else is needed for that.
     pub host: String,
     /// Cores that the rank could use, if known.
     pub cores: Option<usize>,
+    /// Which cores these are, as the kernel writes it, if known.
+    pub cpus: Option<String>,
     /// Threads with which its framework computes, if known.
     pub threads: Option<usize>,
     /// What the program did, stretch after stretch, from zero to the history's end.
@@ -80,6 +88,8 @@ pub enum Activity {
     Input,
     /// Writes or reads a checkpoint.
     Checkpoint,
+    /// Waits for tensors that are copied from a device to the host, where the engine can work on them.
+    Copy,
     /// Waits for an operation: the position in [`History::operations`], or `None` for one that is not completely known.
     Blocked(Option<usize>),
     /// It has not begun yet.
@@ -99,6 +109,8 @@ pub enum PhaseKind {
     Input,
     /// A checkpoint.
     Checkpoint,
+    /// Waiting for copies between a device and the host.
+    Copy,
     /// Whatever the user has named.
     Named,
 }
@@ -285,20 +297,31 @@ impl History {
         self.ranks.len()
     }
 
-    /// The time of all ranks together: what losses are shares of.
+    /// The ranks that are recorded.
+    pub fn recorded(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.ranks.len()).filter(|&rank| !self.ranks[rank].missing)
+    }
+
+    /// How many they are.
+    pub fn recorded_size(&self) -> usize {
+        self.recorded().count()
+    }
+
+    /// The time of all recorded ranks together: what losses are shares of.
     pub fn total_ns(&self) -> u64 {
-        self.end_ns * self.ranks.len() as u64
+        self.end_ns * self.recorded_size() as u64
     }
 
     /// Number of different hosts.
     pub fn hosts(&self) -> usize {
-        let hosts: std::collections::BTreeSet<&str> = self.ranks.iter().map(|rank| rank.host.as_str()).collect();
+        let hosts: std::collections::BTreeSet<&str> =
+            self.recorded().map(|rank| self.ranks[rank].host.as_str()).collect();
         hosts.len()
     }
 
-    /// How many iterations every rank has made.
+    /// How many iterations every recorded rank has made.
     pub fn iterations(&self) -> usize {
-        self.ranks.iter().map(|rank| rank.iterations.len()).min().unwrap_or(0)
+        self.recorded().map(|rank| self.ranks[rank].iterations.len()).min().unwrap_or(0)
     }
 
     /// What must hold of a history; says what does not. Whoever makes one by hand or from a file asks this before handing it on.
@@ -316,7 +339,10 @@ impl History {
                 }
                 at_ns = stretch.to_ns;
             }
-            if at_ns != self.end_ns {
+            if rank.missing && !rank.lane.is_empty() {
+                return Err(format!("rank {number} is not recorded, and yet it has a lane"));
+            }
+            if at_ns != self.end_ns && !rank.missing {
                 return Err(format!("the lane of rank {number} ends at {at_ns} ns and not at {} ns", self.end_ns));
             }
         }

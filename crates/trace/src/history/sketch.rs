@@ -62,6 +62,11 @@ impl Sketch {
         self.spend(rank, ns, Activity::Checkpoint);
     }
 
+    /// A rank waits for copies from its device.
+    pub fn copy(&mut self, rank: usize, ns: u64) {
+        self.spend(rank, ns, Activity::Copy);
+    }
+
     /// A rank works in a phase.
     pub fn phase(&mut self, rank: usize, name: &str, kind: PhaseKind, ns: u64) {
         let from_ns = self.now_ns[rank];

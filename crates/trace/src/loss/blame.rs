@@ -4,7 +4,7 @@
 //! ranks are compared over the whole time since they were last together. What the late rank spent more on than the waiting one, and
 //! nothing else, made it late; where there are several such things, each gets its share of the wait.
 
-use super::{Asking, Cause, Piece};
+use super::{Asking, Cause, Piece, own_doing};
 use crate::history::Activity;
 
 /// What a rank spent more time on than the one that waits for it.
@@ -23,6 +23,7 @@ impl Blame {
             let cause = match activity {
                 Activity::Input => Cause::Input,
                 Activity::Checkpoint => Cause::Checkpoint,
+                Activity::Copy => Cause::Packing,
                 _ => Cause::Late(self.last),
             };
             pieces.push(Piece { from_ns, to_ns, cause: Some(cause) });
@@ -78,7 +79,7 @@ impl Asking<'_> {
     fn spent(&self, rank: usize, (from_ns, to_ns): (u64, u64)) -> Vec<(Cause, u64)> {
         let mut pieces = Vec::new();
         for stretch in self.history.ranks[rank].lane_between(from_ns, to_ns) {
-            if matches!(stretch.activity, Activity::Compute | Activity::Input | Activity::Checkpoint) {
+            if own_doing(stretch.activity) {
                 self.doing(rank, stretch.activity, (stretch.from_ns, stretch.to_ns), &mut pieces);
             }
         }
@@ -100,6 +101,7 @@ impl Asking<'_> {
         let cause = match activity {
             Activity::Input => Cause::Input,
             Activity::Checkpoint => Cause::Checkpoint,
+            Activity::Copy => Cause::Packing,
             _ => Cause::Late(rank),
         };
         let sole = self.legs.sole(rank);

@@ -40,7 +40,7 @@ pub enum Cause {
     Checkpoint,
     /// Finding out which operation is next.
     Agreement,
-    /// Copying tensors to and from the fusion buffer.
+    /// Copying tensors to and from the fusion buffer, and from a device to the host.
     Packing,
     /// Bytes on their way.
     Transfer,
@@ -231,6 +231,7 @@ impl<'a> Asking<'a> {
                 Activity::Compute => say(None),
                 Activity::Input => say(Some(Cause::Input)),
                 Activity::Checkpoint => say(Some(Cause::Checkpoint)),
+                Activity::Copy => say(Some(Cause::Packing)),
                 Activity::NotBegun | Activity::Blocked(None) => say(Some(Cause::Other)),
                 Activity::Ended => self.outlived(rank, span, &mut pieces),
                 Activity::Blocked(Some(operation)) => self.waits(rank, operation, span, 0, &mut pieces),
@@ -271,7 +272,7 @@ impl<'a> Asking<'a> {
         let mut own: Option<(Activity, u64, u64)> = None;
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
             let span = (stretch.from_ns, stretch.to_ns);
-            if matches!(stretch.activity, Activity::Compute | Activity::Input | Activity::Checkpoint) {
+            if own_doing(stretch.activity) {
                 own =
                     Some(own.map_or((stretch.activity, span.0, span.1), |(first, begins, _)| (first, begins, span.1)));
                 continue;
@@ -338,7 +339,7 @@ impl<'a> Asking<'a> {
         for &(begun_ns, done_ns, ..) in &self.busy[rank] {
             let from_ns = begun_ns.max(until_ns);
             if from_ns < done_ns {
-                let working = |activity| !matches!(activity, Activity::Blocked(_));
+                let working = |activity| !matches!(activity, Activity::Blocked(_) | Activity::Copy);
                 let lane = self.history.ranks[rank].lane_between(from_ns, done_ns);
                 overlapped_ns +=
                     lane.filter(|stretch| working(stretch.activity)).map(|stretch| stretch.ns()).sum::<u64>();
@@ -347,6 +348,11 @@ impl<'a> Asking<'a> {
         }
         overlapped_ns
     }
+}
+
+/// Whether a rank does this by itself, and does not wait for others.
+fn own_doing(activity: Activity) -> bool {
+    matches!(activity, Activity::Compute | Activity::Input | Activity::Checkpoint | Activity::Copy)
 }
 
 /// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow each

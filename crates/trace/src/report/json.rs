@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::efficiency::Scaling;
+use crate::history::{Gap, Lack};
 use crate::loss::{Cause, Interval};
 use crate::verdict::{Finding, Gain, Topic, Verdict};
 
@@ -46,6 +47,9 @@ pub fn report(verdict: &Verdict) -> Value {
         "ns": verdict.end_ns,
         "clock_error_ns": verdict.clock_error_ns,
         "records_dropped": verdict.dropped,
+        "complete": verdict.gaps.is_empty(),
+        "ranks_recorded": verdict.recorded,
+        "gaps": verdict.gaps.iter().map(gap).collect::<Vec<Value>>(),
         "efficiencies": efficiencies,
         "reference": reference,
         "split": {
@@ -57,6 +61,14 @@ pub fn report(verdict: &Verdict) -> Value {
         },
         "findings": verdict.findings.iter().map(finding).collect::<Vec<Value>>(),
     })
+}
+
+fn gap(gap: &Gap) -> Value {
+    let until_ns = match gap.lack {
+        Lack::Everything => None,
+        Lack::After(at_ns) => Some(at_ns),
+    };
+    json!({ "rank": gap.rank, "recorded_until_ns": until_ns, "text": gap.to_string() })
 }
 
 fn whose(cause: &Cause) -> (Option<usize>, Option<&str>) {

@@ -21,6 +21,15 @@ pub fn report(verdict: &Verdict) -> String {
     };
     say(subject(verdict));
     say(String::new());
+    if let Some(alarm) = alarm(verdict) {
+        for line in wrapped(&format!("INCOMPLETE: {alarm}"), "", "") {
+            say(line);
+        }
+        for gap in gaps(verdict) {
+            wrapped(&gap, "  - ", "    ").into_iter().for_each(&mut say);
+        }
+        say(String::new());
+    }
     for line in wrapped(&capitalised(&verdict.headline), "", "") {
         say(line);
     }
@@ -49,6 +58,33 @@ pub fn subject(verdict: &Verdict) -> String {
         verdict.window
     )
 }
+
+/// What is to be said before anything else where recordings are missing.
+pub fn alarm(verdict: &Verdict) -> Option<String> {
+    let (recorded, size) = (verdict.recorded, verdict.size);
+    if verdict.gaps.is_empty() {
+        None
+    } else if recorded < size {
+        Some(format!(
+            "this is what the traces of {recorded} of {size} ranks tell. Time that these spent waiting for the others shows as agreement, \
+             transfer or other things, and which of the others is slow is not known."
+        ))
+    } else {
+        Some("traces are cut off; the report ends where the first of them does.".to_owned())
+    }
+}
+
+/// What is missing, rank by rank; of many the first.
+pub fn gaps(verdict: &Verdict) -> Vec<String> {
+    let mut lines: Vec<String> = verdict.gaps.iter().take(GAPS_NAMED).map(ToString::to_string).collect();
+    if verdict.gaps.len() > GAPS_NAMED {
+        lines.push(format!("And {} more.", verdict.gaps.len() - GAPS_NAMED));
+    }
+    lines
+}
+
+/// Ranks that are named when their recordings are missing: a job that was killed has as many as it has ranks.
+const GAPS_NAMED: usize = 8;
 
 /// What a reader should know about the recording.
 pub fn notes(verdict: &Verdict) -> Vec<String> {

@@ -46,6 +46,12 @@ impl<'a> Case<'a> {
         lane.iter().filter(|stretch| stretch.activity == Activity::Input).map(|stretch| stretch.ns()).sum()
     }
 
+    /// Time in which ranks waited for copies from their devices.
+    pub fn copying_ns(&self) -> u64 {
+        let lanes = self.history.ranks.iter().flat_map(|rank| &rank.lane);
+        lanes.filter(|stretch| stretch.activity == Activity::Copy).map(|stretch| stretch.ns()).sum()
+    }
+
     /// The part of communication that most time is lost to. What is true of all parts is said of this one.
     pub fn largest_part(&self) -> &'static str {
         let mut largest = "agreement";
@@ -62,13 +68,16 @@ impl<'a> Case<'a> {
         self.split.useful_ns
     }
 
-    /// Ranks of the host that has most of them.
-    pub fn ranks_on_a_host(&self) -> usize {
-        let mut count = std::collections::BTreeMap::new();
-        for rank in &self.history.ranks {
-            *count.entry(rank.host.as_str()).or_insert(0) += 1;
+    /// The hosts and how many ranks each has, as the launcher takes them.
+    pub fn host_list(&self) -> String {
+        let mut hosts: Vec<(&str, usize)> = Vec::new();
+        for rank in self.history.recorded().map(|rank| &self.history.ranks[rank]) {
+            match hosts.iter_mut().find(|(name, _)| *name == rank.host_name()) {
+                Some((_, count)) => *count += 1,
+                None => hosts.push((rank.host_name(), 1)),
+            }
         }
-        count.into_values().max().unwrap_or(0)
+        hosts.iter().map(|(name, count)| format!("{name}:{count}")).collect::<Vec<_>>().join(",")
     }
 
     /// How to have a rank's host examined.

@@ -12,10 +12,11 @@ mod rules;
 mod words;
 
 pub use case::Case;
+pub use rules::rule_names;
 pub use words::{percent_text, time_text};
 
 use crate::efficiency::{AgainstReference, Efficiencies, Scaling};
-use crate::history::{History, Window};
+use crate::history::{Gap, History, Window};
 use crate::loss::{Cause, Evidence, Split};
 use crate::replay::{Change, predicted_ns};
 
@@ -47,6 +48,10 @@ pub struct Verdict {
     pub clock_error_ns: u64,
     /// Records that were lost.
     pub dropped: u64,
+    /// How many of the ranks are recorded.
+    pub recorded: usize,
+    /// What is missing of the recordings of whole ranks.
+    pub gaps: Vec<Gap>,
     /// The efficiencies of the POP model.
     pub efficiencies: Efficiencies,
     /// Beside another run, if one was given.
@@ -164,7 +169,7 @@ impl Verdict {
             AgainstReference::of(history, reference, scaling).map(|against| (scaling, against))
         });
         Verdict {
-            headline: words::headline(history.size(), &efficiencies, &findings),
+            headline: words::headline(history, &efficiencies, &findings),
             window: window.clone(),
             size: history.size(),
             hosts: history.hosts(),
@@ -172,6 +177,8 @@ impl Verdict {
             end_ns: history.end_ns,
             clock_error_ns: history.clock_error_ns,
             dropped: history.dropped,
+            recorded: history.recorded_size(),
+            gaps: history.gaps.clone(),
             efficiencies,
             against,
             findings,

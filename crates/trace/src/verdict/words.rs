@@ -26,9 +26,14 @@ pub fn percent_text(percent: f64) -> String {
 }
 
 /// All in one sentence.
-pub(super) fn headline(size: usize, efficiencies: &Efficiencies, findings: &[Finding]) -> String {
+pub(super) fn headline(history: &History, efficiencies: &Efficiencies, findings: &[Finding]) -> String {
     let percent = percent_text(100.0 * efficiencies.parallel);
+    let size = history.size();
     let reached = match size {
+        _ if history.recorded_size() < size => {
+            let recorded = history.recorded_size();
+            format!("as far as {recorded} of {size} ranks tell, you get {percent} of {size}×")
+        }
         1 => format!("one rank works {percent} of its time"),
         _ => format!("at {size} ranks you get {percent} of {size}×"),
     };
@@ -57,10 +62,10 @@ pub(super) fn evidence(history: &History, evidence: &Evidence) -> Vec<String> {
     let ranks = evidence.ranks();
     if history.size() > 1 && !ranks.is_empty() {
         let most = evidence.by_rank_ns[ranks[0]];
-        let least = evidence.by_rank_ns.iter().copied().min().unwrap_or(0);
+        let least = history.recorded().map(|rank| evidence.by_rank_ns[rank]).min().unwrap_or(0);
         let named: Vec<String> = ranks.iter().take(RANKS_NAMED).map(usize::to_string).collect();
         let more = if ranks.len() > RANKS_NAMED { ", …" } else { "" };
-        sentences.push(if ranks.len() == history.size() && least * 10 > most * 9 {
+        sentences.push(if ranks.len() == history.recorded_size() && least * 10 > most * 9 {
             format!("All ranks lose alike, {} each.", time_text(most))
         } else if ranks.len() == 1 {
             format!("Rank {} loses {}.", ranks[0], time_text(most))

@@ -1,7 +1,7 @@
 //! Jobs whose every number is known, by their illness.
 #![allow(dead_code, reason = "not every test uses every job")]
 
-use farandole_trace::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
+use farandole_trace::history::{CollectiveKind, Cost, Gap, History, Lack, PhaseKind, RankHistory, Sketch};
 
 /// A millisecond.
 pub(crate) const MS: u64 = 1_000_000;
@@ -24,6 +24,12 @@ pub(crate) fn all() -> Vec<(&'static str, History)> {
         ("tiny tensors", tiny_tensors()),
         ("one bucket", one_bucket()),
         ("checkpoints", checkpoints()),
+        ("learned orders off", learned_orders_off()),
+        ("four ranks on a slow link", four_on_a_slow_link()),
+        ("gradients on a device", on_a_device()),
+        ("crowded cores", crowded()),
+        ("little losses", little_losses()),
+        ("two of four recorded", two_of_four()),
         ("everything", everything()),
     ]
 }
@@ -143,6 +149,69 @@ pub(crate) fn checkpoints() -> History {
         }
         sketch.allreduce(1 << 20, Cost::default());
     })
+}
+
+/// 100 ms of work, 50 ms of agreement on one large message.
+pub(crate) fn learned_orders_off() -> History {
+    let mut history = iterations(2, |sketch, _| {
+        (0..2).for_each(|rank| sketch.compute(rank, 100 * MS));
+        sketch.allreduce(1 << 20, Cost { agreement_ns: 50 * MS, ..Cost::default() });
+    });
+    history.settings.insert("replay".to_owned(), "0".to_owned());
+    history
+}
+
+/// Two ranks on each of two hosts; 60 ms of work, 40 ms on the way.
+pub(crate) fn four_on_a_slow_link() -> History {
+    let mut history = iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.compute(rank, 60 * MS));
+        sketch.allreduce(64 << 20, Cost { transfer_ns: 40 * MS, ..Cost::default() });
+    });
+    for (rank, host) in ["node1", "node1", "node2/eth0", "node2/eth0"].into_iter().enumerate() {
+        history.ranks[rank].host = host.to_owned();
+    }
+    history
+}
+
+/// 60 ms of work, 30 ms of copies from the device, 10 ms on the way.
+pub(crate) fn on_a_device() -> History {
+    iterations(2, |sketch, _| {
+        (0..2).for_each(|rank| sketch.compute(rank, 60 * MS));
+        (0..2).for_each(|rank| sketch.copy(rank, 30 * MS));
+        sketch.allreduce(64 << 20, Cost { transfer_ns: 10 * MS, ..Cost::default() });
+    })
+}
+
+/// The late rank again, where four ranks of 8 threads each have 8 cores.
+pub(crate) fn crowded() -> History {
+    let mut history = late();
+    for rank in &mut history.ranks {
+        (rank.cores, rank.threads, rank.cpus) = (Some(8), Some(8), Some("0-7".to_owned()));
+    }
+    history
+}
+
+/// 92 ms of work; 2 ms of agreement, 3 of packing and 3 on the way for 64 KB.
+pub(crate) fn little_losses() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.compute(rank, 92 * MS));
+        let cost = Cost { agreement_ns: 2 * MS, packing_ns: 2 * MS, transfer_ns: 3 * MS, unpacking_ns: MS };
+        sketch.allreduce(64 << 10, cost);
+    })
+}
+
+/// The starved ranks, of which two have left no trace.
+pub(crate) fn two_of_four() -> History {
+    let mut history = starved();
+    for rank in [1, 3] {
+        history.ranks[rank] = RankHistory { missing: true, ..RankHistory::default() };
+        let why = "there is no trace of it here".to_owned();
+        history.gaps.push(Gap { rank, lack: Lack::Everything, why });
+    }
+    for operation in &mut history.operations {
+        operation.passages.retain(|passage| passage.rank % 2 == 0);
+    }
+    history
 }
 
 /// Something of everything, on two hosts.

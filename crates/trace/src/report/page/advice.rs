@@ -17,9 +17,8 @@ fn finding(finding: &Finding) -> String {
     let title = format!("{} is lost to {}", percent_text(finding.lost_percent), finding.topic);
     let advice: String = finding.advice.iter().map(advice).collect();
     let without = without_text(finding).map_or(String::new(), |text| format!("<p>{}</p>\n", escaped(&text)));
-    let none = if finding.advice.is_empty() { "<p class=\"note\">There is no rule for this.</p>\n" } else { "" };
     format!(
-        "<li><h3>{}</h3>\n<p class=\"evidence\">{}</p>\n{without}{none}{advice}</li>\n",
+        "<li><h3>{}</h3>\n<p class=\"evidence\">{}</p>\n{without}{advice}</li>\n",
         escaped(&capitalised(&title)),
         escaped(&finding.sentences.join(" "))
     )

@@ -16,7 +16,7 @@ mod style;
 use crate::efficiency::Scaling;
 use crate::history::History;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
-use crate::report::text::{capitalised, notes, subject};
+use crate::report::text::{alarm, capitalised, gaps, notes, subject};
 use crate::verdict::Verdict;
 
 pub use markup::escaped;
@@ -35,10 +35,12 @@ pub fn page(verdict: &Verdict, history: &History) -> String {
         section("Efficiencies", "efficiencies", &efficiencies(verdict)),
     ];
     let body = format!(
-        "{patterns}\n<main>\n<header>\n<p class=\"subject\">{subject}</p>\n<h1>{headline}</h1>\n</header>\n{sections}{notes}</main>\n",
+        "{patterns}\n<main>\n<header>\n<p class=\"subject\">{subject}</p>\n<h1>{headline}</h1>\n</header>\n\
+         {incomplete}{sections}{notes}</main>\n",
         patterns = paint::patterns(),
         subject = escaped(&subject(verdict)),
         headline = escaped(&capitalised(&verdict.headline)),
+        incomplete = incomplete(verdict),
         sections = sections.concat(),
     );
     document(&verdict.headline, "", &body)
@@ -53,6 +55,16 @@ pub fn document(title: &str, style: &str, body: &str) -> String {
          <body>\n{body}</body>\n</html>\n",
         title = escaped(title),
         STYLE = style::STYLE,
+    )
+}
+
+/// A box that nobody overlooks, where recordings are missing.
+fn incomplete(verdict: &Verdict) -> String {
+    let Some(alarm) = alarm(verdict) else { return String::new() };
+    let lines: String = gaps(verdict).iter().map(|gap| format!("<li>{}</li>\n", escaped(gap))).collect();
+    let alarm = escaped(&alarm);
+    format!(
+        "<div class=\"alarm\" role=\"alert\">\n<p><strong>Incomplete:</strong> {alarm}</p>\n<ul>\n{lines}</ul>\n</div>\n"
     )
 }
 

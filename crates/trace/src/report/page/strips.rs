@@ -30,6 +30,13 @@ pub(super) fn ranks(history: &History, split: &Split) -> String {
     };
     let mut rows = String::new();
     for &rank in &shown {
+        if history.ranks[rank].missing {
+            rows += &format!(
+                "<div class=\"row\"><span class=\"name\">rank {rank}</span><span class=\"absent\">no recording</span>\
+                 <span class=\"number\">–</span></div>\n"
+            );
+            continue;
+        }
         let strip = &split.strips[rank];
         let useful_ns: u64 =
             strip.iter().filter(|piece| piece.cause.is_none()).map(|piece| piece.to_ns - piece.from_ns).sum();

@@ -31,6 +31,7 @@ p { margin: .3rem 0; }
 .bar { display: block; height: 1.5rem; background: var(--box); border-radius: 2px; }
 .double { height: 1.9rem; }
 .strip { height: 1.6rem; }
+.absent { border: 1px dashed var(--line); color: var(--soft); font-size: .85rem; padding: 0 .5rem; }
 .overview { height: 9rem; }
 .axis { display: flex; justify-content: space-between; font-size: .78rem; font-variant-numeric: tabular-nums; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; list-style: none; margin: 0 0 .8rem; padding: 0; font-size: .9rem; }
@@ -44,6 +45,9 @@ pre { background: var(--box); padding: .5rem .7rem; margin: .4rem 0; font-size: 
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .gain { color: var(--gain); font-weight: 600; }
 .caution { color: var(--caution); }
+.alarm { border: 2px solid var(--caution); border-radius: 3px; padding: .5rem .9rem; margin: 1.2rem 0 0; }
+.alarm strong { color: var(--caution); text-transform: uppercase; }
+.alarm ul { margin: .4rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin-top: .8rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); font-weight: 400; white-space: nowrap; }
@@ -52,7 +56,7 @@ th[scope=col] { color: var(--soft); }
 .depth1 { padding-left: 1.2rem; } .depth2 { padding-left: 2.4rem; }
 @media (max-width: 36rem) {
   .row { grid-template-columns: 1fr auto; gap: .1rem .6rem; }
-  .row .bar, .row .axis { grid-column: 1 / -1; grid-row: 2; }
+  .row .bar, .row .axis, .row .absent { grid-column: 1 / -1; grid-row: 2; }
   .bars { gap: .7rem; }
 }
 ";

@@ -11,12 +11,12 @@ const STARVES_ALONE: f64 = 1.5;
 const PIPELINE_TOO_SLOW_PERCENT: f64 = 20.0;
 
 pub(super) fn starving_rank(case: &Case<'_>, _: &Finding) -> Option<Saying> {
-    let size = case.history.size();
+    let size = case.history.recorded_size();
     if size < 2 {
         return None;
     }
-    let waits: Vec<u64> = (0..size).map(|rank| case.input_ns(rank)).collect();
-    let worst = (0..size).max_by_key(|&rank| (waits[rank], std::cmp::Reverse(rank)))?;
+    let waits: Vec<u64> = (0..case.history.size()).map(|rank| case.input_ns(rank)).collect();
+    let worst = case.history.recorded().max_by_key(|&rank| (waits[rank], std::cmp::Reverse(rank)))?;
     let others = (waits.iter().sum::<u64>() - waits[worst]) as f64 / (size - 1) as f64;
     if (waits[worst] as f64) < STARVES_ALONE * others.max(1.0) {
         return None;

@@ -21,7 +21,8 @@ fn rarely(finding: &Finding) -> bool {
 pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     let late = rank(finding).filter(|_| !rarely(finding))?;
     let ranks = &case.history.ranks;
-    let others: Vec<u64> = (0..ranks.len()).filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
+    let others: Vec<u64> =
+        case.history.recorded().filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
     let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
     let host = ranks[late].host_name();
     let change = format!(
@@ -47,22 +48,4 @@ pub(super) fn uneven_work(case: &Case<'_>, _: &Finding) -> Option<Saying> {
     let change = "Another rank is the last one every time: work differs from batch to batch. Give all ranks batches of the same cost \
                   (sort or bucket samples by length), and keep other programs off their cores.";
     Some(Saying::new(change, &[]).gaining(case.gain(&[Change::Balanced])))
-}
-
-pub(super) fn layout(case: &Case<'_>, _: &Finding) -> Option<Saying> {
-    let ranks = case.ranks_on_a_host();
-    let rank = case.history.ranks.first()?;
-    let (cores, threads) = (rank.cores?, rank.threads?);
-    if ranks * threads <= cores {
-        return None;
-    }
-    let fitting = (cores / ranks).max(1);
-    let change = format!(
-        "{ranks} ranks with {threads} threads each share {cores} cores and push each other aside: give each {fitting}, and cores of its own."
-    );
-    let how = [
-        format!("farandole run -x OMP_NUM_THREADS={fitting} …; torch.set_num_threads({fitting})"),
-        "in the command: taskset or numactl, by FARANDOLE_LOCAL_RANK".to_owned(),
-    ];
-    Some(Saying { change, how: how.to_vec(), gain: None, caution: None })
 }

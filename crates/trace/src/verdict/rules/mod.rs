@@ -6,6 +6,8 @@ mod checkpoint;
 mod fusion;
 mod input;
 mod late;
+mod layout;
+mod nothing;
 mod sequential;
 mod size;
 mod wire;
@@ -44,14 +46,14 @@ impl Saying {
 }
 
 /// Every rule. A new one is a line here and a function beside its like.
-const RULES: [Rule; 19] = [
+const RULES: [Rule; 20] = [
     Rule { name: "starving-rank", about: input, say: input::starving_rank },
     Rule { name: "loader-workers", about: input, say: input::loader_workers },
     Rule { name: "preprocess-offline", about: input, say: input::preprocess_offline },
     Rule { name: "record-format", about: input, say: input::record_format },
     Rule { name: "share-phase", about: sequential, say: sequential::share },
     Rule { name: "move-phase", about: sequential, say: sequential::move_away },
-    Rule { name: "thread-layout", about: late_at_all, say: late::layout },
+    Rule { name: "thread-layout", about: between_ranks, say: layout::crowded },
     Rule { name: "slow-rank", about: late, say: late::slow_rank },
     Rule { name: "unmarked-phase", about: late, say: late::rare_and_long },
     Rule { name: "uneven-work", about: late_by_turns, say: late::uneven_work },
@@ -59,6 +61,7 @@ const RULES: [Rule; 19] = [
     Rule { name: "replay-order", about: communication, say: fusion::replay_off },
     Rule { name: "larger-fusion", about: communication, say: fusion::larger },
     Rule { name: "smaller-fusion", about: communication, say: fusion::smaller },
+    Rule { name: "narrow-copies", about: packing, say: wire::narrow_copies },
     Rule { name: "narrow-wire", about: transfer, say: wire::narrow },
     Rule { name: "calibrate", about: transfer, say: wire::calibrate },
     Rule { name: "one-switch", about: transfer, say: wire::one_switch },
@@ -66,12 +69,27 @@ const RULES: [Rule; 19] = [
     Rule { name: "too-small", about: communication, say: size::too_small },
 ];
 
+/// The names of all rules, and of what is said where none has advice.
+pub fn rule_names() -> impl Iterator<Item = &'static str> {
+    RULES.iter().map(|rule| rule.name).chain([NO_ADVICE, MISSING_RANKS])
+}
+
 /// Advice that would bring less than this, in percent of the time, is not given.
 const WORTH_SAYING_PERCENT: f64 = 0.5;
 
-/// The advice of all rules for a finding.
+/// What the sentence is called that is said where no rule has advice.
+const NO_ADVICE: &str = "nothing-to-change";
+
+/// What is said of losses that missing ranks may be behind.
+const MISSING_RANKS: &str = "missing-ranks";
+
+/// The advice of all rules for a finding, or why there is none.
 pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
-    RULES
+    if case.history.recorded_size() < case.history.size() && may_hide_waits(&finding.topic) {
+        let Saying { change, how, gain, caution } = nothing::without_all_ranks();
+        return vec![Advice { rule: MISSING_RANKS, change, how, gain, caution }];
+    }
+    let mut advice: Vec<Advice> = RULES
         .iter()
         .filter(|rule| (rule.about)(&finding.topic))
         .filter_map(|rule| {
@@ -81,7 +99,12 @@ pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
             }
             Some(Advice { rule: rule.name, change, how, gain, caution })
         })
-        .collect()
+        .collect();
+    if advice.is_empty() {
+        let Saying { change, how, gain, caution } = nothing::to_gain(case, finding);
+        advice.push(Advice { rule: NO_ADVICE, change, how, gain, caution });
+    }
+    advice
 }
 
 fn input(topic: &Topic) -> bool {
@@ -100,8 +123,14 @@ fn late_by_turns(topic: &Topic) -> bool {
     *topic == Topic::LateByTurns
 }
 
-fn late_at_all(topic: &Topic) -> bool {
-    late(topic) || late_by_turns(topic)
+/// What waiting for a rank looks like that is not recorded.
+fn may_hide_waits(topic: &Topic) -> bool {
+    communication(topic) || *topic == Topic::Cause(Cause::Other)
+}
+
+/// What goes on between ranks, and suffers where they compete for cores.
+fn between_ranks(topic: &Topic) -> bool {
+    late(topic) || late_by_turns(topic) || may_hide_waits(topic)
 }
 
 fn checkpoint(topic: &Topic) -> bool {
@@ -110,6 +139,10 @@ fn checkpoint(topic: &Topic) -> bool {
 
 fn transfer(topic: &Topic) -> bool {
     *topic == Topic::Cause(Cause::Transfer)
+}
+
+fn packing(topic: &Topic) -> bool {
+    *topic == Topic::Cause(Cause::Packing)
 }
 
 fn communication(topic: &Topic) -> bool {

@@ -24,10 +24,23 @@ pub(super) fn narrow(case: &Case<'_>, _: &Finding) -> Option<Saying> {
         let change = "Send gradients with 16 bits instead of 32, which halves the bytes; or train in mixed precision, which halves them as well \
                       and makes the work itself cheaper.";
         let how = [
-            "hvd.DistributedOptimizer(…, compression=hvd.Compression.fp16)",
+            "hvd.DistributedOptimizer(…, compression=hvd.Compression.fp16)   # or hvd.Compression.bf16",
             "mixed precision: torch.autocast(device_type, dtype=torch.bfloat16) around the forward pass",
         ];
         Saying::new(change, &how).gaining(case.gain(&[Change::Transfer(0.5)])).careful(ROUNDED)
+    })
+}
+
+pub(super) fn narrow_copies(case: &Case<'_>, _: &Finding) -> Option<Saying> {
+    let copying_ns = case.copying_ns();
+    (2 * copying_ns > case.split.lost_ns("packing")).then(|| {
+        let change = "Ranks wait for gradients on their way from the device to the host. Halve them with 16 bits, which are rounded on the device; or \
+                      exchange less often, by accumulating gradients.";
+        let how = [
+            "hvd.DistributedOptimizer(…, compression=hvd.Compression.fp16)   # or hvd.Compression.bf16",
+            "hvd.DistributedOptimizer(…, backward_passes_per_step=2)",
+        ];
+        Saying::new(change, &how).gaining(case.gain(&[Change::Copies(0.5), Change::Transfer(0.5)])).careful(ROUNDED)
     })
 }
 
@@ -40,7 +53,13 @@ pub(super) fn calibrate(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
         } else {
             "Measure once which algorithm suits this machine; jobs of this shape use the table from then on."
         };
-        Saying::new(change, &[&format!("farandole calibrate -np {}", case.history.size())])
+        let (size, word) = (case.history.size(), "farandole calibrate");
+        let how = match hosts {
+            1 => format!("{word} -np {size}"),
+            // Inside a job it measures between the job's hosts.
+            _ => format!("farandole run -np {size} -H {} {word}", case.host_list()),
+        };
+        Saying::new(change, &[&how])
     })
 }
 

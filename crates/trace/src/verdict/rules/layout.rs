@@ -1,0 +1,89 @@
+//! Processes, threads and cores: whether the ranks of a host push each other aside.
+//!
+//! A rank tells how many cores it may use, which ones, and with how many threads it computes. Ranks that share cores compete for them; ranks that
+//! were pinned to cores of their own do not. What a better layout brings, a recording cannot tell: it knows how long work took, not
+//! how long it would take with a core to itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{Case, Finding, Topic};
+use super::Saying;
+use crate::history::RankHistory;
+use crate::loss::Cause;
+use crate::machine;
+
+/// The ranks of a host, what they may use and what they want to.
+struct Crowd {
+    ranks: usize,
+    threads: usize,
+    cores: usize,
+}
+
+pub(super) fn crowded(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+    if !is_foremost(case, finding) {
+        return None;
+    }
+    let Crowd { ranks, threads, cores } = crowd(case)?;
+    let fitting = (cores / ranks).max(1);
+    let how_many =
+        if threads % ranks == 0 { format!("{} threads each", threads / ranks) } else { format!("{threads} threads") };
+    let change = format!(
+        "{ranks} ranks with {how_many} share {cores} core{} and push each other aside: give each rank {fitting} thread{}, and cores of its \
+         own{}.",
+        if cores == 1 { "" } else { "s" },
+        if fitting == 1 { "" } else { "s" },
+        if ranks > cores { ", with fewer ranks on a host" } else { "" }
+    );
+    let last = fitting - 1;
+    let pin = format!(
+        "pinned: farandole run … sh -c 'n=$((FARANDOLE_LOCAL_RANK*{fitting})); exec taskset -c $n-$((n+{last})) python train.py'"
+    );
+    let threads =
+        format!("farandole run -x OMP_NUM_THREADS={fitting} …; or torch.set_num_threads({fitting}) in the script");
+    Some(Saying::new(change, &[&threads, &pin]))
+}
+
+/// Crowded cores show in many losses. They are spoken of once: at the largest of those that they can cause.
+fn is_foremost(case: &Case<'_>, finding: &Finding) -> bool {
+    let candidates = ["late", "agreement", "packing", "transfer", "other"];
+    let largest = candidates.into_iter().max_by_key(|key| case.split.lost_ns(key));
+    match &finding.topic {
+        // Lateness may be two findings: one rank's, and the rest by turns.
+        Topic::LateByTurns | Topic::Cause(Cause::Late(_)) => {
+            largest == Some("late") && 2 * finding.lost_ns >= case.split.lost_ns("late")
+        }
+        topic => largest == Some(topic.key()),
+    }
+}
+
+/// The first host on which ranks have more threads than cores.
+fn crowd(case: &Case<'_>) -> Option<Crowd> {
+    let mut hosts: BTreeMap<&str, Vec<&RankHistory>> = BTreeMap::new();
+    for rank in case.history.recorded() {
+        let rank = &case.history.ranks[rank];
+        hosts.entry(rank.host.as_str()).or_default().push(rank);
+    }
+    hosts.into_values().find_map(|ranks| {
+        let threads = ranks.iter().map(|rank| rank.threads).sum::<Option<usize>>()?;
+        let cores = cores(&ranks)?;
+        (threads > cores).then_some(Crowd { ranks: ranks.len(), threads, cores })
+    })
+}
+
+/// Cores that these ranks have together. Where each says which ones, those that any has; a limit of the control group, which each counts in, holds for
+/// all ranks that have the same cores.
+fn cores(ranks: &[&RankHistory]) -> Option<usize> {
+    let mut sets: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+    for rank in ranks {
+        let limit = sets.entry(rank.cpus.as_deref()).or_insert(usize::MAX);
+        *limit = (*limit).min(rank.cores?);
+    }
+    let lists: Option<Vec<BTreeSet<usize>>> = sets.keys().map(|list| machine::cpus((*list)?)).collect();
+    let limit: usize = sets.values().fold(0, |sum, limit| sum.saturating_add(*limit));
+    match lists {
+        Some(lists) if lists.len() > 1 => {
+            Some(lists.into_iter().flatten().collect::<BTreeSet<usize>>().len().min(limit))
+        }
+        _ => sets.into_values().min(),
+    }
+}
