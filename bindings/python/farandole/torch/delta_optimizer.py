@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from farandole.torch import phases
 from farandole.torch.mpi_ops import allreduce_async_, synchronize
 from farandole.torch.outbox import Terms
 from farandole.torch.parameter_names import name_parameters, numbered
@@ -40,6 +41,7 @@ class DeltaOptimizer:
         self._terms = terms
         self._starts: dict[torch.Tensor, torch.Tensor] = {}
         self.backward_passes_per_step = passes
+        phases.watch()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes a script makes before `step`."""
@@ -61,6 +63,15 @@ class DeltaOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes this rank's step and combines it with those of all ranks."""
+        phases.step_begins()
+        try:
+            return self._step(closure)
+        finally:
+            phases.step_ends(self)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         if not self._terms.process_set.included():
             return super().step(closure)  # type: ignore[misc]
         named = self._named_parameters()
@@ -73,8 +84,6 @@ class DeltaOptimizer:
         loss = super().step(closure)  # type: ignore[misc]
         self._combine(named)
         return loss
-
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _named_parameters(self) -> list[tuple[torch.Tensor, str]]:
         """Every parameter that can change, in the same order on all ranks."""

@@ -67,7 +67,8 @@ class _DistributedOptimizer:
             if groups is not None:
                 self._form_groups(groups)
             grad_scaler.respect_travelling_gradients()
-            phases.watch()
+        # Also of a rank that is alone: it is what larger jobs are compared with.
+        phases.watch()
 
     # Parameters
 
@@ -174,8 +175,6 @@ class _DistributedOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduces what is not reduced yet, then has the user's optimizer make its step."""
-        if not self._active:
-            return self._step(closure)
         phases.step_begins()
         try:
             return self._step(closure)

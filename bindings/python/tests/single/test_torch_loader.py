@@ -98,3 +98,7 @@ def test_threads_that_load_have_rows_with_their_names(tmp_path):
     assert bars["prefetcher"] == ["input work"] * 4, bars
     assert bars["augmenter"] == ["augment"], bars
     assert bars["main"].count("input wait") == 4 and "input work" not in bars["main"], bars
+    report = subprocess.run(
+        [command(), "report", str(tmp_path / "traces")], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert "1 rank on 1 host, 3 iterations" in report.stdout, "a rank that is alone is a reference"
