@@ -35,12 +35,12 @@ listeners: list[Listener] = []
 _named = threading.local()
 
 
-def _name_this_thread() -> None:
-    """Has the row of this thread bear the thread's name. That of the main thread has one already."""
+def name_this_thread() -> None:
+    """Has the row of this thread bear the thread's name."""
     if not getattr(_named, "done", False) and _native.is_initialized():
         _named.done = True
-        if threading.current_thread() is not threading.main_thread():
-            _native.name_thread(threading.current_thread().name)
+        thread = threading.current_thread()
+        _native.name_thread("main" if thread is threading.main_thread() else thread.name)
 
 
 class phase:
@@ -55,7 +55,7 @@ class phase:
     def __enter__(self) -> phase:
         for listener in listeners:
             listener.entered()
-        _name_this_thread()
+        name_this_thread()
         _native.phase_begin(self.name)
         return self
 

@@ -98,6 +98,7 @@ def watch() -> None:
         return
     first = _watch.thread is None
     _watch.thread = threading.get_ident()
+    phases.name_this_thread()
     note_threads()
     if first:
         loader.watch()
