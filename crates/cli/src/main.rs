@@ -12,6 +12,7 @@ mod report;
 mod run;
 mod study;
 mod timeline;
+mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ use report::profile::ProfileArgs;
 use run::RunArgs;
 use study::StudyArgs;
 use timeline::TimelineArgs;
+use top::TopArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
 #[derive(Parser)]
@@ -61,6 +63,7 @@ enum Command {
     Timeline(TimelineArgs),
 
     Study(Box<StudyArgs>),
+    Top(TopArgs),
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -137,6 +140,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args)?,
         Command::Timeline(args) => timeline::run(&args)?,
         Command::Study(args) => return study::run(&args),
+        Command::Top(args) => return top::run(&args),
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,

@@ -111,8 +111,10 @@ impl Ticket {
             return self.shared.baton.wait(&self.promise, deadline, after);
         }
         let since_ns = now_ns();
+        recorder.block(since_ns);
         let done = self.shared.baton.wait(&self.promise, deadline, after);
         recorder.mark(Event::Waited { name: self.name_id, since_ns });
+        recorder.unblock();
         done
     }
 

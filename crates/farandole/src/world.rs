@@ -14,6 +14,7 @@ use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hook
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
+use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
 use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
@@ -114,6 +115,10 @@ impl Setup {
         let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes);
         let recorder = records.recorder();
         communicator.record_with(recorder);
+        if let Some(lifeline) = &lifeline {
+            let mut sampler = Sampler::new(Arc::clone(recorder));
+            lifeline.observe(move || sampler.sample().encode());
+        }
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), ..Hooks::default() };

@@ -3,7 +3,7 @@
 //! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What
 //! is in them can be written to a file at any time ([`mod@file`]), is read back as a [`Trace`], and the traces of all ranks are put
 //! on one clock. [`timeline`] writes what a viewer shows: one rank's while it runs, as Horovod's users know it,
-//! or all ranks' afterwards.
+//! or all ranks' afterwards; [`live`] what others may know of a rank while it runs.
 //!
 //! This crate knows no other crate of the project, and no tensor: whoever does something says so here in terms of
 //! [`event`]. Reading is total: whatever lies in a file, the answer is a trace or an error.
@@ -21,6 +21,7 @@ pub mod event;
 pub mod file;
 pub mod history;
 mod json;
+pub mod live;
 pub mod loss;
 mod machine;
 pub mod profile;

@@ -10,7 +10,7 @@
 //!
 //! What is deliberately not here: files and threads. A `Scribe` reads and writes them, and is rung for with [`Recorder::ring`].
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock;
@@ -56,6 +56,9 @@ pub struct Recorder {
     /// Settings that became known after the start, as they came.
     settings: Mutex<Vec<(String, String)>>,
     bell: OnceLock<Bell>,
+    /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and after a wait, of several the
+    /// last one counts; read by whoever samples (`live`), because the record of a wait comes when it is over.
+    blocked_since_ns: AtomicU64,
     records: usize,
 }
 
@@ -103,6 +106,7 @@ impl Recorder {
             groups: Mutex::new(Vec::new()),
             settings: Mutex::new(Vec::new()),
             bell: OnceLock::new(),
+            blocked_since_ns: AtomicU64::new(0),
             records,
         })
     }
@@ -182,6 +186,24 @@ impl Recorder {
             let record = Record { time_ns: clock::now_ns(), thread: ThreadId::current(), event };
             lock(&self.marks).write(record.to_words());
         }
+    }
+
+    /// This thread is about to wait for the result of a request, since this moment.
+    #[inline]
+    pub fn block(&self, since_ns: u64) {
+        self.blocked_since_ns.store(since_ns, Ordering::Relaxed);
+    }
+
+    /// The wait is over, and its record was left.
+    #[inline]
+    pub fn unblock(&self) {
+        // Release: whoever sees this sees the record.
+        self.blocked_since_ns.store(0, Ordering::Release);
+    }
+
+    /// Since when a thread waits, if one does.
+    pub(crate) fn blocked_since_ns(&self) -> Option<u64> {
+        Some(self.blocked_since_ns.load(Ordering::Acquire)).filter(|since_ns| *since_ns > 0)
     }
 
     /// A phase of the program begins on this thread, and lasts until the guard is dropped.

@@ -4,6 +4,7 @@
 //! that before the default.
 
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farandole_cluster::launch::{
     Alias, Colour, Order, Output, Placement, Prefix, Ssh, Task, Timestamps, Verbose, hostfile, hosts, variables,
 };
+use farandole_cluster::live;
 use farandole_engine::config::SettingValue;
 
 use super::args::{ColourArg, RunArgs};
@@ -64,6 +66,7 @@ pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, h
         order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
     }
 
+    order.metrics = metrics(args.insight.metrics, text(live::METRICS))?;
     let mut settings = args.tuning.variables()?;
     settings.extend(args.insight.variables(here));
     order.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -82,6 +85,18 @@ pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, h
         last.map_or_else(|| text(name), |(_, value)| value.to_str().map(str::to_owned))
     })?;
     Ok(order)
+}
+
+/// Where metrics are to be shown.
+fn metrics(flag: Option<SocketAddr>, variable: Option<String>) -> Result<Option<SocketAddr>> {
+    match (flag, variable.filter(|text| !text.trim().is_empty())) {
+        (Some(address), _) => Ok(Some(address)),
+        (None, Some(text)) => match live::parse_address(&text) {
+            Ok(address) => Ok(Some(address)),
+            Err(why) => bail!("{}: {why}", live::METRICS),
+        },
+        (None, None) => Ok(None),
+    }
 }
 
 fn placement(args: &RunArgs) -> Result<Placement> {

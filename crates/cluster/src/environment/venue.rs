@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
@@ -15,10 +16,14 @@ use super::door::{self, Doorkeeper};
 use super::route::{self, Seen};
 use super::{ADDRESS, Environment, Meeting, RENDEZVOUS};
 use crate::error::{Error, Result};
+use crate::live::{self, Board, JobView, Stand};
 use crate::rendezvous::{Address, Rendezvous, Server};
 
 /// A name that cannot be looked up is tried again after this time: often enough for a person, seldom enough for a name server.
 const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
+
+/// A command is shown to onlookers up to so many characters: a line of a screen.
+const MOST_COMMAND_CHARS: usize = 200;
 
 /// Where this rank meets the others.
 #[derive(Debug)]
@@ -30,7 +35,16 @@ pub struct Venue {
     /// Where this rank listens for its peers: at the addresses at which they reach it, loopback if they are all on this host.
     pub listen_at: Vec<SocketAddr>,
     /// What rank 0 hosts.
-    _hosted: Option<(Server, Option<Doorkeeper>)>,
+    _hosted: Option<Hosted>,
+}
+
+/// The meeting of a job that has no launcher of ours.
+#[derive(Debug)]
+struct Hosted {
+    _server: Server,
+    _doorkeeper: Option<Doorkeeper>,
+    /// Where the job can be watched.
+    _stand: Option<Stand>,
 }
 
 impl Environment {
@@ -52,10 +66,13 @@ impl Environment {
 
     fn host_here(&self, door: &str) -> Result<Venue> {
         let key = new_key()?;
-        let server = Server::serve(&behind_the_door(&key), self.size, &key)?;
+        let (board, stand) = self.show();
+        let server = Server::serve_shown(&behind_the_door(&key), self.size, &key, board)?;
         // The meeting is open before the door is: whoever gets the key can go there at once.
         let doorkeeper = Doorkeeper::stand(door, &key, self.size - 1)?;
-        Ok(self.venue(key, Some(server.address().clone()), Some((server, Some(doorkeeper)))))
+        let address = server.address().clone();
+        let hosted = Hosted { _server: server, _doorkeeper: Some(doorkeeper), _stand: stand };
+        Ok(self.venue(key, Some(address), Some(hosted)))
     }
 
     fn host_at(&self, named: &Address, key: &Key, deadline: Instant) -> Result<Venue> {
@@ -70,16 +87,47 @@ impl Environment {
         if let Some(&address) = self.addresses.first() {
             at.set_ip(address);
         }
-        let server = Server::serve(&Address::Tcp(at.to_string()), self.size, key).map_err(|error| match error {
+        let (board, stand) = self.show();
+        let server = Server::serve_shown(&Address::Tcp(at.to_string()), self.size, key, board);
+        let server = server.map_err(|error| match error {
             Error::Local { source, .. } => cure(source),
             other => other,
         })?;
-        let mut venue = self.venue(key.clone(), Some(server.address().clone()), Some((server, None)));
+        let address = server.address().clone();
+        let hosted = Hosted { _server: server, _doorkeeper: None, _stand: stand };
+        let mut venue = self.venue(key.clone(), Some(address), Some(hosted));
         if self.addresses.is_empty() {
             at.set_port(0);
             venue.listen_at = vec![at];
         }
         Ok(venue)
+    }
+
+    /// Opens a stand where the job of this rank 0 can be watched. Nothing about that can fail the job; what was asked for and cannot be had is
+    /// told.
+    fn show(&self) -> (Arc<Board>, Option<Stand>) {
+        let command: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        let job = JobView {
+            pid: std::process::id(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            launcher: self.launcher.to_string(),
+            command: command.join(" ").chars().take(MOST_COMMAND_CHARS).collect(),
+            size: self.size,
+            running_seconds: 0.0,
+        };
+        let board = Arc::new(Board::new(job, &[]));
+        let wanted = std::env::var(live::METRICS).ok().filter(|text| !text.trim().is_empty());
+        let address = wanted.map(|text| live::parse_address(&text)).transpose();
+        let told = |why: &str| eprintln!("farandole: rank {} shows no metrics ({}): {why}", self.rank, live::METRICS);
+        let address = address.unwrap_or_else(|why| {
+            told(&why);
+            None
+        });
+        let stand = Stand::open(Arc::clone(&board), address).or_else(|error| {
+            told(&error.to_string());
+            Stand::open(Arc::clone(&board), None)
+        });
+        (board, stand.ok())
     }
 
     fn visit_at(&self, named: &Address, key: &Key, deadline: Instant) -> Result<Venue> {
@@ -97,7 +145,7 @@ impl Environment {
         Ok(venue)
     }
 
-    fn venue(&self, key: Key, at: Option<Address>, hosted: Option<(Server, Option<Doorkeeper>)>) -> Venue {
+    fn venue(&self, key: Key, at: Option<Address>, hosted: Option<Hosted>) -> Venue {
         let rendezvous = at.map(|address| {
             let way = Rendezvous::new(address, self.size, key.clone()).on_host(self.host.clone());
             match self.meeting {

@@ -20,6 +20,7 @@ use super::agent::timespec;
 use super::bootstrap::Bootstrap;
 use super::doorway::{Caller, Doorway};
 use super::message::{Directive, HowEnded, Report, Seat, Start, Stream, decode, encode};
+use super::onlookers::Onlookers;
 use super::order::{Alias, Colour, Order, Verbose};
 use super::output::{Lines, Painted, Screen, Tail, Writer};
 use super::results::{Results, Tasks};
@@ -58,7 +59,9 @@ pub fn run(order: Order) -> Result<u8> {
         silence: order.silence,
         grace: order.grace,
     };
+    let onlookers = Onlookers::receive(&order)?;
     let mut launcher = Launcher {
+        onlookers,
         supervision: Supervision::new(settings, began),
         lines: Vec::new(),
         doorway: None,
@@ -70,6 +73,9 @@ pub fn run(order: Order) -> Result<u8> {
         task,
         order,
     };
+    if let Some(address) = launcher.onlookers.metrics() {
+        launcher.screen.say(&format!("metrics are at http://{address}/metrics"));
+    }
     launcher.start_agents(began)?;
     launcher.run();
     Ok(launcher.farewell())
@@ -87,6 +93,7 @@ struct Launcher {
     held: VecDeque<(u32, Stream, Vec<u8>)>,
     finished: Finished,
     task: Option<(Tasks, Results)>,
+    onlookers: Onlookers,
 }
 
 /// Whether a piece of the task went into a channel.
@@ -303,6 +310,7 @@ impl Launcher {
             self.held.push_back((*rank, *stream, bytes.clone()));
         }
         self.keep_result(host, &report, now);
+        self.onlookers.hear(&report, now);
         if self.order.verbose == Verbose::Yes {
             self.tell_of(host, &report);
         }

@@ -190,6 +190,8 @@ pub enum Report {
         /// Its words.
         cause: String,
     },
+    /// What ranks of this host are doing, in the words of `farandole_trace::live`.
+    Samples(Vec<(u32, Vec<u8>)>),
     /// All processes of this host's ranks are gone, down to their children.
     Empty,
     /// The agent is alive.
@@ -348,6 +350,7 @@ mod tests {
             ("overdue", encode(&Report::Overdue { epoch: 2, missing: vec![3] })),
             ("missing", encode(&Report::Missing { epoch: 2, ranks: Vec::new() })),
             ("blamed", encode(&Report::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
+            ("samples", encode(&Report::Samples(vec![(0, vec![1, 2]), (70_000, Vec::new())]))),
             ("bootstrap", bootstrap.to_bytes()),
             ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
             ("empty", Vec::new()),

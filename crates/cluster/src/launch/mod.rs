@@ -20,6 +20,7 @@ mod kin;
 mod launcher;
 mod mailbox;
 pub mod message;
+mod onlookers;
 pub mod order;
 mod output;
 pub mod placement;

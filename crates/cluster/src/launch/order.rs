@@ -5,6 +5,7 @@
 //! here has behaviour beyond its defaults.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub struct Order {
     pub task: Option<Task>,
     /// Whether ranks find Farandole under the name `horovod`.
     pub alias: Alias,
+    /// Where metrics of the job are shown to whoever reaches that address; nowhere unless it is said.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives the order and
@@ -101,6 +104,7 @@ impl Order {
             network: Vec::new(),
             task: None,
             alias: Alias::None,
+            metrics: None,
         }
     }
 }

@@ -228,8 +228,8 @@ impl Supervision {
                 self.hosts[host].presence = Presence::Empty;
                 self.look_whether_over(now);
             }
-            // The driver keeps results itself.
-            Report::Result { .. } | Report::Alive => {}
+            // The driver keeps results itself, and shows samples to onlookers.
+            Report::Result { .. } | Report::Samples(_) | Report::Alive => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a rank keeps of the rendezvous: a connection over which both sides know that the other is alive.
 //!
 //! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no lock with the
-//! engine and does nothing else, so a rank that computes, or waits in a collective, is heard all the same; only a process
+//! engine and does nothing else but look, once in a second, at what the rank has recorded, for onlookers; so a rank that computes, or waits in a collective, is heard all the same; only a process
 //! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
 //! whoever asked to be called is told, on the lifeline's thread, once.
 //!
@@ -36,6 +36,12 @@ const HEARTBEATS: u32 = 4;
 /// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
 const STACK_BYTES: usize = 256 << 10;
 
+/// How often onlookers are told what the rank is doing: as often as somebody reads a figure on a screen.
+const SAMPLE_PERIOD: Duration = Duration::from_secs(1);
+
+/// A server that leaves so much untaken does not listen; a heartbeat that waits for its turn is far less.
+const MOST_BEHIND_BYTES: usize = 4096;
+
 /// How long a rank that leaves waits until its goodbye has been taken.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -63,9 +69,13 @@ pub struct Lifeline {
 
 /// What the rank wants its lifeline to do.
 enum Wish {
+    Observe(Observer),
     Blame { peer: Option<Rank>, cause: String },
     Leave,
 }
+
+/// Says what the rank is doing, in bytes for onlookers.
+type Observer = Box<dyn FnMut() -> Vec<u8> + Send>;
 
 type OnVerdict = Box<dyn Fn(&Verdict) + Send>;
 
@@ -88,7 +98,19 @@ impl Lifeline {
         let orders = Arc::new(Orders::new().map_err(starting)?);
         let news = Arc::<News>::default();
         let heard = Instant::now();
-        let watch = Watch { channel, keeper, own_host, silence, orders: orders.clone(), news: news.clone(), heard };
+        let (orders_too, news_too) = (orders.clone(), news.clone());
+        let (observer, next_sample) = (None, heard);
+        let watch = Watch {
+            channel,
+            keeper,
+            own_host,
+            silence,
+            orders: orders_too,
+            news: news_too,
+            heard,
+            observer,
+            next_sample,
+        };
         let thread = std::thread::Builder::new()
             .name("lifeline".into())
             .stack_size(STACK_BYTES)
@@ -105,6 +127,12 @@ impl Lifeline {
             Some(verdict) => callback(verdict),
             None => heard.1.push(Box::new(callback)),
         }
+    }
+
+    /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the lifeline's
+    /// thread and must be quick.
+    pub fn observe(&self, observer: impl FnMut() -> Vec<u8> + Send + 'static) {
+        self.orders.give(Wish::Observe(Box::new(observer)));
     }
 
     /// What was pronounced, if anything was.
@@ -164,6 +192,9 @@ struct Watch {
     news: Arc<News>,
     /// When the server was last heard.
     heard: Instant,
+    observer: Option<Observer>,
+    /// When it is asked next.
+    next_sample: Instant,
 }
 
 /// Whether the thread goes on.
@@ -183,7 +214,9 @@ impl Watch {
             return;
         }
         loop {
-            self.wait(next_beat.map(|next| next.saturating_duration_since(turned)));
+            let next_sample = self.observer.as_ref().map(|_| self.next_sample);
+            let next = next_beat.into_iter().chain(next_sample).min();
+            self.wait(next.map(|next| next.saturating_duration_since(turned)));
             let now = Instant::now();
             if beat.is_some_and(|beat| now.saturating_duration_since(turned) > 2 * beat) {
                 self.heard = now;
@@ -199,8 +232,18 @@ impl Watch {
                 let _ = self.channel.queue(&Up::Heartbeat.encode());
                 next_beat = beat.map(|beat| now + beat);
             }
+            self.tell_onlookers(now);
             // A connection that takes nothing more will be heard closing.
             let _ = self.channel.flush();
+        }
+    }
+
+    /// Sends a sample, if it is time. While the server does not take what it was sent there is no use in sending more.
+    fn tell_onlookers(&mut self, now: Instant) {
+        let Some(observer) = self.observer.as_mut().filter(|_| self.next_sample <= now) else { return };
+        self.next_sample = now + SAMPLE_PERIOD;
+        if self.channel.queued_bytes() < MOST_BEHIND_BYTES {
+            let _ = self.channel.queue(&Up::Sample(observer()).encode());
         }
     }
 
@@ -216,6 +259,7 @@ impl Watch {
     fn obey(&mut self) -> After {
         for wish in self.orders.take() {
             match wish {
+                Wish::Observe(observer) => self.observer = Some(observer),
                 Wish::Blame { peer, cause } => {
                     let _ = self.channel.queue(&Up::Blame { peer, cause }.encode());
                 }

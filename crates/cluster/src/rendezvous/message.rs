@@ -1,7 +1,7 @@
 //! What ranks and the server of a rendezvous tell each other, encode beside decode, in the alphabet of `wire`.
 //!
 //! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then, is answered
-//! [`Down::Pulse`], and leaves with [`Up::Goodbye`]; a server that closes in order says [`Down::Goodbye`]. Nothing else is
+//! [`Down::Pulse`], sends a [`Up::Sample`] for onlookers, and leaves with [`Up::Goodbye`]; a server that closes in order says [`Down::Goodbye`]. Nothing else is
 //! ever acknowledged: the channel under it loses nothing.
 
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub(super) enum Up {
     Blame { peer: Option<Rank>, cause: String },
     /// What it found when it looked at a process of its host.
     Seen { rank: Rank, state: ProcessState },
+    /// What it is doing, for onlookers; the bytes are theirs to understand.
+    Sample(Vec<u8>),
 }
 
 /// What a rank says when it comes.
@@ -144,6 +146,10 @@ impl Up {
                     ProcessState::Gone => 2,
                 });
             }
+            Up::Sample(sample) => {
+                bytes.push(5);
+                put_bytes(&mut bytes, sample);
+            }
         }
         bytes
     }
@@ -177,6 +183,7 @@ impl Up {
                     _ => return None,
                 },
             },
+            5 => Up::Sample(reader.bytes()?.to_vec()),
             _ => return None,
         };
         reader.end(up)
@@ -284,6 +291,7 @@ mod tests {
             ("goodbye", Up::Goodbye.encode()),
             ("blame", Up::Blame { peer: Some(Rank(2)), cause: "connection reset".into() }.encode()),
             ("seen", Up::Seen { rank: Rank(2), state: ProcessState::Stopped }.encode()),
+            ("sample", Up::Sample(vec![1, 2, 3]).encode()),
             ("everybody", Down::Everybody { keeper, blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]) }.encode()),
             ("missing", Down::Missing(vec![Rank(1), Rank(70_000)]).encode()),
             ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
@@ -296,10 +304,10 @@ mod tests {
             ("no_text", vec![2, 1, 0, 0, 0, 255]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..6] {
+        for (name, bytes) in &made[..7] {
             assert!(Up::decode(bytes).is_some(), "{name}");
         }
-        for (name, bytes) in &made[6..12] {
+        for (name, bytes) in &made[7..13] {
             assert!(Down::decode(bytes).is_some(), "{name}");
         }
         seeds::replay("rendezvous", &made, check_any_message);

@@ -19,12 +19,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::MOST_BLOB_BYTES;
 use super::address::{Listener, Stream};
-use super::judge::{Judgement, Member, judge};
+use super::judge::{Judgement, Member, host_name, judge};
 use super::message::{Arrival, Down, Keeper, ProcessState, Stay, Up};
 use super::server::{Event, OnEvent, Order, Orders};
 use super::table::{GuestId, Seat, Table};
 use crate::channel::{Polled, Purpose, Received};
 use crate::environment;
+use crate::live::{Board, State};
 use crate::verdict::{Verdict, VerdictKind};
 
 /// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
@@ -59,8 +60,8 @@ const ARRIVAL_BYTES: usize = 4096;
 
 /// What is done when a epoch is complete or a rank fails.
 pub(super) enum Rule {
-    /// All seats are here: everything is decided here.
-    Whole,
+    /// All seats are here: everything is decided here, and written up for onlookers.
+    Whole(Option<Arc<Board>>),
     /// The owner decides.
     Part(OnEvent),
 }
@@ -261,10 +262,12 @@ impl Reception {
                     Up::Heartbeat => self.say(id, &Down::Pulse),
                     Up::Goodbye => {
                         guest.place = Place::Going { until: now };
+                        self.write_up(|board| board.ended(rank.0, State::Left, ""));
                         self.report(Event::Left { rank });
                     }
                     Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, epoch, now),
                     Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
+                    Up::Sample(sample) => self.show(rank, sample, now),
                     Up::Arrival(_) => {}
                 }
             }
@@ -292,7 +295,7 @@ impl Reception {
         if self.table.is_full() {
             let blobs = self.table.blobs();
             match &self.rule {
-                Rule::Whole => self.complete(blobs.into_iter().map(|(_, blob)| blob).collect(), now),
+                Rule::Whole(_) => self.complete(blobs.into_iter().map(|(_, blob)| blob).collect(), now),
                 Rule::Part(on_event) => on_event(Event::Gathered { epoch: self.epoch, blobs }),
             }
         }
@@ -310,6 +313,9 @@ impl Reception {
             guest.place = match stay.clone() {
                 Stay::No => Place::Going { until: now + PARTING_PATIENCE },
                 Stay::Yes { silence, pid, host } => {
+                    if let Rule::Whole(Some(board)) = &self.rule {
+                        board.started(rank.0, pid, Some(&host_name(&host)));
+                    }
                     let (asked, look_again) = (Vec::new(), None);
                     Place::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
                 }
@@ -458,7 +464,8 @@ impl Reception {
             Place::Door { .. } | Place::Going { .. } => {}
             Place::Table { rank, .. } => self.leave_the_table(id, rank),
             Place::Member(member) => match &self.rule {
-                Rule::Whole => {
+                Rule::Whole(_) => {
+                    self.write_up(|board| board.ended(member.rank.0, State::Ended, &*how));
                     let verdict = member.verdict(VerdictKind::Gone).saying(how);
                     self.pronounce_in(member.epoch, &verdict);
                 }
@@ -473,6 +480,17 @@ impl Reception {
         }
     }
 
+    fn write_up(&self, write: impl FnOnce(&Board)) {
+        if let Rule::Whole(Some(board)) = &self.rule {
+            write(board);
+        }
+    }
+
+    fn show(&self, rank: Rank, sample: Vec<u8>, now: Instant) {
+        self.write_up(|board| board.sampled(rank.0, &sample, now));
+        self.report(Event::Sampled { rank, sample });
+    }
+
     /// A member has been silent for too long.
     fn miss(&mut self, id: GuestId, now: Instant) {
         let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) else { return };
@@ -485,13 +503,13 @@ impl Reception {
                 on_event(Event::Silent { rank: silent.rank, since });
                 self.stop_looking(id, now + allowed);
             }
-            Rule::Whole if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
-            Rule::Whole if silent.host == self.keeper.host => {
+            Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
+            Rule::Whole(_) if silent.host == self.keeper.host => {
                 self.stop_looking(id, now + allowed);
                 let verdict = silent.verdict_on(ProcessState::of(silent.pid), now);
                 self.pronounce_in(silent.epoch, &verdict);
             }
-            Rule::Whole => {
+            Rule::Whole(_) => {
                 let neighbours = self.members().filter(|(other, member)| *other != id && member.host == silent.host);
                 match judge(&silent, neighbours, now) {
                     Judgement::Ask(neighbour) => {
@@ -531,10 +549,10 @@ impl Reception {
             Rule::Part(on_event) => {
                 on_event(Event::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
             }
-            Rule::Whole if self.blame.is_none() && epoch >= self.judged_before && epoch + 1 == self.epoch => {
+            Rule::Whole(_) if self.blame.is_none() && epoch >= self.judged_before && epoch + 1 == self.epoch => {
                 self.blame = Some((now + BLAME_PATIENCE, blame));
             }
-            Rule::Whole => {}
+            Rule::Whole(_) => {}
         }
     }
 

@@ -17,6 +17,7 @@ use super::address::Address;
 use super::reception::{Reception, Rule};
 use super::table::Table;
 use crate::error::{Error, Result};
+use crate::live::Board;
 use crate::verdict::Verdict;
 
 /// What the owner of a part is told. It is told on the server's thread and must not keep it waiting.
@@ -79,6 +80,13 @@ pub enum Event {
         /// What it saw.
         cause: String,
     },
+    /// A rank says what it is doing.
+    Sampled {
+        /// Who.
+        rank: Rank,
+        /// In the words of `farandole_trace::live`.
+        sample: Vec<u8>,
+    },
 }
 
 /// Whom the owner of a part is told by.
@@ -97,7 +105,13 @@ impl Server {
     /// Hosts the rendezvous of `ranks` ranks that hold `key`. TCP is bound to exactly the given address.
     pub fn serve(at: &Address, ranks: usize, key: &Key) -> Result<Server> {
         let table = Table::new(ranks, (0..ranks).map(Rank::from));
-        Server::start(at, table, key, Rule::Whole)
+        Server::start(at, table, key, Rule::Whole(None))
+    }
+
+    /// The same, and writes up on a board how the ranks do.
+    pub fn serve_shown(at: &Address, ranks: usize, key: &Key, board: Arc<Board>) -> Result<Server> {
+        let table = Table::new(ranks, (0..ranks).map(Rank::from));
+        Server::start(at, table, key, Rule::Whole(Some(board)))
     }
 
     /// Hosts the part of a rendezvous to which the ranks `seats` come, of `world` in all. `on_event` is told what happens.

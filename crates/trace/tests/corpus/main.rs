@@ -1,10 +1,12 @@
-//! Replays the seeds of this crate's fuzz target: what the fuzzer checks of any bytes holds for these without a fuzzer.
+//! Replays the seeds of this crate's fuzz targets: what the fuzzer checks of any bytes holds for these without a fuzzer.
 
+mod sample;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 mod trace;
 
 use farandole_trace::event::{Collective, Dtype, Group, NameId, Operation, Phase, StepKind, ThreadId};
+use farandole_trace::live::{Counts, Sample, Stall};
 use farandole_trace::{Ending, Event, Header, Trace};
 use seeds::{Seed, replay};
 
@@ -79,4 +81,39 @@ fn traces_of_the_corpus_are_read_or_refused() {
         ("something_else", b"[{\"name\": \"process_name\"}]".to_vec()),
     ];
     replay("trace", &made, trace::check);
+}
+
+#[test]
+fn samples_of_the_corpus_are_read_or_refused() {
+    let counts = Counts { time_ns: 1, iterations: 2, iteration_ns: 3, operations: 4, ..Counts::default() };
+    let stall = Stall { time_ns: 7, name: "model/w".to_owned(), missing: 2, rank: 1 };
+    let sample = Sample {
+        counts: Counts { bytes: u64::MAX, waited_ns: 5, input_ns: 6, rss_bytes: 8, cpu_ns: 9, ..counts },
+        iteration: Some(41),
+        epoch: Some(0),
+        blocked_ns: 10,
+        peer: Some(3),
+        phase: "augment ü".to_owned(),
+        stall: Some(stall),
+    };
+    let bytes = sample.encode();
+    assert_eq!(Sample::decode(&bytes), Some(sample));
+    let mut longer = bytes.clone();
+    longer.push(0);
+    let mut no_text = bytes.clone();
+    *no_text.last_mut().unwrap() = 0xff;
+    let another_form = [&[2], &bytes[1..]].concat();
+    for damaged in [&bytes[..bytes.len() - 1], &longer, &no_text, &another_form, &[]] {
+        assert_eq!(Sample::decode(damaged), None);
+    }
+    let made: [Seed; 7] = [
+        ("everything", bytes.clone()),
+        ("nothing", Sample::default().encode()),
+        ("cut_off", bytes[..bytes.len() / 2].to_vec()),
+        ("longer", longer),
+        ("no_text", no_text),
+        ("another_form", another_form),
+        ("empty", Vec::new()),
+    ];
+    replay("sample", &made, sample::check);
 }

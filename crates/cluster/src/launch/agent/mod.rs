@@ -15,6 +15,7 @@ mod rank;
 mod ranks;
 mod task;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -45,6 +46,9 @@ const ORPHANED_GRACE: Duration = Duration::from_secs(1);
 
 /// A heartbeat is sent this many times in the time whose silence is a death.
 const BEATS: u32 = 4;
+
+/// What ranks say for onlookers goes to the launcher in one message, this often.
+const SAMPLES_PERIOD: Duration = Duration::from_millis(500);
 
 /// News from other threads.
 enum News {
@@ -77,6 +81,9 @@ struct Agent {
     doors: Option<Doors>,
     mailbox: Mailbox<News>,
     signals: Signals,
+    /// What ranks have said for onlookers since it was last passed on, and when that was.
+    samples: BTreeMap<u32, Vec<u8>>,
+    samples_told: Instant,
 }
 
 /// Whether there is somebody to report to.
@@ -129,6 +136,8 @@ pub fn serve() -> Result<()> {
         doors: None,
         mailbox: Mailbox::new()?,
         signals: Signals::hear(&heard)?,
+        samples: BTreeMap::new(),
+        samples_told: now,
     };
     agent.introduce_yourself(bootstrap.hosts);
     agent.run()
@@ -160,6 +169,7 @@ impl Agent {
                 self.pass_on(report);
             }
             self.send_parcels();
+            self.tell_onlookers(now);
             if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && self.parcels.is_empty() {
                 self.presence = Presence::Empty;
                 self.tell(&Report::Empty);
@@ -178,6 +188,7 @@ impl Agent {
     fn wait(&self, now: Instant, kill_at: Option<Instant>) {
         let beat = if self.silence.is_zero() { Duration::from_secs(1) } else { self.silence / BEATS };
         let until = kill_at.map_or(now + beat, |kill_at| kill_at.min(now + beat));
+        let until = if self.samples.is_empty() { until } else { until.min(self.samples_told + SAMPLES_PERIOD) };
         let left = until.saturating_duration_since(Instant::now());
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         if self.launcher == Launcher::There {
@@ -295,6 +306,7 @@ impl Agent {
                 News::Rendezvous(Event::Silent { rank, .. }) if !self.is_stopped(rank) => {
                     reports.push(Report::Silent { rank: rank.0 });
                 }
+                News::Rendezvous(Event::Sampled { rank, sample }) => drop(self.samples.insert(rank.0, sample)),
                 // A rank that left, or whose connection broke: its process will say how it ended.
                 News::Rendezvous(_) => {}
             }
@@ -309,6 +321,18 @@ impl Agent {
     fn hear_signals(&mut self, now: Instant) {
         if self.signals.take().iter().any(|signal| *signal != SIGCHLD) {
             self.launcher_is_gone(now);
+        }
+    }
+
+    /// Passes samples on, unless the launcher is behind: the next ones will do as well.
+    fn tell_onlookers(&mut self, now: Instant) {
+        if self.samples.is_empty() || now < self.samples_told + SAMPLES_PERIOD {
+            return;
+        }
+        self.samples_told = now;
+        let samples = std::mem::take(&mut self.samples).into_iter().collect();
+        if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
+            self.tell(&Report::Samples(samples));
         }
     }
 

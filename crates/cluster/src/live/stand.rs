@@ -1,0 +1,320 @@
+//! Where onlookers are served: one thread that waits for them, and one for each while it is served.
+//!
+//! The socket's name is `farandole-live-UID-PID-N`: abstract, so it is gone with its process whatever ends that, and there is nothing to clean up. Names can be
+//! taken by anybody; so both sides ask the kernel whose process the other one is (`SO_PEERCRED`). Processes of another user, but for root, are
+//! sent away without a word.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Uid, geteuid};
+
+use super::board::Board;
+use super::http::{self, PATIENCE, write_within};
+use super::metrics;
+use crate::error::{Error, Result};
+
+/// What every name begins with.
+pub(super) const PREFIX: &str = "farandole-live-";
+
+/// A process may host several jobs, one after the other or, in tests, at once.
+const MOST_NAMES: u32 = 64;
+
+/// So many onlookers are served at once. A scraper and some terminals need less.
+const MOST_AT_ONCE: usize = 16;
+
+/// When no descriptor is left for a visitor, the next look waits this long.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// See the module's text. Dropping it closes it.
+#[derive(Debug)]
+pub struct Stand {
+    name: Option<String>,
+    metrics: Option<SocketAddr>,
+    /// The thread has the other end; closing this one sends it home.
+    stop: Option<UnixStream>,
+    /// The process that has the thread: a fork of it has a copy of this handle and serves nobody.
+    pid: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stand {
+    /// Shows a board to processes of this user and, where an address is given, its metrics to whoever reaches that.
+    ///
+    /// # Errors
+    /// If the address cannot be listened at, or a thread cannot be started. A socket that cannot be opened is done without.
+    pub fn open(board: Arc<Board>, metrics: Option<SocketAddr>) -> Result<Stand> {
+        let page = match metrics {
+            Some(address) => Some(listen(address)?),
+            None => None,
+        };
+        let address = page.as_ref().and_then(|page| page.local_addr().ok());
+        let (name, socket) = name_and_socket().map_or((None, None), |(name, socket)| (Some(name), Some(socket)));
+        let opening = |error| Error::local("opening a stand for onlookers", error);
+        let (stop, stopped) = UnixStream::pair().map_err(opening)?;
+        let rounds = Rounds { board, socket, page, stopped, served: Arc::new(()) };
+        let thread = std::thread::Builder::new().name("farandole-live".into());
+        let thread = thread.spawn(move || rounds.run()).map_err(opening)?;
+        Ok(Stand { name, metrics: address, stop: Some(stop), pid: std::process::id(), thread: Some(thread) })
+    }
+
+    /// The name of the socket, without what makes it abstract; `None` if there is no socket.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Where the metrics are; port 0 has become a real one.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listening = |error: io::Error| {
+        let cure = match error.kind() {
+            io::ErrorKind::AddrInUse => "; something else listens there: choose another port",
+            io::ErrorKind::AddrNotAvailable => "; this host has no such address",
+            io::ErrorKind::PermissionDenied => "; ports below 1024 are for root",
+            _ => "",
+        };
+        Error::local(format!("showing metrics at {address}{cure}"), error)
+    };
+    let listener = TcpListener::bind(address).map_err(listening)?;
+    listener.set_nonblocking(true).map_err(listening)?;
+    Ok(listener)
+}
+
+fn name_and_socket() -> io::Result<(String, UnixListener)> {
+    let (uid, pid) = (geteuid().as_raw(), std::process::id());
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for number in 0..MOST_NAMES {
+        let name = format!("{PREFIX}{uid}-{pid}-{number}");
+        match UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name)?) {
+            Ok(socket) => {
+                socket.set_nonblocking(true)?;
+                return Ok((name, socket));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Whether a process of this user may look.
+fn may_look(visitor: Uid) -> bool {
+    visitor == geteuid() || visitor == Uid::ROOT
+}
+
+/// The thread's state.
+struct Rounds {
+    board: Arc<Board>,
+    socket: Option<UnixListener>,
+    page: Option<TcpListener>,
+    stopped: UnixStream,
+    /// Whoever is being served holds a copy; how many there are is how many are served.
+    served: Arc<()>,
+}
+
+impl Rounds {
+    fn run(self) {
+        loop {
+            let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
+            fds.extend(self.socket.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
+            fds.extend(self.page.iter().map(|page| PollFd::from_borrowed_fd(page.as_fd(), PollFlags::IN)));
+            if poll(&mut fds, None).is_err() {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            if !fds[0].revents().is_empty() {
+                return;
+            }
+            if let Some(Err(error)) = self.socket.as_ref().map(|socket| self.accept_here(socket))
+                && error.kind() != io::ErrorKind::WouldBlock
+            {
+                std::thread::sleep(PAUSE);
+            }
+            if let Some(Err(error)) = self.page.as_ref().map(|page| self.accept_there(page))
+                && error.kind() != io::ErrorKind::WouldBlock
+            {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn accept_here(&self, socket: &UnixListener) -> io::Result<()> {
+        let (mut stream, _) = socket.accept()?;
+        if !socket_peercred(&stream).is_ok_and(|visitor| may_look(visitor.uid)) {
+            return Ok(());
+        }
+        let board = Arc::clone(&self.board);
+        self.serve(move || {
+            let mut json = board.snapshot(Instant::now()).to_json();
+            json.push('\n');
+            let _ = write_within(&mut stream, json.as_bytes(), PATIENCE, UnixStream::set_write_timeout);
+        });
+        Ok(())
+    }
+
+    fn accept_there(&self, page: &TcpListener) -> io::Result<()> {
+        let (stream, _) = page.accept()?;
+        let board = Arc::clone(&self.board);
+        self.serve(move || http::answer(stream, || metrics::page(&board.snapshot(Instant::now()))));
+        Ok(())
+    }
+
+    /// Serves a visitor on a thread of its own, unless there are too many.
+    fn serve(&self, serve: impl FnOnce() + Send + 'static) {
+        let served = Arc::clone(&self.served);
+        if Arc::strong_count(&served) <= MOST_AT_ONCE + 1 {
+            let visit = move || {
+                serve();
+                drop(served);
+            };
+            // Without a thread the visitor finds its connection closed.
+            let _ = std::thread::Builder::new().name("farandole-onlooker".into()).spawn(visit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::super::snapshot::{JobView, Snapshot};
+    use super::*;
+
+    fn board(size: usize) -> Arc<Board> {
+        Arc::new(Board::new(JobView { size, pid: 7, ..JobView::default() }, &[]))
+    }
+
+    fn open(size: usize) -> Stand {
+        Stand::open(board(size), Some("127.0.0.1:0".parse().unwrap())).unwrap()
+    }
+
+    fn look(stand: &Stand) -> UnixStream {
+        let address = UnixAddress::from_abstract_name(stand.name().unwrap()).unwrap();
+        let stream = UnixStream::connect_addr(&address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    fn ask(stand: &Stand, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(stand.metrics().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[test]
+    fn onlookers_of_this_user_see_the_job_whatever_they_say() {
+        let stand = open(3);
+        for words in [&b""[..], b"garbage\0\xff", &[7; 5000]] {
+            let mut stream = look(&stand);
+            let _ = stream.write_all(words);
+            let mut json = Vec::new();
+            // Words that nobody has read make the end a reset, behind everything that was sent.
+            let _ = stream.read_to_end(&mut json);
+            assert_eq!(Snapshot::from_json(&json).unwrap().ranks.len(), 3);
+        }
+    }
+
+    /// Needs root, to become somebody else; the kernel lets one thread change its user alone.
+    #[test]
+    fn a_visitor_of_another_user_gets_nothing() {
+        let stand = open(1);
+        let address = UnixAddress::from_abstract_name(stand.name().unwrap()).unwrap();
+        let got = std::thread::spawn(move || {
+            rustix::thread::set_thread_uid(Uid::from_raw(65_534)).expect("this test needs root");
+            let mut bytes = Vec::new();
+            UnixStream::connect_addr(&address).unwrap().read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        assert!(got.join().unwrap().is_empty());
+        let mut json = Vec::new();
+        look(&stand).read_to_end(&mut json).unwrap();
+        assert!(!json.is_empty(), "whoever may look is served all the same");
+    }
+
+    #[test]
+    fn only_this_user_and_root_may_look() {
+        assert!(may_look(geteuid()) && may_look(Uid::ROOT));
+        assert!(!may_look(Uid::from_raw(geteuid().as_raw() + 1)));
+    }
+
+    #[test]
+    fn metrics_are_served_and_garbage_is_answered() {
+        let stand = open(2);
+        let page = ask(&stand, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("farandole_ranks 2\n"), "{page}");
+        assert!(ask(&stand, b"\x16\x03\x01\x02\n\n").starts_with("HTTP/1.1 400 "));
+        let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &[b'x'; 20_000]].concat();
+        let answer = ask(&stand, &endless);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+
+    #[test]
+    fn slow_visitors_are_sent_away_and_hold_up_nobody() {
+        let stand = open(1);
+        let mut slow: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(stand.metrics().unwrap()).unwrap()).collect();
+        slow[0].write_all(b"GET /me").unwrap();
+        let began = Instant::now();
+        assert!(ask(&stand, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+        assert!(began.elapsed() < PATIENCE, "somebody else is served at once");
+        slow[0].set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut answer = String::new();
+        slow[0].read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    }
+
+    #[test]
+    fn too_many_visitors_are_sent_away() {
+        let stand = open(1);
+        let mut crowd: Vec<TcpStream> =
+            (0..MOST_AT_ONCE + 20).map(|_| TcpStream::connect(stand.metrics().unwrap()).unwrap()).collect();
+        let last = crowd.last_mut().unwrap();
+        last.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(last.read(&mut [0; 10]).unwrap_or(0), 0, "its connection was closed");
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named() {
+        let stand = open(1);
+        let taken = stand.metrics().unwrap();
+        let words = Stand::open(board(1), Some(taken)).unwrap_err().to_string();
+        assert!(words.contains(&taken.to_string()) && words.contains("choose another port"), "{words}");
+    }
+
+    #[test]
+    fn a_closed_stand_leaves_nothing_open() {
+        let stand = open(1);
+        let (name, address) = (stand.name().unwrap().to_owned(), stand.metrics().unwrap());
+        drop(stand);
+        assert!(UnixStream::connect_addr(&UnixAddress::from_abstract_name(&name).unwrap()).is_err());
+        assert!(TcpStream::connect(address).is_err());
+    }
+}
