@@ -63,6 +63,7 @@ enum Command {
     Timeline(TimelineArgs),
 
     Study(Box<StudyArgs>),
+
     Top(TopArgs),
 
     /// One rank of farandole that is being measured. Started by `bench`.

@@ -242,7 +242,7 @@ pub(super) fn clean(text: &str) -> String {
 /// A figure with three digits that count.
 pub(super) fn figure(value: f64) -> String {
     match value {
-        value if value == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         value if value < 10.0 => format!("{value:.2}"),
         value if value < 100.0 => format!("{value:.1}"),
         value => format!("{value:.0}"),

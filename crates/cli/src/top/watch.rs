@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -58,14 +58,9 @@ fn turn(terminal: &mut DefaultTerminal, view: &mut View, news: &Receiver<News>, 
     let paint = Paint::from_environment();
     let mut changed = true;
     while !ended.load(Ordering::Relaxed) {
-        loop {
-            match news.try_recv() {
-                Ok(found) => {
-                    view.take(found);
-                    changed = true;
-                }
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(found) = news.try_recv() {
+            view.take(found);
+            changed = true;
         }
         if std::mem::take(&mut changed) {
             terminal.draw(|frame| draw(frame, view, paint))?;

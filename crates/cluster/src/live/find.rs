@@ -31,7 +31,14 @@ pub struct Found {
     pub snapshot: Result<Snapshot, String>,
 }
 
-/// All jobs of this user, or, for root, of everybody. The youngest process comes last.
+impl Found {
+    /// How long the job has been running. One that does not answer has done so for longest.
+    fn age(&self) -> f64 {
+        self.snapshot.as_ref().map_or(f64::INFINITY, |snapshot| snapshot.job.running_seconds)
+    }
+}
+
+/// All jobs of this user, or, for root, of everybody. The youngest comes last.
 ///
 /// # Errors
 /// If the kernel does not list sockets.
@@ -42,7 +49,9 @@ pub fn find() -> io::Result<Vec<Found>> {
     names.dedup_by_key(|(_, _, name)| *name);
     let own = geteuid();
     let visible = names.into_iter().filter(|(_, uid, _)| *uid == own || own.is_root());
-    Ok(visible.filter_map(|(pid, uid, name)| visit(pid, uid, name)).collect())
+    let mut found: Vec<Found> = visible.filter_map(|(pid, uid, name)| visit(pid, uid, name)).collect();
+    found.sort_by(|one, other| other.age().total_cmp(&one.age()));
+    Ok(found)
 }
 
 /// Names of stands in the kernel's list, with the process and the user that they say.

@@ -314,7 +314,7 @@ impl Reception {
                 Stay::No => Place::Going { until: now + PARTING_PATIENCE },
                 Stay::Yes { silence, pid, host } => {
                     if let Rule::Whole(Some(board)) = &self.rule {
-                        board.started(rank.0, pid, Some(&host_name(&host)));
+                        board.started(rank.0, pid, Some(host_name(&host)));
                     }
                     let (asked, look_again) = (Vec::new(), None);
                     Place::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
