@@ -7,5 +7,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod data;
 pub mod sample;
 pub mod tap;

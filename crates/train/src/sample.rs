@@ -1,8 +1,17 @@
 //! What is learned from: one image, what is known about it, and many of both as a batch.
 //!
 //! The vocabulary that models, data and trainer share. Images are `f32`, band by band, row by row (the layout `[bands, height,
-//! width]`), of about zero mean and unit deviation. There is no tensor here: batches are made by loader threads that know no
+//! width]`), of about zero mean and unit deviation; a brightness between 0 and 1 lies between -2 and 2 ([`PEAK`]). Numbers to be found are
+//! of that kind, too; the data set knows their unit. There is no tensor here: batches are made by loader threads that know no
 //! tensor library.
+
+/// From black to white: how far apart the darkest and the brightest pixel can be, which is what a peak signal-to-noise ratio is about.
+pub const PEAK: f32 = 4.0;
+
+/// A brightness between 0 and 1 as a number of an image: the brightness of an average pixel becomes zero, its usual deviation about one.
+pub fn normalised(brightness: f32) -> f32 {
+    (brightness - 0.5) * PEAK
+}
 
 /// Height, width and number of bands of an image. Colour images have three bands, satellites more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +100,7 @@ pub struct Batch {
     pub labels: Labels,
     /// How many samples all ranks have in this step together; known to every rank without asking.
     pub global_count: usize,
-    /// How many samples could not be read and were replaced by others.
+    /// How many samples could not be read and were replaced by others, or left out where [`Split::Test`] is read.
     pub replaced: usize,
 }
 
@@ -100,6 +109,16 @@ pub struct Batch {
 pub enum Labels {
     /// `[count]`.
     Classes(Vec<u32>),
+    /// Images of classes that were mixed with others: each is `share` of the class `first` and the rest of the class `second`. The loss
+    /// is mixed alike. `[count]` each.
+    Mixed {
+        /// The class of the image itself.
+        first: Vec<u32>,
+        /// The class of the one that was mixed in.
+        second: Vec<u32>,
+        /// How much of the image is its own, from 0 to 1.
+        share: Vec<f32>,
+    },
     /// `[count, labels]`.
     Labels(Vec<f32>),
     /// `[count]`.

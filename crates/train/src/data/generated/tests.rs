@@ -1,0 +1,2 @@
+//! What must hold for every generated data set.
+use super::*;

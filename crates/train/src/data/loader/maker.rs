@@ -1,0 +1,241 @@
+//! One batch, made of its samples: read, replaced where need be, changed, mixed, and laid side by side.
+//!
+//! Mix-up takes its second samples from the same global batch: positions are paired there, the first with the second and so on, which is a
+//! random pairing because the order is. A partner that another rank has is made once more here. So a batch's mixing is
+//! the same for any number of ranks; where ranks have even batches nothing is made twice.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farandole::Recorder;
+
+use super::super::chance::{Chance, Purpose};
+use super::super::shard::{Order, Permutation, Shard};
+use super::super::{Augment, DataSet};
+use super::{Complaints, LoaderError};
+use crate::sample::{Batch, Label, Labels, Sample, Split, Task};
+
+/// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
+const UNREADABLE_IN_A_ROW: usize = 1_000;
+
+/// What a loader makes batches of.
+pub(super) struct Maker {
+    pub(super) data: Arc<dyn DataSet>,
+    pub(super) split: Split,
+    pub(super) shard: Shard,
+    pub(super) seed: u64,
+    pub(super) augment: Augment,
+    pub(super) order: Order,
+    pub(super) recorder: Option<Arc<Recorder>>,
+    /// Taken by workers when a sample cannot be read, and by whoever asks for notices.
+    pub(super) complaints: Mutex<Complaints>,
+}
+
+/// Of the epoch that a batch belongs to.
+struct Place<'a> {
+    order: &'a Permutation,
+    epoch: u64,
+}
+
+impl Maker {
+    /// The batch of a step, or nothing if it is not wanted any more. A panic becomes an error.
+    pub(super) fn guarded(
+        &self,
+        order: &Permutation,
+        epoch: u64,
+        step: usize,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Batch>, LoaderError> {
+        let mut current = None;
+        // Nothing that a panic could leave half done is used afterwards: the batch is dropped.
+        let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            self.batch(&Place { order, epoch }, step, wanted, &mut current)
+        }));
+        made.unwrap_or_else(|panic| {
+            // Whoever panics over a sample may do so over its name, and then its number has to do.
+            let name = |index| {
+                let named = std::panic::catch_unwind(AssertUnwindSafe(|| self.data.name(self.split, index)));
+                named.unwrap_or_else(|_| format!("sample {index}"))
+            };
+            let sample = current.map_or_else(|| format!("the batch of step {step}"), name);
+            Err(LoaderError::Panicked { sample, message: words_of(panic.as_ref()) })
+        })
+    }
+
+    fn batch(
+        &self,
+        place: &Place<'_>,
+        step: usize,
+        wanted: &dyn Fn() -> bool,
+        current: &mut Option<usize>,
+    ) -> Result<Option<Batch>, LoaderError> {
+        let positions = self.shard.positions(step);
+        let (shape, task) = (self.data.shape(), self.data.task());
+        let mut samples = Vec::with_capacity(positions.len());
+        let mut replaced = 0;
+        for position in positions.clone() {
+            if !wanted() {
+                return Ok(None);
+            }
+            let (sample, unreadable) = self.sample(place, position, current)?;
+            replaced += usize::from(unreadable);
+            samples.push(sample);
+        }
+        let mut laid = Laid::new(task, samples.len(), self.augment.mixup_alpha > 0.0);
+        laid.images.reserve_exact(samples.len() * shape.len());
+        for (position, sample) in positions.clone().zip(&samples) {
+            let Some(sample) = sample else { continue };
+            if self.augment.mixup_alpha > 0.0 {
+                let partner = self.partner(step, position);
+                let (share, partner) = (self.own_share(place, position), partner.unwrap_or(position));
+                if positions.contains(&partner) {
+                    laid.push_mixed(sample, samples[partner - positions.start].as_ref().unwrap_or(sample), share);
+                } else {
+                    let (other, _) = self.sample(place, partner, current)?;
+                    laid.push_mixed(sample, other.as_ref().unwrap_or(sample), share);
+                }
+            } else {
+                laid.push(sample);
+            }
+        }
+        let global_count = self.shard.global_positions(step).len();
+        let Laid { images, labels, .. } = laid;
+        let count = images.len() / shape.len();
+        Ok(Some(Batch { count, images, labels, global_count, replaced }))
+    }
+
+    /// The position whose sample is mixed in, unless the global batch is odd and this is its last.
+    fn partner(&self, step: usize, position: usize) -> Option<usize> {
+        let global = self.shard.global_positions(step);
+        let partner = global.start + ((position - global.start) ^ 1);
+        global.contains(&partner).then_some(partner)
+    }
+
+    /// From a stream of its own: what is done to a sample's pixels does not depend on whether it is mixed.
+    fn own_share(&self, place: &Place<'_>, position: usize) -> f32 {
+        let index = place.order.at(position) as u64;
+        let mut chance = Chance::new(self.seed, Purpose::Augmentation, !place.epoch, index);
+        self.augment.own_share(&mut chance)
+    }
+
+    /// The sample at a position, changed, and whether it could not be read. In its stead comes the next that can be, by number; where the
+    /// data is judged by, none.
+    fn sample(
+        &self,
+        place: &Place<'_>,
+        position: usize,
+        current: &mut Option<usize>,
+    ) -> Result<(Option<Sample>, bool), LoaderError> {
+        let first = place.order.at(position);
+        let (shape, task) = (self.data.shape(), self.data.task());
+        let attempts = self.shard.length.min(UNREADABLE_IN_A_ROW);
+        let mut last = None;
+        for attempt in 0..attempts {
+            let index = (first + attempt) % self.shard.length;
+            *current = Some(index);
+            match self.data.sample(self.split, index) {
+                Ok(mut sample) => {
+                    self.check(index, &sample)?;
+                    let mut chance = Chance::new(self.seed, Purpose::Augmentation, place.epoch, first as u64);
+                    self.augment.apply(&mut sample, shape, task, &mut chance);
+                    return Ok((Some(sample), attempt > 0));
+                }
+                Err(error) => {
+                    let (consequence, replace) = match self.split {
+                        Split::Train => ("the next one is taken in its stead", true),
+                        Split::Test => ("it is left out", false),
+                    };
+                    self.complaints.lock().unwrap_or_else(PoisonError::into_inner).note(index, &error, consequence);
+                    if !replace {
+                        return Ok((None, true));
+                    }
+                    last = Some(error);
+                }
+            }
+        }
+        let last = last.expect("a position has at least one sample to be tried");
+        Err(LoaderError::Unreadable { in_a_row: attempts, last })
+    }
+
+    /// Whether a sample is what the data set says its samples are.
+    fn check(&self, index: usize, sample: &Sample) -> Result<(), LoaderError> {
+        let (shape, task) = (self.data.shape(), self.data.task());
+        let cause = match (task, &sample.label) {
+            _ if sample.image.len() != shape.len() => {
+                Some(format!("its image has {} numbers instead of {}", sample.image.len(), shape.len()))
+            }
+            (Task::SingleLabel { classes }, Label::Class(class)) => {
+                (*class as usize >= classes).then(|| format!("class {class} is none of {classes}, which begin with 0"))
+            }
+            (Task::MultiLabel { labels }, Label::Labels(given)) => {
+                (given.len() != labels).then(|| format!("it has {} labels instead of {labels}", given.len()))
+            }
+            (Task::Regression, Label::Value(value)) => (!value.is_finite()).then(|| format!("its value is {value}")),
+            (Task::SuperResolution { scale }, Label::Image(larger)) => {
+                let expected = shape.len() * scale * scale;
+                let misfit = larger.len() != expected;
+                misfit.then(|| format!("its larger image has {} numbers instead of {expected}", larger.len()))
+            }
+            _ => Some("its label is of another kind than the task".to_owned()),
+        };
+        let name = || self.data.name(self.split, index);
+        cause.map_or(Ok(()), |cause| Err(LoaderError::Misfit { sample: name(), cause }))
+    }
+}
+
+/// A batch while it grows.
+struct Laid {
+    images: Vec<f32>,
+    labels: Labels,
+}
+
+impl Laid {
+    fn new(task: Task, count: usize, mixed: bool) -> Laid {
+        let labels = match task {
+            Task::SingleLabel { .. } if mixed => Labels::Mixed {
+                first: Vec::with_capacity(count),
+                second: Vec::with_capacity(count),
+                share: Vec::with_capacity(count),
+            },
+            Task::SingleLabel { .. } => Labels::Classes(Vec::with_capacity(count)),
+            Task::MultiLabel { labels } => Labels::Labels(Vec::with_capacity(count * labels)),
+            Task::Regression => Labels::Values(Vec::with_capacity(count)),
+            Task::SuperResolution { .. } => Labels::Images(Vec::new()),
+        };
+        Laid { images: Vec::new(), labels }
+    }
+
+    fn push(&mut self, sample: &Sample) {
+        self.push_mixed(sample, sample, 1.0);
+    }
+
+    /// Adds a sample with another laid over it. The whole of a sample (`share` 1) comes out to the bit.
+    fn push_mixed(&mut self, own: &Sample, other: &Sample, own_share: f32) {
+        let mix = |to: &mut Vec<f32>, own: &[f32], other: &[f32]| {
+            if own_share == 1.0 {
+                to.extend_from_slice(own);
+            } else {
+                to.extend(own.iter().zip(other).map(|(own, other)| own_share * own + (1.0 - own_share) * other));
+            }
+        };
+        mix(&mut self.images, &own.image, &other.image);
+        match (&mut self.labels, &own.label, &other.label) {
+            (Labels::Classes(classes), Label::Class(class), _) => classes.push(*class),
+            (Labels::Mixed { first, second, share }, Label::Class(own), Label::Class(other)) => {
+                first.push(*own);
+                second.push(*other);
+                share.push(own_share);
+            }
+            (Labels::Labels(all), Label::Labels(own), Label::Labels(other)) => mix(all, own, other),
+            (Labels::Values(all), Label::Value(own), Label::Value(other)) => mix(all, &[*own], &[*other]),
+            (Labels::Images(all), Label::Image(own), Label::Image(other)) => mix(all, own, other),
+            _ => unreachable!("every sample was checked to have a label of its task's kind"),
+        }
+    }
+}
+
+/// What a panic said.
+pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
+}

@@ -1,0 +1,276 @@
+//! Batches in time: a rank's share of each epoch, made ahead of the training loop by worker threads.
+//!
+//! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers take whole batches, one after the other, as long as no more
+//! than `prefetch` of them are made or lie ready; whoever iterates gets them in order (`crew`). What a batch is made of does not depend on who
+//! makes it (`maker`), so any number of workers gives the same batches; with none the iterating thread makes them itself.
+//!
+//! **Invariant:** an epoch that is dropped, also in the middle, has no threads left when the drop returns, and workers look after each
+//! sample whether they are still wanted. Whatever goes wrong with a sample, also a panic, becomes an error that names it and
+//! ends the epoch; nobody waits for a batch that will not come.
+//!
+//! What is deliberately not here: memory that is used again. A tensor takes a batch's memory over without a copy, which is worth more than
+//! an allocation in each step.
+
+mod crew;
+mod maker;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farandole::Recorder;
+
+use super::augment::Augment;
+use super::shard::{Order, Permutation, Shard};
+use super::{DataSet, SampleError};
+use crate::sample::{Batch, Split};
+use crew::Crew;
+use maker::Maker;
+
+/// How samples are to be loaded.
+#[derive(Clone, Debug)]
+pub struct LoaderConfig {
+    /// This rank.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub world_size: usize,
+    /// Samples of one rank in one step.
+    pub batch: usize,
+    /// Threads that make batches; with none the thread that asks for them does.
+    pub workers: usize,
+    /// Batches that are made ahead, at most. At least one for each worker is sensible.
+    pub prefetch: usize,
+    /// What order and augmentation are made of.
+    pub seed: u64,
+    /// What is done to samples of [`Split::Train`]; those of [`Split::Test`] stay as they are.
+    pub augment: Augment,
+    /// In what order samples come.
+    pub order: Order,
+    /// Where the work of the worker threads is recorded ("input work"). Without workers nothing is: the thread that asks waits for input, and
+    /// says so itself.
+    pub recorder: Option<Arc<Recorder>>,
+}
+
+impl Default for LoaderConfig {
+    fn default() -> LoaderConfig {
+        LoaderConfig {
+            rank: 0,
+            world_size: 1,
+            batch: 32,
+            workers: 1,
+            prefetch: 4,
+            seed: 0,
+            augment: Augment::none(),
+            order: Order::Shuffled,
+            recorder: None,
+        }
+    }
+}
+
+/// Why there are no more batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoaderError {
+    /// What was asked for cannot be.
+    Config(String),
+    /// The data set has made something that does not fit what it says of itself.
+    Misfit {
+        /// Which sample.
+        sample: String,
+        /// What does not fit.
+        cause: String,
+    },
+    /// The data set has panicked.
+    Panicked {
+        /// While making which sample.
+        sample: String,
+        /// With which words.
+        message: String,
+    },
+    /// So many samples in a row cannot be read that something else must be wrong.
+    Unreadable {
+        /// How many.
+        in_a_row: usize,
+        /// The last of them.
+        last: SampleError,
+    },
+    /// The system gives no thread.
+    Thread(String),
+}
+
+impl std::fmt::Display for LoaderError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LoaderError::Config(what) => f.write_str(what),
+            LoaderError::Misfit { sample, cause } => write!(f, "{sample} does not fit the data set: {cause}"),
+            LoaderError::Panicked { sample, message } => write!(f, "making {sample} ended in a panic: {message}"),
+            LoaderError::Unreadable { in_a_row, last } => {
+                write!(f, "{in_a_row} samples in a row cannot be read; is the data still there? The last one: {last}")
+            }
+            LoaderError::Thread(cause) => write!(f, "a loader thread cannot be started: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for LoaderError {}
+
+/// Samples that are named when they cannot be read; more are only counted, so that a bad disk does not fill a log.
+const NOTICES: usize = 20;
+
+/// Which samples could not be read, each once.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    seen: BTreeSet<usize>,
+    untold: Vec<String>,
+}
+
+impl Complaints {
+    fn note(&mut self, index: usize, error: &SampleError, consequence: &str) {
+        if self.seen.insert(index) {
+            match self.seen.len() {
+                ..=NOTICES => self.untold.push(format!("{error}; {consequence}")),
+                told if told == NOTICES + 1 => {
+                    self.untold.push("further samples that cannot be read are only counted".to_owned())
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A rank's batches. See the module's text.
+pub struct Loader {
+    maker: Arc<Maker>,
+    workers: usize,
+    prefetch: usize,
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader")
+            .field("shard", &self.maker.shard)
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loader {
+    /// A loader of one split of a data set.
+    pub fn new(data: Arc<dyn DataSet>, split: Split, config: LoaderConfig) -> Result<Loader, LoaderError> {
+        let LoaderConfig { rank, world_size, batch, workers, prefetch, seed, augment, order, recorder } = config;
+        let refuse = |what: String| Err(LoaderError::Config(what));
+        if rank >= world_size {
+            return refuse(format!("rank {rank} is not one of {world_size} ranks"));
+        }
+        if batch == 0 {
+            return refuse("a batch has at least one sample".to_owned());
+        }
+        if data.shape().is_empty() {
+            return refuse(format!("{} has images without pixels", data.describe()));
+        }
+        let length = data.len(split);
+        let shard = Shard { rank, world_size, batch, length };
+        let augment = if split == Split::Train { augment } else { Augment::none() };
+        let complaints = Mutex::default();
+        let maker = Maker { data, split, shard, seed, augment, order, recorder, complaints };
+        Ok(Loader { maker: Arc::new(maker), workers, prefetch: prefetch.max(1) })
+    }
+
+    /// Steps of an epoch: the same on all ranks.
+    pub fn steps(&self) -> usize {
+        self.maker.shard.steps()
+    }
+
+    /// Samples of all ranks in an epoch.
+    pub fn samples(&self) -> usize {
+        self.maker.shard.length
+    }
+
+    /// The batches of an epoch from a step on. Workers begin at once.
+    pub fn epoch(&mut self, epoch: u64, first_step: usize) -> Epoch {
+        let maker = Arc::clone(&self.maker);
+        let steps = maker.shard.steps();
+        let order = Permutation::new(maker.order, maker.seed, epoch, maker.shard.length);
+        let walk = Walk { maker, order, epoch };
+        let left = steps.saturating_sub(first_step);
+        let state = if self.workers == 0 || left == 0 {
+            State::Alone(Box::new(walk))
+        } else {
+            match Crew::start(walk, first_step..steps, self.workers.min(left), self.prefetch) {
+                Ok(crew) => State::Crew(crew),
+                Err(error) => State::Failed(error),
+            }
+        };
+        Epoch { state, next: first_step, steps }
+    }
+
+    /// What is to be said about samples that could not be read since this was last asked: each is named once, at most twenty in all.
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.maker.complaints.lock().unwrap_or_else(PoisonError::into_inner).untold)
+    }
+}
+
+/// Everything that is needed to make any batch of an epoch.
+#[derive(Clone)]
+pub(super) struct Walk {
+    maker: Arc<Maker>,
+    order: Permutation,
+    epoch: u64,
+}
+
+/// The batches of an epoch, in order. Ends with the first error.
+pub struct Epoch {
+    state: State,
+    next: usize,
+    steps: usize,
+}
+
+enum State {
+    Alone(Box<Walk>),
+    Crew(Crew),
+    Failed(LoaderError),
+    Over,
+}
+
+impl std::fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Epoch").field("next", &self.next).field("steps", &self.steps).finish_non_exhaustive()
+    }
+}
+
+impl Iterator for Epoch {
+    type Item = Result<Batch, LoaderError>;
+
+    fn next(&mut self) -> Option<Result<Batch, LoaderError>> {
+        if self.next >= self.steps && !matches!(self.state, State::Failed(_)) {
+            // Threads have nothing left to do and end now, not only when the epoch is dropped.
+            self.state = State::Over;
+            return None;
+        }
+        let step = self.next;
+        self.next += 1;
+        let made = match std::mem::replace(&mut self.state, State::Over) {
+            State::Alone(walk) => {
+                let made = walk.maker.guarded(&walk.order, walk.epoch, step, &|| true);
+                self.state = State::Alone(walk);
+                made.map(|batch| batch.expect("nobody tells a thread that works for itself to stop"))
+            }
+            State::Crew(mut crew) => {
+                let made = crew.take(step);
+                self.state = State::Crew(crew);
+                made
+            }
+            State::Failed(error) => Err(error),
+            State::Over => return None,
+        };
+        if made.is_err() {
+            self.state = State::Over;
+        }
+        Some(made)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.steps.saturating_sub(self.next)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
