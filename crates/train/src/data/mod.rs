@@ -10,6 +10,7 @@
 pub mod augment;
 pub mod chance;
 pub mod generated;
+pub mod folder;
 mod geometry;
 pub mod loader;
 mod resample;

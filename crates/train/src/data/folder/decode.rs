@@ -1,0 +1,145 @@
+//! The pixels of a file.
+//!
+//! What a file is, its first bytes say, and not its name. Nothing that a file claims is believed before it is compared with limits, so a file of
+//! a few kilobytes that pretends to be a wall of pixels costs nothing; decoders that panic over a file that nobody has thought of have failed to read it,
+//! and no more. A file that ends too early is not half an image but none. Transparency is dropped, and so is the turn that a camera has noted (EXIF).
+
+use std::fs::File;
+use std::io::{Cursor, Read as _};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+use super::super::resample::{Grid, resample};
+use crate::sample::{Shape, normalised};
+
+/// Bytes of a file, at most: more than any camera writes.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Pixels of an image, at most: the largest cameras have 150 million. Decoded it takes 600 MB for a moment.
+const MAX_PIXELS: usize = 200_000_000;
+
+/// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off evenly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// As much as possible of the image is seen.
+    Resize,
+    /// Pixels stay what they are, and the middle is seen; images that are too small are enlarged.
+    Cut,
+}
+
+/// An image as a decoder gives it: rows of pixels, with one to four bytes each.
+struct Raw {
+    height: usize,
+    width: usize,
+    channels: usize,
+    bytes: Vec<u8>,
+}
+
+/// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
+pub(super) fn read(path: &Path, shape: Shape, fit: Fit) -> Result<Vec<f32>, String> {
+    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let length = file.metadata().map_err(|error| error.to_string())?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(format!("the file has {length} bytes; images may have {MAX_FILE_BYTES}"));
+    }
+    let mut bytes = Vec::with_capacity(length as usize);
+    // What grows while it is read is no image, either.
+    (&mut file).take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    decode(&bytes, shape, fit)
+}
+
+/// Decodes the contents of a file.
+pub(super) fn decode(bytes: &[u8], shape: Shape, fit: Fit) -> Result<Vec<f32>, String> {
+    let raw = std::panic::catch_unwind(AssertUnwindSafe(|| match bytes {
+        [] => Err("the file is empty".to_owned()),
+        [0xff, 0xd8, ..] => jpeg(bytes),
+        [0x89, b'P', b'N', b'G', ..] => png(bytes),
+        _ => Err("neither a JPEG nor a PNG file".to_owned()),
+    }));
+    let raw = raw.unwrap_or_else(|_| Err("the decoder has panicked: the file must be damaged".to_owned()))?;
+    Ok(bring(&raw, shape, fit))
+}
+
+fn check_size(width: usize, height: usize) -> Result<(), String> {
+    let pixels = width.checked_mul(height).filter(|pixels| (1..=MAX_PIXELS).contains(pixels));
+    pixels.map(|_| ()).ok_or_else(|| format!("it claims to have {width} x {height} pixels; 1 to {MAX_PIXELS} are read"))
+}
+
+/// What a decoder says, for a line of a log.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn jpeg(bytes: &[u8]) -> Result<Raw, String> {
+    // Every kind of JPEG can be had as this, also those for printers.
+    let (colours, channels) = (ColorSpace::RGB, 3);
+    // Strict: what is missing is not made up.
+    let side = u16::MAX.into();
+    let options = DecoderOptions::default().set_max_width(side).set_max_height(side);
+    let options = options.set_strict_mode(true).jpeg_set_out_colorspace(colours);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    let fail = |error: zune_jpeg::errors::DecodeErrors| format!("no whole JPEG: {}", one_line(&error.to_string()));
+    decoder.decode_headers().map_err(fail)?;
+    let info = decoder.info().ok_or("a JPEG without size")?;
+    let (width, height) = (usize::from(info.width), usize::from(info.height));
+    check_size(width, height)?;
+    let bytes = decoder.decode().map_err(fail)?;
+    Ok(Raw { height, width, channels, bytes })
+}
+
+fn png(bytes: &[u8]) -> Result<Raw, String> {
+    let limits = png::Limits { bytes: 4 * MAX_PIXELS };
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
+    decoder.set_transformations(png::Transformations::normalize_to_color8());
+    let fail = |error: png::DecodingError| format!("no whole PNG: {}", one_line(&error.to_string()));
+    let header = decoder.read_header_info().map_err(fail)?;
+    let (width, height) = (header.width as usize, header.height as usize);
+    check_size(width, height)?;
+    let mut reader = decoder.read_info().map_err(fail)?;
+    let size = reader.output_buffer_size().ok_or("its pixels do not fit into memory")?;
+    let mut pixels = vec![0; size];
+    let frame = reader.next_frame(&mut pixels).map_err(fail)?;
+    pixels.truncate(frame.buffer_size());
+    Ok(Raw { height, width, channels: frame.color_type.samples(), bytes: pixels })
+}
+
+/// The part of an axis that is seen: where it begins and how many pixels it has.
+fn middle(length: usize, seen: usize) -> (usize, usize) {
+    let seen = seen.clamp(1, length);
+    ((length - seen) / 2, seen)
+}
+
+/// Brings decoded pixels to bands of the wanted size.
+fn bring(raw: &Raw, shape: Shape, fit: Fit) -> Vec<f32> {
+    let Raw { height, width, channels, bytes } = raw;
+    let (wide, high) = (shape.width as f64 / *width as f64, shape.height as f64 / *height as f64);
+    let enough = *width >= shape.width && *height >= shape.height;
+    let scale = if fit == Fit::Cut && enough { 1.0 } else { wide.max(high) };
+    let (left, columns) = middle(*width, (shape.width as f64 / scale).round() as usize);
+    let (top, rows) = middle(*height, (shape.height as f64 / scale).round() as usize);
+    let to = Grid { height: shape.height, width: shape.width };
+    let mut image = Vec::with_capacity(shape.len());
+    let mut band = Vec::with_capacity(rows * columns);
+    for number in 0..shape.bands {
+        band.clear();
+        for row in bytes.chunks_exact(width * channels).skip(top).take(rows) {
+            let pixels = row.chunks_exact(*channels).skip(left).take(columns);
+            match (shape.bands, channels) {
+                // Grey of colours, as the eye weighs them.
+                (1, 3 | 4) => band.extend(pixels.map(|pixel| {
+                    let [red, green, blue] = [pixel[0], pixel[1], pixel[2]].map(f32::from);
+                    normalised((0.299 * red + 0.587 * green + 0.114 * blue) / 255.0)
+                })),
+                (_, 3 | 4) => band.extend(pixels.map(|pixel| normalised(f32::from(pixel[number]) / 255.0))),
+                _ => band.extend(pixels.map(|pixel| normalised(f32::from(pixel[0]) / 255.0))),
+            }
+        }
+        image.extend(resample(&band, Grid { height: rows, width: columns }, to));
+    }
+    image
+}

@@ -1,0 +1,233 @@
+//! A table of what images show.
+//!
+//! A file of comma-separated values; its header says what it holds. The first column is the file, the second what is known about it, and a third
+//! one, if there is one, says `train` or `test`:
+//!
+//! ```text
+//! file,class              file,labels                   file,age,split
+//! a/1.jpg,cat             a/1.jpg,forest;water          a/1.jpg,34.5,train
+//! a/2.jpg,dog             a/2.jpg,water                 a/2.jpg,61,test
+//! ```
+//!
+//! `class` (or `label`) is one of several, `labels` any of several with semicolons between them, and any other word the unit of a number to be told.
+//! Classes and labels are numbers that begin with 0 if all of them look like it, else names, sorted. Every mistake is an error that names
+//! its line; whether the files are there shows when they are read.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::super::{DataError, Unit};
+use super::{Entry, FolderConfig, Found, Known, split_by_chance};
+use crate::sample::{Split, Task};
+
+/// Classes or labels, at most: a larger number is a slip, and would become a network of that size.
+const MAX_LABELS: usize = 100_000;
+
+/// One line that has been read.
+struct Row {
+    line: usize,
+    file: String,
+    said: String,
+    split: Option<Split>,
+}
+
+/// Reads a table for files of a folder.
+pub(super) fn open(root: &Path, path: &Path, config: &FolderConfig) -> Result<Found, DataError> {
+    let show = path.display();
+    let bytes = std::fs::read(path).map_err(|error| DataError(format!("the table {show} cannot be read: {error}")))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
+        DataError(format!("{show}, line {line}: the table is not written in UTF-8"))
+    })?;
+    parse(&text, config)
+        .map(|parsed| parsed.found(root, config))
+        .map_err(|Mistake { line, what }| DataError(format!("{show}, line {line}: {what}")))
+}
+
+#[derive(Debug)]
+struct Mistake {
+    line: usize,
+    what: String,
+}
+
+fn mistake<T>(line: usize, what: impl Into<String>) -> Result<T, Mistake> {
+    Err(Mistake { line, what: what.into() })
+}
+
+/// A table that is understood.
+struct Parsed {
+    entries: Vec<(String, Known, Option<Split>)>,
+    task: Task,
+    names: Vec<String>,
+    unit: Unit,
+}
+
+impl Parsed {
+    fn found(self, root: &Path, config: &FolderConfig) -> Found {
+        let Parsed { entries, task, names, unit } = self;
+        let said = entries.iter().any(|(_, _, split)| split.is_some());
+        let judged: Vec<bool> = entries.iter().map(|(_, _, split)| *split == Some(Split::Test)).collect();
+        let entries: Vec<Entry> = entries.into_iter().map(|(file, known, _)| Entry { path: root.join(file), known }).collect();
+        let (train, test) = if said {
+            let mut judged = judged.into_iter();
+            let (test, train) = entries.into_iter().partition(|_| judged.next().unwrap_or(false));
+            (train, test)
+        } else {
+            split_by_chance(entries, root, config.seed, config.test_share)
+        };
+        Found { train, test, task, names, unit }
+    }
+}
+
+fn parse(text: &str, config: &FolderConfig) -> Result<Parsed, Mistake> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.trim().is_empty());
+    let format = "a header such as `file,class`, `file,labels` or `file,age`, with `,split` if it says what is for tests";
+    let Some((line, header)) = lines.next() else { return mistake(1, format!("the table is empty; it begins with {format}")) };
+    let columns = fields(line, header)?;
+    let divided = columns.len() == 3 && columns[2].eq_ignore_ascii_case("split");
+    if !columns[0].eq_ignore_ascii_case("file") || !(columns.len() == 2 || divided) || columns[1].is_empty() {
+        return mistake(line, format!("`{header}` is no header; the table begins with {format}"));
+    }
+    let mut rows = Vec::new();
+    for (line, text) in lines {
+        rows.push(row(line, fields(line, text)?, columns.len())?);
+    }
+    if rows.is_empty() {
+        return mistake(line, "the table has a header and nothing else");
+    }
+    match columns[1].to_ascii_lowercase().as_str() {
+        "class" | "label" => labelled(rows, config, Kind::One),
+        "labels" => labelled(rows, config, Kind::Any),
+        _ => numbers(rows, &columns[1]),
+    }
+}
+
+fn row(line: usize, mut fields: Vec<String>, columns: usize) -> Result<Row, Mistake> {
+    if fields.len() != columns {
+        return mistake(line, format!("{} columns instead of {columns}", fields.len()));
+    }
+    let split = match fields.get(2).map(|word| word.to_ascii_lowercase()).as_deref() {
+        None => None,
+        Some("train") => Some(Split::Train),
+        Some("test" | "val" | "validation") => Some(Split::Test),
+        Some(word) => return mistake(line, format!("`{word}` is no split: train or test is")),
+    };
+    let said = std::mem::take(&mut fields[1]);
+    let file = std::mem::take(&mut fields[0]);
+    if file.is_empty() {
+        return mistake(line, "no file is named");
+    }
+    Ok(Row { line, file, said, split })
+}
+
+/// The fields of a line. One in quotes may have commas; a quote in it is doubled.
+fn fields(line: usize, text: &str) -> Result<Vec<String>, Mistake> {
+    let mut fields = Vec::new();
+    let mut rest = text.trim_end_matches('\r');
+    loop {
+        let trimmed = rest.trim_start();
+        let (field, after) = if let Some(quoted) = trimmed.strip_prefix('"') {
+            let mut field = String::new();
+            let mut quoted = quoted;
+            let after = loop {
+                let Some((before, after)) = quoted.split_once('"') else { return mistake(line, "a quote is not closed") };
+                field.push_str(before);
+                match after.strip_prefix('"') {
+                    Some(more) => {
+                        field.push('"');
+                        quoted = more;
+                    }
+                    None => break after.trim_start(),
+                }
+            };
+            if !after.is_empty() && !after.starts_with(',') {
+                return mistake(line, "there is something between a quote's end and the next comma");
+            }
+            (field, after)
+        } else {
+            let (field, after) = trimmed.split_at(trimmed.find(',').unwrap_or(trimmed.len()));
+            (field.trim_end().to_owned(), after)
+        };
+        fields.push(field);
+        match after.strip_prefix(',') {
+            Some(next) => rest = next,
+            None => return Ok(fields),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    One,
+    Any,
+}
+
+fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed, Mistake> {
+    let words = |said: &str| -> Vec<String> {
+        let words = match kind {
+            Kind::One => vec![said],
+            Kind::Any => said.split(';').collect(),
+        };
+        words.into_iter().map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    };
+    let all: BTreeSet<String> = rows.iter().flat_map(|row| words(&row.said)).collect();
+    let is_number = |word: &String| word.strip_prefix('-').unwrap_or(word).bytes().all(|byte| byte.is_ascii_digit());
+    let numbered = all.iter().all(is_number);
+    let mut names: Vec<String> = if numbered { Vec::new() } else { all.into_iter().collect() };
+    let limit = config.classes.unwrap_or(MAX_LABELS);
+    if names.len() > limit {
+        return mistake(1, format!("the table has {} different names, which is more than {limit}", names.len()));
+    }
+    let mut count = names.len();
+    let mut entries = Vec::with_capacity(rows.len());
+    for Row { line, file, said, split } in rows {
+        let mut numbers = Vec::new();
+        for word in words(&said) {
+            let number = if numbered { word.parse::<usize>().ok() } else { names.binary_search(&word).ok() };
+            let Some(number) = number.filter(|number| *number < limit) else {
+                return mistake(line, format!("label {word} is out of range: labels are numbers from 0 to {}", limit - 1));
+            };
+            count = count.max(number + 1);
+            numbers.push(number as u32);
+        }
+        let known = match (kind, numbers.as_slice()) {
+            (Kind::One, [class]) => Known::Class(*class),
+            (Kind::One, _) => return mistake(line, "no class is named"),
+            (Kind::Any, _) => Known::Labels(numbers),
+        };
+        entries.push((file, known, split));
+    }
+    let count = config.classes.unwrap_or(count);
+    if kind == Kind::One && count < 2 {
+        return mistake(1, "the table has one class alone: there is nothing to tell apart");
+    }
+    if count == 0 {
+        return mistake(1, "the table has no label at all");
+    }
+    if numbered {
+        names = (0..count).map(|number| number.to_string()).collect();
+    }
+    let task = if kind == Kind::One { Task::SingleLabel { classes: count } } else { Task::MultiLabel { labels: count } };
+    Ok(Parsed { entries, task, names, unit: Unit::default() })
+}
+
+fn numbers(rows: Vec<Row>, unit: &str) -> Result<Parsed, Mistake> {
+    let mut entries = Vec::with_capacity(rows.len());
+    let (mut sum, mut squares) = (0.0, 0.0);
+    for Row { line, file, said, split } in rows {
+        let Some(value) = said.parse::<f32>().ok().filter(|value| value.is_finite()) else {
+            return mistake(line, format!("`{said}` is no number for {unit}"));
+        };
+        sum += f64::from(value);
+        squares += f64::from(value).powi(2);
+        entries.push((file, Known::Value(value), split));
+    }
+    let mean = sum / entries.len() as f64;
+    let deviation = (squares / entries.len() as f64 - mean * mean).max(0.0).sqrt();
+    if deviation <= mean.abs() * 1e-6 {
+        return mistake(1, format!("all values of {unit} are the same: there is nothing to tell"));
+    }
+    let unit = Unit { mean: mean as f32, deviation: deviation as f32, name: unit.to_owned() };
+    Ok(Parsed { entries, task: Task::Regression, names: Vec::new(), unit })
+}
