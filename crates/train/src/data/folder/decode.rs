@@ -88,8 +88,25 @@ fn jpeg(bytes: &[u8]) -> Result<Raw, String> {
     let info = decoder.info().ok_or("a JPEG without size")?;
     let (width, height) = (usize::from(info.width), usize::from(info.height));
     check_size(width, height)?;
+    if !jpeg_ends(bytes) {
+        return Err("no whole JPEG: the file ends before the image does".to_owned());
+    }
     let bytes = decoder.decode().map_err(fail)?;
     Ok(Raw { height, width, channels, bytes })
+}
+
+/// Whether an image has its end. The decoder makes up the last pixels where it is missing. Segments are stepped over up to the first
+/// with pixels: a preview in them has an end of its own. In pixels no byte 0xff is followed by 0xd9.
+fn jpeg_ends(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    while let Some([0xff, kind, high, low]) = bytes.get(at..at + 4) {
+        match kind {
+            0xff => at += 1,
+            0xda => return bytes[at + 4..].windows(2).any(|pair| pair == [0xff, 0xd9]),
+            _ => at += 2 + usize::from(u16::from_be_bytes([*high, *low])),
+        }
+    }
+    false
 }
 
 fn png(bytes: &[u8]) -> Result<Raw, String> {

@@ -192,9 +192,11 @@ fn every_kind_of_file_is_brought_to_the_wanted_bands_and_size() {
 fn damaged_files_are_refused_and_never_a_panic() {
     let png = red();
     for whole in [JPEG, GREY, png.as_slice()] {
-        for length in 0..whole.len() - 2 {
+        // A PNG says all it has to say before its last segment, which has twelve bytes.
+        let needed = if whole == png { whole.len() - 12 } else { whole.len() };
+        for length in 0..needed {
             let cut = decode::decode(&whole[..length], SHAPE, decode::Fit::Resize);
-            assert!(cut.is_err() || length + 16 > whole.len(), "{length} of {} bytes were taken for the whole", whole.len());
+            assert!(cut.is_err(), "{length} of {} bytes were taken for the whole", whole.len());
         }
         let mut chance = Chance::new(1, Purpose::World, whole.len() as u64, 0);
         for _ in 0..300 {
