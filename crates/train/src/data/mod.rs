@@ -9,8 +9,8 @@
 
 pub mod augment;
 pub mod chance;
-pub mod generated;
 pub mod folder;
+pub mod generated;
 mod geometry;
 pub mod loader;
 mod resample;

@@ -112,7 +112,9 @@ pub fn open(root: &Path, config: &FolderConfig) -> Result<Folder, DataError> {
         return Err(DataError("images of files cannot be brought to a size without pixels".to_owned()));
     }
     if !(0.0..1.0).contains(test_share) {
-        return Err(DataError(format!("the share of images for tests is from 0 up to, but not, 1, and not {test_share}")));
+        return Err(DataError(format!(
+            "the share of images for tests is from 0 up to, but not, 1, and not {test_share}"
+        )));
     }
     match std::fs::metadata(root) {
         Err(error) => return Err(DataError(format!("the folder {show} cannot be read: {error}"))),
@@ -156,7 +158,9 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
         let what = if scan::images(&learned)?.is_empty() {
             "holds no JPEG or PNG image".to_owned()
         } else {
-            format!("holds images, but nothing says what they show: put them into a folder for each class, or add {TABLE}")
+            format!(
+                "holds images, but nothing says what they show: put them into a folder for each class, or add {TABLE}"
+            )
         };
         return Err(DataError(format!("{show} {what}")));
     }
@@ -181,7 +185,10 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
     for class in judged.iter().flat_map(|(_, classes)| classes) {
         let Some(number) = learned_classes.iter().position(|learned| learned.folder == class.folder) else {
             let (name, learned) = (&class.name, learned.display());
-            return Err(DataError(format!("{} is a class for tests alone: {learned} has no folder {name}", class.path.display())));
+            return Err(DataError(format!(
+                "{} is a class for tests alone: {learned} has no folder {name}",
+                class.path.display()
+            )));
         };
         let known = Known::Class(number as u32);
         test.extend(scan::images(&class.path)?.into_iter().map(|path| Entry { path, known: known.clone() }));
@@ -214,12 +221,15 @@ fn pairs(root: &Path, config: &FolderConfig, scale: usize) -> Result<Found, Data
 /// One of several files at least is learned from, and one judged by.
 fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (Vec<Entry>, Vec<Entry>) {
     let count = entries.len();
-    let judged = ((count as f32 * share).round() as usize).clamp(usize::from(share > 0.0 && count > 1), count.saturating_sub(1).max(usize::from(share >= 1.0)));
+    let judged = ((count as f32 * share).round() as usize)
+        .clamp(usize::from(share > 0.0 && count > 1), count.saturating_sub(1).max(usize::from(share >= 1.0)));
     let draw = |entry: &Entry| {
         let name = entry.path.strip_prefix(root).unwrap_or(&entry.path);
-        let hash = name.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash = name
+            .as_os_str()
+            .as_encoded_bytes()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
         Chance::new(seed, Purpose::Split, hash, 0).bits()
     };
     let mut draws: Vec<(u64, usize)> = entries.iter().enumerate().map(|(place, entry)| (draw(entry), place)).collect();

@@ -36,7 +36,8 @@ pub(super) fn open(root: &Path, path: &Path, config: &FolderConfig) -> Result<Fo
     let show = path.display();
     let bytes = std::fs::read(path).map_err(|error| DataError(format!("the table {show} cannot be read: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|error| {
-        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line =
+            error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
         DataError(format!("{show}, line {line}: the table is not written in UTF-8"))
     })?;
     parse(&text, config)
@@ -67,7 +68,8 @@ impl Parsed {
         let Parsed { entries, task, names, unit } = self;
         let said = entries.iter().any(|(_, _, split)| split.is_some());
         let judged: Vec<bool> = entries.iter().map(|(_, _, split)| *split == Some(Split::Test)).collect();
-        let entries: Vec<Entry> = entries.into_iter().map(|(file, known, _)| Entry { path: root.join(file), known }).collect();
+        let entries: Vec<Entry> =
+            entries.into_iter().map(|(file, known, _)| Entry { path: root.join(file), known }).collect();
         let (train, test) = if said {
             let mut judged = judged.into_iter();
             let (test, train) = entries.into_iter().partition(|_| judged.next().unwrap_or(false));
@@ -81,9 +83,13 @@ impl Parsed {
 
 fn parse(text: &str, config: &FolderConfig) -> Result<Parsed, Mistake> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.trim().is_empty());
-    let format = "a header such as `file,class`, `file,labels` or `file,age`, with `,split` if it says what is for tests";
-    let Some((line, header)) = lines.next() else { return mistake(1, format!("the table is empty; it begins with {format}")) };
+    let mut lines =
+        text.lines().enumerate().map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.trim().is_empty());
+    let format =
+        "a header such as `file,class`, `file,labels` or `file,age`, with `,split` if it says what is for tests";
+    let Some((line, header)) = lines.next() else {
+        return mistake(1, format!("the table is empty; it begins with {format}"));
+    };
     let columns = fields(line, header)?;
     let divided = columns.len() == 3 && columns[2].eq_ignore_ascii_case("split");
     if !columns[0].eq_ignore_ascii_case("file") || !(columns.len() == 2 || divided) || columns[1].is_empty() {
@@ -131,7 +137,9 @@ fn fields(line: usize, text: &str) -> Result<Vec<String>, Mistake> {
             let mut field = String::new();
             let mut quoted = quoted;
             let after = loop {
-                let Some((before, after)) = quoted.split_once('"') else { return mistake(line, "a quote is not closed") };
+                let Some((before, after)) = quoted.split_once('"') else {
+                    return mistake(line, "a quote is not closed");
+                };
                 field.push_str(before);
                 match after.strip_prefix('"') {
                     Some(more) => {
@@ -186,7 +194,10 @@ fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed,
         for word in words(&said) {
             let number = if numbered { word.parse::<usize>().ok() } else { names.binary_search(&word).ok() };
             let Some(number) = number.filter(|number| *number < limit) else {
-                return mistake(line, format!("label {word} is out of range: labels are numbers from 0 to {}", limit - 1));
+                return mistake(
+                    line,
+                    format!("label {word} is out of range: labels are numbers from 0 to {}", limit - 1),
+                );
             };
             count = count.max(number + 1);
             numbers.push(number as u32);
@@ -208,7 +219,8 @@ fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed,
     if numbered {
         names = (0..count).map(|number| number.to_string()).collect();
     }
-    let task = if kind == Kind::One { Task::SingleLabel { classes: count } } else { Task::MultiLabel { labels: count } };
+    let task =
+        if kind == Kind::One { Task::SingleLabel { classes: count } } else { Task::MultiLabel { labels: count } };
     Ok(Parsed { entries, task, names, unit: Unit::default() })
 }
 

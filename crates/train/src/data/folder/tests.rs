@@ -99,7 +99,10 @@ fn folders_for_training_and_tests_are_taken_as_they_are() {
         place.put("train/a/1.png", &red()).put("train/b/2.png", &red()).put("train/b/3.png", &red());
         place.put(&format!("{other}/b/4.png"), &red());
         let folder = place.open().unwrap();
-        assert_eq!((names(&folder, Split::Train), names(&folder, Split::Test)), (vec!["1.png".into(), "2.png".into(), "3.png".into()], vec!["4.png".into()]));
+        assert_eq!(
+            (names(&folder, Split::Train), names(&folder, Split::Test)),
+            (vec!["1.png".into(), "2.png".into(), "3.png".into()], vec!["4.png".into()])
+        );
         assert_eq!(folder.sample(Split::Test, 0).unwrap().label, Label::Class(1));
         place.put(&format!("{other}/c/5.png"), &red());
         assert!(place.error().contains("class for tests alone"), "{}", place.error());
@@ -232,7 +235,11 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
     for number in 0..8 {
         place.put(&format!("train/a/{number}.jpg"), JPEG).put(&format!("train/b/{number}.png"), &red());
     }
-    place.put("train/a/3.jpg", &JPEG[..200]).put("train/b/7.png", b"").put("test/a/0.jpg", b"garbage").put("test/a/1.jpg", JPEG);
+    place
+        .put("train/a/3.jpg", &JPEG[..200])
+        .put("train/b/7.png", b"")
+        .put("test/a/0.jpg", b"garbage")
+        .put("test/a/1.jpg", JPEG);
     let data: Arc<dyn DataSet> = Arc::new(place.open().unwrap());
     let config = LoaderConfig { batch: 16, ..LoaderConfig::default() };
     let mut loader = Loader::new(Arc::clone(&data), Split::Train, config.clone()).unwrap();
@@ -242,7 +249,10 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
     }
     let notices = loader.take_notices().join("\n");
     assert_eq!(notices.lines().count(), 2, "{notices}");
-    assert!(notices.contains("train/a/3.jpg cannot be read: no whole JPEG") && notices.contains("train/b/7.png cannot be read: the file is empty"));
+    assert!(
+        notices.contains("train/a/3.jpg cannot be read: no whole JPEG")
+            && notices.contains("train/b/7.png cannot be read: the file is empty")
+    );
     let mut loader = Loader::new(data, Split::Test, LoaderConfig { order: Order::InOrder, ..config }).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!((batch.count, batch.replaced), (1, 1));
@@ -252,9 +262,15 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
 fn a_table_says_what_images_show() {
     let place = Place::new();
     place.put("x/1.png", &red()).put("2.png", &red()).put("3, old.png", &red());
-    place.put("labels.csv", b"file,class,split\r\nx/1.png,cat,train\r\n2.png,dog,train\r\n\"3, old.png\",\"cat\",test\r\n");
+    place.put(
+        "labels.csv",
+        b"file,class,split\r\nx/1.png,cat,train\r\n2.png,dog,train\r\n\"3, old.png\",\"cat\",test\r\n",
+    );
     let folder = place.open().unwrap();
-    assert_eq!((folder.task(), folder.class_names().to_vec()), (Task::SingleLabel { classes: 2 }, vec!["cat".to_owned(), "dog".to_owned()]));
+    assert_eq!(
+        (folder.task(), folder.class_names().to_vec()),
+        (Task::SingleLabel { classes: 2 }, vec!["cat".to_owned(), "dog".to_owned()])
+    );
     assert_eq!((folder.len(Split::Train), folder.len(Split::Test)), (2, 1));
     assert_eq!(folder.sample(Split::Test, 0).unwrap().label, Label::Class(0));
     place.put("labels.csv", b"file,labels,split\nx/1.png,water;forest,train\n2.png,,train\n2.png,water,test\n");
@@ -301,7 +317,10 @@ fn images_alone_become_pairs() {
     for number in 0..5 {
         place.put(&format!("{number}.jpg"), JPEG);
     }
-    let config = FolderConfig { meaning: Meaning::Pairs { scale: 2 }, ..FolderConfig::new(Shape { bands: 3, height: 4, width: 4 }) };
+    let config = FolderConfig {
+        meaning: Meaning::Pairs { scale: 2 },
+        ..FolderConfig::new(Shape { bands: 3, height: 4, width: 4 })
+    };
     let folder = open(&place.0, &config).unwrap();
     assert_eq!((folder.len(Split::Train), folder.len(Split::Test)), (4, 1));
     let pair = folder.sample(Split::Train, 0).unwrap();

@@ -123,7 +123,13 @@ fn coarse_bands_are_smooth_and_fine_ones_are_not() {
         pixels.windows(2).map(|pair| (pair[0] - pair[1]).abs()).sum::<f32>()
     };
     // B01 has pixels of 60 m, B05 of 20 m, B02 of 10 m.
-    assert!(roughness(0) < 0.75 * roughness(4) && roughness(4) < 0.6 * roughness(1), "{} {} {}", roughness(0), roughness(4), roughness(1));
+    assert!(
+        roughness(0) < 0.75 * roughness(4) && roughness(4) < 0.6 * roughness(1),
+        "{} {} {}",
+        roughness(0),
+        roughness(4),
+        roughness(1)
+    );
 }
 
 /// A softmax on all pixels, by plain gradient descent with a decaying step; the share of test samples that it gets right.

@@ -1,7 +1,7 @@
-//! The worker threads of one epoch, and the shelf where their batches wait.
+//! The worker threads of one epoch, and the rack where their batches wait.
 //!
 //! One lock guards everything that workers and the taker tell each other. A worker takes the next step that nobody has taken, if it is less than
-//! `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker comes. The taker sleeps until its step lies on the shelf.
+//! `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker comes. The taker sleeps until its step lies on the rack.
 //! Nobody is missed: both sides change the state and ring under the lock.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::sample::Batch;
 
 type Made = Result<Batch, LoaderError>;
 
-struct Shelf {
+struct Rack {
     /// The first step that no worker has taken.
     untaken: usize,
     /// Workers may take steps before this one.
@@ -28,19 +28,19 @@ struct Shelf {
 struct Shared {
     walk: Walk,
     steps: usize,
-    shelf: Mutex<Shelf>,
+    rack: Mutex<Rack>,
     /// Rung when workers may take more steps, or are to end.
     more: Condvar,
-    /// Rung when a batch lies on the shelf.
+    /// Rung when a batch lies on the rack.
     made: Condvar,
     /// Set once, when the epoch is dropped; workers look at it between samples, without the lock.
     over: AtomicBool,
 }
 
 impl Shared {
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn rack(&self) -> MutexGuard<'_, Rack> {
         // Nothing that panics runs under this lock.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rack.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What each worker does.
@@ -53,23 +53,23 @@ impl Shared {
             };
             // Nothing was made because nobody wants it any more.
             let Some(made) = made.transpose() else { return };
-            self.shelf().ready.insert(step, made);
+            self.rack().ready.insert(step, made);
             self.made.notify_one();
         }
     }
 
     /// The next step for a worker, or none when all are taken or the epoch is over.
     fn take_step(&self) -> Option<usize> {
-        let mut shelf = self.shelf();
+        let mut rack = self.rack();
         loop {
-            if self.over.load(Ordering::Relaxed) || shelf.untaken >= self.steps {
+            if self.over.load(Ordering::Relaxed) || rack.untaken >= self.steps {
                 return None;
             }
-            if shelf.untaken < shelf.limit {
-                shelf.untaken += 1;
-                return Some(shelf.untaken - 1);
+            if rack.untaken < rack.limit {
+                rack.untaken += 1;
+                return Some(rack.untaken - 1);
             }
-            shelf = self.more.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+            rack = self.more.wait(rack).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -84,11 +84,11 @@ pub(super) struct Crew {
 impl Crew {
     /// Starts so many workers on these steps. Fewer do if the system gives no more; none is an error.
     pub(super) fn start(walk: Walk, steps: Range<usize>, workers: usize, prefetch: usize) -> Result<Crew, LoaderError> {
-        let shelf = Shelf { untaken: steps.start, limit: steps.start.saturating_add(prefetch), ready: BTreeMap::new() };
+        let rack = Rack { untaken: steps.start, limit: steps.start.saturating_add(prefetch), ready: BTreeMap::new() };
         let shared = Arc::new(Shared {
             walk,
             steps: steps.end,
-            shelf: Mutex::new(shelf),
+            rack: Mutex::new(rack),
             more: Condvar::new(),
             made: Condvar::new(),
             over: AtomicBool::new(false),
@@ -109,15 +109,15 @@ impl Crew {
     /// Waits for the batch of a step. Steps are asked for one after the other.
     pub(super) fn take(&mut self, step: usize) -> Made {
         let shared = &self.shared;
-        let mut shelf = shared.shelf();
+        let mut rack = shared.rack();
         loop {
-            if let Some(made) = shelf.ready.remove(&step) {
+            if let Some(made) = rack.ready.remove(&step) {
                 // This batch is in the taker's hands now: one more may be made.
-                shelf.limit = (step + 1).saturating_add(self.prefetch);
+                rack.limit = (step + 1).saturating_add(self.prefetch);
                 shared.more.notify_all();
                 return made;
             }
-            shelf = shared.made.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+            rack = shared.made.wait(rack).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -126,7 +126,7 @@ impl Drop for Crew {
     fn drop(&mut self) {
         {
             // Under the lock, so that no worker is between looking and falling asleep.
-            let _shelf = self.shared.shelf();
+            let _rack = self.shared.rack();
             self.shared.over.store(true, Ordering::Relaxed);
             self.shared.more.notify_all();
         }

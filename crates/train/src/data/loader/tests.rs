@@ -35,7 +35,10 @@ fn numbered_for(length: usize, task: Task) -> Arc<dyn DataSet> {
     Arc::new(Numbered { length, task, make: Box::new(move |index| Ok(sample(index, task))) })
 }
 
-fn made_by(length: usize, make: impl Fn(usize) -> Result<Sample, SampleError> + Send + Sync + 'static) -> Arc<dyn DataSet> {
+fn made_by(
+    length: usize,
+    make: impl Fn(usize) -> Result<Sample, SampleError> + Send + Sync + 'static,
+) -> Arc<dyn DataSet> {
     Arc::new(Numbered { length, task: Task::SingleLabel { classes: CLASSES }, make: Box::new(make) })
 }
 
@@ -163,7 +166,10 @@ fn epochs_differ_and_tests_come_in_order_as_they_are() {
     let mut loader = Loader::new(data, Split::Test, config).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!(batch.labels, Labels::Classes((0..20).map(|index| (index % CLASSES) as u32).collect()));
-    assert_eq!(batch.images, (0..20).flat_map(|index| sample(index, Task::SingleLabel { classes: CLASSES }).image).collect::<Vec<_>>());
+    assert_eq!(
+        batch.images,
+        (0..20).flat_map(|index| sample(index, Task::SingleLabel { classes: CLASSES }).image).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -189,14 +195,21 @@ fn mixing_uses_another_sample_of_the_batch_and_its_class() {
 fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
     for workers in [0, 2] {
         let task = Task::SingleLabel { classes: CLASSES };
-        let data = made_by(10, move |index| if index == 3 || index == 4 { Err(unreadable(index)) } else { Ok(sample(index, task)) });
+        let data = made_by(
+            10,
+            move |index| if index == 3 || index == 4 { Err(unreadable(index)) } else { Ok(sample(index, task)) },
+        );
         let config = LoaderConfig { batch: 5, workers, ..LoaderConfig::default() };
         let mut loader = Loader::new(data, Split::Train, config).unwrap();
         for epoch in 0..2 {
             let batches: Vec<Batch> = loader.epoch(epoch, 0).map(Result::unwrap).collect();
             assert_eq!(batches.iter().map(|batch| batch.count).sum::<usize>(), 10);
             assert_eq!(batches.iter().map(|batch| batch.replaced).sum::<usize>(), 2);
-            let fives = batches.iter().flat_map(|batch| batch.images.iter().step_by(SHAPE.len())).filter(|first| **first == 5.0).count();
+            let fives = batches
+                .iter()
+                .flat_map(|batch| batch.images.iter().step_by(SHAPE.len()))
+                .filter(|first| **first == 5.0)
+                .count();
             assert_eq!(fives, 3);
             let notices = loader.take_notices();
             assert_eq!(notices.len(), if epoch == 0 { 2 } else { 0 }, "{notices:?}");
@@ -209,7 +222,9 @@ fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
 fn a_test_sample_that_cannot_be_read_is_left_out() {
     let task = Task::SingleLabel { classes: CLASSES };
     let data = made_by(4, move |index| if index == 1 { Err(unreadable(index)) } else { Ok(sample(index, task)) });
-    let mut loader = Loader::new(data, Split::Test, LoaderConfig { batch: 4, order: Order::InOrder, ..LoaderConfig::default() }).unwrap();
+    let mut loader =
+        Loader::new(data, Split::Test, LoaderConfig { batch: 4, order: Order::InOrder, ..LoaderConfig::default() })
+            .unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!((batch.count, batch.replaced, batch.global_count), (3, 1, 4));
     assert_eq!(batch.labels, Labels::Classes(vec![0, 2, 3]));
@@ -218,7 +233,11 @@ fn a_test_sample_that_cannot_be_read_is_left_out() {
 
 #[test]
 fn a_log_is_not_filled_with_unreadable_samples() {
-    let data = made_by(100, |index| if index == 0 { Ok(sample(0, Task::SingleLabel { classes: 7 })) } else { Err(unreadable(index)) });
+    let data =
+        made_by(
+            100,
+            |index| if index == 0 { Ok(sample(0, Task::SingleLabel { classes: 7 })) } else { Err(unreadable(index)) },
+        );
     let mut loader = Loader::new(data, Split::Train, LoaderConfig::default()).unwrap();
     assert_eq!(loader.epoch(0, 0).map(|batch| batch.unwrap().replaced).sum::<usize>(), 99);
     let notices = loader.take_notices();
@@ -251,7 +270,8 @@ fn a_panic_is_an_error_that_names_the_sample() {
             assert_ne!(index, 42, "the answer");
             Ok(sample(index, task))
         });
-        let mut loader = Loader::new(data, Split::Train, LoaderConfig { batch: 4, workers, ..LoaderConfig::default() }).unwrap();
+        let mut loader =
+            Loader::new(data, Split::Train, LoaderConfig { batch: 4, workers, ..LoaderConfig::default() }).unwrap();
         let outcomes: Vec<_> = loader.epoch(0, 0).collect();
         let (last, before) = outcomes.split_last().unwrap();
         assert!(before.iter().all(Result::is_ok), "nothing comes after an error");
@@ -303,7 +323,7 @@ fn an_epoch_that_is_dropped_leaves_no_thread_behind_and_does_not_finish_its_batc
 }
 
 #[test]
-fn workers_that_sleep_on_a_full_shelf_end_when_the_epoch_does() {
+fn workers_that_sleep_on_a_full_rack_end_when_the_epoch_does() {
     let data = numbered(1_000);
     let config = LoaderConfig { batch: 4, workers: 4, prefetch: 2, ..LoaderConfig::default() };
     let mut loader = Loader::new(Arc::clone(&data), Split::Train, config).unwrap();
@@ -340,11 +360,13 @@ fn no_more_is_made_ahead_than_was_allowed() {
 #[test]
 fn the_work_of_workers_is_recorded_on_their_threads() {
     let recorder = Recorder::new(Default::default(), 1_000);
-    let config = LoaderConfig { batch: 4, workers: 2, recorder: Some(Arc::clone(&recorder)), ..LoaderConfig::default() };
+    let config =
+        LoaderConfig { batch: 4, workers: 2, recorder: Some(Arc::clone(&recorder)), ..LoaderConfig::default() };
     let mut loader = Loader::new(numbered(40), Split::Train, config).unwrap();
     assert_eq!(loader.epoch(0, 0).count(), 10);
     let trace = recorder.snapshot("test");
-    let begun = trace.records.iter().filter(|record| format!("{:?}", record.event).contains("PhaseBegin { phase: InputWork"));
+    let begun =
+        trace.records.iter().filter(|record| format!("{:?}", record.event).contains("PhaseBegin { phase: InputWork"));
     let here = std::thread::current().name().map(str::to_owned);
     assert_eq!(begun.clone().count(), 10);
     for record in begun {
@@ -357,7 +379,9 @@ fn the_work_of_workers_is_recorded_on_their_threads() {
 fn what_cannot_be_is_refused() {
     let refused = |config: LoaderConfig| Loader::new(numbered(3), Split::Train, config).unwrap_err().to_string();
     assert!(refused(LoaderConfig { batch: 0, ..LoaderConfig::default() }).contains("at least one sample"));
-    assert!(refused(LoaderConfig { rank: 2, world_size: 2, ..LoaderConfig::default() }).contains("rank 2 is not one of 2"));
+    assert!(
+        refused(LoaderConfig { rank: 2, world_size: 2, ..LoaderConfig::default() }).contains("rank 2 is not one of 2")
+    );
     assert_eq!(batches(&numbered(0), LoaderConfig::default(), 0, 0), []);
     assert_eq!(batches(&numbered(10), LoaderConfig::default(), 0, usize::MAX), []);
 }
