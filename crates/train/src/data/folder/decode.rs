@@ -20,8 +20,8 @@ use crate::sample::{Shape, normalised};
 /// Bytes of a file, at most: more than any camera writes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Pixels of an image, at most: the largest cameras have 150 million. Decoded it takes 600 MB for a moment.
-const MAX_PIXELS: usize = 200_000_000;
+/// Pixels of an image, at most: as many as the largest common cameras have. Decoding them takes up to a gigabyte for a moment, in each thread.
+const MAX_PIXELS: usize = 100_000_000;
 
 /// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -221,8 +221,8 @@ fn pairs(root: &Path, config: &FolderConfig, scale: usize) -> Result<Found, Data
 /// One of several files at least is learned from, and one judged by.
 fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (Vec<Entry>, Vec<Entry>) {
     let count = entries.len();
-    let judged = ((count as f32 * share).round() as usize)
-        .clamp(usize::from(share > 0.0 && count > 1), count.saturating_sub(1).max(usize::from(share >= 1.0)));
+    let least = usize::from(share > 0.0 && count > 1);
+    let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
     let draw = |entry: &Entry| {
         let name = entry.path.strip_prefix(root).unwrap_or(&entry.path);
         let hash = name
