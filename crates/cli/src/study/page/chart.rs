@@ -26,7 +26,12 @@ const GRID: usize = 4;
 const KINDS: usize = 4;
 
 /// A chart of lines. Places are equally far apart whatever their labels say.
-pub(super) fn lines(title: &str, labels: &[String], series: &[Series], number: fn(f64) -> String) -> String {
+pub(super) fn lines(
+    title: &str,
+    (axis, labels): (&str, &[String]),
+    series: &[Series],
+    number: fn(f64) -> String,
+) -> String {
     let highest = series.iter().flat_map(|series| series.values.iter().flatten()).fold(0.0f64, |a, b| a.max(*b));
     let top = round_up(highest);
     let x = |place: usize| LEFT + (RIGHT - LEFT) * (place as f64 + 0.5) / labels.len().max(1) as f64;
@@ -69,7 +74,7 @@ pub(super) fn lines(title: &str, labels: &[String], series: &[Series], number: f
             drawing += &mark(kind, x(*place), y(*value), &said);
         }
     }
-    picture(title, &drawing) + &legend(series)
+    picture(title, &drawing) + &format!("<p class=\"below\">{}</p>\n", escaped(axis)) + &legend(series)
 }
 
 /// A mark: a circle, a square, a rhombus or a ring.
@@ -145,13 +150,13 @@ pub(super) fn seconds(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.1} ms", 1e3 * seconds) } else { format!("{seconds:.2} s") }
 }
 
-/// A round number that is not below: 1, 2, 2.5 or 5 times a power of ten.
+/// A number that is not below and whose quarters are round: 1, 2, 4, 6 or 8 times a power of ten.
 fn round_up(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
     }
     let power = 10f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
+    let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];
     steps.iter().map(|step| step * power).find(|round| *round >= value * (1.0 - 1e-9)).unwrap_or(10.0 * power)
 }
 
@@ -162,7 +167,7 @@ mod tests {
     #[test]
     fn axes_end_at_round_numbers() {
         for (value, round) in
-            [(0.0, 1.0), (0.9, 1.0), (1.0, 1.0), (1.1, 2.0), (2.2, 2.5), (420.0, 500.0), (5001.0, 10_000.0)]
+            [(0.0, 1.0), (0.9, 1.0), (1.0, 1.0), (1.1, 2.0), (2.2, 4.0), (420.0, 600.0), (8001.0, 10_000.0)]
         {
             assert!((round_up(value) - round).abs() < 1e-9 * round, "{value}: {}", round_up(value));
         }
@@ -171,7 +176,7 @@ mod tests {
     #[test]
     fn a_missing_value_leaves_a_gap_in_marks_and_joins_its_neighbours() {
         let series = [Series { name: "a".into(), values: vec![Some(1.0), None, Some(2.0)], measured: true }];
-        let chart = lines("t", &["1".into(), "2".into(), "4".into()], &series, |value| value.to_string());
+        let chart = lines("t", ("ranks", &["1".into(), "2".into(), "4".into()]), &series, |value| value.to_string());
         assert_eq!(chart.matches("class=\"line k0\"").count(), 2, "one line and the legend's:\n{chart}");
         assert_eq!(chart.matches("<circle").count(), 3, "two marks and the legend's:\n{chart}");
     }

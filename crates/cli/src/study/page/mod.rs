@@ -21,6 +21,7 @@ const STYLE: &str = "
 .line.k2 { stroke: var(--k2); stroke-dasharray: 2 4; } .line.k3 { stroke: var(--k3); stroke-dasharray: 10 3 2 3; }
 .mark.k0 { fill: var(--k0); } .mark.k1 { fill: var(--k1); } .mark.k2 { fill: var(--k2); } .mark.k3 { fill: var(--k3); }
 .ring { fill: var(--page); stroke: var(--k2); stroke-width: 2; }
+.below { color: var(--soft); font-size: .78rem; text-align: center; }
 .sample { width: 2.6rem; height: 1.1rem; }
 .part { stroke: var(--page); stroke-width: 1; }
 .s0 { fill: var(--work); } .s1 { fill: var(--transfer); } .s2 { fill: var(--input); } .s3 { fill: var(--sequential); }
@@ -39,7 +40,11 @@ pub(crate) fn page(findings: &Findings, subject: &str) -> String {
     if findings.kind.scales() {
         let values = column(findings, |row| row.efficiency.map(|efficiency| 100.0 * efficiency));
         let series = [Series { name: "efficiency".into(), values, measured: true }];
-        sections.push(section("Efficiency", "efficiency", &lines("Efficiency", &labels, &series, percent)));
+        sections.push(section(
+            "Efficiency",
+            "efficiency",
+            &lines("Efficiency", (axis(findings.kind), &labels), &series, percent),
+        ));
     }
     sections.push(section("Time of an iteration by phase", "phases", &phases(findings)));
     sections.push(section("Where the time of all ranks went", "causes", &causes(findings)));
@@ -72,6 +77,17 @@ fn place(kind: Kind, row: &Row) -> String {
     }
 }
 
+/// What stands below the whole axis.
+fn axis(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Weak | Kind::Strong => "ranks",
+        Kind::Batch => "samples of each rank in a step",
+        Kind::Threads => "ranks × threads",
+        Kind::Models => "model · ranks",
+        Kind::Precision => "how gradients travel",
+    }
+}
+
 fn percent(value: f64) -> String {
     format!("{value:.0} %")
 }
@@ -88,12 +104,9 @@ fn throughput(findings: &Findings, labels: &[String]) -> String {
         series.push(Series { name: "fastest run".into(), values: column(findings, best), measured: false });
         series.push(Series { name: "slowest run".into(), values: column(findings, worst), measured: false });
     }
-    lines(
-        "Throughput",
-        labels,
-        &series,
-        |value| if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") },
-    )
+    lines("Throughput", (axis(findings.kind), labels), &series, |value| {
+        if value > 0.0 && value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+    })
 }
 
 fn speedup(findings: &Findings, labels: &[String]) -> String {
@@ -108,7 +121,7 @@ fn speedup(findings: &Findings, labels: &[String]) -> String {
         let law = |row: &Row| Some(share.speedup(row.point.ranks as f64 / base));
         series.push(Series { name: name.into(), values: column(findings, law), measured: false });
     }
-    lines("Speed-up", labels, &series, |value| format!("{value:.1}×"))
+    lines("Speed-up", (axis(findings.kind), labels), &series, |value| format!("{value}×"))
 }
 
 fn phases(findings: &Findings) -> String {
