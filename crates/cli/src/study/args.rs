@@ -77,8 +77,8 @@ pub(crate) struct StudyArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 20)]
     steps: usize,
 
-    /// What is left out at the beginning of each run: steps of the trainer [default: 3], or lines of throughput of a command
-    /// [default: 1]
+    /// What a run does before it is measured: more steps of the trainer [default: 3], or lines of throughput of a command that are left
+    /// out [default: 1]
     #[arg(long, value_name = "NUMBER")]
     warm_up: Option<usize>,
 
@@ -108,7 +108,7 @@ pub(crate) struct StudyArgs {
 }
 
 /// Networks of a study of models that names none: small ones, which any machine trains in reasonable time.
-const MODELS: [&str; 3] = ["lenet", "resnet20", "mobilenet_v2"];
+const MODELS: [&str; 3] = ["lenet", "resnet20", "mobilenet-v2"];
 
 /// Ways for gradients to travel that the trainer knows.
 const PRECISIONS: [&str; 3] = ["f32", "bf16-wire", "f16-wire"];

@@ -107,16 +107,22 @@ impl Runner {
         flags.extend(self.workload.hosts.iter().map(|hosts| (text("--hosts"), text(hosts))));
         let (command, rest) = match &self.workload.command {
             None => {
-                let measured = self.workload.warm_up + self.workload.steps;
+                let steps = self.workload.warm_up + self.workload.steps;
                 flags.extend([
                     (text("--threads"), number(point.threads)),
                     (text("--model"), text(&point.model)),
                     (text("--batch"), number(point.batch)),
                     (text("--precision"), text(&point.precision)),
-                    (text("--steps"), number(measured)),
-                    (text("--warm-up-steps"), number(self.workload.warm_up)),
+                    (text("--epochs"), number(1)),
+                    (text("--steps"), number(steps)),
+                    (text("--eval-every"), number(0)),
                     (text("--log"), file("log.jsonl")),
                 ]);
+                let given = |flag: &str| self.workload.words.iter().any(|word| word.starts_with(flag));
+                // An epoch that is long enough for all steps. A folder has the images that it has.
+                if !given("--samples") && !given("--data") {
+                    flags.push((text("--samples"), number(steps * point.total_batch())));
+                }
                 (text("train"), self.workload.words.iter().map(OsString::from).collect())
             }
             Some(command) => {
@@ -148,13 +154,13 @@ impl Runner {
     }
 }
 
-/// What the trainer says at its end: the last line of its log.
+/// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the first ones.
 fn summary(log: &Path) -> Result<Throughput> {
     let text = fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
     let last = text.lines().rev().find(|line| line.contains("\"summary\""));
     let last = last.context("the trainer's log has no summary")?;
     let value: serde_json::Value = serde_json::from_str(last).context("the trainer's summary")?;
-    let per_s = value["samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
+    let per_s = value["median_samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
     Ok(Throughput { per_s: per_s.context("the trainer's summary has no throughput")?, unit: "samples".to_owned() })
 }
 
