@@ -35,6 +35,10 @@ const LEGS: [Leg; 13] = [
     Leg { heading: "memory checks", chore: "memcheck", run: memcheck::check },
 ];
 
+/// Everything that is off by default: the trainer, and the adapters for tensor libraries. All legs that build the workspace build it with
+/// the same features, so that nothing is compiled twice.
+const FEATURES: [&str; 3] = ["--workspace", "--features", "farandole-cli/train,farandole/burn,farandole/candle"];
+
 /// `cargo xtask ci`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("ci", words)?;
@@ -106,7 +110,7 @@ fn check_format() -> Result<Tally> {
 }
 
 fn lint() -> Result<Tally> {
-    Shell::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]).run()?;
+    Shell::cargo(&["clippy", "--all-targets"]).words(&FEATURES).words(&["--", "-D", "warnings"]).run()?;
     // The fuzz targets are a workspace of their own. Naming a fuzzer library, whichever, spares the machine the C++ compiler
     // that building libFuzzer would need; nothing is linked here.
     Shell::cargo(&["clippy", "--manifest-path", "fuzz/Cargo.toml", "--", "-D", "warnings"])
@@ -116,11 +120,11 @@ fn lint() -> Result<Tally> {
 }
 
 fn run_tests() -> Result<Tally> {
-    Shell::cargo(&["nextest", "run", "--workspace"]).run()
+    Shell::cargo(&["nextest", "run"]).words(&FEATURES).run()
 }
 
 fn run_doctests() -> Result<Tally> {
-    Shell::cargo(&["test", "--doc", "--workspace"]).run()
+    Shell::cargo(&["test", "--doc"]).words(&FEATURES).run()
 }
 
 /// The same tests where the compiler flag takes run-time detection of the instruction set away. The flag changes every
@@ -133,5 +137,5 @@ fn run_portable_tests() -> Result<Tally> {
 }
 
 fn build_documents() -> Result<Tally> {
-    Shell::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+    Shell::cargo(&["doc", "--no-deps"]).words(&FEATURES).env("RUSTDOCFLAGS", "-D warnings").run()
 }
