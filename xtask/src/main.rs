@@ -26,6 +26,7 @@ mod tally;
 mod tidy;
 mod tools;
 mod torch_bench;
+mod train_bench;
 mod wheel;
 
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 21] = [
+const CHORES: [Chore; 22] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -73,6 +74,11 @@ const CHORES: [Chore; 21] = [
         name: "torch-bench",
         summary: "gradients in PyTorch, against PyTorch's own way [words for the script]",
         run: torch_bench::run,
+    },
+    Chore {
+        name: "train-bench",
+        summary: "a step of training, against PyTorch's [--rounds N] [MODEL BATCH SIDE]…",
+        run: train_bench::run,
     },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {

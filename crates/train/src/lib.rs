@@ -8,5 +8,9 @@
 #![forbid(unsafe_code)]
 
 pub mod data;
+pub mod kernel;
+pub mod layer;
+pub mod model;
 pub mod sample;
 pub mod tap;
+pub mod task;

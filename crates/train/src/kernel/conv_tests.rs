@@ -1,0 +1,134 @@
+//! Convolutions against the definition, written as seven loops.
+
+use super::*;
+
+/// Numbers that have no pattern a mistake could hide in.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+/// Calls `visit` with the places of input, weight and output of every product that a convolution adds up.
+fn every_product(convolution: &Convolution, mut visit: impl FnMut(usize, usize, usize)) {
+    let Convolution { images, input, output, geometry } = *convolution;
+    let Geometry { input: [h, w], output: [oh, ow], kernel: [kh, kw], stride, padding } = geometry;
+    for (image, to, from) in itertools(images, output, input) {
+        for (y, x, tap) in itertools(oh, ow, kh * kw) {
+            let (ty, tx) = (tap / kw, tap % kw);
+            let (sy, sx) = ((y * stride + ty).wrapping_sub(padding[0]), (x * stride + tx).wrapping_sub(padding[1]));
+            if sy < h && sx < w {
+                let source = ((image * input + from) * h + sy) * w + sx;
+                let weight = (to * input + from) * kh * kw + tap;
+                visit(source, weight, ((image * output + to) * oh + y) * ow + x);
+            }
+        }
+    }
+}
+
+fn itertools(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..a * b * c).map(move |i| (i / (b * c), i / c % b, i % c))
+}
+
+fn convolution(images: usize, [input, output]: [usize; 2], size: [usize; 2], kernel: [usize; 2]) -> Convolution {
+    strided(images, [input, output], size, kernel, 1, [kernel[0] / 2, kernel[1] / 2])
+}
+
+fn strided(
+    images: usize,
+    [input, output]: [usize; 2],
+    size: [usize; 2],
+    kernel: [usize; 2],
+    stride: usize,
+    padding: [usize; 2],
+) -> Convolution {
+    let result = std::array::from_fn(|axis| (size[axis] + 2 * padding[axis] - kernel[axis]) / stride + 1);
+    Convolution { images, input, output, geometry: Geometry { input: size, output: result, kernel, stride, padding } }
+}
+
+fn assert_like(found: &[f32], expected: &[f64], what: &str, convolution: &Convolution) {
+    assert_eq!(found.len(), expected.len(), "{what} {convolution:?}");
+    let largest = expected.iter().fold(1.0f64, |most, v| most.max(v.abs()));
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let difference = (f64::from(*found) - expected).abs();
+        assert!(difference < 1e-5 * largest, "{what} at {place}: {found} for {expected} in {convolution:?}");
+    }
+}
+
+fn check(convolution: Convolution) {
+    let Geometry { kernel, stride, padding, .. } = convolution.geometry;
+    assert!((0..2).all(|axis| fits(kernel[axis], stride, padding[axis])), "{convolution:?}");
+    let input = noise(convolution.images * convolution.image_size(), 1);
+    let area = convolution.geometry.kernel[0] * convolution.geometry.kernel[1];
+    let weights = noise(convolution.output * convolution.input * area, 2);
+    let gradient = noise(convolution.images * convolution.result_size(), 3);
+    let bias = noise(convolution.output, 4);
+    let pixels = convolution.geometry.output[0] * convolution.geometry.output[1];
+    let mut output: Vec<f64> =
+        (0..gradient.len()).map(|place| f64::from(bias[place / pixels % convolution.output])).collect();
+    let mut input_gradient = vec![0.0; input.len()];
+    let mut weight_gradient = vec![0.0; weights.len()];
+    every_product(&convolution, |source, weight, to| {
+        output[to] += f64::from(input[source]) * f64::from(weights[weight]);
+        input_gradient[source] += f64::from(gradient[to]) * f64::from(weights[weight]);
+        weight_gradient[weight] += f64::from(gradient[to]) * f64::from(input[source]);
+    });
+    assert_like(&convolution.forward(&input, &weights, Some(&bias)), &output, "forward", &convolution);
+    let found = convolution.input_gradient(&gradient, &weights);
+    assert_like(&found, &input_gradient, "gradient of input", &convolution);
+    let found = convolution.weight_gradient(&input, &gradient);
+    assert_like(&found, &weight_gradient, "gradient of weights", &convolution);
+    let mut bias_sums = vec![0.0; convolution.output];
+    for (place, g) in gradient.iter().enumerate() {
+        bias_sums[place / pixels % convolution.output] += f64::from(*g);
+    }
+    let found = bias_gradient(&gradient, convolution.images, convolution.output);
+    assert_like(&found, &bias_sums, "gradient of bias", &convolution);
+}
+
+#[test]
+fn kernels_that_keep_the_size() {
+    check(convolution(3, [4, 10], [8, 8], [3, 3]));
+    check(convolution(2, [3, 8], [5, 7], [5, 5]));
+    check(convolution(1, [2, 3], [9, 6], [1, 7]));
+    check(convolution(2, [5, 4], [6, 9], [7, 1]));
+    check(convolution(70, [3, 2], [1, 1], [3, 3]));
+    check(convolution(40, [2, 9], [4, 4], [3, 3]));
+}
+
+#[test]
+fn kernels_of_one_pixel() {
+    check(convolution(3, [17, 9], [7, 7], [1, 1]));
+    check(strided(3, [4, 9], [8, 7], [1, 1], 2, [0, 0]));
+}
+
+#[test]
+fn strides_and_sizes_that_do_not_divide() {
+    for size in [6, 7, 8, 9] {
+        check(strided(2, [3, 5], [size, size + 1], [3, 3], 2, [1, 1]));
+        check(strided(2, [3, 5], [size, size + 1], [3, 3], 2, [0, 0]));
+        check(strided(1, [2, 3], [size, size], [2, 2], 2, [0, 0]));
+    }
+    check(strided(2, [3, 9], [15, 14], [7, 7], 2, [3, 3]));
+    check(strided(1, [3, 4], [31, 33], [11, 11], 4, [2, 2]));
+    check(strided(1, [2, 2], [10, 10], [5, 5], 3, [1, 1]));
+}
+
+#[test]
+fn what_does_not_fit_is_known() {
+    assert!(fits(3, 1, 1) && fits(3, 2, 1) && fits(1, 2, 0) && fits(7, 2, 3) && fits(11, 4, 2) && fits(2, 2, 0));
+    assert!(!fits(1, 1, 1), "more padding than kernel");
+    assert!(!fits(3, 3, 1), "the first phase begins with the second pixel");
+}
+
+#[test]
+fn kernels_without_padding_and_with_more_than_they_need() {
+    check(strided(3, [2, 4], [9, 9], [5, 5], 1, [0, 0]));
+    check(strided(2, [2, 4], [5, 6], [3, 3], 1, [2, 2]));
+    check(strided(2, [2, 4], [4, 4], [4, 4], 1, [1, 1]));
+}
