@@ -81,6 +81,16 @@ impl Table {
         self.taken == 0
     }
 
+    /// How many requests are under way.
+    pub(crate) fn len(&self) -> usize {
+        self.taken
+    }
+
+    /// The names of requests under way, in no particular order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.places.iter().flatten().map(|pending| &pending.name)
+    }
+
     /// Takes a request out.
     pub(crate) fn take(&mut self, id: RequestId) -> Pending {
         self.taken -= 1;

@@ -205,6 +205,10 @@ impl Diary {
         let name = self.pen.recorder().intern(name, &[]);
         let (group, missing, rank) = (self.group, missing as u32, rank.0);
         self.pen.write(self.at(now), Event::Stalled { name, group, missing, rank });
+    }
+
+    /// This rank was told what a stall comes to.
+    pub(crate) fn stall_told(&self) {
         self.pen.recorder().ring(Occasion::Stall);
     }
 

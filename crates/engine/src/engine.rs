@@ -28,6 +28,7 @@ use crate::roster::Roster;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned, Submission};
 use crate::ticket::Ticket;
+use crate::witness::{Stacks, Witness};
 use crate::worker::{Driver, OnStall, Order};
 
 /// One rank's engine. See the crate's text.
@@ -61,6 +62,8 @@ pub struct Hooks {
     pub table: Option<Arc<Table>>,
     /// Where this rank records what it does; a recorder of the engine's own without one.
     pub recorder: Option<Arc<Recorder>>,
+    /// What the program's interpreter is asked by, where it has one, when others wait for this rank.
+    pub stacks: Option<Stacks>,
 }
 
 impl Engine {
@@ -87,10 +90,11 @@ impl Engine {
         let world = Group::new(settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &hosts), mesh, diary);
         let roster = Arc::new(Roster::default());
         roster.add(GroupId::WORLD, ranks, Some(rank));
-        let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|report| eprintln!("{report}")));
+        let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|notice| eprintln!("{}", notice.shown())));
         let alarm = Alarm::new(waiter.bell());
-        let driver =
-            Driver::new(world, start.instant, Arc::clone(&roster), Arc::clone(&waiter), alarm.clone(), on_stall);
+        let witness = Witness::new(Arc::clone(&recorder), hooks.stacks, waiter.bell());
+        let (known, woken) = (Arc::clone(&roster), Arc::clone(&waiter));
+        let driver = Driver::new(world, start.instant, known, woken, alarm.clone(), on_stall, witness);
         let baton = Baton::new(driver, waiter, spin);
         let shared = Arc::new(Shared { baton, roster, fork, recorder: Arc::clone(&recorder) });
         let worker = std::thread::Builder::new()

@@ -67,6 +67,7 @@ mod sync;
 pub mod tables;
 mod ticket;
 mod window;
+mod witness;
 mod worker;
 
 pub use alarm::Alarm;
@@ -74,6 +75,8 @@ pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
+pub use group::StallNotice;
 pub use submission::{Outcome, Returned, Submission};
 pub use ticket::{Ticket, wait_all};
+pub use witness::Stacks;
 pub use worker::OnStall;

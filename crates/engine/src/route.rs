@@ -116,6 +116,20 @@ impl Travel {
         }
     }
 
+    /// Which way it takes, and how far it has come.
+    pub(crate) fn place(&self) -> String {
+        let steps = |way: &str, (step, steps): (usize, usize)| match step <= steps {
+            true => format!("step {step} of {steps} {way}"),
+            false => format!("its last bytes {way}"),
+        };
+        match self {
+            Travel::Nothing => "nothing to move".to_owned(),
+            Travel::Messages(run) => steps("by messages", run.place()),
+            Travel::Shared(run) => steps("through shared memory", run.place()),
+            Travel::Adasum(_) => "by pairs".to_owned(),
+        }
+    }
+
     /// The peer that is being waited for, if one can be named.
     pub(crate) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
         match self {

@@ -173,6 +173,11 @@ impl Run {
         }
     }
 
+    /// Where the walk is: the number of its step, from one, and how many there are.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.step + 1, self.schedule.steps.len())
+    }
+
     fn take_step(&mut self, step: &Step, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
         match *step {
             Step::Send { to, from, span } => {

@@ -230,6 +230,11 @@ impl WindowRun {
         Ok(Progress::Done)
     }
 
+    /// Where the walk is: the number of its step, from one, and how many there are.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.step + 1, self.schedule.steps.len())
+    }
+
     /// Leaves footprints from now on.
     pub(crate) fn watch(&mut self) {
         self.footprints = Some(Box::default());

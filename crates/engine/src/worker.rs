@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farandole_plan::stall::GroupState;
 use farandole_plan::{GroupId, Request};
 use farandole_transport::Waiter;
 
@@ -17,9 +18,10 @@ use crate::alarm::Alarm;
 use crate::bucket::Pending;
 use crate::completion::Slot;
 use crate::error::{Error, Failure};
-use crate::group::{Group, Look, Surroundings, Trouble};
+use crate::group::{Group, Look, StallNotice, Surroundings, Trouble};
 use crate::intake::Intake;
 use crate::roster::Roster;
+use crate::witness::Witness;
 
 /// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size theirs.
 #[allow(clippy::large_enum_variant)]
@@ -46,7 +48,7 @@ pub(crate) enum Turn {
 }
 
 /// Receives the reports of the stall watch.
-pub type OnStall = Arc<dyn Fn(&str) + Send + Sync>;
+pub type OnStall = Arc<dyn Fn(&StallNotice) + Send + Sync>;
 
 /// Everything the engine works on.
 pub(crate) struct Driver {
@@ -61,6 +63,8 @@ pub(crate) struct Driver {
     /// Whether the alarm has rung and been acted on.
     alarmed: bool,
     on_stall: OnStall,
+    /// Says what this rank does when others wait for it.
+    witness: Witness,
     /// Orders of the current turn; empty between turns.
     orders: Vec<Order>,
     took_something: bool,
@@ -76,6 +80,7 @@ impl Driver {
         waiter: Arc<Waiter>,
         alarm: Alarm,
         on_stall: OnStall,
+        witness: Witness,
     ) -> Driver {
         Driver {
             groups: vec![world],
@@ -86,6 +91,7 @@ impl Driver {
             alarm,
             alarmed: false,
             on_stall,
+            witness,
             orders: Vec::new(),
             took_something: false,
             shutting_down: false,
@@ -123,11 +129,24 @@ impl Driver {
                 }
             }
         }
+        self.be_asked(now);
         self.retire(now);
         match moved {
             _ if self.shutting_down && self.groups.is_empty() => Turn::Over,
             true => Turn::Moved,
             false => Turn::Still,
+        }
+    }
+
+    /// Others wait for this rank and want to know why. What its groups are at is told of all of them: the one that holds it up may
+    /// be another.
+    fn be_asked(&mut self, now: Duration) {
+        if !self.groups.iter().any(Group::is_asked) {
+            return;
+        }
+        let states: Vec<GroupState> = self.groups.iter().filter_map(|group| group.state(now)).collect();
+        for group in self.groups.iter_mut().filter(|group| group.is_asked()) {
+            group.begin_answer(&self.witness, states.clone());
         }
     }
 

@@ -21,6 +21,7 @@ pub mod event;
 pub mod file;
 pub mod history;
 mod json;
+mod lately;
 pub mod live;
 pub mod loss;
 mod machine;
@@ -37,6 +38,7 @@ mod trace;
 pub mod verdict;
 
 pub use event::{Event, Record};
+pub use lately::Lately;
 pub use recorder::{DEFAULT_RECORDS, Identity, Occasion, Pen, PhaseGuard, Recorder};
 pub use scribe::{Duties, Scribe, save};
 pub use timeline::Cycles;

@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
+use farandole_transport::contact::Process;
 use farandole_transport::frame::Checksum;
 use farandole_transport::hello::Seal;
 use farandole_transport::stream::Shape;
@@ -151,7 +152,13 @@ fn rank(me: Rank, contacts: &[Contact], listener: &Listener) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let address = |text: &str| -> SocketAddr { text.parse().expect("an address such as 10.0.0.1:4000") };
-    let apart = |host: &str, addresses| Contact { host: host.to_owned(), unix: None, addresses, connections: 1 };
+    let apart = |host: &str, addresses| Contact {
+        host: host.to_owned(),
+        unix: None,
+        addresses,
+        connections: 1,
+        process: Process::default(),
+    };
     // Both processes must know the key; this is a measurement on the user's own machine.
     let shared = Key::from_bytes([1; 32]);
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -305,7 +305,9 @@ impl Building<'_> {
                 (Some(windows), Some(seat)) => Box::new(windows.link(seat)),
                 _ => link_over(peer, data, self.options.shape),
             };
-            peers.push(Peer { rank: peer, control: control_over(peer, control), link });
+            let (own, theirs) = (&self.contacts[self.me.index()], &self.contacts[peer.index()]);
+            let pid = theirs.process.as_seen_by(&own.process).filter(|_| theirs.host == own.host);
+            peers.push(Peer { rank: peer, control: control_over(peer, control), link, pid });
         }
         let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
         let mut mesh = Mesh::new(self.me, Topology::from_host_names(&hosts), peers);

@@ -1,8 +1,8 @@
 //! Where a rank can be reached, as it travels through a rendezvous.
 //!
 //! ```text
-//! u8 format 1 · u16 connections · host: u16 length, bytes · unix: u16 length, bytes (empty: none) · u8 addresses ·
-//!     each: u8 4 or 6 · 4 or 16 bytes · u16 port · (6 only) u32 scope
+//! u8 format 2 · u16 connections · u32 process · u64 where that is its number · host: u16 length, bytes ·
+//!     unix: u16 length, bytes (empty: none) · u8 addresses · each: u8 4 or 6 · 4 or 16 bytes · u16 port · (6 only) u32 scope
 //! ```
 //! Numbers are little-endian. Decoding is total: any bytes give a contact or nothing.
 
@@ -19,6 +19,31 @@ pub struct Contact {
     pub addresses: Vec<SocketAddr>,
     /// How many connections for data it suggests; two ranks use the larger of their numbers.
     pub connections: u16,
+    /// Its process.
+    pub process: Process,
+}
+
+/// A process, as those see it that see the same processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Which processes have such numbers: the kernel's number of the namespace, zero where it does not tell.
+    pub namespace: u64,
+}
+
+impl Process {
+    /// This process.
+    pub fn own() -> Process {
+        use std::os::unix::fs::MetadataExt as _;
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+        Process { pid: std::process::id(), namespace }
+    }
+
+    /// Its number, if the process `other` of the same host means the same process by it.
+    pub fn as_seen_by(&self, other: &Process) -> Option<u32> {
+        (self.namespace != 0 && self.namespace == other.namespace).then_some(self.pid)
+    }
 }
 
 /// How many connections for data suit this machine.
@@ -34,7 +59,7 @@ pub fn suggested_connections() -> u16 {
     }
 }
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 impl Contact {
     /// Whether two ranks talk through sockets and memory of their common host.
@@ -46,6 +71,8 @@ impl Contact {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.connections.to_le_bytes());
+        bytes.extend_from_slice(&self.process.pid.to_le_bytes());
+        bytes.extend_from_slice(&self.process.namespace.to_le_bytes());
         for text in [&self.host, self.unix.as_deref().unwrap_or_default()] {
             let text = &text.as_bytes()[..text.len().min(u16::MAX.into())];
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -78,11 +105,13 @@ impl Contact {
             return None;
         }
         let connections = u16::from_le_bytes(take(&mut rest)?);
+        let pid = u32::from_le_bytes(take(&mut rest)?);
+        let process = Process { pid, namespace: u64::from_le_bytes(take(&mut rest)?) };
         let host = take_text(&mut rest)?;
         let unix = Some(take_text(&mut rest)?).filter(|name| !name.is_empty());
         let [count] = take::<1>(&mut rest)?;
         let addresses = (0..count).map(|_| take_address(&mut rest)).collect::<Option<Vec<_>>>()?;
-        rest.is_empty().then_some(Contact { host, unix, addresses, connections })
+        rest.is_empty().then_some(Contact { host, unix, addresses, connections, process })
     }
 }
 
@@ -127,10 +156,20 @@ mod tests {
             unix: Some("farandole-1".to_owned()),
             addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
             connections: 3,
+            process: Process { pid: 77, namespace: 1 << 40 },
         };
         assert_eq!(Contact::decode(&contact.encode()), Some(contact.clone()));
         let apart = Contact { unix: None, addresses: Vec::new(), ..contact };
         assert_eq!(Contact::decode(&apart.encode()), Some(apart));
+    }
+
+    #[test]
+    fn a_process_is_known_to_those_who_see_the_same_processes() {
+        let own = Process::own();
+        assert_eq!(own.as_seen_by(&own), Some(std::process::id()));
+        assert_eq!(own.as_seen_by(&Process { pid: 1, namespace: own.namespace + 1 }), None);
+        let hidden = Process { pid: 77, namespace: 0 };
+        assert_eq!(hidden.as_seen_by(&hidden), None);
     }
 
     proptest! {

@@ -144,7 +144,7 @@ impl Faults {
     pub fn wrap(&self, mesh: Mesh, bell: &Bell) -> Mesh {
         let me = mesh.me();
         let everything: AllEnds = Arc::default();
-        let mut mesh = mesh.map_peers(|Peer { rank, control, link }| {
+        let mut mesh = mesh.map_peers(|Peer { rank, control, link, pid }| {
             let ends = Arc::new(Mutex::new(Ends { control: Some(control), link: Some(link) }));
             lock(&everything).push(ends.clone());
             let control = FaultyControl { faults: self.clone(), me, peer: rank, ends: ends.clone() };
@@ -158,7 +158,7 @@ impl Faults {
                 sending: UnderWay::default(),
                 receiving: UnderWay::default(),
             };
-            Peer { rank, control: Box::new(control), link: Box::new(link) }
+            Peer { rank, control: Box::new(control), link: Box::new(link), pid }
         });
         if let Some(windows) = &mut mesh.windows {
             windows.set_gate(Box::new(steps::FaultyGate::new(self.clone(), me, everything)));

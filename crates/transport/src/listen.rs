@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 
-use crate::contact::{Contact, suggested_connections};
+use crate::contact::{Contact, Process, suggested_connections};
 use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
 use crate::key::{Key, random_bytes};
@@ -151,6 +151,7 @@ impl Listener {
             unix: Some(self.unix.clone()),
             addresses: self.addresses.clone(),
             connections: suggested_connections(),
+            process: Process::own(),
         }
     }
 

@@ -21,6 +21,8 @@ pub struct Peer {
     pub control: Box<dyn Control>,
     /// Data.
     pub link: Box<dyn Link>,
+    /// Its process as this one would call it, where the kernel says so: on the same host, and not beyond what a container shows.
+    pub pid: Option<u32>,
 }
 
 /// All peers of one rank within one group.

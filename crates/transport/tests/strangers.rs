@@ -181,8 +181,8 @@ fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
     let zero = listener(&key);
     let mut newer = hello().encode();
     newer[8..10].copy_from_slice(&99u16.to_le_bytes());
-    let contacts =
-        [zero.contact("here"), Contact { host: "there".to_owned(), unix: None, addresses: Vec::new(), connections: 1 }];
+    let there = Contact { unix: None, addresses: Vec::new(), ..zero.contact("there") };
+    let contacts = [zero.contact("here"), there];
     let waiter = Waiter::new().unwrap();
     let at_most = Duration::from_millis(500);
     let error = std::thread::scope(|scope| {
@@ -203,7 +203,7 @@ fn an_unreachable_rank_is_named_with_its_addresses() {
     let one = listener(&key(1));
     // A port that nobody listens on: bound, then closed.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let absent = Contact { host: "elsewhere".to_owned(), unix: None, addresses: vec![closed], connections: 1 };
+    let absent = Contact { unix: None, addresses: vec![closed], ..one.contact("elsewhere") };
     let contacts = [absent, one.contact("here")];
     let waiter = Waiter::new().unwrap();
     let at_most = Duration::from_millis(300);

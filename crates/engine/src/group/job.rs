@@ -32,6 +32,21 @@ pub(super) enum Stage {
     Work(Travel),
 }
 
+impl Job {
+    /// Where it is on its way, in words.
+    pub(super) fn place(&self) -> String {
+        match &self.stage {
+            Stage::Entry(_) => "gathering before memory is touched".to_owned(),
+            Stage::Work(travel) => travel.place(),
+        }
+    }
+
+    /// The peer that it waits for, if one can be named.
+    pub(super) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
+        waiting_for(&self.stage, mesh)
+    }
+}
+
 impl Group {
     /// Starts a bucket.
     pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {

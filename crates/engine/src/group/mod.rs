@@ -9,6 +9,7 @@
 //! have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
 
 mod job;
+mod stalls;
 mod trouble;
 
 use std::collections::HashSet;
@@ -18,8 +19,9 @@ use std::time::Duration;
 use farandole_plan::agree::{Action, Member, Refusal};
 use farandole_plan::choose::{Choices, Limits};
 use farandole_plan::message::Message;
+use farandole_plan::stall::{self, Word};
 use farandole_plan::table::Table as Measured;
-use farandole_plan::{GroupId, Rank, Request, stall};
+use farandole_plan::{GroupId, Rank, Request};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::{Pending, Place, Table};
@@ -30,14 +32,18 @@ use crate::roster::Roster;
 use crate::route::Router;
 use crate::submission::Outcome;
 
+pub use stalls::StallNotice;
 pub(crate) use trouble::Trouble;
 
 use job::Job;
+use stalls::{Stalls, check_interval};
 
 /// First byte of a control message that carries a message of the agreement.
 const SAYS_AGREEMENT: u8 = 0;
 /// The only byte of a control message that says: this rank leaves in good order.
 const SAYS_GOODBYE: u8 = 1;
+/// First byte of a control message about a stall.
+const SAYS_STALL: u8 = 2;
 
 /// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this is
 /// longer than any bucket takes; a coordinator that is alive answers at once otherwise.
@@ -101,6 +107,7 @@ pub(crate) struct Group {
     glances: u32,
     next_stall_check: Duration,
     stalls_reported: HashSet<Arc<str>>,
+    stalls: Stalls,
     /// Reused between buckets.
     done: Vec<(Pending, Outcome)>,
     message: Vec<u8>,
@@ -119,7 +126,7 @@ enum State {
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) roster: &'a Roster,
-    pub(crate) on_stall: &'a (dyn Fn(&str) + Send + Sync),
+    pub(crate) on_stall: &'a (dyn Fn(&StallNotice) + Send + Sync),
 }
 
 impl Group {
@@ -146,6 +153,7 @@ impl Group {
             glances: 0,
             next_stall_check,
             stalls_reported: HashSet::new(),
+            stalls: Stalls::default(),
             done: Vec::new(),
             message: Vec::new(),
         }
@@ -222,7 +230,7 @@ impl Group {
         };
         let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
         let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved + self.settings.deadline);
-        agreement.min(deadline).min(self.next_stall_check)
+        agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
     }
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there is
@@ -262,6 +270,7 @@ impl Group {
 
     fn hear(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
+        let mut about_stalls = Vec::new();
         for peer in self.mesh.peers_mut() {
             while !self.left[peer.rank.index()] {
                 let Some(message) = peer.control.recv()? else { break };
@@ -278,9 +287,16 @@ impl Group {
                             .map_err(|violation| garbled(violation.what))?;
                     }
                     Some((&SAYS_GOODBYE, [])) => self.left[peer.rank.index()] = true,
+                    Some((&SAYS_STALL, body)) => {
+                        let word = Word::decode(body).map_err(|bad| garbled(bad.to_string()))?;
+                        about_stalls.push((peer.rank, word));
+                    }
                     _ => return Err(garbled("a control message of no known kind".to_owned()).into()),
                 }
             }
+        }
+        for (from, word) in about_stalls {
+            self.hear_of_stall(from, word, around)?;
         }
         Ok(moved)
     }
@@ -414,31 +430,6 @@ impl Group {
         moved
     }
 
-    fn watch_for_stalls(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
-        if around.now < self.next_stall_check {
-            return Ok(());
-        }
-        let Some(limits) = &self.settings.stall else { return Ok(()) };
-        self.next_stall_check = around.now + check_interval(limits);
-        let Some(report) = self.member.stalled(limits, around.now) else {
-            self.stalls_reported.clear();
-            return Ok(());
-        };
-        let news =
-            report.stalled.iter().filter(|waiting| self.stalls_reported.insert(Arc::clone(&waiting.name))).count();
-        if news > 0 {
-            for waiting in &report.stalled {
-                let first = waiting.missing.first().map_or(Rank(0), |rank| self.settings.ranks[rank.index()]);
-                self.diary.stalled(&waiting.name, waiting.missing.len(), first, around.now);
-            }
-            (around.on_stall)(&report.text);
-        }
-        if report.shut_down {
-            return Err(Trouble::Stalled(report.text));
-        }
-        Ok(())
-    }
-
     /// A world rank is lost: its last words are not waited for.
     pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
         if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
@@ -471,12 +462,4 @@ impl Group {
         self.diary.trouble(&error.to_string(), around.now);
         self.linger();
     }
-}
-
-fn check_interval(limits: &stall::Limits) -> Duration {
-    let shortest = match limits.shut_down_after {
-        Duration::ZERO => limits.warn_after,
-        shut_down_after => limits.warn_after.min(shut_down_after),
-    };
-    (shortest / 4).max(Duration::from_millis(10))
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use farandole_engine::meeting::{Contacts, Hall, Medium, Meeting};
-use farandole_engine::{Config, Engine, Submission};
+use farandole_engine::{Config, Engine, Hooks, Submission};
 use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::{Element, Region};
 use farandole_transport::Key;
@@ -69,15 +69,25 @@ pub fn run<R: Send + 'static>(
     config: Config,
     body: impl Fn(Engine) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
+    run_hooked(meetings, config, |_| Hooks::default(), body)
+}
+
+/// As [`run`], with hooks for each rank.
+pub fn run_hooked<R: Send + 'static>(
+    meetings: Vec<Box<dyn Meeting>>,
+    config: Config,
+    hooks: impl Fn(usize) -> Hooks,
+    body: impl Fn(Engine) -> R + Send + Sync + 'static,
+) -> Vec<R> {
     let body = Arc::new(body);
     let n = meetings.len();
     let (sender, receiver) = mpsc::channel();
     let mut threads = Vec::new();
     for (rank, meeting) in meetings.into_iter().enumerate() {
-        let (body, sender, config) = (Arc::clone(&body), sender.clone(), config.clone());
+        let (body, sender, config, hooks) = (Arc::clone(&body), sender.clone(), config.clone(), hooks(rank));
         let work = move || {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                body(Engine::start(Boxed(meeting), config).unwrap())
+                body(Engine::start_with(Boxed(meeting), config, hooks).unwrap())
             }));
             let _ = sender.send((rank, result));
         };

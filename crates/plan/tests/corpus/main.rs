@@ -6,15 +6,20 @@ mod agree;
 mod message;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
+mod stall;
 mod table;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
+use farandole_plan::stall::{
+    Account, DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
+};
 use farandole_plan::table::{Class, Form, Point, Record, Table, Way};
-use farandole_plan::{Algorithm, Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Algorithm, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 use seeds::{Seed, replay};
 
 fn encoded(message: &Message) -> Vec<u8> {
@@ -87,6 +92,58 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("a_list_longer_than_the_message", vec![3, 5, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
     ]);
     replay("message", &made, message::check);
+}
+
+#[test]
+fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
+    let lately = |what: &str, ms: u64| Lately { what: what.into(), ago: Duration::from_millis(ms) };
+    let running = Running {
+        tensor: lately("w", 300),
+        operation: 1 << 45 | 9,
+        place: "step 1 of 6 of an allreduce".into(),
+        still: Duration::from_millis(299),
+        peer: Some(Rank(3)),
+    };
+    let threads = vec![ThreadStack { name: "MainThread".into(), frames: vec!["a.py:3 in f: g()".into(), "ü".into()] }];
+    let full = Account {
+        pid: 4_000_000,
+        records: true,
+        phase: Some(lately("evaluation", 61_000)),
+        epoch: Some(2),
+        iteration: Some((310, Duration::from_secs(61))),
+        finished: Some(lately("w", 61_001)),
+        submitted: Some(lately("v", 1)),
+        direct: Some(DirectCall { call: lately("barrier", 5), peer: None }),
+        groups: vec![GroupState { group: GroupId(3), pending: 9, names: vec!["w".into()], running: Some(running) }],
+        main_thread: MainThread::Disk,
+        interpreter: Interpreter::Answered(threads.clone()),
+    };
+    let silent = Account { interpreter: Interpreter::Silent(Duration::from_secs(1), threads), ..Account::default() };
+    let answer = |account: Account| Word::Answer { number: 3, account: Box::new(account) };
+    let (verdict, text) = ("rank 1 is stopped".into(), "Stall: rank 1 is stopped".into());
+    let finding = Finding { tensor: "w".into(), missing: 1, first: Rank(1), verdict, text };
+    let mut made: Vec<Seed> = [
+        ("ask", Word::Ask { number: u64::MAX }),
+        ("answer", answer(full)),
+        ("answer_with_nothing", answer(Account::default())),
+        ("answer_of_a_silent_interpreter", answer(silent)),
+        ("report", Word::Report(finding)),
+    ]
+    .map(|(name, word)| {
+        let mut bytes = Vec::new();
+        word.encode(&mut bytes);
+        assert_eq!(Word::decode(&bytes), Ok(word));
+        (name, bytes)
+    })
+    .into();
+    made.extend([
+        ("empty", Vec::new()),
+        ("unknown_kind", vec![9]),
+        ("neither_yes_nor_no", vec![2, 3, 77, 2]),
+        ("a_list_longer_than_the_word", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0xff, 0x0f]),
+        ("an_unknown_state", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0]),
+    ]);
+    replay("stall", &made, stall::check);
 }
 
 /// A conversation: who listens, then turns as `agree` reads them.

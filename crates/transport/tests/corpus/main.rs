@@ -11,9 +11,10 @@ mod hello;
 mod seeds;
 
 use farandole_plan::Rank;
+use farandole_transport::Tag;
+use farandole_transport::contact::{Contact, Process};
 use farandole_transport::frame::{Checksum, Header, Trailer};
 use farandole_transport::hello::{Hello, Purpose, Seal};
-use farandole_transport::{Contact, Tag};
 use seeds::{Seed, replay};
 
 fn header(operation: u64, payload_bytes: u64, (stripe, stripes): (u16, u16), checksum: Checksum) -> Header {
@@ -93,8 +94,10 @@ fn contacts_of_the_corpus_decode_or_are_refused() {
         unix: Some("farandole-1".to_owned()),
         addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
         connections: 4,
+        process: Process { pid: 77, namespace: 4_026_531_836 },
     };
-    let nowhere = Contact { host: String::new(), unix: None, addresses: Vec::new(), connections: 0 };
+    let nowhere =
+        Contact { host: String::new(), unix: None, addresses: Vec::new(), connections: 0, process: Process::default() };
     for contact in [&everywhere, &nowhere] {
         assert_eq!(Contact::decode(&contact.encode()).as_ref(), Some(contact));
     }
@@ -105,7 +108,7 @@ fn contacts_of_the_corpus_decode_or_are_refused() {
         ("cut_off", whole[..whole.len() - 1].to_vec()),
         ("more_behind", [&whole[..], &[0]].concat()),
         ("another_format", [&[9], &whole[1..]].concat()),
-        ("longer_than_it_is", vec![1, 4, 0, 0xff, 0xff, b'a']),
+        ("longer_than_it_is", vec![2, 4, 0, 0xff, 0xff, b'a']),
     ];
     replay("contact", &made, contact::check);
 }

@@ -4,6 +4,9 @@
 //! too long is explained in the words that Horovod's users know, followed by what they rarely find out by
 //! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at all.
 //!
+//! What the missing ranks are doing only they know. The coordinator asks them (`inquest`), they give an account of themselves
+//! (`account`), and what it all comes to is said once, in the same words on all ranks (`words`).
+//!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after
 //! [`Settings::run_limit`](crate::agree::Settings::run_limit) and negotiated, which brings it here.
 
@@ -13,6 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::request::Rank;
+
+mod account;
+mod inquest;
+mod words;
+
+pub use account::{
+    Account, DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
+};
+pub use inquest::{Inquest, PATIENCE, Places, Sight, Testimony};
 
 /// When waiting becomes a stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +58,12 @@ pub struct Waiting {
 pub struct Report {
     /// The requests that have waited too long, longest first.
     pub stalled: Vec<Waiting>,
+    /// Names that wait, too, but not for so long. They are most likely part of the same stall, and not worth another report.
+    pub also_waiting: Vec<Arc<str>>,
     /// Names that may have been meant to be the same: one that waits, and one that a rank missing there has asked for.
     pub near_misses: Vec<NearMiss>,
+    /// Ranks that wait for each other under different names.
+    pub crossings: Vec<Crossing>,
     /// Whether one has waited so long that the job should end.
     pub shut_down: bool,
     /// The explanation.
@@ -63,6 +79,19 @@ pub struct NearMiss {
     pub rank: Rank,
     /// What that rank has asked for instead.
     pub instead: Arc<str>,
+}
+
+/// Two ranks that wait for each other: each has asked for a name that the other has not asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crossing {
+    /// The name that waits.
+    pub name: Arc<str>,
+    /// The rank of the group that it waits for.
+    pub rank: Rank,
+    /// What that rank has asked for.
+    pub instead: Arc<str>,
+    /// The rank that has asked for the first and not for the second.
+    pub other: Rank,
 }
 
 /// Names of one rank that are listed before the rest becomes "...", as in Horovod.
@@ -91,8 +120,11 @@ pub fn report(waiting: Vec<Waiting>, limits: &Limits, world_ranks: &[Rank], now:
     }
     let shut_down = by_rank.values().any(|(overdue, _)| *overdue);
     let near_misses = near_misses(&stalled, &waiting);
+    let crossings = crossings(&stalled, &waiting);
+    let recent = waiting.iter().filter(|r| waited(r) <= limits.warn_after && !r.missing.is_empty());
+    let also_waiting = recent.map(|request| Arc::clone(&request.name)).collect();
     let text = explain(&by_rank, &near_misses, limits, world_ranks, waited(&stalled[0]));
-    Some(Report { near_misses, shut_down, text, stalled })
+    Some(Report { also_waiting, near_misses, crossings, shut_down, text, stalled })
 }
 
 fn explain(
@@ -144,6 +176,28 @@ fn near_misses(stalled: &[Waiting], waiting: &[Waiting]) -> Vec<NearMiss> {
                 .min_by(|a, b| a.cmp(b));
             if let Some((_, instead)) = nearest {
                 found.push(NearMiss { name: Arc::clone(&request.name), rank: *rank, instead: Arc::clone(instead) });
+            }
+        }
+    }
+    found
+}
+
+/// For each stalled name and missing rank the oldest name that goes the other way, if there is one.
+fn crossings(stalled: &[Waiting], waiting: &[Waiting]) -> Vec<Crossing> {
+    let mut found = Vec::new();
+    for request in stalled {
+        for rank in &request.missing {
+            let back = waiting.iter().filter(|other| !other.missing.contains(rank)).filter_map(|other| {
+                let lacking = other.missing.iter().find(|lacking| !request.missing.contains(lacking))?;
+                Some((other.since, &other.name, *lacking))
+            });
+            if let Some((_, instead, other)) = back.min() {
+                found.push(Crossing {
+                    name: Arc::clone(&request.name),
+                    rank: *rank,
+                    instead: Arc::clone(instead),
+                    other,
+                });
             }
         }
     }

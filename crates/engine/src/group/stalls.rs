@@ -1,0 +1,255 @@
+//! A group's part in looking into stalls: the coordinator notices and asks, members answer, all are told.
+//!
+//! The questions travel on control lines, which are heard whoever drives; so a rank answers while its program computes, sleeps or waits, and
+//! only a process that is stopped or gone does not. Nothing here waits: an answer that this rank owes is made by another thread
+//! (`witness`) and leaves in the turn after it is there. What is asked and what is said is decided in `plan::stall`.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Duration;
+
+use farandole_plan::stall::{Account, Finding, GroupState, Inquest, Lately, Limits, Places, Running, Sight, Word};
+use farandole_plan::{GroupId, Rank};
+use farandole_transport::Error as TransportError;
+
+use super::job::Job;
+use super::{Group, SAYS_STALL, State, Surroundings, Trouble};
+use crate::witness::{Witness, cut, look_at};
+
+/// Names of pending requests that are told.
+const NAMES_TOLD: usize = 6;
+
+/// Rank 0 of a group coordinates it.
+const COORDINATOR: Rank = Rank(0);
+
+/// In groups of up to so many ranks each rank prints the whole report; in larger ones the coordinator does, and the others
+/// the verdict alone: a thousand copies would hide everything else in a common log.
+const ALL_PRINT_UP_TO: usize = 8;
+
+/// What a group knows about its stalls.
+#[derive(Debug, Default)]
+pub(super) struct Stalls {
+    /// What is being looked into, on the coordinator.
+    inquest: Option<Inquest>,
+    /// Inquests so far.
+    opened: u64,
+    /// Who wants to know what this rank does, and the question's number.
+    question: Option<(Rank, u64)>,
+    /// The answer that is being made.
+    answer: Option<Answer>,
+    /// What the last inquest came to.
+    verdict: Option<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    to: Rank,
+    number: u64,
+    coming: Receiver<Box<Account>>,
+}
+
+/// What a rank is told of a stall.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallNotice {
+    /// The group.
+    pub group: GroupId,
+    /// What was found out; the same on all ranks of the group.
+    pub finding: Finding,
+    /// Whether this rank should show the whole report. The others show the verdict.
+    pub whole: bool,
+}
+
+impl StallNotice {
+    /// What to show.
+    pub fn shown(&self) -> String {
+        match self.whole {
+            true => self.finding.text.to_string(),
+            false => format!("Stall: {} (The whole report is rank 0's of the group.)", self.finding.verdict),
+        }
+    }
+}
+
+impl Group {
+    /// Looks whether requests have waited too long, and goes on with what is being looked into.
+    pub(super) fn watch_for_stalls(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        self.answer(around)?;
+        if self.stalls.inquest.as_ref().is_some_and(|inquest| inquest.is_over(around.now)) {
+            self.close_inquest(around)?;
+        }
+        if around.now < self.next_stall_check {
+            return Ok(());
+        }
+        let Some(limits) = self.settings.stall else { return Ok(()) };
+        self.next_stall_check = around.now + check_interval(&limits);
+        let Some(report) = self.member.stalled(&limits, around.now) else {
+            self.stalls_reported.clear();
+            return Ok(());
+        };
+        let (shut_down, text) = (report.shut_down, report.text.clone());
+        if self.stalls.inquest.is_none() {
+            let names = report.stalled.iter().map(|waiting| Arc::clone(&waiting.name));
+            let news = names.filter(|name| self.stalls_reported.insert(Arc::clone(name))).count();
+            if news > 0 {
+                self.stalls_reported.extend(report.also_waiting.iter().map(Arc::clone));
+                for waiting in &report.stalled {
+                    let first = waiting.missing.first().map_or(Rank(0), |rank| self.settings.ranks[rank.index()]);
+                    self.diary.stalled(&waiting.name, waiting.missing.len(), first, around.now);
+                }
+                self.stalls.opened += 1;
+                let inquest = Inquest::open(self.stalls.opened, report, around.now);
+                self.ask(inquest)?;
+            }
+        }
+        if shut_down {
+            // Whoever has not answered by now is too late.
+            if self.stalls.inquest.is_some() {
+                self.close_inquest(around)?;
+            }
+            let verdict = self.stalls.verdict.as_deref().unwrap_or_default();
+            return Err(Trouble::Stalled(format!("{text}\n{verdict}")));
+        }
+        Ok(())
+    }
+
+    /// When an inquest must be closed at the latest.
+    pub(super) fn inquest_due(&self) -> Duration {
+        self.stalls.inquest.as_ref().map_or(Duration::MAX, Inquest::due)
+    }
+
+    fn ask(&mut self, inquest: Inquest) -> Result<(), TransportError> {
+        let number = inquest.number();
+        for rank in inquest.asked() {
+            if rank == self.place.me {
+                self.stalls.question = Some((rank, number));
+            } else {
+                self.say(rank, &Word::Ask { number })?;
+            }
+        }
+        self.stalls.inquest = Some(inquest);
+        Ok(())
+    }
+
+    fn say(&mut self, to: Rank, word: &Word) -> Result<(), TransportError> {
+        if self.left[to.index()] {
+            return Ok(());
+        }
+        self.message.clear();
+        self.message.push(SAYS_STALL);
+        word.encode(&mut self.message);
+        self.unflushed = true;
+        self.mesh.peer_mut(to).control.send(&self.message)?;
+        self.flush()
+    }
+
+    /// A peer has said something about a stall.
+    pub(super) fn hear_of_stall(&mut self, from: Rank, word: Word, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        match word {
+            Word::Answer { number, account } => {
+                if let Some(inquest) = &mut self.stalls.inquest {
+                    inquest.hear(from, number, account);
+                }
+            }
+            Word::Ask { number } if from == COORDINATOR => self.stalls.question = Some((from, number)),
+            Word::Report(finding) if from == COORDINATOR => self.tell(finding, around),
+            Word::Ask { .. } | Word::Report(_) => {
+                let what = "it speaks of a stall and is not the coordinator".to_owned();
+                return Err(TransportError::Garbled { peer: from, what }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether somebody has asked what this rank does and no answer is being made.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.stalls.question.is_some() && self.stalls.answer.is_none()
+    }
+
+    /// Has an answer made.
+    pub(crate) fn begin_answer(&mut self, witness: &Witness, states: Vec<GroupState>) {
+        if let Some((to, number)) = self.stalls.question.take() {
+            self.stalls.answer = Some(Answer { to, number, coming: witness.begin(states) });
+        }
+    }
+
+    /// Gives the answer that has been made.
+    fn answer(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        let Some(Answer { to, number, coming }) = &self.stalls.answer else { return Ok(()) };
+        let (to, number, account) = (*to, *number, coming.try_recv());
+        match account {
+            Err(TryRecvError::Empty) => return Ok(()),
+            Ok(account) if to == self.place.me => {
+                self.hear_of_stall(to, Word::Answer { number, account }, around)?;
+            }
+            Ok(account) => self.say(to, &Word::Answer { number, account })?,
+            // The thread has panicked; the coordinator will do without.
+            Err(TryRecvError::Disconnected) => {}
+        }
+        self.stalls.answer = None;
+        Ok(())
+    }
+
+    fn close_inquest(&mut self, around: &Surroundings<'_>) -> Result<(), TransportError> {
+        let Some(inquest) = self.stalls.inquest.take() else { return Ok(()) };
+        let places = Places { world_ranks: &self.settings.ranks, hosts: &self.settings.hosts };
+        let (me, mesh) = (self.place.me, &mut self.mesh);
+        let finding = inquest.close(&places, around.now, |rank| match rank == me {
+            true => Sight::Alive(std::process::id()),
+            false => mesh.peer_mut(rank).pid.map_or(Sight::Nothing, look_at),
+        });
+        for rank in (0..self.place.size).map(Rank::from).filter(|rank| *rank != me) {
+            self.say(rank, &Word::Report(finding.clone()))?;
+        }
+        self.tell(finding, around);
+        Ok(())
+    }
+
+    /// This rank is told what came of an inquest.
+    fn tell(&mut self, finding: Finding, around: &Surroundings<'_>) {
+        self.stalls.verdict = Some(Arc::clone(&finding.verdict));
+        let coordinates = self.place.me == COORDINATOR;
+        if !coordinates {
+            self.diary.stalled(&finding.tensor, finding.missing as usize, finding.first, around.now);
+        }
+        self.diary.stall_told();
+        let whole = coordinates || self.place.size <= ALL_PRINT_UP_TO;
+        (around.on_stall)(&StallNotice { group: self.id(), finding, whole });
+    }
+
+    /// What this group is at, if it is at anything.
+    pub(crate) fn state(&self, now: Duration) -> Option<GroupState> {
+        if matches!(self.state, State::Ended(_)) || (self.job.is_none() && self.table.is_empty()) {
+            return None;
+        }
+        let mut names: Vec<&Arc<str>> = self.table.names().collect();
+        names.sort_unstable();
+        names.truncate(NAMES_TOLD);
+        Some(GroupState {
+            group: self.id(),
+            pending: self.table.len() as u64,
+            names: names.into_iter().map(cut).collect(),
+            running: self.job.as_ref().map(|job| self.running(job, now)),
+        })
+    }
+
+    fn running(&self, job: &Job, now: Duration) -> Running {
+        let plan = &job.bucket.plan;
+        let more = if plan.parts.len() > 1 { format!(" and {} more", plan.parts.len() - 1) } else { String::new() };
+        let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+        Running {
+            tensor: Lately { what: cut(&plan.parts[0].item.name), ago: now.saturating_sub(job.began) },
+            operation: job.bucket.operation.index(),
+            place: format!("{}{more} of {bytes} bytes, {}", plan.collective.word(), job.place()).into(),
+            still: now.saturating_sub(job.moved),
+            peer: job.waiting_for(&self.mesh).map(|peer| self.settings.ranks[peer.index()]),
+        }
+    }
+}
+
+/// How often requests are looked at: four times within the shortest limit.
+pub(super) fn check_interval(limits: &Limits) -> Duration {
+    let shortest = match limits.shut_down_after {
+        Duration::ZERO => limits.warn_after,
+        shut_down_after => limits.warn_after.min(shut_down_after),
+    };
+    (shortest / 4).max(Duration::from_millis(10))
+}

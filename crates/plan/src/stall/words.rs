@@ -1,0 +1,285 @@
+//! What a stall comes to, in words: one line, and the whole report behind it.
+//!
+//! [`verdict`] is a table of causes, the surest first: a process that cannot do anything at all explains more than what its
+//! program did before, and two names that were meant to be the same explain more than where each program waits. [`whole`] says, in this
+//! order, the verdict, what Horovod's users know and search for, and the account of every rank that was asked.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::account::{Account, GroupState, Interpreter, MainThread, ThreadStack};
+use super::inquest::{Places, Sight, Testimony};
+use super::{Crossing, NearMiss, Report};
+use crate::request::{GroupId, Rank};
+
+/// What it comes to, in one line.
+pub(super) fn verdict(report: &Report, testimonies: &[(Rank, Testimony)], places: &Places<'_>) -> String {
+    let first = |say: &dyn Fn(Rank, &Testimony) -> Option<String>| {
+        testimonies.iter().find_map(|(rank, testimony)| say(*rank, testimony))
+    };
+    let of_account = |say: &dyn Fn(Rank, &Account) -> Option<String>| {
+        first(&|rank, testimony| match testimony {
+            Testimony::Given(account) => say(rank, account),
+            Testimony::Silent(_) => None,
+        })
+    };
+    let world = |rank: Rank| places.world(rank);
+    let wanted = report.stalled.first().map_or("", |waiting| &*waiting.name);
+    let line = first(&|rank, testimony| unable(rank, testimony, places))
+        .or_else(|| {
+            report.near_misses.first().map(|NearMiss { name, rank, instead }| {
+                format!("rank {} never asked for {name:?}, it asked for {instead:?}: names differ.", world(*rank))
+            })
+        })
+        .or_else(|| report.crossings.first().map(|crossing| crossed(crossing, places)))
+        .or_else(|| {
+            of_account(&|rank, account| {
+                let direct = account.direct.as_ref()?;
+                let of = direct.peer.map_or_else(String::new, |peer| format!(" and waits for rank {peer}"));
+                let (rank, what, time) = (world(rank), &direct.call.what, seconds(direct.call.ago));
+                Some(format!(
+                    "rank {rank} has been in a direct {what} for {time}{of}, while others wait for {wanted:?}: the ranks do not \
+                     make the same calls."
+                ))
+            })
+        })
+        .or_else(|| {
+            of_account(&|rank, account| {
+                let phase = account.phase.as_ref()?;
+                Some(format!(
+                    "rank {} has been in phase {:?} for {} while others wait for {wanted:?}{}",
+                    world(rank),
+                    phase.what,
+                    seconds(phase.ago),
+                    advice(&phase.what)
+                ))
+            })
+        })
+        .or_else(|| of_account(&|rank, account| elsewhere(world(rank), account, wanted)))
+        .or_else(|| of_account(&|rank, account| Some(idle(world(rank), account, wanted))))
+        .unwrap_or_else(|| format!("{wanted:?} waits for ranks of which nothing is known."));
+    let others = report.stalled.iter().flat_map(|waiting| &waiting.missing).collect::<std::collections::BTreeSet<_>>();
+    match others.len() {
+        0 | 1 => line,
+        // Two ranks that wait for each other are both missing, and the line is about both.
+        2 if !report.near_misses.is_empty() || !report.crossings.is_empty() => line,
+        missing => format!("{line} ({missing} ranks are missing; this is about one.)"),
+    }
+}
+
+/// A rank that cannot answer.
+fn unable(rank: Rank, testimony: &Testimony, places: &Places<'_>) -> Option<String> {
+    let Testimony::Silent(sight) = testimony else { return None };
+    let (rank, host) = (places.world(rank), places.host(rank));
+    Some(match sight {
+        Sight::Stopped(pid) => format!(
+            "rank {rank} on {host} (pid {pid}) is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT {pid}` there lets it go on."
+        ),
+        Sight::Gone(pid) => format!("rank {rank} on {host} (pid {pid}) is gone."),
+        Sight::Alive(pid) => format!(
+            "rank {rank} on {host} (pid {pid}) does not answer although its process is there: the machine is overloaded, or it hangs."
+        ),
+        Sight::Nothing => format!(
+            "rank {rank} on {host} does not answer: it is stopped or hangs, its host is down, or the network between is cut."
+        ),
+    })
+}
+
+fn crossed(crossing: &Crossing, places: &Places<'_>) -> String {
+    let Crossing { name, rank, instead, other } = crossing;
+    let (rank, other) = (places.world(*rank), places.world(*other));
+    format!(
+        "rank {other} asked for {name:?}, which rank {rank} has not asked for, and rank {rank} for {instead:?}, which rank {other} has \
+         not asked for: they ask for different tensors, or wait for them in different orders."
+    )
+}
+
+/// What can be done about a phase that others wait for.
+fn advice(phase: &str) -> &'static str {
+    match phase {
+        "evaluation" => {
+            ": let all ranks evaluate, each its share, or have the others wait in a barrier with a longer limit."
+        }
+        "input wait" => ": its input is late.",
+        "checkpoint" => ": its checkpoint takes that long.",
+        _ => ".",
+    }
+}
+
+/// A rank whose program is seen to do something else.
+fn elsewhere(rank: Rank, account: &Account, wanted: &str) -> Option<String> {
+    let threads = match &account.interpreter {
+        Interpreter::None => return None,
+        Interpreter::Answered(threads) => threads,
+        Interpreter::Silent(waited, threads) => {
+            let place = place(threads).map_or_else(String::new, |place| format!(", last seen in {place}"));
+            return Some(format!(
+                "rank {rank} has not asked for {wanted:?}: its interpreter did not answer within {}, so it is inside native code \
+                 that holds the interpreter's lock{place}.",
+                seconds(*waited)
+            ));
+        }
+    };
+    let place = place(threads)?;
+    Some(format!("rank {rank} has not asked for {wanted:?}; it is in {place}."))
+}
+
+/// Where the main thread is.
+fn place(threads: &[ThreadStack]) -> Option<&str> {
+    threads.first().and_then(|thread| thread.frames.last()).map(|frame| &**frame)
+}
+
+fn idle(rank: Rank, account: &Account, wanted: &str) -> String {
+    match (&account.submitted, account.records) {
+        (_, false) => format!("rank {rank} has not asked for {wanted:?}; it records nothing, so no more is known."),
+        (None, true) => format!("rank {rank} has not asked for anything yet, while others wait for {wanted:?}."),
+        (Some(last), true) => format!(
+            "rank {rank} has not asked for {wanted:?}; what it asked for last was {:?}, {} ago.",
+            last.what,
+            seconds(last.ago)
+        ),
+    }
+}
+
+/// The whole report. `waited` is how long the ranks have had to answer.
+pub(super) fn whole(
+    verdict: &str,
+    report: &Report,
+    testimonies: &[(Rank, Testimony)],
+    places: &Places<'_>,
+    waited: Duration,
+) -> String {
+    let mut text = format!("Stall: {verdict}\n{}", report.text);
+    for (rank, testimony) in testimonies {
+        let (world, host) = (places.world(*rank), places.host(*rank));
+        match testimony {
+            Testimony::Given(account) => {
+                let _ = write!(text, "\nRank {world} on {host} (pid {}):", account.pid);
+                for line in lines(account) {
+                    let _ = write!(text, "\n  {line}");
+                }
+            }
+            Testimony::Silent(sight) => {
+                let seen = match sight {
+                    Sight::Nothing => "",
+                    Sight::Stopped(_) => "; its process is stopped",
+                    Sight::Alive(_) => "; its process is there",
+                    Sight::Gone(_) => "; its process is gone",
+                };
+                let _ = write!(text, "\nRank {world} on {host}: no answer within {}{seen}.", seconds(waited));
+            }
+        }
+    }
+    let missing = report.stalled.iter().flat_map(|waiting| &waiting.missing);
+    let missing: std::collections::BTreeSet<&Rank> = missing.collect();
+    if missing.len() > testimonies.len() {
+        let _ = write!(text, "\n{} more ranks are missing and were not asked.", missing.len() - testimonies.len());
+    }
+    text
+}
+
+fn lines(account: &Account) -> Vec<String> {
+    let mut lines = Vec::new();
+    if account.records {
+        lines.push(doing(account));
+        lines.push(last(account));
+    } else {
+        lines.push("it records nothing (FARANDOLE_RECORDER_RECORDS=0), so its past is not known".to_owned());
+    }
+    if let Some(direct) = &account.direct {
+        let peer = direct.peer.map_or_else(String::new, |peer| format!(", waiting for rank {peer}"));
+        lines.push(format!("in a direct {} for {}{peer}", direct.call.what, seconds(direct.call.ago)));
+    }
+    if account.groups.is_empty() {
+        lines.push("engine: idle, nothing is asked of it".to_owned());
+    }
+    lines.extend(account.groups.iter().map(engine));
+    lines.extend(match account.main_thread {
+        MainThread::Unknown => None,
+        MainThread::Runs => Some("main thread: runs".to_owned()),
+        MainThread::Sleeps => Some("main thread: sleeps".to_owned()),
+        MainThread::Disk => Some("main thread: waits for a disk or a network file system".to_owned()),
+    });
+    stacks(&account.interpreter, &mut lines);
+    lines
+}
+
+fn doing(account: &Account) -> String {
+    let mut line = match &account.phase {
+        Some(phase) => format!("in phase {:?} for {}", phase.what, seconds(phase.ago)),
+        None => "in no phase that it has marked".to_owned(),
+    };
+    if let Some(epoch) = account.epoch {
+        let _ = write!(line, "; epoch {epoch}");
+    }
+    if let Some((number, ago)) = account.iteration {
+        let _ = write!(line, "; iteration {number}, begun {} ago", seconds(ago));
+    }
+    line
+}
+
+fn last(account: &Account) -> String {
+    let done = match &account.finished {
+        Some(done) => format!("last collective: {:?}, done {} ago", done.what, seconds(done.ago)),
+        None => "no collective has been done yet".to_owned(),
+    };
+    let since = match (&account.submitted, &account.finished) {
+        (None, _) => "it has submitted nothing".to_owned(),
+        (Some(asked), Some(done)) if asked.ago >= done.ago => "it has submitted nothing since".to_owned(),
+        (Some(asked), _) => format!("submitted last: {:?}, {} ago", asked.what, seconds(asked.ago)),
+    };
+    format!("{done}; {since}")
+}
+
+fn engine(state: &GroupState) -> String {
+    let of = match state.group {
+        GroupId::WORLD => String::new(),
+        group => format!(" (group {group})"),
+    };
+    let names: Vec<String> = state.names.iter().map(|name| format!("{name:?}")).collect();
+    let more = if state.pending > names.len() as u64 { ", ..." } else { "" };
+    let pending = match state.pending {
+        0 => String::new(),
+        pending => format!("; {pending} pending: {}{more}", names.join(", ")),
+    };
+    let Some(running) = &state.running else {
+        return format!("engine{of}: waits for other ranks to ask for the same{pending}");
+    };
+    let peer = running.peer.map_or_else(String::new, |peer| format!(", waiting for rank {peer}"));
+    format!(
+        "engine{of}: bucket {} ({:?}) under way for {}, {}, still for {}{peer}{pending}",
+        running.operation,
+        running.tensor.what,
+        seconds(running.tensor.ago),
+        running.place,
+        seconds(running.still)
+    )
+}
+
+fn stacks(interpreter: &Interpreter, lines: &mut Vec<String>) {
+    let threads = match interpreter {
+        Interpreter::None => return,
+        Interpreter::Answered(threads) => threads,
+        Interpreter::Silent(waited, threads) => {
+            let outside = if threads.is_empty() { "" } else { "; seen from outside:" };
+            lines.push(format!(
+                "its interpreter did not answer within {}: it is inside native code or holds the interpreter's lock{outside}",
+                seconds(*waited)
+            ));
+            threads
+        }
+    };
+    for thread in threads {
+        lines.push(format!("Python, {}:", thread.name));
+        lines.extend(thread.frames.iter().map(|frame| format!("  {frame}")));
+    }
+}
+
+/// As people say it: whole seconds from ten on.
+fn seconds(time: Duration) -> String {
+    if time >= Duration::from_secs(10) {
+        format!("{} s", time.as_secs())
+    } else {
+        format!("{:.1} s", time.as_secs_f64())
+    }
+}

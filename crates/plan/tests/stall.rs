@@ -1,0 +1,172 @@
+//! What a stall comes to: one line for each kind of cause, and a report that holds everything that was found out.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use farandole_plan::stall::{
+    Account, DirectCall, Finding, GroupState, Inquest, Interpreter, Lately, Limits, MainThread, PATIENCE, Places,
+    Running, Sight, ThreadStack, Waiting, report,
+};
+use farandole_plan::{GroupId, Rank};
+
+const MINUTE: Duration = Duration::from_secs(61);
+
+fn lately(what: &str, seconds: f64) -> Lately {
+    Lately { what: what.into(), ago: Duration::from_secs_f64(seconds) }
+}
+
+/// An inquest about these names, each missing these ranks, after a minute.
+fn inquest(waiting: &[(&str, &[u32])]) -> Inquest {
+    let waiting = waiting.iter().map(|(name, missing)| Waiting {
+        name: (*name).into(),
+        since: Duration::ZERO,
+        missing: missing.iter().map(|rank| Rank(*rank)).collect(),
+    });
+    Inquest::open(7, report(waiting.collect(), &Limits::default(), &[], MINUTE).unwrap(), MINUTE)
+}
+
+fn close(inquest: Inquest, sight: Sight) -> Finding {
+    let hosts: Vec<String> = (0..4).map(|host| format!("host{host}")).collect();
+    inquest.close(&Places { world_ranks: &[], hosts: &hosts }, MINUTE + PATIENCE, |_| sight)
+}
+
+/// What comes of one missing rank that gives this account.
+fn about(account: Account) -> Finding {
+    let mut inquest = inquest(&[("w", &[1])]);
+    assert!(!inquest.is_over(MINUTE) && inquest.asked().eq([Rank(1)]));
+    inquest.hear(Rank(1), 6, Box::default());
+    inquest.hear(Rank(2), 7, Box::default());
+    assert!(!inquest.is_over(MINUTE), "answers to other questions and of other ranks do not count");
+    inquest.hear(Rank(1), 7, Box::new(account));
+    assert!(inquest.is_over(MINUTE));
+    close(inquest, Sight::Nothing)
+}
+
+fn recorded() -> Account {
+    Account { pid: 77, records: true, ..Account::default() }
+}
+
+#[test]
+fn a_rank_that_evaluates_alone_is_told_with_all_it_did_last() {
+    let frames = vec!["train.py:44 in <module>: main()".into(), "train.py:30 in evaluate: time.sleep(100)".into()];
+    let finding = about(Account {
+        phase: Some(lately("evaluation", 61.0)),
+        epoch: Some(2),
+        iteration: Some((310, MINUTE)),
+        finished: Some(lately("layer3/weight", 61.0)),
+        submitted: Some(lately("layer3/weight", 61.2)),
+        main_thread: MainThread::Sleeps,
+        interpreter: Interpreter::Answered(vec![ThreadStack { name: "MainThread".into(), frames }]),
+        ..recorded()
+    });
+    assert_eq!(
+        &*finding.verdict,
+        "rank 1 has been in phase \"evaluation\" for 61 s while others wait for \"w\": let all ranks evaluate, each its share, or \
+         have the others wait in a barrier with a longer limit."
+    );
+    assert!(finding.text.starts_with(&format!("Stall: {}\nOne or more tensors were submitted", finding.verdict)));
+    let expected = "Missing ranks:\n1: [w]\nRank 1 on host1 (pid 77):\n  in phase \"evaluation\" for 61 s; epoch 2; iteration 310, begun 61 s \
+                    ago\n  last collective: \"layer3/weight\", done 61 s ago; it has submitted nothing since\n  engine: idle, nothing is \
+                    asked of it\n  main thread: sleeps\n  Python, MainThread:\n    train.py:44 in <module>: main()\n    train.py:30 in \
+                    evaluate: time.sleep(100)";
+    assert!(finding.text.ends_with(expected), "{}", finding.text);
+    assert_eq!((&*finding.tensor, finding.missing, finding.first), ("w", 1, Rank(1)));
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_itself_the_finding() {
+    let verdict = |sight| close(inquest(&[("w", &[1])]), sight).verdict;
+    assert_eq!(
+        &*verdict(Sight::Stopped(77)),
+        "rank 1 on host1 (pid 77) is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT 77` there lets it go on."
+    );
+    assert_eq!(&*verdict(Sight::Gone(77)), "rank 1 on host1 (pid 77) is gone.");
+    assert!(verdict(Sight::Alive(77)).contains("does not answer although its process is there"));
+    assert!(verdict(Sight::Nothing).contains("its host is down, or the network between is cut"));
+    let text = close(inquest(&[("w", &[1])]), Sight::Stopped(77)).text;
+    assert!(text.ends_with("Rank 1 on host1: no answer within 3.0 s; its process is stopped."), "{text}");
+}
+
+#[test]
+fn names_that_differ_go_before_where_programs_wait() {
+    let mut inquest = inquest(&[("model/w", &[1]), ("model_1/w", &[0])]);
+    for rank in [Rank(0), Rank(1)] {
+        inquest.hear(rank, 7, Box::new(Account { phase: Some(lately("backward", 61.0)), ..recorded() }));
+    }
+    let finding = close(inquest, Sight::Nothing);
+    assert_eq!(&*finding.verdict, "rank 1 never asked for \"model/w\", it asked for \"model_1/w\": names differ.");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_both_named() {
+    let finding = close(inquest(&[("alpha", &[1]), ("omega", &[0])]), Sight::Nothing);
+    assert!(finding.verdict.contains("does not answer"), "who cannot do anything goes first: {}", finding.verdict);
+    let mut inquest = inquest(&[("alpha", &[1]), ("omega", &[0])]);
+    for (rank, name) in [(Rank(0), "alpha"), (Rank(1), "omega")] {
+        let groups = vec![GroupState { group: GroupId::WORLD, pending: 1, names: vec![name.into()], running: None }];
+        inquest.hear(rank, 7, Box::new(Account { groups, ..recorded() }));
+    }
+    let finding = close(inquest, Sight::Nothing);
+    assert_eq!(
+        &*finding.verdict,
+        "rank 0 asked for \"alpha\", which rank 1 has not asked for, and rank 1 for \"omega\", which rank 0 has not asked for: they \
+         ask for different tensors, or wait for them in different orders."
+    );
+    assert!(finding.text.contains("engine: waits for other ranks to ask for the same; 1 pending: \"omega\""));
+}
+
+#[test]
+fn what_an_interpreter_or_a_recorder_says_is_used_as_far_as_it_goes() {
+    let thread = |frame: &str| vec![ThreadStack { name: "MainThread".into(), frames: vec![frame.into()] }];
+    let answered = Interpreter::Answered(thread("a.py:3 in f"));
+    let verdict = |account| about(account).verdict.to_string();
+    assert_eq!(
+        verdict(Account { interpreter: answered, ..recorded() }),
+        "rank 1 has not asked for \"w\"; it is in a.py:3 in f."
+    );
+    let silent = Interpreter::Silent(Duration::from_secs(1), thread("a.py:5 in g"));
+    let finding = about(Account { interpreter: silent, ..recorded() });
+    assert!(
+        finding.verdict.contains("did not answer within 1.0 s, so it is inside native code"),
+        "{}",
+        finding.verdict
+    );
+    assert!(finding.verdict.ends_with("last seen in a.py:5 in g."));
+    assert!(finding.text.contains("its interpreter did not answer within 1.0 s: it is inside native code or holds"));
+    assert_eq!(verdict(recorded()), "rank 1 has not asked for anything yet, while others wait for \"w\".");
+    let asked = Account { submitted: Some(lately("v", 3.0)), ..recorded() };
+    assert_eq!(verdict(asked), "rank 1 has not asked for \"w\"; what it asked for last was \"v\", 3.0 s ago.");
+    assert!(verdict(Account::default()).contains("it records nothing"));
+}
+
+#[test]
+fn a_rank_in_another_call_is_told_with_whom_it_waits_for() {
+    let direct = DirectCall { call: lately("allreduce", 61.0), peer: Some(Rank(3)) };
+    let running = Running {
+        tensor: lately("v", 61.0),
+        operation: 12,
+        place: "step 3 of 8 of an allreduce".into(),
+        still: MINUTE,
+        peer: Some(Rank(2)),
+    };
+    let groups = vec![GroupState { group: GroupId(3), pending: 2, names: vec!["v".into()], running: Some(running) }];
+    let finding = about(Account { direct: Some(direct), groups, ..recorded() });
+    assert!(finding.verdict.starts_with("rank 1 has been in a direct allreduce for 61 s and waits for rank 3, while"));
+    let line = "engine (group 3): bucket 12 (\"v\") under way for 61 s, step 3 of 8 of an allreduce, still for 61 s, waiting for \
+                rank 2; 2 pending: \"v\", ...";
+    assert!(finding.text.contains(line), "{}", finding.text);
+}
+
+#[test]
+fn of_many_missing_ranks_some_are_asked_and_the_rest_is_counted() {
+    let missing: Vec<u32> = (1..100).collect();
+    let mut inquest = inquest(&[("w", &missing), ("v", &[50])]);
+    assert!(inquest.asked().eq([50, 1, 2, 3, 4, 5, 6, 7].map(Rank)), "those that are missed most go first");
+    for rank in inquest.asked().collect::<Vec<_>>() {
+        inquest.hear(rank, 7, Box::new(recorded()));
+    }
+    let finding = close(inquest, Sight::Nothing);
+    assert!(finding.text.ends_with("91 more ranks are missing and were not asked."), "{}", finding.text);
+    assert!(finding.verdict.ends_with("(99 ranks are missing; this is about one.)"), "{}", finding.verdict);
+}

@@ -1,0 +1,197 @@
+//! What a rank is at, and what it did last, from what it has recorded: [`Lately`].
+//!
+//! For whoever must say in a few lines why a rank has not come. A function from a trace and a moment to values; the trace may begin
+//! anywhere, and what lies before its beginning is not known.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::event::{Event, Group, NameId, Operation, Phase, ThreadId};
+use crate::trace::Trace;
+
+/// See the module's text. Times are how long ago something was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lately {
+    /// The innermost phase of the program, and since when it is in it.
+    pub phase: Option<(Arc<str>, Duration)>,
+    /// The last epoch that began.
+    pub epoch: Option<u64>,
+    /// The last iteration that began.
+    pub iteration: Option<(u64, Duration)>,
+    /// The request that was done last.
+    pub finished: Option<(Arc<str>, Duration)>,
+    /// The request that was made last.
+    pub submitted: Option<(Arc<str>, Duration)>,
+    /// The direct call that is under way, and the rank that it waits for, if one can be named.
+    pub direct: Option<(&'static str, Duration, Option<u32>)>,
+}
+
+impl Lately {
+    /// What a trace says at this moment.
+    pub fn of(trace: &Trace, now_ns: u64) -> Lately {
+        let mut reader = Reader::default();
+        for record in &trace.records {
+            reader.read(record.time_ns, record.thread, record.event);
+        }
+        let ago = |time_ns: u64| Duration::from_nanos(now_ns.saturating_sub(time_ns));
+        let named = |(name, time_ns): (NameId, u64)| (Arc::from(trace.text(name)), ago(time_ns));
+        let phase = reader.phase().map(|open| {
+            let text = if open.phase == Phase::User { trace.text(open.name) } else { open.phase.word() };
+            (Arc::from(text), ago(open.since_ns))
+        });
+        Lately {
+            phase,
+            epoch: reader.epoch,
+            iteration: reader.iteration.map(|(number, time_ns)| (number, ago(time_ns))),
+            finished: reader.finished.map(named),
+            submitted: reader.submitted.map(named),
+            direct: reader.direct.map(|call| (call.word, ago(call.since_ns), call.peer)),
+        }
+    }
+}
+
+/// What has been read so far, in the trace's own terms.
+#[derive(Default)]
+struct Reader {
+    /// Open phases of each thread, the innermost last.
+    phases: BTreeMap<ThreadId, Vec<Open>>,
+    /// The thread that has marked an iteration or an epoch last: the program's own.
+    program: Option<ThreadId>,
+    epoch: Option<u64>,
+    iteration: Option<(u64, u64)>,
+    finished: Option<(NameId, u64)>,
+    submitted: Option<(NameId, u64)>,
+    direct: Option<Call>,
+}
+
+struct Open {
+    phase: Phase,
+    name: NameId,
+    since_ns: u64,
+}
+
+struct Call {
+    operation: Operation,
+    word: &'static str,
+    since_ns: u64,
+    peer: Option<u32>,
+}
+
+impl Reader {
+    fn read(&mut self, time_ns: u64, thread: ThreadId, event: Event) {
+        match event {
+            Event::PhaseBegin { phase, name } => {
+                self.phases.entry(thread).or_default().push(Open { phase, name, since_ns: time_ns });
+            }
+            Event::PhaseEnd { phase, name } => {
+                let open = self.phases.entry(thread).or_default();
+                // Ends whose beginnings are not in the trace end nothing; beginnings whose ends were lost end with what is around them.
+                if let Some(at) = open.iter().rposition(|open| open.phase == phase && open.name == name) {
+                    open.truncate(at);
+                }
+            }
+            Event::Iteration { number } => (self.iteration, self.program) = (Some((number, time_ns)), Some(thread)),
+            Event::Epoch { number } => (self.epoch, self.program) = (Some(number), Some(thread)),
+            Event::Done { name, .. } => self.finished = Some((name, time_ns)),
+            Event::Submitted { name, .. } => self.submitted = Some((name, time_ns)),
+            Event::Started { group: Group::DIRECT, operation, collective, .. } => {
+                self.direct = Some(Call { operation, word: collective.word(), since_ns: time_ns, peer: None });
+            }
+            Event::Waiting { group: Group::DIRECT, operation, peer } => {
+                if let Some(call) = self.direct.as_mut().filter(|call| call.operation == operation) {
+                    call.peer = peer;
+                }
+            }
+            Event::Moving { group: Group::DIRECT, .. } => {
+                if let Some(call) = &mut self.direct {
+                    call.peer = None;
+                }
+            }
+            Event::Finished { group: Group::DIRECT, .. } | Event::Trouble { .. } => self.direct = None,
+            _ => {}
+        }
+    }
+
+    /// The innermost phase of the program's own thread, or else the one that began last.
+    fn phase(&self) -> Option<&Open> {
+        let innermost = |thread: &ThreadId| self.phases.get(thread)?.last();
+        let own = self.program.as_ref().and_then(innermost);
+        own.or_else(|| self.phases.values().filter_map(|open| open.last()).max_by_key(|open| open.since_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Collective, Dtype, Record};
+
+    fn trace(events: impl IntoIterator<Item = (u64, u16, Event)>) -> Trace {
+        let mut trace = Trace::default();
+        for name in ["w", "v", "augment"] {
+            trace.names.intern(name);
+        }
+        let records = events.into_iter().map(|(ms, thread, event)| {
+            let (time_ns, thread) = (ms * 1_000_000, ThreadId(thread));
+            Record { time_ns, thread, event }
+        });
+        trace.records = records.collect();
+        trace
+    }
+
+    const W: NameId = NameId(1);
+    const V: NameId = NameId(2);
+
+    fn ms(number: u64) -> Duration {
+        Duration::from_millis(number)
+    }
+
+    #[test]
+    fn the_last_of_everything_counts() {
+        let (group, operation) = (Group::WORLD, Operation(1));
+        let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4);
+        let trace = trace([
+            (1, 0, Event::Epoch { number: 2 }),
+            (2, 0, Event::Iteration { number: 5 }),
+            (3, 0, Event::Submitted { name: W, group, collective, dtype, bytes }),
+            (4, 9, Event::Done { name: W, group, operation }),
+            (5, 0, Event::Submitted { name: V, group, collective, dtype, bytes }),
+        ]);
+        let lately = Lately::of(&trace, 10_000_000);
+        assert_eq!((lately.epoch, lately.iteration), (Some(2), Some((5, ms(8)))));
+        assert_eq!(lately.finished, Some(("w".into(), ms(6))));
+        assert_eq!(lately.submitted, Some(("v".into(), ms(5))));
+        assert_eq!((lately.phase, lately.direct), (None, None));
+    }
+
+    #[test]
+    fn the_innermost_open_phase_of_the_programs_thread_counts() {
+        let begin = |phase, name| Event::PhaseBegin { phase, name };
+        let none = NameId::NONE;
+        let trace = trace([
+            (1, 0, Event::PhaseEnd { phase: Phase::Backward, name: none }),
+            (2, 0, Event::Iteration { number: 5 }),
+            (3, 0, begin(Phase::Evaluation, none)),
+            (4, 0, begin(Phase::Forward, none)),
+            (5, 0, Event::PhaseEnd { phase: Phase::Forward, name: none }),
+            (6, 3, begin(Phase::User, NameId(3))),
+        ]);
+        assert_eq!(Lately::of(&trace, 10_000_000).phase, Some(("evaluation".into(), ms(7))));
+        let mut ended = trace.clone();
+        let event = Event::PhaseEnd { phase: Phase::Evaluation, name: none };
+        ended.records.push(Record { time_ns: 8_000_000, thread: ThreadId(0), event });
+        assert_eq!(Lately::of(&ended, 10_000_000).phase, Some(("augment".into(), ms(4))), "another thread's, at least");
+    }
+
+    #[test]
+    fn a_direct_call_counts_until_it_is_over() {
+        let (group, operation) = (Group::DIRECT, Operation(7));
+        let (collective, dtype) = (Collective::Barrier, Dtype::U8);
+        let started = Event::Started { group, operation, collective, dtype, requests: 0, bytes: 0 };
+        let waiting = Event::Waiting { group, operation, peer: Some(3) };
+        let under_way = trace([(1, 0, started), (2, 0, waiting)]);
+        assert_eq!(Lately::of(&under_way, 4_000_000).direct, Some(("barrier", ms(3), Some(3))));
+        let over = trace([(1, 0, started), (2, 0, waiting), (3, 0, Event::Finished { group, operation })]);
+        assert_eq!(Lately::of(&over, 4_000_000).direct, None);
+    }
+}
