@@ -23,6 +23,7 @@ mod records;
 mod region;
 mod request;
 mod result;
+mod stacks;
 mod waiting;
 mod world;
 

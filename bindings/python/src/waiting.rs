@@ -80,10 +80,10 @@ pub(crate) fn let_waiting_threads_return(at_most: Duration) {
 }
 
 /// One thread that waits.
-struct Waiting;
+pub(crate) struct Waiting;
 
 impl Waiting {
-    fn begin() -> Waiting {
+    pub(crate) fn begin() -> Waiting {
         WAITING.fetch_add(1, Ordering::Relaxed);
         Waiting
     }

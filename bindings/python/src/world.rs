@@ -20,6 +20,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
 use crate::request::read_group;
+use crate::stacks;
 use crate::waiting::let_waiting_threads_return;
 
 /// How much of an exception's text other ranks get to hear: a line of a terminal or two.
@@ -73,13 +74,14 @@ pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -
     if !AT_EXIT.swap(true, Ordering::Relaxed) {
         py.import("atexit")?.call_method1("register", (wrap_pyfunction!(leave, py)?,))?;
     }
+    let stacks = Some(stacks::prepare(py));
     py.detach(|| {
         let _life = lock_life();
         // Another thread may have been faster.
         if Python::attach(|_| peek()).is_some() {
             return Ok(());
         }
-        let world = Setup::default().init().map_err(errors::raised)?;
+        let world = Setup { stacks, ..Setup::default() }.init().map_err(errors::raised)?;
         for ranks in &process_sets {
             let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank(rank)).collect();
             match world.engine().add_group(&ranks) {

@@ -130,9 +130,13 @@ fn names_that_differ_are_the_verdict() {
             engine.run(sum(name, vec![1i32])).unwrap_err()
         },
     );
-    let verdict = "rank 1 never asked for \"model/w\", it asked for \"model_1/w\": names differ.";
+    let verdicts = [
+        "rank 1 never asked for \"model/w\", it asked for \"model_1/w\": names differ.",
+        "rank 0 never asked for \"model_1/w\", it asked for \"model/w\": names differ.",
+    ];
     for (error, told) in errors.iter().zip(&reports) {
-        assert_eq!((told.len(), &*told[0].finding.verdict), (1, verdict));
+        let verdict = &*told[0].finding.verdict;
+        assert!(told.len() == 1 && verdicts.contains(&verdict), "{told:#?}");
         assert!(matches!(error, Error::Failed(_)) && error.to_string().contains(verdict), "{error}");
     }
 }

@@ -44,6 +44,12 @@ pub use farandole_trace::event::Phase;
 pub use farandole_trace::{Cycles, PhaseGuard, Recorder};
 pub use world::{Setup, World, init, wait};
 
+/// What ranks find out about a stall, and how a program's interpreter takes part.
+pub mod stall {
+    pub use farandole_engine::{OnStall, Stacks, StallNotice};
+    pub use farandole_plan::stall::{Finding, Interpreter, ThreadStack};
+}
+
 /// The example of README.md, compiled and run as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

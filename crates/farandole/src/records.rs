@@ -5,18 +5,19 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `FARANDOLE_TRACE` | a folder: each rank keeps a trace of the whole run there |
-//! | `FARANDOLE_TRACE_TROUBLE` | a folder: each rank that meets an error or a stall leaves there what it did before |
+//! | `FARANDOLE_TRACE_TROUBLE` | a folder: each rank that meets an error or a stall leaves there what it did before; without it, the latest goes to a folder for temporary files. `0`: nowhere |
 //! | `FARANDOLE_TRACE_SIGNAL` | number of the signal on which a rank does so; `12` (SIGUSR2) by default, `0` for none |
 //! | `FARANDOLE_TIMELINE`, `HOROVOD_TIMELINE` | a file: rank 0 writes a timeline while it runs. `DYNAMIC`: when the program says so |
 //! | `FARANDOLE_TIMELINE_MARK_CYCLES`, `HOROVOD_TIMELINE_MARK_CYCLES` | `1`: with marks where requests were taken in |
 //!
 //! Nothing here can fail a job: what cannot be written is told on standard error.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farandole_engine::config::SettingValue;
-use farandole_trace::{Cycles, Duties, Recorder, Scribe};
+use farandole_trace::{Cycles, Duties, LastResort, Recorder, Scribe};
 
 /// SIGUSR2. Schedulers and training libraries use SIGUSR1 to announce that time is running out.
 const SIGNAL: u64 = 12;
@@ -28,12 +29,46 @@ const TELLER: u32 = 0;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
     trace: Option<PathBuf>,
-    trouble: Option<PathBuf>,
+    trouble: Trouble,
     signal: Option<i32>,
     /// `None`: there will be no timeline.
     timeline: Option<Timeline>,
     mark_cycles: bool,
 }
+
+/// Where traces of trouble go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Trouble {
+    /// Among temporary files.
+    #[default]
+    LastResort,
+    /// To this folder.
+    Folder(PathBuf),
+    Nowhere,
+}
+
+/// Which place this rank has in its job, as far as files are concerned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// The same on all ranks of the job, and different from other jobs'.
+    pub(crate) job: u64,
+    /// Ranks of this host, and how many of them come before this one.
+    pub(crate) local_size: usize,
+    pub(crate) local_rank: usize,
+}
+
+impl Place {
+    /// Where the traces go that nobody has asked for.
+    fn last_resort(self) -> LastResort {
+        let owner = std::fs::metadata("/proc/self").map_or(0, |process| process.uid());
+        let family = format!("farandole-trace-{owner}-");
+        let folder = std::env::temp_dir().join(format!("{family}{:016x}", self.job));
+        LastResort { folder, family, tells: self.local_size <= ALL_TELL_UP_TO || self.local_rank == 0 }
+    }
+}
+
+/// On hosts with up to so many ranks each tells where it has left a trace; on larger ones the first does, for all.
+const ALL_TELL_UP_TO: usize = 8;
 
 /// When there is a timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +91,11 @@ impl Wishes {
         let signal = first(&["FARANDOLE_TRACE_SIGNAL"]).and_then(|text| u64::parse(&text)).unwrap_or(SIGNAL);
         Wishes {
             trace: folder("FARANDOLE_TRACE"),
-            trouble: folder("FARANDOLE_TRACE_TROUBLE"),
+            trouble: match folder("FARANDOLE_TRACE_TROUBLE") {
+                None => Trouble::LastResort,
+                Some(folder) if folder.as_os_str() == "0" => Trouble::Nowhere,
+                Some(folder) => Trouble::Folder(folder),
+            },
             signal: i32::try_from(signal).ok().filter(|signal| *signal != 0),
             timeline,
             mark_cycles: mark.and_then(|text| bool::parse(&text)).unwrap_or(false),
@@ -78,7 +117,7 @@ pub(crate) struct Records {
 
 impl Records {
     /// Starts what is wished for.
-    pub(crate) fn start(recorder: Arc<Recorder>, wishes: &Wishes) -> Records {
+    pub(crate) fn start(recorder: Arc<Recorder>, wishes: &Wishes, place: Place) -> Records {
         let timeline_prepared = wishes.timeline.is_some();
         if !recorder.is_on() {
             return Records { recorder, scribe: None, timeline_prepared };
@@ -88,8 +127,13 @@ impl Records {
             Some(Timeline::File(path)) if rank == TELLER => Some((path.clone(), wishes.cycles())),
             _ => None,
         };
-        let (keep_in, save_trouble_in, signal) = (wishes.trace.clone(), wishes.trouble.clone(), wishes.signal);
-        let wanted = Duties { keep_in, save_trouble_in, signal, timeline };
+        let (save_trouble_in, last_resort) = match &wishes.trouble {
+            Trouble::Folder(folder) => (Some(folder.clone()), None),
+            Trouble::LastResort => (None, Some(place.last_resort())),
+            Trouble::Nowhere => (None, None),
+        };
+        let (keep_in, signal) = (wishes.trace.clone(), wishes.signal);
+        let wanted = Duties { keep_in, save_trouble_in, last_resort, signal, timeline };
         let started = Scribe::start(&recorder, wanted).or_else(|error| {
             eprintln!("farandole: rank {rank} writes no trace and no timeline by itself: {error}");
             Scribe::start(&recorder, Duties::default())
@@ -136,6 +180,16 @@ mod tests {
         assert_eq!(wishes.timeline, Some(Timeline::File("/ours.json".into())));
         assert_eq!(with(&[("HOROVOD_TIMELINE", "DYNAMIC")]).timeline, Some(Timeline::Dynamic));
         assert_eq!(with(&[("HOROVOD_TIMELINE", "")]).timeline, None);
+    }
+
+    #[test]
+    fn trouble_goes_to_a_folder_to_temporary_files_or_nowhere() {
+        assert_eq!(with(&[]).trouble, Trouble::LastResort);
+        assert_eq!(with(&[("FARANDOLE_TRACE_TROUBLE", "/t")]).trouble, Trouble::Folder("/t".into()));
+        assert_eq!(with(&[("FARANDOLE_TRACE_TROUBLE", "0")]).trouble, Trouble::Nowhere);
+        let place = |local_rank, local_size| Place { job: 7, local_size, local_rank }.last_resort();
+        assert_eq!(place(0, 2).folder, place(1, 2).folder, "all ranks of a job leave theirs together");
+        assert!(place(1, 8).tells && place(0, 9).tells && !place(1, 9).tells);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A process as a rank of its job.
 
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +12,9 @@ use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, Venue, spawn};
 use farandole_engine::meeting::Contacts;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hooks, Submission, Ticket};
+use farandole_engine::{
+    Alarm, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks, Submission, Ticket,
+};
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Element, Region};
@@ -22,10 +26,10 @@ use farandole_transport::listen::Listener;
 
 use crate::error::{Error, Result};
 use crate::measured;
-use crate::records::{Records, Wishes};
+use crate::records::{Place, Records, Wishes};
 
 /// How a world is set up, where the defaults do not do.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Setup {
     /// Settings of the engine; from the environment by default.
     pub config: Option<Config>,
@@ -40,6 +44,16 @@ pub struct Setup {
     pub patience: Duration,
     /// Where rank 0 looks for a measured table; where the environment says, by default.
     pub tables: Option<Shelf>,
+    /// What the program's interpreter is asked by, where it has one, when other ranks wait for this one.
+    pub stacks: Option<Stacks>,
+    /// Is given the reports of stalls; they go to standard error by default.
+    pub on_stall: Option<OnStall>,
+}
+
+impl fmt::Debug for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup").field("config", &self.config).field("patience", &self.patience).finish_non_exhaustive()
+    }
 }
 
 impl Default for Setup {
@@ -51,6 +65,8 @@ impl Default for Setup {
             address: None,
             patience: start_timeout(),
             tables: None,
+            stacks: None,
+            on_stall: None,
         }
     }
 }
@@ -112,7 +128,15 @@ impl Setup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: config.shown(),
         };
-        let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes);
+        let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
+        let topology = Topology::from_host_names(&hosts);
+        let place = Place {
+            job: number_of_job(&contacts),
+            local_size: topology.local_size(environment.rank),
+            local_rank: topology.local_rank(environment.rank),
+        };
+        let recorder = Recorder::new(identity, config.recorder_records as usize);
+        let records = Records::start(recorder, &wishes, place);
         let recorder = records.recorder();
         communicator.record_with(recorder);
         if let Some(lifeline) = &lifeline {
@@ -121,11 +145,9 @@ impl Setup {
         }
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
-        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), ..Hooks::default() };
+        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks: self.stacks, on_stall: self.on_stall };
         let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
         heed(lifeline.as_ref(), engine.alarm());
-        let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
-        let topology = Topology::from_host_names(&hosts);
         let blamed = AtomicBool::new(false);
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;
@@ -156,6 +178,13 @@ fn exchange(
         })
         .collect();
     Ok((contacts?, Some(lifeline)))
+}
+
+/// A number that all ranks of this job have and other jobs have not: it is made of where they are reached, which is different each time.
+fn number_of_job(contacts: &[Contact]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    contacts.iter().for_each(|contact| hasher.write(&contact.encode()));
+    hasher.finish()
 }
 
 /// Why ranks could not be connected: what has become of one of them, if that is known, or what this rank saw.

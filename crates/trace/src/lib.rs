@@ -40,6 +40,6 @@ pub mod verdict;
 pub use event::{Event, Record};
 pub use lately::Lately;
 pub use recorder::{DEFAULT_RECORDS, Identity, Occasion, Pen, PhaseGuard, Recorder};
-pub use scribe::{Duties, Scribe, save};
+pub use scribe::{Duties, JOBS_KEPT, LastResort, Scribe, save};
 pub use timeline::Cycles;
 pub use trace::{Ending, Header, Named, Names, Trace, Unreadable};

@@ -41,6 +41,24 @@ const TRACE_PERIOD: Duration = Duration::from_millis(100);
 /// troubles, and a rank must be able to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// A place for traces that nobody has asked for: among temporary files, for their owner's eyes only, and bounded in size.
+#[derive(Clone, Debug)]
+pub struct LastResort {
+    /// The folder, the same for all ranks of a job. It is made when it is needed.
+    pub folder: PathBuf,
+    /// What the names of such folders begin with. Older ones beside it are removed, but for [`JOBS_KEPT`].
+    pub family: String,
+    /// Whether this rank tells on standard error where it has written.
+    pub tells: bool,
+}
+
+/// Jobs whose unasked traces are kept: the last one, and some to compare it with.
+pub const JOBS_KEPT: usize = 4;
+
+/// Records of each ring that are written unasked: 1 MiB. A quarter of what a driver's ring holds by default, and still
+/// tens of iterations of a large model.
+const LATEST_RECORDS: u64 = 1 << 15;
+
 /// What a scribe is to do from the start.
 #[derive(Clone, Debug, Default)]
 pub struct Duties {
@@ -48,6 +66,8 @@ pub struct Duties {
     pub keep_in: Option<PathBuf>,
     /// Save what is in memory to this folder when there is trouble or a stall.
     pub save_trouble_in: Option<PathBuf>,
+    /// Where the latest of what is in memory goes on such an occasion if nobody has said where.
+    pub last_resort: Option<LastResort>,
     /// Save what is in memory when this signal comes: to one of the folders above or, without any, to the folder for temporary files.
     pub signal: Option<i32>,
     /// Begin a timeline at once.
@@ -249,16 +269,28 @@ impl Work {
         if self.keeping.is_some() {
             return;
         }
-        let folder = match &self.duties.save_trouble_in {
-            Some(folder) => folder.clone(),
-            None if occasion == "signal" => {
-                std::env::temp_dir().join(format!("farandole-trace-{}", std::process::id()))
-            }
-            None => return,
-        };
         let header = self.recorder.header();
-        match save(&self.recorder, &folder, occasion) {
-            Ok(path) => eprintln!("farandole: rank {}: wrote {} ({occasion})", header.rank, path.display()),
+        let (folder, saved, tells) = match (&self.duties.save_trouble_in, &self.duties.last_resort) {
+            (Some(folder), _) => (folder.clone(), save(&self.recorder, folder, occasion), true),
+            // Whoever sends a signal wants all there is.
+            (None, last_resort) if occasion == "signal" => {
+                let temporary = || std::env::temp_dir().join(format!("farandole-trace-{}", std::process::id()));
+                let folder = last_resort.as_ref().map_or_else(temporary, |resort| resort.folder.clone());
+                let saved = private_folder(&folder).and_then(|()| save(&self.recorder, &folder, occasion));
+                (folder, saved, true)
+            }
+            (None, Some(resort)) => {
+                let saved = private_folder(&resort.folder).and_then(|()| {
+                    write(&self.recorder, Tail::latest(&self.recorder, LATEST_RECORDS), &resort.folder, occasion)
+                });
+                remove_older(resort);
+                (resort.folder.clone(), saved, resort.tells)
+            }
+            (None, None) => return,
+        };
+        match saved {
+            Ok(path) if tells => eprintln!("farandole: rank {}: wrote {} ({occasion})", header.rank, path.display()),
+            Ok(_) => {}
             Err(error) => {
                 eprintln!("farandole: rank {}: saving a trace in {}: {error}", header.rank, folder.display());
             }
@@ -325,16 +357,60 @@ fn free_path(folder: &Path, own: &Header) -> PathBuf {
 /// If the file cannot be written.
 pub fn save(recorder: &Recorder, folder: &Path, occasion: &str) -> io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
+    write(recorder, Tail::from_the_start(), folder, occasion)
+}
+
+fn write(recorder: &Recorder, mut tail: Tail, folder: &Path, occasion: &str) -> io::Result<PathBuf> {
     let path = folder.join(name_of(recorder.header().rank));
     let draft_path = path.with_extension(format!("draft-{}", std::process::id()));
     let mut draft = Draft::begin(recorder.header());
-    put_news(&mut draft, Tail::from_the_start().follow(recorder));
+    put_news(&mut draft, tail.follow(recorder));
     draft.end(occasion);
     let written = std::fs::write(&draft_path, draft.take()).and_then(|()| std::fs::rename(&draft_path, &path));
     if written.is_err() {
         let _ = std::fs::remove_file(&draft_path);
     }
     written.map(|()| path)
+}
+
+/// Makes a folder that only its owner can look into. One that is there already must be such a folder: where everybody may write, anybody may have
+/// put something else in its place.
+fn private_folder(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    let found = std::fs::symlink_metadata(folder)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is there and not this user's own folder"));
+    }
+    Ok(())
+}
+
+/// Removes what earlier jobs have left beside a folder of last resort. What is not ours, or holds anything but traces, stays.
+fn remove_older(resort: &LastResort) {
+    let Some(parent) = resort.folder.parent() else { return };
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
+    let is_one = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(&resort.family));
+    let mut folders: Vec<(std::time::SystemTime, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| is_one(&entry.file_name()) && entry.path() != resort.folder)
+        .filter_map(|entry| {
+            let found = entry.metadata().ok().filter(std::fs::Metadata::is_dir)?;
+            Some((found.modified().ok()?, entry.path()))
+        })
+        .collect();
+    folders.sort();
+    let surplus = folders.len().saturating_sub(JOBS_KEPT - 1);
+    for (_, folder) in folders.into_iter().take(surplus) {
+        for file in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if file.path().extension().is_some_and(|extension| extension == EXTENSION) {
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
+        let _ = std::fs::remove_dir(&folder);
+    }
 }
 
 fn put_news(draft: &mut Draft, news: crate::tail::News) {

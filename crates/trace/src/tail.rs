@@ -20,6 +20,8 @@ pub(crate) struct Tail {
     threads: Vec<Arc<str>>,
     groups: usize,
     settings: usize,
+    /// Records before the first one that was read, until they have been told as dropped.
+    skipped: u64,
 }
 
 /// What is new.
@@ -38,7 +40,15 @@ pub(crate) struct News {
 impl Tail {
     /// Reads from the oldest record on that is still there.
     pub(crate) fn from_the_start() -> Tail {
-        Tail { next: Vec::new(), name: NameId(1), threads: Vec::new(), groups: 0, settings: 0 }
+        Tail { next: Vec::new(), name: NameId(1), threads: Vec::new(), groups: 0, settings: 0, skipped: 0 }
+    }
+
+    /// Reads the latest records of each ring, so many at most; what is older counts as dropped.
+    pub(crate) fn latest(recorder: &Recorder, records: u64) -> Tail {
+        let mut tail = Tail::from_the_start();
+        tail.next = recorder.rings().iter().map(|ring| ring.written().saturating_sub(records)).collect();
+        tail.skipped = tail.next.iter().sum();
+        tail
     }
 
     /// Reads what comes from now on; names are told from the start.
@@ -50,7 +60,7 @@ impl Tail {
 
     /// What is new since the last time.
     pub(crate) fn follow(&mut self, recorder: &Recorder) -> News {
-        let mut news = News::default();
+        let mut news = News { dropped: std::mem::take(&mut self.skipped), ..News::default() };
         let rings = recorder.rings();
         self.next.resize(rings.len(), 0);
         for (ring, next) in rings.iter().zip(&mut self.next) {

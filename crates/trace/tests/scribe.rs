@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_trace::event::{Collective, Dtype, Group, Operation};
-use farandole_trace::{Cycles, Duties, Ending, Event, Identity, Occasion, Pen, Recorder, Scribe, Trace, clock};
+use farandole_trace::{
+    Cycles, Duties, Ending, Event, Identity, JOBS_KEPT, LastResort, Occasion, Pen, Recorder, Scribe, Trace, clock,
+};
 
 /// A folder of its own for each test, gone at the end.
 struct Folder(PathBuf);
@@ -160,4 +162,48 @@ fn a_signal_leaves_a_trace() {
     let path = folder.0.join("rank-00002.trace");
     wait_until("the trace appears", || path.exists());
     assert_eq!(Trace::read(&path).unwrap().ending, Ending::Complete("signal".to_owned()));
+}
+
+/// A recorder with more records than a trace of last resort takes.
+fn busy_recorder() -> Arc<Recorder> {
+    let recorder = Recorder::new(Identity { rank: 2, size: 3, ..Identity::default() }, 1 << 16);
+    let mut pen = recorder.pen();
+    (0..50_000).for_each(|time_ns| pen.write(time_ns, Event::Cycle));
+    recorder
+}
+
+#[test]
+fn without_a_folder_the_latest_is_kept_for_the_owner_alone_and_few_jobs_stay() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let around = Folder::new("last-resort");
+    std::fs::create_dir_all(&around.0).unwrap();
+    for job in 0..7 {
+        let folder = around.0.join(format!("family-{job}"));
+        let last_resort = LastResort { folder: folder.clone(), family: "family-".to_owned(), tells: false };
+        let recorder = busy_recorder();
+        let scribe = Scribe::start(&recorder, Duties { last_resort: Some(last_resort), ..Duties::default() }).unwrap();
+        recorder.ring(Occasion::Stall);
+        drop(scribe);
+        let trace = Trace::read(&folder.join("rank-00002.trace")).unwrap();
+        assert_eq!((trace.records.len(), trace.dropped), (1 << 15, 50_000 - (1 << 15)));
+        assert_eq!(trace.records.last().unwrap().time_ns, 49_999, "the latest are kept");
+        assert_eq!(trace.ending, Ending::Complete("stall".to_owned()));
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    std::fs::create_dir(around.0.join("something-else")).unwrap();
+    let left = std::fs::read_dir(&around.0).unwrap().count();
+    assert_eq!(left, JOBS_KEPT + 1, "older ones go, and nothing else");
+}
+
+#[test]
+fn a_folder_that_others_can_look_into_is_not_used() {
+    let around = Folder::new("not-private");
+    let folder = around.0.join("family-1");
+    std::fs::create_dir_all(&folder).unwrap();
+    let last_resort = LastResort { folder: folder.clone(), family: "family-".to_owned(), tells: true };
+    let recorder = busy_recorder();
+    let scribe = Scribe::start(&recorder, Duties { last_resort: Some(last_resort), ..Duties::default() }).unwrap();
+    recorder.ring(Occasion::Trouble);
+    drop(scribe);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }

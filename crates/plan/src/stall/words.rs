@@ -97,9 +97,7 @@ fn crossed(crossing: &Crossing, places: &Places<'_>) -> String {
 /// What can be done about a phase that others wait for.
 fn advice(phase: &str) -> &'static str {
     match phase {
-        "evaluation" => {
-            ": let all ranks evaluate, each its share, or have the others wait in a barrier with a longer limit."
-        }
+        "evaluation" => ": let all ranks evaluate, each its share.",
         "input wait" => ": its input is late.",
         "checkpoint" => ": its checkpoint takes that long.",
         _ => ".",

@@ -1,0 +1,67 @@
+"""What the threads of this interpreter are doing, for whoever waits for this rank in vain.
+
+The engine calls `frames` on a thread of its own once it has the interpreter's lock, and `with_sources` afterwards: reading files may
+take long where a file system hangs, and that may be the very cause of the stall. Where the interpreter's lock cannot be
+had, the engine raises the signal that `watch_from_outside` has prepared, in its own thread, and reads what `faulthandler` writes: that needs no lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import signal
+import sys
+import threading
+from typing import Optional
+
+# A report is read by people: the innermost calls say most, and what many threads do is mostly the same.
+_MOST_FRAMES = 24
+_MOST_THREADS = 8
+
+# A real-time signal that nobody is known to use. It never leaves the thread that raises it.
+_SIGNAL = signal.SIGRTMAX - 9
+
+_Frames = list[tuple[str, int, str]]
+
+
+def frames() -> list[tuple[str, _Frames]]:
+    """Name and calls (file, line, function; the innermost last) of each thread but this one, the main thread first."""
+    # threading.enumerate() would take a lock, which the thread that is stuck may hold.
+    names = {ident: thread.name for ident, thread in list(getattr(threading, "_active", {}).items())}
+    main = threading.main_thread().ident
+    found = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda entry: (entry[0] != main, entry[0])):
+        if ident == threading.get_ident() or len(found) == _MOST_THREADS:
+            continue
+        calls: _Frames = []
+        while frame is not None and len(calls) < _MOST_FRAMES:
+            code = frame.f_code
+            calls.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
+            frame = frame.f_back
+        found.append((names.get(ident, f"thread {ident}"), calls[::-1]))
+    return found
+
+
+def with_sources(threads: list[tuple[str, _Frames]]) -> list[tuple[str, list[str]]]:
+    """The same as lines of text, with the lines of the program."""
+    described = []
+    for name, calls in threads:
+        lines = []
+        for file, number, function in calls:
+            source = linecache.getline(file, number).strip()
+            lines.append(f"{file}:{number} in {function}" + (f": {source}" if source else ""))
+        described.append((name, lines))
+    return described
+
+
+def watch_from_outside() -> Optional[tuple[int, int, int]]:
+    """Prepares to be looked at without the interpreter's lock: signal, descriptor, and the main thread's number. None if that cannot be."""
+    if signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
+        return None
+    try:
+        descriptor = os.memfd_create("farandole-stacks")
+        faulthandler.register(_SIGNAL, file=descriptor, all_threads=True, chain=False)
+    except (OSError, RuntimeError, ValueError, AttributeError):
+        return None
+    return _SIGNAL, descriptor, threading.main_thread().ident or 0
