@@ -9,6 +9,7 @@ use std::cell::RefCell;
 
 use pulp::Arch;
 
+use super::mirror::Mirror;
 use super::planes::{Geometry, Layout};
 use super::tile::{Gather, STRAND, Spread, WIDE, rounded};
 use super::{for_each_number, for_each_piece};
@@ -89,45 +90,19 @@ impl Convolution {
         });
     }
 
-    /// The gradient of the input from that of the output, for a geometry that [`fits`].
+    /// The gradient of the input from that of the output, for a geometry that [`fits`](super::mirror::fits).
     pub(super) fn input_gradient(&self, gradient: &[f32], weights: &[f32]) -> Vec<f32> {
-        let Geometry { input, output, kernel, stride, padding } = self.geometry;
         let mut found = vec![0.0; self.images * self.image_size()];
-        for phase in 0..stride * stride {
-            let phase = [phase / stride, phase % stride];
-            // Taps of this phase, in each direction.
-            let taps: [usize; 2] =
-                std::array::from_fn(|axis| (kernel[axis] + stride - 1).saturating_sub(phase[axis]) / stride);
-            // Input pixels of this phase: their place plus the padding is `phase` modulo the stride.
-            let first: [usize; 2] =
-                std::array::from_fn(|axis| (phase[axis] + stride * padding[axis] - padding[axis]) % stride);
-            let count: [usize; 2] =
-                std::array::from_fn(|axis| (input[axis] + stride - 1).saturating_sub(first[axis]) / stride);
-            if taps.contains(&0) || count.contains(&0) {
-                continue;
-            }
-            // The first of them sees, with the last tap of the phase, the output's pixel `shift` minus that tap.
-            let shift: [usize; 2] = std::array::from_fn(|axis| (first[axis] + padding[axis]) / stride);
-            let mirrored = Convolution {
-                images: self.images,
-                input: self.output,
-                output: self.input,
-                geometry: Geometry {
-                    input: output,
-                    output: count,
-                    kernel: taps,
-                    stride: 1,
-                    padding: std::array::from_fn(|axis| taps[axis] - 1 - shift[axis]),
-                },
-            };
-            let area = kernel[0] * kernel[1];
-            let blocks = in_blocks(self.input, self.output * taps[0] * taps[1], |to, tap| {
-                let (from, tap) = (tap / (taps[0] * taps[1]), tap % (taps[0] * taps[1]));
-                let y = phase[0] + stride * (taps[0] - 1 - tap / taps[1]);
-                let x = phase[1] + stride * (taps[1] - 1 - tap % taps[1]);
-                weights[(from * self.input + to) * area + y * kernel[1] + x]
+        let area = self.geometry.kernel[0] * self.geometry.kernel[1];
+        for mirror in Mirror::all(self.geometry) {
+            let taps = mirror.taps();
+            let blocks = in_blocks(self.input, self.output * taps, |to, tap| {
+                weights[(tap / taps * self.input + to) * area + mirror.tap(tap % taps)]
             });
-            mirrored.spread(gradient, &blocks, None, Target { size: input, stride, first }, &mut found);
+            let mirrored =
+                Convolution { images: self.images, input: self.output, output: self.input, geometry: mirror.geometry };
+            let target = Target { size: self.geometry.input, stride: self.geometry.stride, first: mirror.first };
+            mirrored.spread(gradient, &blocks, None, target, &mut found);
         }
         found
     }
@@ -166,16 +141,6 @@ impl Convolution {
     }
 }
 
-/// Whether every phase of a stride sees some of the output's gradient from its first pixel on, so that gradients of inputs are
-/// convolutions with padding. So it is for all strides up to two with less padding than the kernel is large.
-pub(super) fn fits(kernel: usize, stride: usize, padding: usize) -> bool {
-    (0..stride).all(|phase| {
-        let taps = (kernel + stride - 1).saturating_sub(phase) / stride;
-        let first = (phase + stride * padding - padding) % stride;
-        taps == 0 || (first + padding) / stride < taps
-    })
-}
-
 /// The gradient of the bias: the sum over images and pixels of each channel.
 pub(super) fn bias_gradient(gradient: &[f32], images: usize, channels: usize) -> Vec<f32> {
     let pixels = gradient.len() / (images * channels).max(1);
@@ -187,15 +152,15 @@ pub(super) fn bias_gradient(gradient: &[f32], images: usize, channels: usize) ->
 
 /// Where results go: every `stride`-th row and column of images of `size`, from `first` on.
 #[derive(Clone, Copy)]
-struct Target {
-    size: [usize; 2],
-    stride: usize,
-    first: [usize; 2],
+pub(super) struct Target {
+    pub(super) size: [usize; 2],
+    pub(super) stride: usize,
+    pub(super) first: [usize; 2],
 }
 
 impl Target {
-    #[expect(clippy::too_many_arguments, reason = "a row, where it comes from and where it goes")]
-    fn write(
+    /// Writes what a row of results has for `image` into the images' plane with this number.
+    pub(super) fn write(
         self,
         layout: &Layout,
         image: usize,

@@ -8,7 +8,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor, TensorData};
 
-use super::conv::{Convolution, bias_gradient, fits};
+use super::conv::{Convolution, bias_gradient};
+use super::depthwise::Depthwise;
+use super::mirror::fits;
 use super::planes::Geometry;
 
 /// How a kernel moves.
@@ -27,7 +29,8 @@ impl Moves {
     }
 }
 
-/// The convolution of `[samples, input, height, width]` with `[output, input, rows, columns]`, plus a bias for each output.
+/// The convolution of `[samples, input, height, width]` with `[output, input, rows, columns]`, plus a bias for each output. With
+/// `[input, 1, rows, columns]` each channel is convolved with a kernel of its own.
 pub fn convolve(input: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, moves: Moves) -> Tensor<4> {
     let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
@@ -137,43 +140,72 @@ impl Backward<Flex, 3> for ConvolveBias {
 
 impl Kept {
     fn input_gradient(&self, gradient: &Plain) -> Plain {
-        let convolution = convolution(&self.input, &self.weight, self.moves);
-        tensor(convolution.input_gradient(gradient.storage(), self.weight.storage()), self.input.shape())
+        let (gradient, weight) = (gradient.storage(), self.weight.storage());
+        let found = match Kind::of(&self.input, &self.weight, self.moves) {
+            Kind::Full(convolution) => convolution.input_gradient(gradient, weight),
+            Kind::Depthwise(convolution) => convolution.input_gradient(gradient, weight),
+        };
+        tensor(found, self.input.shape())
     }
 
     fn weight_gradient(&self, gradient: &Plain) -> Plain {
-        let convolution = convolution(&self.input, &self.weight, self.moves);
-        tensor(convolution.weight_gradient(self.input.storage(), gradient.storage()), self.weight.shape())
+        let (input, gradient) = (self.input.storage(), gradient.storage());
+        let found = match Kind::of(&self.input, &self.weight, self.moves) {
+            Kind::Full(convolution) => convolution.weight_gradient(input, gradient),
+            Kind::Depthwise(convolution) => convolution.weight_gradient(input, gradient),
+        };
+        tensor(found, self.weight.shape())
     }
 }
 
 fn forward(input: &Plain, weight: &Plain, bias: Option<&Plain>, moves: Moves) -> (Plain, Kept) {
     let (input, weight) = (input.to_contiguous(), weight.to_contiguous());
-    let convolution = convolution(&input, &weight, moves);
     let bias = bias.map(|bias| bias.to_contiguous());
     let bias = bias.as_ref().map(|bias| bias.storage::<f32>());
-    let output = convolution.forward(input.storage(), weight.storage(), bias);
-    let [height, width] = convolution.geometry.output;
-    let output = tensor(output, Shape::from([convolution.images, convolution.output, height, width]));
-    (output, Kept { input, weight, moves })
+    let (output, shape) = match Kind::of(&input, &weight, moves) {
+        Kind::Full(convolution) => {
+            let [height, width] = convolution.geometry.output;
+            let shape = [convolution.images, convolution.output, height, width];
+            (convolution.forward(input.storage(), weight.storage(), bias), shape)
+        }
+        Kind::Depthwise(convolution) => {
+            let [height, width] = convolution.geometry.output;
+            let shape = [convolution.images, convolution.channels, height, width];
+            (convolution.forward(input.storage(), weight.storage(), bias), shape)
+        }
+    };
+    (tensor(output, Shape::from(shape)), Kept { input, weight, moves })
 }
 
-fn convolution(input: &Plain, weight: &Plain, Moves { stride, padding }: Moves) -> Convolution {
-    let [images, channels, height, width] = input.shape().dims();
-    let [output, from, rows, columns] = weight.shape().dims();
-    assert_eq!(channels, from, "a convolution's weights are for as many channels as its input has");
-    let size = |pixels: usize, taps: usize, padding: usize| {
-        let room = (pixels + 2 * padding).checked_sub(taps);
-        room.expect("a kernel is not larger than the image with its padding") / stride + 1
-    };
-    let geometry = Geometry {
-        input: [height, width],
-        output: [size(height, rows, padding[0]), size(width, columns, padding[1])],
-        kernel: [rows, columns],
-        stride,
-        padding,
-    };
-    Convolution { images, input: channels, output, geometry }
+/// What shapes say of a convolution.
+enum Kind {
+    /// Every output channel sees all input channels.
+    Full(Convolution),
+    /// Every output channel sees the input channel of the same number.
+    Depthwise(Depthwise),
+}
+
+impl Kind {
+    fn of(input: &Plain, weight: &Plain, Moves { stride, padding }: Moves) -> Self {
+        let [images, channels, height, width] = input.shape().dims();
+        let [output, from, rows, columns] = weight.shape().dims();
+        let size = |pixels: usize, taps: usize, padding: usize| {
+            let room = (pixels + 2 * padding).checked_sub(taps);
+            room.expect("a kernel is not larger than the image with its padding") / stride + 1
+        };
+        let geometry = Geometry {
+            input: [height, width],
+            output: [size(height, rows, padding[0]), size(width, columns, padding[1])],
+            kernel: [rows, columns],
+            stride,
+            padding,
+        };
+        if from == 1 && output == channels {
+            return Self::Depthwise(Depthwise { images, channels, geometry });
+        }
+        assert_eq!(channels, from, "a convolution's weights are for as many channels as its input has");
+        Self::Full(Convolution { images, input: channels, output, geometry })
+    }
 }
 
 fn tensor(values: Vec<f32>, shape: Shape) -> Plain {

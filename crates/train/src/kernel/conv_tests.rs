@@ -1,6 +1,8 @@
 //! Convolutions against the definition, written as seven loops.
 
 use super::*;
+use crate::kernel::depthwise::Depthwise;
+use crate::kernel::mirror::fits;
 
 /// Numbers that have no pattern a mistake could hide in.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
@@ -120,15 +122,44 @@ fn strides_and_sizes_that_do_not_divide() {
 }
 
 #[test]
-fn what_does_not_fit_is_known() {
-    assert!(fits(3, 1, 1) && fits(3, 2, 1) && fits(1, 2, 0) && fits(7, 2, 3) && fits(11, 4, 2) && fits(2, 2, 0));
-    assert!(!fits(1, 1, 1), "more padding than kernel");
-    assert!(!fits(3, 3, 1), "the first phase begins with the second pixel");
-}
-
-#[test]
 fn kernels_without_padding_and_with_more_than_they_need() {
     check(strided(3, [2, 4], [9, 9], [5, 5], 1, [0, 0]));
     check(strided(2, [2, 4], [5, 6], [3, 3], 1, [2, 2]));
     check(strided(2, [2, 4], [4, 4], [4, 4], 1, [1, 1]));
+}
+
+/// A depthwise convolution against as many convolutions of one channel.
+fn check_depthwise(images: usize, channels: usize, one: Convolution) {
+    let geometry = one.geometry;
+    let depthwise = Depthwise { images, channels, geometry };
+    let [plane, result] = [geometry.input, geometry.output].map(|[height, width]| height * width);
+    let area = geometry.kernel[0] * geometry.kernel[1];
+    let (input, weights) = (noise(images * channels * plane, 1), noise(channels * area, 2));
+    let (gradient, bias) = (noise(images * channels * result, 3), noise(channels, 4));
+    let output = depthwise.forward(&input, &weights, Some(&bias));
+    let input_gradient = depthwise.input_gradient(&gradient, &weights);
+    let weight_gradient = depthwise.weight_gradient(&input, &gradient);
+    for channel in 0..channels {
+        let of_channel = |values: &[f32], size: usize| -> Vec<f32> {
+            let planes = (0..images).flat_map(|image| &values[(image * channels + channel) * size..][..size]);
+            planes.copied().collect()
+        };
+        let weights = &weights[channel * area..][..area];
+        let (input, gradient) = (of_channel(&input, plane), of_channel(&gradient, result));
+        let wide = |values: Vec<f32>| -> Vec<f64> { values.into_iter().map(f64::from).collect() };
+        let expected = wide(one.forward(&input, weights, Some(&bias[channel..=channel])));
+        assert_like(&of_channel(&output, result), &expected, "depthwise forward", &one);
+        let expected = wide(one.input_gradient(&gradient, weights));
+        assert_like(&of_channel(&input_gradient, plane), &expected, "depthwise gradient of input", &one);
+        let expected = wide(one.weight_gradient(&input, &gradient));
+        assert_like(&weight_gradient[channel * area..][..area], &expected, "depthwise gradient of weights", &one);
+    }
+}
+
+#[test]
+fn each_channel_by_itself() {
+    check_depthwise(3, 5, convolution(3, [1, 1], [7, 9], [3, 3]));
+    check_depthwise(2, 4, strided(2, [1, 1], [8, 7], [3, 3], 2, [1, 1]));
+    check_depthwise(2, 4, strided(2, [1, 1], [1, 1], [3, 3], 2, [1, 1]));
+    check_depthwise(1, 2, strided(1, [1, 1], [16, 17], [5, 5], 1, [2, 2]));
 }

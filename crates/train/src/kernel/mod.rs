@@ -9,6 +9,8 @@
 
 mod conv;
 pub mod conv_op;
+mod depthwise;
+mod mirror;
 pub mod norm;
 pub mod norm_op;
 mod planes;

@@ -4,6 +4,8 @@
 //! An input is `[samples, channels, pixels]`. Statistics are taken per channel over groups of consecutive samples; sums within a
 //! row are kept in sixteen lanes and rows are added up in double precision, so the result does not depend on the vector unit.
 
+#![allow(clippy::needless_range_loop, reason = "loops over lanes are unrolled, and read best as the sums they are")]
+
 use pulp::{Arch, NullaryFnOnce};
 
 use super::{for_each_number, for_each_piece};

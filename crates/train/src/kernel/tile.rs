@@ -4,6 +4,8 @@
 //! `spread` is the product of weights with rows: every output channel is a weighted sum of rows. `gather` is the product of rows
 //! with gradients: every weight's gradient is a sum over pixels.
 
+#![allow(clippy::needless_range_loop, reason = "loops over registers are unrolled, and read best as the sums they are")]
+
 use pulp::{Simd, WithSimd};
 
 use super::planes::SLACK;
@@ -65,7 +67,6 @@ impl WithSimd for Spread<'_> {
 }
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "all of them are registers of the innermost loop")]
 fn spread_tile<S: Simd, const M: usize>(
     simd: S,
     weights: &[f32],
@@ -157,7 +158,7 @@ fn gather<S: Simd, const V: usize>(
     gradients: [&[S::f32s]; V],
     stride: usize,
     rows: Rows<'_>,
-    mut outputs: [&mut [S::f32s]; V],
+    outputs: [&mut [S::f32s]; V],
 ) {
     let count = rows.offsets.len();
     for first in (0..count).step_by(GATHER_ROWS) {

@@ -102,9 +102,10 @@ impl Conv2d {
     pub fn forward(&self, input: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
         let weight = tapped(&self.weight, &input, pass);
         let bias = self.bias.as_ref().map(|bias| tapped(bias, &input, pass));
-        let [_, _, rows, columns] = weight.dims();
+        let [output, from, rows, columns] = weight.dims();
         let moves = Moves { stride: self.stride, padding: self.padding };
-        if self.groups == 1 && moves.fit([rows, columns]) {
+        let depthwise = from == 1 && output == self.groups;
+        if (self.groups == 1 || depthwise) && moves.fit([rows, columns]) {
             return convolve(input, weight, bias, moves);
         }
         let stride = [self.stride; 2];
