@@ -30,8 +30,8 @@ fn wrong<T>(what: String) -> Result<T, TaskError> {
 
 /// The mean loss of a batch: cross entropy, binary cross entropy, squared error or L1, as the task says.
 ///
-/// With `label_smoothing` s, a share s of every label is spread evenly: over all classes, or over "applies" and "does not". Classes
-/// may also be given as `Labels::Labels` with a share for every class, as mix-up makes them.
+/// With `label_smoothing` s, a share s of every label is spread evenly: over all classes, or over "applies" and "does not". A sample
+/// of two classes (`Labels::Mixed`) has the loss of both by their shares; `Labels::Labels` may give any share to any class.
 pub fn loss(output: Output, labels: &Labels, task: Task, label_smoothing: f32) -> Result<Tensor<1>, TaskError> {
     match (output, task) {
         (Output::Numbers(numbers), Task::SingleLabel { classes }) => {
@@ -78,18 +78,24 @@ fn class_shares(labels: &Labels, samples: usize, classes: usize, outputs: usize)
     if outputs != classes {
         return wrong(format!("the network has {outputs} outputs for {classes} classes"));
     }
+    let mut shares = vec![0.0; samples * classes];
+    let mut add = |numbers: &[u32], share: &dyn Fn(usize) -> f32| {
+        for (sample, &class) in numbers.iter().enumerate() {
+            if class as usize >= classes {
+                return wrong(format!("a sample has class {class}, but there are only classes 0 to {}", classes - 1));
+            }
+            shares[sample * classes + class as usize] += share(sample);
+        }
+        Ok(())
+    };
     match labels {
         Labels::Classes(numbers) if numbers.len() == samples => {
-            let mut shares = vec![0.0; samples * classes];
-            for (sample, &class) in numbers.iter().enumerate() {
-                if class as usize >= classes {
-                    return wrong(format!(
-                        "a sample has class {class}, but there are only classes 0 to {}",
-                        classes - 1
-                    ));
-                }
-                shares[sample * classes + class as usize] = 1.0;
-            }
+            add(numbers, &|_| 1.0)?;
+            Ok(shares)
+        }
+        Labels::Mixed { first, second, share } if [first.len(), second.len(), share.len()] == [samples; 3] => {
+            add(first, &|sample| share[sample])?;
+            add(second, &|sample| 1.0 - share[sample])?;
             Ok(shares)
         }
         Labels::Labels(shares) if shares.len() == samples * classes => Ok(shares.clone()),
@@ -124,6 +130,7 @@ fn large_images(labels: &Labels, shape: [usize; 4]) -> Result<&[f32], TaskError>
 fn kind(labels: &Labels) -> String {
     match labels {
         Labels::Classes(numbers) => format!("there are {} class numbers", numbers.len()),
+        Labels::Mixed { first, .. } => format!("there are {} pairs of class numbers", first.len()),
         Labels::Labels(shares) => format!("there are {} labels", shares.len()),
         Labels::Values(values) => format!("there are {} values", values.len()),
         Labels::Images(pixels) => format!("there are {} pixels of larger images", pixels.len()),

@@ -34,10 +34,13 @@ fn cross_entropy_is_minus_the_logarithm_of_the_right_class() {
     // With smoothing 0.3 a tenth goes to each class.
     let first = 0.8 * 2f64.ln() + 0.2 * 4f64.ln();
     assert_near(loss_of(output(), &labels, CLASSES, 0.3), (first + 3f64.ln()) / 2.0);
-    // Shares of classes, as mix-up gives them.
-    let mixed = Labels::Labels(vec![0.25, 0.75, 0.0, 0.0, 0.5, 0.5]);
+    // Shares of classes, and two classes as mix-up gives them.
+    let shares = Labels::Labels(vec![0.25, 0.75, 0.0, 0.0, 0.5, 0.5]);
+    let mixed = Labels::Mixed { first: vec![0, 2], second: vec![1, 1], share: vec![0.25, 0.5] };
     let first = 0.25 * 4f64.ln() + 0.75 * 2f64.ln();
-    assert_near(loss_of(output(), &mixed, CLASSES, 0.0), (first + 3f64.ln()) / 2.0);
+    for labels in [shares, mixed] {
+        assert_near(loss_of(output(), &labels, CLASSES, 0.0), (first + 3f64.ln()) / 2.0);
+    }
     let score = Score::of(output(), &labels, CLASSES).unwrap();
     assert_near(metric(&score, "loss"), expected);
     // The second sample's outputs are all alike: the first class wins, and it is not the right one.
