@@ -13,6 +13,10 @@ mod run;
 mod study;
 mod timeline;
 mod top;
+#[cfg(feature = "train")]
+mod train;
+#[cfg(not(feature = "train"))]
+mod untrained;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -34,6 +38,10 @@ use run::RunArgs;
 use study::StudyArgs;
 use timeline::TimelineArgs;
 use top::TopArgs;
+#[cfg(feature = "train")]
+use train::TrainArgs;
+#[cfg(not(feature = "train"))]
+use untrained::TrainArgs;
 
 /// Distributed training: collectives over many processes, launched, measured and explained.
 #[derive(Parser)]
@@ -65,6 +73,16 @@ enum Command {
     Study(Box<StudyArgs>),
 
     Top(TopArgs),
+
+    Train(Box<TrainArgs>),
+
+    /// One rank of a training. Started by `train`.
+    #[cfg(feature = "train")]
+    #[command(hide = true)]
+    TrainRank {
+        /// The job, as JSON.
+        job: String,
+    },
 
     /// One rank of farandole that is being measured. Started by `bench`.
     #[command(hide = true)]
@@ -122,10 +140,20 @@ fn main() -> ExitCode {
 fn prepared(words: Vec<OsString>) -> Result<Vec<OsString>> {
     let mut words = words.into_iter();
     let mut prepared: Vec<OsString> = words.by_ref().take(2).collect();
-    if prepared.get(1).is_some_and(|word| word == "run") {
+    let command = prepared.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    if command == "run" {
         prepared.extend(run::prepare(words)?);
-    } else {
+        return Ok(prepared);
+    }
+    #[cfg(feature = "train")]
+    if command == "train" {
+        prepared.extend(train::prepare(words)?);
+        return Ok(prepared);
+    }
+    if !["train", "train-rank"].contains(&command) {
         prepared.extend(words.map(|word| if word == "-np" { "--np".into() } else { word }));
+    } else {
+        prepared.extend(words);
     }
     Ok(prepared)
 }
@@ -133,6 +161,12 @@ fn prepared(words: Vec<OsString>) -> Result<Vec<OsString>> {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => return run::run(&args),
+        #[cfg(feature = "train")]
+        Command::Train(args) => return train::run(&args),
+        #[cfg(feature = "train")]
+        Command::TrainRank { job } => return train::serve(&job),
+        #[cfg(not(feature = "train"))]
+        Command::Train(args) => return untrained::run(&args),
         Command::Key => key::run()?,
         Command::Report(args) => return report::run(&args),
         Command::Profile(args) => report::profile::run(&args)?,

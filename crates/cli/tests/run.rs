@@ -304,3 +304,13 @@ fn no_secret_is_on_a_command_line_or_in_the_environment_of_a_rank() {
     assert_eq!(key.len(), 64, "{key}");
     assert!(!ended.stdout.contains(key));
 }
+
+#[cfg(not(feature = "train"))]
+#[test]
+fn without_the_trainer_the_command_says_how_to_get_it() {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_farandole")).args(["train", "-np", "2", "--epochs", "3"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("--features train -- train -np 2 --epochs 3"), "{text}");
+}

@@ -7,10 +7,30 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod data;
+pub mod error;
+pub mod evaluate;
+pub mod job;
 pub mod kernel;
 pub mod layer;
+pub mod log;
 pub mod model;
+pub mod optimizer;
+pub mod progress;
 pub mod sample;
+pub mod schedule;
+pub mod share;
+pub mod source;
+pub mod stop;
+pub mod stopwatch;
+pub mod summary;
 pub mod tap;
 pub mod task;
+pub mod threads;
+pub mod trainer;
+pub mod weights;
+
+pub use error::{Error, Result};
+pub use source::GENERATED;
+pub use trainer::{Ended, check, run};

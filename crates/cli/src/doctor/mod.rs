@@ -124,6 +124,12 @@ fn say(text: &str) -> Result<()> {
     }
 }
 
+/// Cores that this process can keep busy at once.
+#[cfg(feature = "train")]
+pub(crate) fn usable_cores() -> usize {
+    Cores::of_this_process(&Allowance::of_this_process()).usable()
+}
+
 /// Looks at this machine.
 fn examine(args: &DoctorArgs) -> Report {
     // Before anything is looked for that depends on where one is.

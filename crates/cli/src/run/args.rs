@@ -2,10 +2,11 @@
 //!
 //! What farandole does is described here, in groups that `--help` shows. Settings of the engine are in [`super::tuning`], flags that
 //! horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a flag that is given twice the last one
-//! counts; that is how the command line overrules the configuration file.
+//! counts; that is how the command line overrules the configuration file. Flags that say how ranks are started are [`LaunchArgs`]:
+//! every command that starts ranks of its own has them, under the same names.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, ValueEnum};
 
@@ -34,31 +35,8 @@ use super::tuning::{Tuning, seconds};
 The flags of horovodrun are understood; docs/run.md says which of them mean something else here."
 )]
 pub(crate) struct RunArgs {
-    /// Number of ranks (also written -np, --num-proc) [default: one for each slot of the hosts]
-    #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
-    pub(super) ranks: Option<usize>,
-
-    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, `[fe80::1]:2`
-    /// [default: this host]
-    #[arg(long, short = 'H', value_name = "HOSTS", conflicts_with = "hostfile", help_heading = RANKS)]
-    pub(super) hosts: Option<String>,
-
-    /// A file with a host on each line: 'h1 slots=2' (Horovod, Open MPI) or 'h1:2' (MPICH)
-    #[arg(long, value_name = "FILE", help_heading = RANKS)]
-    pub(super) hostfile: Option<PathBuf>,
-
-    /// Where the command runs, on every host [default: the current directory]
-    #[arg(long, visible_alias = "wdir", value_name = "DIR", help_heading = RANKS)]
-    pub(super) working_dir: Option<PathBuf>,
-
-    /// Show which rank would run where, with which variables, and start nothing
-    #[arg(long, help_heading = RANKS)]
-    pub(super) dry_run: bool,
-
-    /// A variable for every rank: NAME=VALUE sets it, NAME takes it from here to other hosts as well, 'NAME*' all that begin so
-    /// and do not look like secrets. Repeatable
-    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", help_heading = VARIABLES)]
-    pub(super) variables: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) launch: LaunchArgs,
 
     /// Let ranks find Farandole under the name horovod, too: scripts that import horovod.torch run unmodified
     #[arg(long, help_heading = VARIABLES)]
@@ -71,6 +49,49 @@ pub(crate) struct RunArgs {
     pub(super) results: Option<PathBuf>,
     #[arg(long, hide = true)]
     pub(super) caller: Option<u32>,
+
+    /// Show what was built in and what is found on this machine (also written -cb)
+    #[arg(long, alias = "cb", help_heading = CHECKS)]
+    pub(super) check_build: bool,
+
+    /// Print version
+    #[arg(long, short = 'v', action = ArgAction::Version, help_heading = CHECKS)]
+    version: (),
+
+    /// The command of every rank, with its words
+    // `spelling` puts two dashes before it, so that a misspelt flag is not taken for the command.
+    #[arg(last = true, required_unless_present = "check_build", value_name = "COMMAND")]
+    pub(super) command: Vec<OsString>,
+}
+
+/// How ranks are started, whatever their command is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LaunchArgs {
+    /// Number of ranks (also written -np, --num-proc) [default: one for each slot of the hosts]
+    #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
+    pub(crate) ranks: Option<usize>,
+
+    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, `[fe80::1]:2`
+    /// [default: this host]
+    #[arg(long, short = 'H', value_name = "HOSTS", conflicts_with = "hostfile", help_heading = RANKS)]
+    pub(crate) hosts: Option<String>,
+
+    /// A file with a host on each line: 'h1 slots=2' (Horovod, Open MPI) or 'h1:2' (MPICH)
+    #[arg(long, value_name = "FILE", help_heading = RANKS)]
+    pub(crate) hostfile: Option<PathBuf>,
+
+    /// Where the ranks run, on every host [default: the current directory]
+    #[arg(long, visible_alias = "wdir", value_name = "DIR", help_heading = RANKS)]
+    pub(super) working_dir: Option<PathBuf>,
+
+    /// Show which rank would run where, with which variables, and start nothing
+    #[arg(long, help_heading = RANKS)]
+    pub(crate) dry_run: bool,
+
+    /// A variable for every rank: NAME=VALUE sets it, NAME takes it from here to other hosts as well, 'NAME*' all that begin so
+    /// and do not look like secrets. Repeatable
+    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", help_heading = VARIABLES)]
+    pub(super) variables: Vec<OsString>,
 
     /// YAML file with settings, in the form that horovodrun takes. Flags on the command line overrule it
     #[arg(long, value_name = "FILE", help_heading = VARIABLES)]
@@ -141,19 +162,18 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(super) foreign: Foreign,
+}
 
-    /// Show what was built in and what is found on this machine (also written -cb)
-    #[arg(long, alias = "cb", help_heading = CHECKS)]
-    pub(super) check_build: bool,
+impl LaunchArgs {
+    /// Where traces of all ranks are to be kept, if anywhere.
+    pub(crate) fn trace(&self) -> Option<&Path> {
+        self.insight.trace()
+    }
 
-    /// Print version
-    #[arg(long, short = 'v', action = ArgAction::Version, help_heading = CHECKS)]
-    version: (),
-
-    /// The command of every rank, with its words
-    // `spelling` puts two dashes before it, so that a misspelt flag is not taken for the command.
-    #[arg(last = true, required_unless_present = "check_build", value_name = "COMMAND")]
-    pub(super) command: Vec<OsString>,
+    /// Whether the user has said how long ranks may take to end.
+    pub(crate) fn grace_is_given(&self) -> bool {
+        self.grace.is_some() || std::env::var_os("FARANDOLE_GRACE").is_some()
+    }
 }
 
 const RANKS: &str = "Ranks and hosts";

@@ -36,6 +36,11 @@ pub(super) struct Insight {
 const INSIGHT: &str = "Insight";
 
 impl Insight {
+    /// Where traces are to be kept, if anywhere.
+    pub(super) fn trace(&self) -> Option<&Path> {
+        self.trace.as_deref()
+    }
+
     /// The variables that these flags set.
     pub(super) fn variables(&self, here: &Path) -> Vec<(String, String)> {
         let whole = |path: &Path| here.join(path).to_string_lossy().into_owned();

@@ -19,14 +19,14 @@ mod tests;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Command};
-use farandole_cluster::launch;
+use farandole_cluster::launch::{self, Order};
 
-pub(crate) use args::RunArgs;
+pub(crate) use args::{LaunchArgs, RunArgs};
 use horovod::Foreign;
 use insight::Insight;
 use spelling::Words;
@@ -34,7 +34,12 @@ use tuning::Tuning;
 
 /// The words after `run` as clap is to read them: long flags with two dashes, and those of the configuration file in front.
 pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>> {
-    let words = Words::divide(words, &flags());
+    prepare_for(words, &flags())
+}
+
+/// The same for another command that has these flags and the launcher's among them.
+pub(crate) fn prepare_for(words: impl IntoIterator<Item = OsString>, flags: &Command) -> Result<Vec<OsString>> {
+    let words = Words::divide(words, flags);
     let from_file = match words.value_of("config-file") {
         Some(path) => config::read(Path::new(&path), &settings())?,
         None => Vec::new(),
@@ -57,17 +62,37 @@ fn start(args: &RunArgs) -> Result<ExitCode> {
         crate::doctor::check_build()?;
         return Ok(ExitCode::SUCCESS);
     }
-    for note in args.foreign.answers()? {
-        eprintln!("farandole: note: {note}");
-    }
-    let here = std::env::current_dir().context("the current directory has gone")?;
-    let order = order::order(args, |variable| std::env::var_os(variable), &here)?;
+    answer(&args.launch)?;
+    let order = order::order(args, |variable| std::env::var_os(variable), &here()?)?;
+    Ok(ExitCode::from(carry_out(&args.launch, order)?))
+}
+
+/// Makes an order that starts this command in the way that the flags say.
+pub(crate) fn order_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<Order> {
+    answer(args)?;
+    order::order_for(args, command, |variable| std::env::var_os(variable), &here()?)
+}
+
+/// Carries an order out, or shows it where the flags ask for that. Returns the exit code of the job.
+pub(crate) fn carry_out(args: &LaunchArgs, order: Order) -> Result<u8> {
     if args.dry_run {
         let text = show::show(&order, std::env::vars_os());
         std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(0);
     }
-    Ok(ExitCode::from(launch::run(order)?))
+    Ok(launch::run(order)?)
+}
+
+/// Says what there is to say to flags that do nothing here; an error if one of them is refused.
+fn answer(args: &LaunchArgs) -> Result<()> {
+    for note in args.foreign.answers()? {
+        eprintln!("farandole: note: {note}");
+    }
+    Ok(())
+}
+
+fn here() -> Result<PathBuf> {
+    std::env::current_dir().context("the current directory has gone")
 }
 
 /// All flags of `farandole run`.

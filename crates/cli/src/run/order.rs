@@ -16,7 +16,7 @@ use farandole_cluster::launch::{
 use farandole_cluster::live;
 use farandole_engine::config::SettingValue;
 
-use super::args::{ColourArg, RunArgs};
+use super::args::{ColourArg, LaunchArgs, RunArgs};
 use super::tuning;
 
 /// What the launcher sets for every rank itself; a user's value would make two ranks the same one.
@@ -36,11 +36,28 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_RESULT_FD",
 ];
 
-/// Makes the order. `lookup` is this process's environment, `here` its directory.
+/// Makes the order of `farandole run`. `lookup` is this process's environment, `here` its directory.
 pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<Order> {
+    let mut order = order_for(&args.launch, args.command.clone(), lookup, here)?;
+    if args.horovod {
+        order.alias = Alias::Horovod;
+    }
+    if let (Some(file), Some(results), Some(caller)) = (&args.task, &args.results, args.caller) {
+        order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
+    }
+    Ok(order)
+}
+
+/// Makes an order for any command.
+pub(super) fn order_for(
+    args: &LaunchArgs,
+    command: Vec<OsString>,
+    lookup: impl Fn(&str) -> Option<OsString>,
+    here: &Path,
+) -> Result<Order> {
     let text = |variable: &str| lookup(variable).and_then(|value| value.into_string().ok());
     let working_dir = here.join(args.working_dir.as_deref().unwrap_or(here));
-    let mut order = Order::new(placement(args)?, args.command.clone(), working_dir);
+    let mut order = Order::new(placement(args)?, command, working_dir);
     order.start_timeout =
         time(args.start_timeout, &["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"], &text, Order::START_TIMEOUT)?;
     ensure!(!order.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
@@ -58,13 +75,6 @@ pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, h
         order.network.iter().all(|name| !name.is_empty()),
         "--network-interface: an empty name; expected for instance eth0"
     );
-
-    if args.horovod {
-        order.alias = Alias::Horovod;
-    }
-    if let (Some(file), Some(results), Some(caller)) = (&args.task, &args.results, args.caller) {
-        order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
-    }
 
     order.metrics = metrics(args.insight.metrics, text(live::METRICS))?;
     let mut settings = args.tuning.variables()?;
@@ -99,7 +109,7 @@ fn metrics(flag: Option<SocketAddr>, variable: Option<String>) -> Result<Option<
     }
 }
 
-fn placement(args: &RunArgs) -> Result<Placement> {
+fn placement(args: &LaunchArgs) -> Result<Placement> {
     let hosts = match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse_list(list)?,
         (None, Some(file)) => hostfile::read(file)?,
@@ -111,7 +121,7 @@ fn placement(args: &RunArgs) -> Result<Placement> {
     Ok(Placement::fill(hosts, args.ranks)?)
 }
 
-fn output(args: &RunArgs, here: &Path) -> Output {
+fn output(args: &LaunchArgs, here: &Path) -> Output {
     Output {
         prefix: if args.no_prefix { Prefix::None } else { Prefix::Rank },
         timestamps: if args.prefix_output_with_timestamp { Timestamps::On } else { Timestamps::Off },

@@ -35,7 +35,7 @@ fn parse(words: &[&str]) -> Result<RunArgs> {
 fn order_with(environment: &[(&str, &str)], words: &[&str]) -> Result<(Order, Vec<String>)> {
     let environment: HashMap<&str, &str> = environment.iter().copied().collect();
     let args = parse(words)?;
-    let notes = args.foreign.answers()?;
+    let notes = args.launch.foreign.answers()?;
     Ok((order::order(&args, |name| environment.get(name).map(OsString::from), Path::new("/here"))?, notes))
 }
 

@@ -1,0 +1,110 @@
+//! `farandole train`: the built-in trainer, started as a job like any other.
+//!
+//! The ranks are this very program (`rank`), started by the launcher of `farandole run` with the flags of `farandole run`. What is to be
+//! trained (`args`) goes to each of them as JSON. On this side are left: what is wrong is said before anything starts, one bar for the
+//! job is drawn where there is a terminal (`bar`), and when all is over the traces of the run are judged (`verdict`).
+
+mod args;
+mod bar;
+mod rank;
+mod verdict;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, Command};
+use farandole_cluster::launch::{Order, Prefix};
+use farandole_train::progress::MAILBOX;
+
+pub(crate) use args::TrainArgs;
+pub(crate) use rank::serve;
+
+use crate::doctor::usable_cores;
+use crate::run as launcher;
+use bar::Bar;
+
+/// How long ranks that are told to end may take unless something else is said: a step of a large network on a slow machine, and a checkpoint.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// The name of the hidden command of a rank.
+const RANK: &str = "train-rank";
+
+/// The words after `train` as clap is to read them.
+pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>> {
+    launcher::prepare_for(words, &TrainArgs::augment_args(Command::new("train")))
+}
+
+/// Trains, and says how it went. Returns the exit code of the job.
+pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    let job = args.job(&std::env::current_dir().context("the current directory has gone")?)?;
+    job.check().map_err(|error| anyhow!("{error}"))?;
+    let mut launch = args.launch.clone();
+    if launch.ranks.is_none() && launch.hosts.is_none() && launch.hostfile.is_none() {
+        launch.ranks = Some(usable_cores());
+    }
+    let program = std::env::current_exe().context("finding this program's file")?;
+    let words = serde_json::to_string(&job).context("writing the job down")?;
+    let mut order = launcher::order_for(&launch, vec![program.into(), RANK.into(), words.into()])?;
+    let local = (0..order.placement.hosts().len()).all(|host| order.placement.is_local(host));
+    if local {
+        // Elsewhere a folder may be there that is not here; the ranks will know.
+        farandole_train::check(&job).map_err(|error| anyhow!("{error}"))?;
+    }
+    if launch.dry_run {
+        return Ok(ExitCode::from(launcher::carry_out(&launch, order)?));
+    }
+    // Rank 0 speaks for all; what another rank says names it.
+    order.output.prefix = Prefix::None;
+    if !launch.grace_is_given() {
+        order.grace = GRACE;
+    }
+    let folder = Folder::new()?;
+    let traces = traces(&mut order, launch.trace(), &folder, local);
+    let bar = local.then(|| Bar::open(&folder.0.join("news"))).flatten();
+    if let Some(bar) = &bar {
+        order.set.push((MAILBOX.to_owned(), bar.mailbox().into()));
+    }
+    let code = launcher::carry_out(&launch, order)?;
+    drop(bar);
+    if code == 0 {
+        verdict::say(traces.as_deref(), launch.trace());
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other hosts cannot be
+/// had without the user's folder.
+fn traces(order: &mut Order, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
+    let from_environment = std::env::var_os("FARANDOLE_TRACE").map(PathBuf::from);
+    match (wanted, from_environment) {
+        (Some(wanted), _) => Some(wanted.to_owned()),
+        (None, Some(set)) => Some(set),
+        (None, None) if local => {
+            let traces = folder.0.join("traces");
+            order.set.push(("FARANDOLE_TRACE".to_owned(), traces.clone().into()));
+            Some(traces)
+        }
+        (None, None) => None,
+    }
+}
+
+/// A folder that goes away when the run is over.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Folder> {
+        let path = std::env::temp_dir().join(format!("farandole-train-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("making the folder {}", path.display()))?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left in a folder for temporary files is taken care of by others.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

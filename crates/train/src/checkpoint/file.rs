@@ -1,0 +1,96 @@
+//! A file that is there in one piece or not at all.
+//!
+//! The bytes go to a file beside it, with a name of its own; that is pushed to the disk, takes the name of the real one in a single step,
+//! and then the folder is pushed to the disk, too. Whenever the machine stops, whoever looks afterwards finds the old file or the
+//! new one. What was begun and could not be finished is removed; where even that is impossible (the process was killed) the name shows
+//! what it is, and the next one who writes takes it away.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The name of the checkpoint in its folder.
+pub const NAME: &str = "checkpoint.safetensors";
+
+/// What the name of an unfinished file ends with.
+const UNFINISHED: &str = "unfinished";
+
+/// Puts the bytes where `path` says.
+///
+/// # Errors
+/// With whatever the system says; the old file is untouched then.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = beside(path);
+    let written = write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
+    if written.is_err() {
+        // It may not even have been made; there is nothing to say about that.
+        let _ = fs::remove_file(&unfinished);
+    }
+    written?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// One name for all processes that ever write here: rank 0 alone does, and what a killed one has left is overwritten.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(UNFINISHED);
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("farandole-checkpoint-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let mut names: Vec<String> =
+                fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_is_left_beside_it() {
+        let folder = Folder::new("replaced");
+        let path = folder.0.join(NAME);
+        replace(&path, b"old").unwrap();
+        fs::write(beside(&path), b"what a killed process has left").unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(folder.names(), [NAME]);
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_the_old_file_and_nothing_else() {
+        let folder = Folder::new("refused");
+        let path = folder.0.join(NAME);
+        // A folder that is not empty cannot be replaced by a file; this holds for root, too.
+        fs::create_dir_all(path.join("inside")).unwrap();
+        assert!(replace(&path, b"new").is_err());
+        assert_eq!(folder.names(), [NAME]);
+        assert!(replace(&folder.0.join("missing").join(NAME), b"new").is_err());
+    }
+}

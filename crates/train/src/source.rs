@@ -1,0 +1,126 @@
+//! Data sets by name: those that are generated, and folders.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::data::folder::{self, FolderConfig, Meaning};
+use crate::data::generated::{self, Sizes};
+use crate::data::{Augment, DataSet};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::model::Architecture;
+use crate::sample::Shape;
+
+/// The names of generated data sets.
+pub const GENERATED: [&str; 5] = ["cifar-like", "imagenet-like", "bigearthnet-like", "faces-like", "pairs-like"];
+
+/// Samples of a generated data set where nothing is said: enough for a small network to learn from in a minute or two.
+const SIZES: Sizes = Sizes { train: 8192, test: 1024 };
+
+/// Classes of images like those of ImageNet, where nothing is said.
+const CLASSES: usize = 1000;
+
+/// How many times larger the images of pairs become, where nothing is said.
+const SCALE: usize = 2;
+
+/// Rows and columns of the smaller image of a pair, where nothing is said: what EDSR was published with.
+const PAIR_SIDE: usize = 48;
+
+/// Opens what the job is to learn from, with images as large as the architecture was published with unless the job says something else.
+///
+/// # Errors
+/// If there is no such data set, or it cannot be as the job wants it.
+pub fn open(job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+    let choice = &job.data;
+    let sizes = Sizes { train: choice.samples.unwrap_or(SIZES.train), test: choice.test_samples.unwrap_or(SIZES.test) };
+    if sizes.train == 0 {
+        return Err(Error::Job("--samples 0: there is nothing to learn from".to_owned()));
+    }
+    let (seed, classes) = (job.seed, choice.classes.unwrap_or(CLASSES));
+    let model_side = architecture.default_image_size();
+    let side = |usual: usize| choice.image_size.unwrap_or(usual);
+    let made = match choice.name.as_str() {
+        "cifar-like" => {
+            if choice.image_size.is_some_and(|side| side != 32) {
+                return Err(Error::Job(
+                    "--image-size: cifar-like images are 32 x 32; take imagenet-like for others".to_owned(),
+                ));
+            }
+            Ok(generated::cifar_like(seed, sizes))
+        }
+        "imagenet-like" => generated::imagenet_like(seed, sizes, side(model_side), classes),
+        "bigearthnet-like" => generated::bigearthnet_like(seed, sizes, side(120)),
+        "faces-like" => generated::faces_like(seed, sizes, side(model_side)),
+        "pairs-like" => generated::pairs_like(seed, sizes, side(PAIR_SIDE), SCALE),
+        path => return folder(path, job, architecture),
+    };
+    made.map(|data| Arc::new(data) as Arc<dyn DataSet>)
+        .map_err(|error| Error::Data(format!("{}: {error}", choice.name)))
+}
+
+fn folder(name: &str, job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+    let path = Path::new(name);
+    if !path.is_dir() {
+        let (names, what) =
+            (GENERATED.join(", "), if path.exists() { "that is no folder" } else { "there is no such folder" });
+        return Err(Error::Data(format!(
+            "--data {name}: {what}, and no generated data set has this name; there are {names}"
+        )));
+    }
+    let pairs = architecture == Architecture::Edsr;
+    let side = job.data.image_size.unwrap_or(if pairs { PAIR_SIDE } else { architecture.default_image_size() });
+    let mut config = FolderConfig::new(Shape { bands: 3, height: side, width: side });
+    if pairs {
+        config.meaning = Meaning::Pairs { scale: SCALE };
+    }
+    config.seed = job.seed;
+    config.classes = job.data.classes;
+    let opened = folder::open(path, &config);
+    opened
+        .map(|data| Arc::new(data) as Arc<dyn DataSet>)
+        .map_err(|error| Error::Data(format!("--data {name}: {error}")))
+}
+
+/// How samples are changed: as the job says, or as is usual for what is learned.
+///
+/// # Errors
+/// If the job's words mean nothing.
+pub fn augment(job: &Job, data: &dyn DataSet) -> Result<Augment> {
+    match &job.data.augment {
+        None => Ok(Augment::usual(data.task())),
+        Some(words) => words.parse().map_err(|why| Error::Job(format!("--augment {words}: {why}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Split;
+
+    fn job(name: &str) -> Job {
+        let mut job = Job::new();
+        job.data.name = name.to_owned();
+        job
+    }
+
+    #[test]
+    fn every_generated_data_set_is_found_by_its_name() {
+        for name in GENERATED {
+            let data = open(&job(name), Architecture::ResNet20).unwrap();
+            assert_eq!((data.len(Split::Train), data.len(Split::Test)), (SIZES.train, SIZES.test), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_said_with_what_is() {
+        let error = open(&job("/no/such/folder"), Architecture::LeNet).err().unwrap().to_string();
+        assert!(error.contains("/no/such/folder") && error.contains("bigearthnet-like"), "{error}");
+        let mut large = job("cifar-like");
+        large.data.image_size = Some(64);
+        assert!(open(&large, Architecture::LeNet).err().unwrap().to_string().contains("--image-size"));
+        let mut odd = job("cifar-like");
+        odd.data.augment = Some("flop".to_owned());
+        let data = open(&odd, Architecture::LeNet).unwrap();
+        assert!(augment(&odd, data.as_ref()).unwrap_err().to_string().contains("flop"));
+    }
+}

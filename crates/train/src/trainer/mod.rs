@@ -1,0 +1,237 @@
+//! The training loop of one rank.
+//!
+//! All ranks run the same loop over the same number of steps, and after each of them have the same weights. A step is this, on
+//! each rank: take the rank's share of the global batch; forward, in as many passes as gradients are to be accumulated over; backward, during
+//! which gradients leave for the other ranks as soon as they are known; wait for the averages, and let the optimizer change the weights. The
+//! gradient of a step is the mean over the samples of the *global* batch, however they are cut: a pass's loss is weighed by its share of
+//! them, and a rank without samples contributes nothing.
+//!
+//! Each step also adds up a few numbers over all ranks (the `tally`): the loss, how many samples could not be read, who was asked to stop, whose
+//! loss is not finite any more. Every rank sees the same sums before it changes its weights, so that all go on, stop or give up together.
+//!
+//! Files: `prepare` makes everything ready, `step` is one step, `keep` writes and reads checkpoints, `tally` is what ranks tell each other.
+
+mod keep;
+mod prepare;
+mod step;
+mod tally;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use farandole::burn::{DistributedOptimizer, average_buffers};
+use farandole::{Phase, World};
+use serde_json::json;
+
+use crate::data::shard::Shard;
+use crate::data::{DataSet, Loader};
+use crate::error::{Error, Result};
+use crate::evaluate::{Judgement, evaluate};
+use crate::job::{Job, Plan};
+use crate::log::Log;
+use crate::model::{ModelSpec, Network};
+use crate::progress::{Progress, Voice};
+use crate::stop::Stop;
+use crate::stopwatch::Stopwatch;
+use crate::summary::{self, Facts, Metrics};
+use tally::Sums;
+
+/// One rank of a job.
+pub struct Trainer {
+    job: Job,
+    plan: Plan,
+    world: World,
+    voice: Voice,
+    log: Log,
+    stop: Stop,
+    watch: Stopwatch,
+    device: Device,
+    data: Arc<dyn DataSet>,
+    spec: ModelSpec,
+    train: Loader,
+    test: Option<Loader>,
+    /// Always there between two steps; the optimizer takes it and gives it back, because it changes weights in place only if nobody
+    /// else holds them.
+    network: Option<Network>,
+    optimizer: DistributedOptimizer,
+    /// How far it is.
+    at: Place,
+    threads: usize,
+    /// The law by which batches are cut.
+    shard: Shard,
+}
+
+/// How far training is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Epochs that are complete.
+    epoch: u64,
+    /// Steps of the next one that are done.
+    step: u64,
+}
+
+/// How training has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All epochs are complete.
+    Complete,
+    /// Somebody asked for it.
+    Stopped,
+}
+
+/// Trains as one rank of the job that this process was started in, until it is done or somebody asks to stop.
+///
+/// `threads` is what this rank computes with, for the records. The last thing that is said is the summary.
+///
+/// # Errors
+/// With the cause, which this rank should say if [`Error::is_to_be_said_by`] it.
+pub fn run(job: &Job, threads: usize) -> Result<Ended> {
+    let mut trainer = prepare::prepare(job, threads)?;
+    let ended = trainer.train();
+    trainer.voice.end();
+    ended
+}
+
+impl Trainer {
+    fn train(&mut self) -> Result<Ended> {
+        let began = Instant::now();
+        let mut all = Sums::default();
+        let mut last_judgement = None;
+        let mut ended = Ended::Complete;
+        while self.number() < self.plan.schedule.total_steps {
+            let (sums, how) = self.epoch()?;
+            all.add(&sums);
+            let network = self.network.take().expect("invariant: between steps the network is here");
+            self.network = Some(average_buffers(&mut self.world, network)?);
+            if how == Ended::Stopped {
+                ended = how;
+                self.voice.say(&format!("asked to stop after step {} of epoch {}", self.at.step, self.at.epoch + 1));
+                self.keep()?;
+                break;
+            }
+            if self.at.step == self.plan.steps {
+                self.at = Place { epoch: self.at.epoch + 1, step: 0 };
+            }
+            let last = self.number() == self.plan.schedule.total_steps;
+            let due = self.job.eval_every > 0 && (self.at.epoch.is_multiple_of(self.job.eval_every) || last);
+            let judgement = if due { self.judge()? } else { None };
+            self.tell_epoch(&sums, judgement.as_ref())?;
+            last_judgement = judgement.or(last_judgement);
+            self.keep()?;
+        }
+        if last_judgement.is_none() && ended == Ended::Complete && all.samples == 0.0 {
+            self.voice.say("training was complete already");
+            last_judgement = self.judge()?;
+        }
+        self.sum_up(&all, last_judgement.as_ref(), ended, began)?;
+        Ok(ended)
+    }
+
+    /// Steps that are done, since the very beginning.
+    fn number(&self) -> u64 {
+        self.at.epoch * self.plan.steps + self.at.step
+    }
+
+    /// One epoch, or what is left of it, or of the run.
+    fn epoch(&mut self) -> Result<(Sums, Ended)> {
+        let epoch = self.at.epoch;
+        self.world.epoch(epoch);
+        let mut batches = self.train.epoch(epoch, self.at.step as usize);
+        let mut sums = Sums::default();
+        while self.at.step < self.plan.steps && self.number() < self.plan.schedule.total_steps {
+            let step = self.step(&mut batches)?;
+            self.at.step += 1;
+            sums.add(&step);
+            for notice in self.train.take_notices() {
+                self.voice.warn(self.world.rank(), &notice);
+            }
+            self.voice.step(Progress {
+                epoch: epoch + 1,
+                epochs: self.plan.epochs,
+                step: self.at.step,
+                steps: self.plan.steps,
+                loss: step.loss(),
+                samples_per_s: sums.samples / sums.seconds,
+            });
+            if step.stops > 0.0 {
+                return Ok((sums, Ended::Stopped));
+            }
+        }
+        Ok((sums, Ended::Complete))
+    }
+
+    /// Looks at the test samples, if there are any.
+    fn judge(&mut self) -> Result<Option<Judgement>> {
+        let Some(loader) = &mut self.test else { return Ok(None) };
+        let network = self.network.as_ref().expect("invariant: between steps the network is here");
+        let (world, spec) = (&mut self.world, &self.spec);
+        let judgement = self.watch.time(Phase::Evaluation, || evaluate(world, network, loader, spec))?;
+        for notice in loader.take_notices() {
+            self.voice.warn(self.world.rank(), &notice);
+        }
+        Ok(Some(judgement))
+    }
+
+    fn metrics(&self, judgement: &Judgement) -> Metrics {
+        summary::metrics(judgement, self.spec.task, &self.data.unit())
+    }
+
+    fn tell_epoch(&mut self, sums: &Sums, judgement: Option<&Judgement>) -> Result<()> {
+        let (epoch, epochs) = (self.at.epoch + u64::from(self.at.step > 0), self.plan.epochs);
+        let rate = self.plan.schedule.rate(self.number().saturating_sub(1));
+        let metrics = judgement.map(|judgement| self.metrics(judgement));
+        let speed = sums.samples / sums.seconds;
+        let mut line = format!("epoch {epoch}/{epochs}  loss {:.4}", sums.loss());
+        if let Some(metrics) = &metrics {
+            line += &format!("  test: {}", summary::metrics_text(metrics));
+        }
+        line += &format!("  {speed:.1} samples/s");
+        if sums.replaced > 0.0 {
+            line += &format!("  ({} samples could not be read)", sums.replaced);
+        }
+        self.voice.say(&line);
+        let facts = json!({
+            "epoch": epoch, "epochs": epochs, "steps": self.plan.steps, "lr": rate, "loss": sums.loss(),
+            "samples": sums.samples, "seconds": sums.seconds, "samples_per_s": speed, "replaced": sums.replaced,
+            "test": metrics.as_ref().map(summary::metrics_json),
+            "test_left_out": judgement.map(|judgement| judgement.left_out),
+        });
+        self.log.write("epoch", facts)
+    }
+
+    fn sum_up(&mut self, all: &Sums, judgement: Option<&Judgement>, ended: Ended, began: Instant) -> Result<()> {
+        let gathered = summary::gather(&mut self.world, &self.watch)?;
+        let facts = Facts {
+            job: &self.job,
+            plan: &self.plan,
+            data: self.data.describe(),
+            model: self.spec.architecture.to_string(),
+            hosts: self.world.topology().hosts(),
+            threads: self.threads,
+            epochs_done: self.at.epoch,
+            samples: all.samples,
+            loss: all.loss(),
+            seconds: began.elapsed().as_secs_f64(),
+            stopped: ended == Ended::Stopped,
+            metrics: judgement.map(|judgement| self.metrics(judgement)),
+            gathered,
+        };
+        for line in facts.text() {
+            self.voice.say(&line);
+        }
+        self.log.write("summary", facts.json())
+    }
+}
+
+/// Finds what would keep every rank from training, without starting any: for whoever starts them.
+///
+/// # Errors
+/// With what is wrong.
+pub fn check(job: &Job) -> Result<()> {
+    job.check()?;
+    let (data, spec) = prepare::subject(job)?;
+    crate::source::augment(job, data.as_ref())?;
+    let fits = spec.parameters(&Device::flex()).map(|_| ());
+    fits.map_err(|error| Error::Model(error.to_string()))
+}

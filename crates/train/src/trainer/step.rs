@@ -1,0 +1,196 @@
+//! One step: passes over the rank's share of a batch, and what all ranks make of it.
+
+use std::time::Instant;
+
+use burn::optim::GradientsParams;
+use burn::tensor::{Tensor, TensorData};
+use farandole::Phase;
+
+use super::Trainer;
+use super::tally::{Sums, Tally, not_finite};
+use crate::data::Epoch;
+use crate::error::{Error, Result};
+use crate::layer::{Draw, Pass};
+use crate::sample::{Batch, Labels};
+use crate::task;
+
+impl Trainer {
+    /// Takes the next batch and learns from it. Returns what all ranks have seen; the weights are those after the step.
+    pub(super) fn step(&mut self, batches: &mut Epoch) -> Result<Sums> {
+        let began = Instant::now();
+        let (epoch, step) = (self.at.epoch, self.at.step);
+        let number = self.number();
+        self.world.iteration(number);
+        let batch = self.watch.time(Phase::InputWait, || batches.next());
+        let batch = batch.expect("invariant: an epoch has as many batches as it says");
+        let batch = batch.map_err(|error| Error::Data(error.to_string()))?;
+
+        let mut own = Sums { replaced: batch.replaced as f64, samples: batch.count as f64, ..Sums::default() };
+        own.stops = f64::from(u8::from(self.stop.asked()));
+        let rate = self.plan.schedule.rate(number);
+        let passes = self.job.accumulate;
+        let (count, global_count) = (batch.count, batch.global_count);
+        let mut pieces = pieces(batch, passes, self.spec.shape.len());
+        let mut tally = None;
+        for pass in 0..passes {
+            let piece = pieces.next();
+            let last = pass + 1 == passes;
+            let gradients = match piece {
+                Some(piece) => self.pass(piece, number, global_count, &mut own, last.then_some(&mut tally))?,
+                None => GradientsParams::new(),
+            };
+            if last {
+                let sums = match tally.take() {
+                    Some(tally) => tally,
+                    None => Tally::send(&self.world, &own)?,
+                };
+                let sums = self.watch.time(Phase::OptimizerStep, || sums.wait())?;
+                if sums.infinite > 0.0 || !sums.losses.is_finite() {
+                    let guilty = own.infinite > 0.0;
+                    return Err(not_finite(&mut self.world, epoch, step, guilty));
+                }
+                self.learn(rate, gradients)?;
+                let took = began.elapsed();
+                self.watch.step(took, count, global_count);
+                return Ok(Sums { seconds: took.as_secs_f64(), ..sums });
+            }
+            self.learn(rate, gradients)?;
+        }
+        unreachable!("invariant: a step has a last pass")
+    }
+
+    /// Forward and backward over a piece of the batch. The tally leaves between the two, in the last pass of a step.
+    fn pass(
+        &mut self,
+        piece: Piece,
+        number: u64,
+        global_count: usize,
+        own: &mut Sums,
+        tally: Option<&mut Option<Tally>>,
+    ) -> Result<GradientsParams> {
+        let (spec, device, network) = (&self.spec, &self.device, self.network.as_ref());
+        let network = network.expect("invariant: between steps the network is here");
+        let shape = spec.shape;
+        let step = self.at.step as usize;
+        let before = self.shard.positions(step).start - self.shard.global_positions(step).start;
+        let draw = Draw { seed: self.job.seed, step: number, first_sample: before + piece.first };
+        let pass =
+            Pass { norm_group: Some(self.plan.norm_batch), ..Pass::training(Some(self.optimizer.outbox()), draw) };
+        let (count, labels, smoothing) = (piece.count, piece.labels, self.job.label_smoothing);
+        let images = TensorData::new(piece.images, [count, shape.bands, shape.height, shape.width]);
+        let loss = self.watch.time(Phase::Forward, || {
+            let output = network.forward(Tensor::from_data(images, device), &pass);
+            task::loss(output, &labels, spec.task, smoothing)
+        });
+        let loss = loss.map_err(|error| Error::Data(error.to_string()))?;
+        let value = f64::from(loss.clone().into_scalar::<f32>());
+        own.losses += value * count as f64;
+        own.infinite += f64::from(u8::from(!value.is_finite()));
+        if let Some(tally) = tally {
+            *tally = Some(Tally::send(&self.world, own)?);
+        }
+        // The engine takes the mean over ranks of what each has: with this weight it is the mean over all samples.
+        let weight = (count * self.world.size()) as f64 / global_count as f64;
+        Ok(self.watch.time(Phase::Backward, || {
+            let gradients = loss.mul_scalar(weight).backward();
+            GradientsParams::from_grads(gradients, network)
+        }))
+    }
+
+    fn learn(&mut self, rate: f64, gradients: GradientsParams) -> Result<()> {
+        let network = self.network.take().expect("invariant: between steps the network is here");
+        let optimizer = &mut self.optimizer;
+        let network = self.watch.time(Phase::OptimizerStep, || optimizer.step(rate, network, gradients))?;
+        self.network = Some(network);
+        Ok(())
+    }
+}
+
+/// What one pass is about.
+#[derive(Debug, PartialEq)]
+struct Piece {
+    /// Where its first sample is in the rank's batch.
+    first: usize,
+    count: usize,
+    images: Vec<f32>,
+    labels: Labels,
+}
+
+/// Cuts a rank's batch into pieces of equal size, as many as there are passes; a short batch has fewer, and a last one that is smaller.
+fn pieces(batch: Batch, passes: usize, image_len: usize) -> Box<dyn Iterator<Item = Piece>> {
+    let Batch { count, images, labels, .. } = batch;
+    if count == 0 {
+        return Box::new(std::iter::empty());
+    }
+    if passes == 1 {
+        return Box::new(std::iter::once(Piece { first: 0, count, images, labels }));
+    }
+    let size = count.div_ceil(passes);
+    Box::new((0..count).step_by(size).map(move |first| {
+        let range = first..(first + size).min(count);
+        Piece {
+            first,
+            count: range.len(),
+            images: images[range.start * image_len..range.end * image_len].to_vec(),
+            labels: cut(&labels, count, range),
+        }
+    }))
+}
+
+/// The labels of some of the samples.
+fn cut(labels: &Labels, count: usize, range: std::ops::Range<usize>) -> Labels {
+    let part = |numbers: &[f32]| {
+        let each = numbers.len() / count;
+        numbers[range.start * each..range.end * each].to_vec()
+    };
+    match labels {
+        Labels::Classes(classes) => Labels::Classes(classes[range].to_vec()),
+        Labels::Mixed { first, second, share } => Labels::Mixed {
+            first: first[range.clone()].to_vec(),
+            second: second[range.clone()].to_vec(),
+            share: share[range].to_vec(),
+        },
+        Labels::Labels(numbers) => Labels::Labels(part(numbers)),
+        Labels::Values(numbers) => Labels::Values(part(numbers)),
+        Labels::Images(numbers) => Labels::Images(part(numbers)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(count: usize) -> Batch {
+        Batch {
+            count,
+            images: (0..count * 2).map(|at| at as f32).collect(),
+            labels: Labels::Classes((0..count as u32).collect()),
+            global_count: count,
+            replaced: 0,
+        }
+    }
+
+    #[test]
+    fn pieces_are_all_of_the_batch_in_order() {
+        for (count, passes) in [(8, 2), (7, 3), (1, 4), (5, 1), (0, 2), (3, 2)] {
+            let cut: Vec<Piece> = pieces(batch(count), passes, 2).collect();
+            assert!(cut.len() <= passes);
+            let images: Vec<f32> = cut.iter().flat_map(|piece| piece.images.clone()).collect();
+            assert_eq!(images, batch(count).images);
+            let counts: usize = cut.iter().map(|piece| piece.count).sum();
+            assert_eq!(counts, count);
+            for piece in &cut {
+                assert_eq!(
+                    piece.labels,
+                    Labels::Classes((piece.first as u32..(piece.first + piece.count) as u32).collect())
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn labels_with_several_numbers_are_cut_by_samples() {
+        let labels = Labels::Labels((0..12).map(|at| at as f32).collect());
+        assert_eq!(cut(&labels, 4, 1..3), Labels::Labels(vec![3.0, 4.0, 5.0, 6.0, 7.0, 8.0]));
+    }
+}
