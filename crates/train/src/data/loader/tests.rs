@@ -283,7 +283,8 @@ fn a_panic_is_an_error_that_names_the_sample() {
 #[test]
 fn samples_that_do_not_fit_are_errors_that_name_them() {
     let task = Task::SingleLabel { classes: CLASSES };
-    let wrong: [(fn(&mut Sample), &str); 4] = [
+    type Spoil = fn(&mut Sample);
+    let wrong: [(Spoil, &str); 4] = [
         (|sample| sample.label = Label::Class(7), "class 7 is none of 7"),
         (|sample| sample.label = Label::Value(1.0), "another kind"),
         (|sample| sample.image.truncate(8), "8 numbers instead of 9"),
