@@ -20,6 +20,8 @@ pub enum Error {
     Rendezvous(String),
     /// The result has another element type than was asked for.
     WrongElement,
+    /// The parts into which data is to be divided do not fit it.
+    Parts(String),
     /// The parameters of a module, or what was done with their gradients, do not fit together.
     Parameters(String),
 }
@@ -31,7 +33,7 @@ impl fmt::Display for Error {
             Error::Transport(error) => error.fmt(f),
             Error::Engine(error) => error.fmt(f),
             Error::Lost(verdict) => verdict.fmt(f),
-            Error::Rendezvous(what) | Error::Parameters(what) => f.write_str(what),
+            Error::Rendezvous(what) | Error::Parts(what) | Error::Parameters(what) => f.write_str(what),
             Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
         }
     }

@@ -2,9 +2,12 @@
 //!
 //! [`init`] makes this process a rank of the job that it was started in; without a launcher it is a world of one, so the same
 //! program runs alone. A [`World`] then offers two ways to combine data. *Direct* collectives run on the caller's thread, in the
-//! caller's order, as in MPI: every rank makes the same calls. *Named* requests ([`World::submit_allreduce`] and the
+//! caller's order, as in MPI: every rank makes the same calls. *Named* requests ([`World::named`] and the
 //! [`Engine`] behind it) may come in any order and run in the background; requests of the same name meet, small ones travel
-//! together, and the order that a training loop settles into is learned and replayed without any negotiation.
+//! together, and the order that a training loop settles into is learned and replayed without any negotiation. Both are there for
+//! the whole world; a [`ProcessSet`] is a part of it.
+//!
+//! Networks of Burn and of Candle are trained on many ranks by the modules `burn` and `candle`, each with the feature of its name.
 //!
 //! ```
 //! use farandole::{ReduceOp, init};
@@ -23,11 +26,20 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "burn", feature = "candle"))]
+mod agreement;
 #[cfg(feature = "burn")]
 pub mod burn;
+#[cfg(feature = "candle")]
+pub mod candle;
+mod direct;
 mod error;
 mod measured;
+mod named;
 mod records;
+mod sets;
+#[cfg(any(feature = "burn", feature = "candle"))]
+mod wire;
 mod world;
 
 pub use error::{Error, Result};
@@ -41,8 +53,10 @@ pub use farandole_plan::table::Table;
 pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 pub use farandole_tensor::{Element, Region};
 pub use farandole_trace::event::Phase;
-pub use farandole_trace::{Cycles, PhaseGuard, Recorder};
-pub use world::{Setup, World, init, wait};
+pub use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
+pub use named::{Named, Pending, wait};
+pub use sets::ProcessSet;
+pub use world::{Setup, World, init};
 
 /// What ranks find out about a stall, and how a program's interpreter takes part.
 pub mod stall {

@@ -12,12 +12,9 @@ use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, Venue, spawn};
 use farandole_engine::meeting::Contacts;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{
-    Alarm, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks, Submission, Ticket,
-};
+use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
 use farandole_plan::table::Table;
-use farandole_plan::{Collective, Device, Rank, ReduceOp, Request, Topology};
-use farandole_tensor::{Element, Region};
+use farandole_plan::{Rank, Topology};
 use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
 use farandole_transport::connect::Options;
@@ -48,6 +45,8 @@ pub struct Setup {
     pub stacks: Option<Stacks>,
     /// Is given the reports of stalls; they go to standard error by default.
     pub on_stall: Option<OnStall>,
+    /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all ranks.
+    pub process_sets: Vec<Vec<usize>>,
 }
 
 impl fmt::Debug for Setup {
@@ -67,6 +66,7 @@ impl Default for Setup {
             tables: None,
             stacks: None,
             on_stall: None,
+            process_sets: Vec::new(),
         }
     }
 }
@@ -152,7 +152,9 @@ impl Setup {
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;
         let series = AtomicUsize::new(0);
-        Ok(World { rank, topology, communicator, engine, series, records, lifeline, blamed, _venue: venue })
+        let world = World { rank, topology, communicator, engine, series, records, lifeline, blamed, _venue: venue };
+        self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
+        Ok(world)
     }
 }
 
@@ -217,7 +219,8 @@ pub struct World {
     communicator: Mutex<Communicator>,
     /// Shared with weak references alone: it ends with the world.
     engine: Arc<Engine>,
-    /// Series of names given out so far; see [`World::next_series`].
+    /// Series of names given out so far, to adapters.
+    #[cfg_attr(not(any(feature = "burn", feature = "candle")), expect(dead_code, reason = "adapters count with it"))]
     series: AtomicUsize,
     /// Goes after the engine and the communicator, whose last words are to be written down.
     records: Records,
@@ -281,14 +284,14 @@ impl World {
     }
 
     /// The same for whoever may outlive the world and keeps a weak reference.
-    #[cfg(feature = "burn")]
+    #[cfg(any(feature = "burn", feature = "candle"))]
     pub(crate) fn shared_engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
     /// A number for names that must differ from call to call and be the same on all ranks: calls that all ranks make in the
     /// same order ask for it. The counter orders nothing else.
-    #[cfg(feature = "burn")]
+    #[cfg(any(feature = "burn", feature = "candle"))]
     pub(crate) fn next_series(&self) -> usize {
         self.series.fetch_add(1, Ordering::Relaxed)
     }
@@ -340,36 +343,6 @@ impl World {
         self.lifeline.as_ref()
     }
 
-    /// Combines the data of all ranks in place. All ranks make this call together.
-    pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.communicator().allreduce(data, op).map_err(|error| self.report(error))
-    }
-
-    /// Gives all ranks the root's data. All ranks make this call together.
-    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
-        self.communicator().broadcast(data, Rank::from(root)).map_err(|error| self.report(error))
-    }
-
-    /// Returns when all ranks have called it.
-    pub fn barrier(&mut self) -> Result<()> {
-        self.communicator().barrier().map_err(|error| self.report(error))
-    }
-
-    /// Asks for the combination of the tensors that all ranks submit under this name, in any order and from any thread.
-    /// The result comes out of the ticket; see [`wait`].
-    pub fn submit_allreduce<T: Element>(&self, name: &str, data: Vec<T>, op: ReduceOp) -> Result<Ticket> {
-        let request = Request {
-            name: name.into(),
-            collective: Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 },
-            dtype: T::DTYPE,
-            shape: vec![data.len() as u64],
-            device: Device::Cpu,
-            batch: None,
-            priority: 0,
-        };
-        self.engine.submit(Submission::new(request, Region::from_vec(data))).map_err(|error| self.report(error))
-    }
-
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
     pub fn shutdown(self) {}
 
@@ -394,10 +367,4 @@ impl Drop for World {
             self.report(error);
         }
     }
-}
-
-/// Waits for a request and takes its elements.
-pub fn wait<T: Element>(ticket: Ticket) -> Result<Vec<T>> {
-    let region = ticket.wait()?.into_result().ok_or(Error::WrongElement)?;
-    region.into_vec().map_err(|_| Error::WrongElement)
 }

@@ -37,7 +37,7 @@ mod outbox;
 mod parameters;
 mod staging;
 
+pub use crate::wire::Wire;
 pub use optimizer::DistributedOptimizer;
 pub use outbox::{Outbox, Posting};
 pub use parameters::{average_buffers, broadcast_parameters};
-pub use staging::Wire;

@@ -8,8 +8,8 @@ use ::burn::optim::{GradientsParams, ModuleOptimizer};
 use ::burn::tensor::Tensor;
 
 use super::outbox::Outbox;
-use super::staging::Wire;
 use crate::error::Result;
+use crate::wire::Wire;
 use crate::world::World;
 
 /// Any optimizer of Burn, with the gradients of all ranks averaged before each step.

@@ -9,7 +9,8 @@
 //! that a parameter without a gradient on *any* rank is left alone, as it would be in one process, the ranks also tell
 //! each other which gradients they have. A world of one sends nothing at all.
 //!
-//! A posting happens inside of Burn's backward, where no error can be returned: it is kept for `collect`, which comes next.
+//! A posting happens inside of Burn's backward, where no error can be returned: it is kept for `collect`, which comes next. A rank
+//! in trouble still sends everything, with zeros, and tells the others; the step fails on all ranks and nobody waits in vain.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,14 +21,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use ::burn::module::{Module, ModuleVisitor, Param, ParamId};
 use ::burn::optim::GradientsParams;
 use ::burn::tensor::{Tensor, TensorData};
-use farandole_plan::{Collective, Device, Dtype, ReduceOp, Request};
+use farandole_plan::Dtype;
 use farandole_tensor::Region;
 
-use super::parameters::{agree, list};
-use super::staging::{self, Wire, float_dtype};
+use super::parameters::{list, text};
+use super::staging::{self, float_dtype};
+use crate::agreement::agree;
 use crate::error::{Error, Result};
+use crate::wire::{self, Wire};
 use crate::world::World;
-use crate::{Engine, Submission, Ticket, wait_all};
+use crate::{Engine, Ticket, wait_all};
 
 /// The gradients of one module, from the moment they are ready until all ranks' averages are there. Clones are the same outbox.
 #[derive(Clone)]
@@ -115,7 +118,7 @@ impl Outbox {
         let mut entries = list(module);
         entries.retain(|entry| entry.trained);
         let prefix = format!("gradient.{series}");
-        agree(engine, &format!("{prefix}.parameters"), &entries)?;
+        agree(engine, &format!("{prefix}.parameters"), text(&entries))?;
         let by_id = entries.iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
         let addresses: Result<Vec<Address>> = entries
             .into_iter()
@@ -176,24 +179,26 @@ impl Outbox {
         let mut closing = Closing { office: &self.office, gradients, seen: vec![false; self.office.addresses.len()] };
         module.visit(&mut closing);
         let Closing { gradients, seen, .. } = closing;
-        let desk = self.office.desk().clear();
-        if let Some(trouble) = desk.trouble {
-            return Err(trouble);
-        }
+        let mut desk = self.office.desk().clear();
         if let Some(missing) = seen.iter().position(|seen| !seen) {
             let name = &self.office.addresses[missing].name;
-            return Err(Error::Parameters(format!(
+            desk.fail(Error::Parameters(format!(
                 "{name} is not in the module any more: make a new outbox after parameters were loaded or replaced"
             )));
         }
         if !gradients.is_empty() {
-            return Err(Error::Parameters(format!(
+            desk.fail(Error::Parameters(format!(
                 "{} gradients belong to no parameter of this outbox: make a new one after parameters were loaded, \
                  replaced or unfrozen",
                 gradients.len()
             )));
         }
-        let averages = self.office.averages(desk.letters)?;
+        let Desk { letters, trouble, .. } = desk;
+        let averages = self.office.averages(letters, trouble.is_some());
+        if let Some(trouble) = trouble {
+            return Err(trouble);
+        }
+        let averages = averages?;
         let mut opening = Opening { office: &self.office, averages, gradients };
         module.visit(&mut opening);
         Ok(opening.gradients)
@@ -216,9 +221,9 @@ impl Office {
             let got = gradient.shape().to_vec();
             return Err(Error::Parameters(format!("{name} has the shape {shape:?}, its gradient {got:?}")));
         }
-        let part = staging::converted(staging::into_region(gradient)?, *dtype);
+        let part = wire::converted(staging::into_region(gradient)?, *dtype);
         match &mut letter.sum {
-            Some(sum) => staging::add(sum, &part),
+            Some(sum) => wire::add(sum, &part),
             None => letter.sum = Some(part),
         }
         Ok(())
@@ -231,43 +236,41 @@ impl Office {
             return Ok(());
         }
         let Address { name, shape, dtype } = &self.addresses[address];
-        let wire = self.wire.dtype(*dtype);
+        let travelling = self.wire.dtype(*dtype);
         let contents = match letter.sum.take() {
-            Some(sum) => staging::converted(sum, wire),
-            None => staging::zeros(wire, shape.iter().product()),
+            Some(sum) => wire::converted(sum, travelling),
+            None => wire::zeros(travelling, shape.iter().product()),
         };
         let shape = shape.iter().map(|&dim| dim as u64).collect();
-        let ticket = self.engine()?.submit(average(Arc::clone(name), shape, wire, contents))?;
+        let ticket = self.engine()?.submit(wire::average(Arc::clone(name), shape, contents))?;
         letter.way = Way::Sent(ticket);
         Ok(())
     }
 
-    /// Waits for all letters. `None` where no rank had a gradient.
-    fn averages(&self, letters: Vec<Letter>) -> Result<Vec<Option<Region>>> {
+    /// Sends the letters that are still here, whatever is in them, and waits for all. `None` where no rank had a gradient.
+    fn averages(&self, letters: Vec<Letter>, in_trouble: bool) -> Result<Vec<Option<Region>>> {
         if self.alone {
             return Ok(letters.into_iter().map(|letter| letter.sum).collect());
         }
-        let present: Vec<u8> = letters.iter().map(|letter| u8::from(letter.passes > 0)).collect();
-        let request = Request {
-            name: Arc::clone(&self.present_name),
-            collective: Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 },
-            dtype: Dtype::U8,
-            shape: vec![present.len() as u64],
-            device: Device::Cpu,
-            batch: None,
-            priority: 0,
-        };
-        let present = self.engine()?.submit(Submission::new(request, Region::from_vec(present)))?;
-        let tickets = letters.into_iter().map(|letter| match letter.way {
-            Way::Sent(ticket) => ticket,
-            Way::Open | Way::Home => unreachable!("invariant: collecting has sent every letter"),
-        });
-        let mut results = wait_all(tickets.chain([present]));
-        let present = results.pop().expect("invariant: there is a result for each ticket")?;
-        let present = present.into_result().ok_or(Error::WrongElement)?;
-        let averages = results.into_iter().zip(present.as_bytes()).map(|(result, present)| {
+        let engine = self.engine()?;
+        let mut present = Vec::with_capacity(letters.len());
+        let mut tickets = Vec::with_capacity(letters.len() + 1);
+        for (address, mut letter) in letters.into_iter().enumerate() {
+            present.push(u32::from(letter.passes > 0));
+            if matches!(letter.way, Way::Open) {
+                self.send(&mut letter, address)?;
+            }
+            if let Way::Sent(ticket) = letter.way {
+                tickets.push(ticket);
+            }
+        }
+        let in_trouble = in_trouble.then(|| engine.rank());
+        tickets.push(engine.submit(wire::presence(Arc::clone(&self.present_name), present, in_trouble))?);
+        let mut results = wait_all(tickets);
+        let present = wire::heard(results.pop().expect("invariant: there is a result for each ticket")?)?;
+        let averages = results.into_iter().zip(present).map(|(result, present)| {
             let average = result?.into_result().ok_or(Error::WrongElement)?;
-            Ok((*present != 0).then_some(average))
+            Ok(present.then_some(average))
         });
         averages.collect()
     }
@@ -295,12 +298,6 @@ impl Desk {
     fn fail(&mut self, error: Error) {
         self.trouble.get_or_insert(error);
     }
-}
-
-fn average(name: Arc<str>, shape: Vec<u64>, dtype: Dtype, contents: Region) -> Submission {
-    let collective = Collective::Allreduce { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0 };
-    let request = Request { name, collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 };
-    Submission::new(request, contents)
 }
 
 /// A gradient that was announced. Dropped without being posted, it is no longer expected: its forward had no backward.
@@ -352,7 +349,7 @@ impl Drop for Posting {
     }
 }
 
-/// Sends whatever is still open.
+/// Adds the gradients that Burn has gathered to the letters.
 struct Closing<'a> {
     office: &'a Office,
     gradients: GradientsParams,
@@ -372,7 +369,7 @@ impl ModuleVisitor for Closing<'_> {
             (Way::Open, gradient) => {
                 let added = gradient.map_or(Ok(()), |gradient| self.office.add(letter, address, gradient.into_data()));
                 letter.passes += usize::from(letter.sum.is_some());
-                added.and_then(|()| self.office.send(letter, address))
+                added
             }
             (Way::Sent(_) | Way::Home, None) => Ok(()),
             (Way::Sent(_) | Way::Home, Some(_)) => Err(Error::Parameters(format!(
@@ -399,7 +396,7 @@ impl ModuleVisitor for Opening<'_> {
         let Some(&address) = self.office.by_id.get(&param.id) else { return };
         let Some(average) = self.averages[address].take() else { return };
         let Address { shape, dtype, .. } = &self.office.addresses[address];
-        let data = staging::into_data(staging::converted(average, *dtype), shape);
+        let data = staging::into_data(wire::converted(average, *dtype), shape);
         let data = data.expect("invariant: gradients have float elements");
         let tensor = Tensor::<D>::from_data(data, (&param.device().without_autodiff(), param.dtype()));
         self.gradients.register(param.id, tensor);

@@ -6,12 +6,11 @@
 
 use ::burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use ::burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use farandole_plan::{Collective, Device, Dtype, ReduceOp, Request};
-use farandole_tensor::Region;
+use farandole_plan::ReduceOp;
 
+use crate::agreement::agree;
 use crate::error::{Error, Result};
 use crate::world::World;
-use crate::{Engine, Submission};
 
 use super::staging::{self, float_dtype};
 
@@ -68,58 +67,9 @@ pub(crate) fn list<M: Module>(module: &M) -> Vec<Entry> {
     lister.entries
 }
 
-/// Finds out whether all ranks have the same list. All ranks call this together, with the same name.
-pub(crate) fn agree(engine: &Engine, name: &str, entries: &[Entry]) -> Result<()> {
-    let text: String =
-        entries.iter().map(|entry| format!("{} {:?} {:?}\n", entry.path, entry.dtype, entry.shape)).collect();
-    let number = fingerprint(text.as_bytes());
-    let collective = Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 };
-    // The largest of the numbers and, turned around, the smallest.
-    let extremes = run(engine, name, collective, Dtype::U64, Region::from_vec(vec![number, !number]))?;
-    let extremes = extremes.into_vec::<u64>().map_err(|_| Error::WrongElement)?;
-    if extremes[0] == !extremes[1] {
-        return Ok(());
-    }
-    let name = format!("{name}.lists");
-    let length = Region::from_vec(vec![text.len() as u64]);
-    let lengths = run(engine, &format!("{name}.lengths"), Collective::Allgather, Dtype::U64, length)?;
-    let texts = run(engine, &name, Collective::Allgather, Dtype::U8, Region::from_vec(text.into_bytes()))?;
-    let mut rest = texts.as_bytes();
-    let mut lists = Vec::new();
-    for length in lengths.as_bytes().chunks_exact(size_of::<u64>()) {
-        let length = u64::from_ne_bytes(length.try_into().expect("invariant: chunks have this size"));
-        let (list, others) = rest.split_at((length as usize).min(rest.len()));
-        lists.push(String::from_utf8_lossy(list).into_owned());
-        rest = others;
-    }
-    Err(Error::Parameters(difference(&lists)))
-}
-
-/// The first difference between the lists of ranks, in words.
-fn difference(lists: &[String]) -> String {
-    let Some((rank, other)) = lists.iter().enumerate().find(|(_, list)| *list != &lists[0]) else {
-        return "the ranks have different modules".to_owned();
-    };
-    let (mut ours, mut theirs) = (lists[0].lines(), other.lines());
-    let (first, second) = loop {
-        match (ours.next(), theirs.next()) {
-            (first, second) if first == second && first.is_some() => {}
-            (first, second) => break (first.unwrap_or("nothing"), second.unwrap_or("nothing")),
-        }
-    };
-    format!("the ranks have different modules: where rank 0 has {first}, rank {rank} has {second}")
-}
-
-/// FNV-1a: the same on all machines, and good enough to tell lists apart that differ by mistake.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn run(engine: &Engine, name: &str, collective: Collective, dtype: Dtype, input: Region) -> Result<Region> {
-    let shape = vec![input.len_elems() as u64];
-    let request =
-        Request { name: name.into(), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 };
-    engine.run(Submission::new(request, input))?.into_result().ok_or(Error::WrongElement)
+/// The list as text, a line for each entry: what ranks compare.
+pub(crate) fn text(entries: &[Entry]) -> String {
+    entries.iter().map(|entry| format!("{} {:?} {:?}\n", entry.path, entry.dtype, entry.shape)).collect()
 }
 
 /// Gives all ranks the root's parameters and buffers (running means of batch normalization, for instance). All ranks call this
@@ -130,7 +80,7 @@ fn run(engine: &Engine, name: &str, collective: Collective, dtype: Dtype, input:
 pub fn broadcast_parameters<M: Module>(world: &mut World, module: M, root: usize) -> Result<M> {
     settle(&module);
     let name = format!("farandole.broadcast_parameters.{}", world.next_series());
-    agree(world.engine(), &name, &list(&module))?;
+    agree(world.engine(), &name, text(&list(&module)))?;
     let mut mapper = Through {
         world,
         transform: |world: &mut World, data: TensorData| broadcast(world, data, root),
@@ -150,7 +100,7 @@ pub fn broadcast_parameters<M: Module>(world: &mut World, module: M, root: usize
 pub fn average_buffers<M: Module>(world: &mut World, module: M) -> Result<M> {
     settle(&module);
     let name = format!("farandole.average_buffers.{}", world.next_series());
-    agree(world.engine(), &name, &list(&module))?;
+    agree(world.engine(), &name, text(&list(&module)))?;
     let mut mapper = Through { world, transform: average, which: Which::Untrained, trouble: None };
     let module = module.map(&mut mapper);
     mapper.trouble.map_or(Ok(module), Err)
@@ -233,21 +183,5 @@ impl<F: FnMut(&mut World, TensorData) -> Result<TensorData>> ModuleMapper for Th
             let (device, dtype) = (tensor.device(), tensor.dtype());
             self.pass(tensor.to_data()).map_or(tensor, |data| Tensor::from_data(data, (&device, dtype)))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_difference_is_named() {
-        let lists = ["a F32 [2]\nb F32 [3]\n", "a F32 [2]\nb F32 [3]\n", "a F32 [2]\nb F32 [4]\n"].map(str::to_owned);
-        assert_eq!(
-            difference(&lists),
-            "the ranks have different modules: where rank 0 has b F32 [3], rank 2 has b F32 [4]"
-        );
-        let shorter = ["a F32 [2]\nb F32 [3]\n", "a F32 [2]\n"].map(str::to_owned);
-        assert!(difference(&shorter).ends_with("where rank 0 has b F32 [3], rank 1 has nothing"));
     }
 }

@@ -5,35 +5,11 @@
 //! that travel in another precision are copied anyway, by the conversion.
 
 use ::burn::tensor::{DType, TensorData, bf16, f16};
-use farandole_plan::{Dtype, ReduceOp};
-use farandole_tensor::cast::cast;
-use farandole_tensor::element::as_bytes_mut;
-use farandole_tensor::{Element, Fold, Region};
+use farandole_plan::Dtype;
+use farandole_tensor::element::with_bytes_mut;
+use farandole_tensor::{Element, Region};
 
 use crate::error::{Error, Result};
-
-/// How gradients travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wire {
-    /// In single precision; double and half precision as they are. Nothing is rounded on the way.
-    #[default]
-    F32,
-    /// In the upper half of a single: half the bytes, the same range, eight bits of precision.
-    Bf16,
-    /// In IEEE half precision: half the bytes, eleven bits of precision; above 65504 there is only infinity.
-    F16,
-}
-
-impl Wire {
-    /// The element type in which a gradient of this type travels. None travels in more bytes than it has.
-    pub(crate) fn dtype(self, own: Dtype) -> Dtype {
-        match self {
-            Wire::Bf16 if own.size_bytes() > 2 => Dtype::BF16,
-            Wire::F16 if own.size_bytes() > 2 => Dtype::F16,
-            Wire::F32 | Wire::Bf16 | Wire::F16 => own,
-        }
-    }
-}
 
 /// Our name for Burn's element type, if its elements can be added.
 pub(crate) fn float_dtype(dtype: DType) -> Result<Dtype> {
@@ -68,9 +44,7 @@ pub(crate) fn into_data(region: Region, shape: &[usize]) -> Result<TensorData> {
             Ok(elements) => elements,
             Err(region) => {
                 let mut elements = vec![T::default(); region.len_elems()];
-                farandole_tensor::element::with_bytes_mut(&mut elements, |bytes| {
-                    bytes.copy_from_slice(region.as_bytes())
-                });
+                with_bytes_mut(&mut elements, |bytes| bytes.copy_from_slice(region.as_bytes()));
                 elements
             }
         };
@@ -83,38 +57,4 @@ pub(crate) fn into_data(region: Region, shape: &[usize]) -> Result<TensorData> {
         Dtype::F32 => give::<f32>(region, shape),
         _ => Err(Error::WrongElement),
     }
-}
-
-/// Zeros, as a vector would hold them.
-pub(crate) fn zeros(dtype: Dtype, elements: usize) -> Region {
-    match dtype {
-        Dtype::F64 => Region::from_vec(vec![0f64; elements]),
-        Dtype::F16 => Region::from_vec(vec![f16::ZERO; elements]),
-        Dtype::BF16 => Region::from_vec(vec![bf16::ZERO; elements]),
-        _ => Region::from_vec(vec![0f32; elements]),
-    }
-}
-
-/// The same numbers in another precision.
-pub(crate) fn converted(region: Region, to: Dtype) -> Region {
-    let from = region.dtype();
-    if from == to {
-        return region;
-    }
-    fn convert<T: farandole_tensor::element::Plain + Default>(region: &Region) -> Region {
-        let mut elements = vec![T::default(); region.len_elems()];
-        cast(as_bytes_mut(&mut elements), T::DTYPE, region.as_bytes(), region.dtype(), 1.0);
-        Region::from_vec(elements)
-    }
-    match to {
-        Dtype::F64 => convert::<f64>(&region),
-        Dtype::F16 => convert::<f16>(&region),
-        Dtype::BF16 => convert::<bf16>(&region),
-        _ => convert::<f32>(&region),
-    }
-}
-
-/// Adds the second to the first.
-pub(crate) fn add(sum: &mut Region, more: &Region) {
-    Fold::new(sum.dtype(), ReduceOp::Sum).fold(sum.as_bytes_mut(), more.as_bytes());
 }

@@ -1,0 +1,214 @@
+//! Candle on many ranks (feature `candle`).
+//!
+//! Candle's gradients come all at once from `backward`, in a `GradStore`, and belong to variables without names. So a program says
+//! once which variables it trains and what they are called (a `VarMap` of candle-nn knows; any order will do), and
+//! [`Averager`] replaces their gradients by the averages over all ranks; what steps then, an optimizer of candle-nn or the program
+//! itself, need not know:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor, Var};
+//! use farandole::candle::{Averager, Wire, broadcast_parameters};
+//!
+//! let mut world = farandole::init()?;
+//! let weight = Var::from_tensor(&Tensor::ones((2, 1), DType::F32, &Device::Cpu)?)?;
+//! let named = vec![("weight".to_owned(), weight.clone())];
+//! broadcast_parameters(&mut world, named.clone(), 0)?;
+//! let averager = Averager::new(&world, named, Wire::F32)?;
+//! for _ in 0..3 {
+//!     let inputs = Tensor::new(&[[1.0f32, world.rank() as f32]], &Device::Cpu)?;     // each rank its own
+//!     let loss = inputs.matmul(&weight)?.sqr()?.mean_all()?;
+//!     let mut gradients = loss.backward()?;
+//!     averager.average(&mut gradients)?;
+//!     let gradient = gradients.get(&weight).expect("the loss depends on the weight");
+//!     weight.set(&(weight.as_tensor() - (gradient * 0.1)?)?)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no gradient before
+//! it has computed all.
+
+use std::sync::{Arc, Weak};
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, Var, WithDType};
+use farandole_plan::Dtype;
+use farandole_tensor::{Element, Region};
+use half::{bf16, f16};
+
+use crate::agreement::agree;
+use crate::error::{Error, Result};
+pub use crate::wire::Wire;
+use crate::wire::{self, average, heard, presence};
+use crate::world::World;
+use crate::{Engine, wait_all};
+
+/// Averages gradients over all ranks.
+#[derive(Debug)]
+pub struct Averager {
+    /// The world does not wait for its averagers to end.
+    engine: Weak<Engine>,
+    alone: bool,
+    wire: Wire,
+    present_name: Arc<str>,
+    /// Sorted by name.
+    variables: Vec<Variable>,
+}
+
+#[derive(Debug)]
+struct Variable {
+    /// Under which its gradient travels.
+    name: Arc<str>,
+    var: Var,
+    dtype: Dtype,
+}
+
+impl Averager {
+    /// For these variables, by name. All ranks call this together, with the same names in any order.
+    ///
+    /// # Errors
+    /// [`Error::Parameters`] if names are used twice, the ranks have different variables, or elements are no floats.
+    pub fn new(world: &World, variables: impl IntoIterator<Item = (String, Var)>, wire: Wire) -> Result<Averager> {
+        let named = sorted(variables)?;
+        let prefix = format!("gradient.{}", world.next_series());
+        agree(world.engine(), &format!("{prefix}.parameters"), text(&named))?;
+        let variables: Result<Vec<Variable>> = named
+            .into_iter()
+            .map(|(name, var)| {
+                let dtype = float_dtype(var.dtype())?;
+                Ok(Variable { name: format!("{prefix}/{name}").into(), var, dtype })
+            })
+            .collect();
+        let present_name = format!("{prefix}.present").into();
+        let engine = Arc::downgrade(world.shared_engine());
+        Ok(Averager { engine, alone: world.size() == 1, wire, present_name, variables: variables? })
+    }
+
+    /// Replaces the gradients of the variables by their averages. All ranks call this once for each step.
+    ///
+    /// A variable that has no gradient on some ranks counts as zero there and has one afterwards; one that has none on any rank
+    /// is left alone. Gradients of other tensors stay as they are.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read or made, or ranks are lost.
+    pub fn average(&self, gradients: &mut GradStore) -> Result<()> {
+        if self.alone {
+            return Ok(());
+        }
+        let ended = || Error::Parameters("the world of this averager has ended".to_owned());
+        let engine = self.engine.upgrade().ok_or_else(ended)?;
+        let mut present = Vec::with_capacity(self.variables.len());
+        let mut trouble = None;
+        let mut tickets = Vec::with_capacity(self.variables.len() + 1);
+        for Variable { name, var, dtype } in &self.variables {
+            let travelling = self.wire.dtype(*dtype);
+            let gradient = gradients.get(var).map(read);
+            present.push(u32::from(gradient.is_some()));
+            let contents = match gradient {
+                Some(Ok(gradient)) if gradient.len_elems() == var.elem_count() => wire::converted(gradient, travelling),
+                Some(Ok(_)) => {
+                    trouble = Some(Error::Parameters(format!("{name} and its gradient have different shapes")));
+                    wire::zeros(travelling, var.elem_count())
+                }
+                Some(Err(error)) => {
+                    trouble = Some(error);
+                    wire::zeros(travelling, var.elem_count())
+                }
+                None => wire::zeros(travelling, var.elem_count()),
+            };
+            let shape = var.dims().iter().map(|&dim| dim as u64).collect();
+            tickets.push(engine.submit(average(Arc::clone(name), shape, contents))?);
+        }
+        let in_trouble = trouble.as_ref().map(|_| engine.rank());
+        tickets.push(engine.submit(presence(Arc::clone(&self.present_name), present, in_trouble))?);
+        let mut results = wait_all(tickets);
+        let present = results.pop().expect("invariant: there is a result for each ticket");
+        if let Some(trouble) = trouble {
+            return Err(trouble);
+        }
+        let present = heard(present?)?;
+        for ((variable, result), present) in self.variables.iter().zip(results).zip(present) {
+            let contents = result?.into_result().ok_or(Error::WrongElement)?;
+            if present {
+                let average = made(wire::converted(contents, variable.dtype), &variable.var)?;
+                gradients.insert(&variable.var, average);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives all ranks the root's values of these variables, by name. All ranks call this together, with the same names in any order.
+///
+/// # Errors
+/// [`Error::Parameters`] if names are used twice, the ranks have different variables, or elements are no floats.
+pub fn broadcast_parameters(
+    world: &mut World,
+    variables: impl IntoIterator<Item = (String, Var)>,
+    root: usize,
+) -> Result<()> {
+    let named = sorted(variables)?;
+    let name = format!("farandole.broadcast_parameters.{}", world.next_series());
+    agree(world.engine(), &name, text(&named))?;
+    for (_, var) in named {
+        let mut region = read(var.as_tensor())?;
+        world.broadcast::<u8>(region.as_bytes_mut(), root)?;
+        var.set(&made(region, &var)?).map_err(trouble)?;
+    }
+    Ok(())
+}
+
+fn sorted(variables: impl IntoIterator<Item = (String, Var)>) -> Result<Vec<(String, Var)>> {
+    let mut named: Vec<(String, Var)> = variables.into_iter().collect();
+    named.sort_by(|one, other| one.0.cmp(&other.0));
+    match named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some(pair) => Err(Error::Parameters(format!("two variables are called {}", pair[0].0))),
+        None => Ok(named),
+    }
+}
+
+fn text(named: &[(String, Var)]) -> String {
+    named.iter().map(|(name, var)| format!("{name} {:?} {:?}\n", var.dtype(), var.dims())).collect()
+}
+
+fn float_dtype(dtype: DType) -> Result<Dtype> {
+    match dtype {
+        DType::F64 => Ok(Dtype::F64),
+        DType::F32 => Ok(Dtype::F32),
+        DType::F16 => Ok(Dtype::F16),
+        DType::BF16 => Ok(Dtype::BF16),
+        other => Err(Error::Parameters(format!("there is no average of {other:?} elements"))),
+    }
+}
+
+/// A tensor's elements in host memory.
+fn read(tensor: &Tensor) -> Result<Region> {
+    fn take<T: Element + WithDType>(tensor: &Tensor) -> Result<Region> {
+        let elements = tensor.flatten_all().and_then(|flat| flat.to_vec1::<T>());
+        elements.map(Region::from_vec).map_err(trouble)
+    }
+    match float_dtype(tensor.dtype())? {
+        Dtype::F64 => take::<f64>(tensor),
+        Dtype::F16 => take::<f16>(tensor),
+        Dtype::BF16 => take::<bf16>(tensor),
+        _ => take::<f32>(tensor),
+    }
+}
+
+/// A tensor of these elements, with the shape and on the device of another.
+fn made(region: Region, like: &Tensor) -> Result<Tensor> {
+    fn give<T: Element + WithDType>(region: Region, like: &Tensor) -> Result<Tensor> {
+        let elements = region.into_vec::<T>().map_err(|_| Error::WrongElement)?;
+        Tensor::from_vec(elements, like.dims(), like.device()).map_err(trouble)
+    }
+    match region.dtype() {
+        Dtype::F64 => give::<f64>(region, like),
+        Dtype::F16 => give::<f16>(region, like),
+        Dtype::BF16 => give::<bf16>(region, like),
+        _ => give::<f32>(region, like),
+    }
+}
+
+fn trouble(error: candle_core::Error) -> Error {
+    Error::Parameters(format!("a tensor of Candle cannot be read or made: {error}"))
+}
