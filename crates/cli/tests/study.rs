@@ -168,3 +168,67 @@ fn a_killed_study_takes_its_job_along() {
     child.wait().unwrap();
     wait_until("the rank ends", || !process.exists());
 }
+
+/// Studies of the built-in trainer, of a network and steps so small that a point takes a second.
+#[cfg(feature = "train")]
+mod of_the_trainer {
+    use super::*;
+
+    /// Runs a study of so many points and returns its rows.
+    fn rows(name: &str, words: &[&str]) -> Vec<Value> {
+        let folder = Folder::new(name);
+        let small = ["--repeats", "1", "--steps", "3", "--warm-up", "1", "--", "--image-size", "32", "--workers", "0"];
+        let output = study_with(&folder, words, &small);
+        assert!(output.status.success(), "{output:?}");
+        let page = std::fs::read_to_string(folder.0.join("out/study.html")).unwrap();
+        assert!(page.contains("backward"), "the page has the phases of the trainer");
+        let rows = folder.results()["rows"].as_array().unwrap().clone();
+        for row in &rows {
+            assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["split"].as_array().is_some_and(|split| !split.is_empty()), "{row}");
+        }
+        rows
+    }
+
+    fn study_with(folder: &Folder, words: &[&str], more: &[&str]) -> Output {
+        let at = more.iter().position(|word| *word == "--").unwrap();
+        let line: Vec<&str> =
+            words.iter().chain(&more[..at]).chain(&["--out", "out"]).chain(&more[at..]).copied().collect();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_farandole"))
+            .arg("study")
+            .args(line)
+            .current_dir(&folder.0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until("the study ends", || child.try_wait().unwrap().is_some());
+        child.wait_with_output().unwrap()
+    }
+
+    #[test]
+    fn ranks_are_varied_with_the_batch_of_one_or_of_all_fixed() {
+        let weak = rows("train-weak", &["weak", "--ranks", "1,2", "--batch", "4", "--model", "lenet"]);
+        assert_eq!(weak[1]["point"]["batch"], 4);
+        assert!(weak[1]["efficiency"].is_f64());
+        let strong = rows("train-strong", &["strong", "--ranks", "1,2", "--total-batch", "4", "--model", "lenet"]);
+        assert_eq!(strong[1]["point"]["batch"], 2);
+    }
+
+    #[test]
+    fn batches_and_layouts_are_varied() {
+        let batch = rows("train-batch", &["batch", "--ranks", "2", "--batches", "2,4", "--model", "lenet"]);
+        assert_eq!(batch.len(), 2);
+        let threads = rows("train-threads", &["threads", "--cores", "2", "--total-batch", "4", "--model", "lenet"]);
+        assert_eq!((&threads[0]["point"]["threads"], &threads[1]["point"]["threads"]), (&2.into(), &1.into()));
+    }
+
+    #[test]
+    fn models_and_precisions_are_varied() {
+        let models = rows("train-models", &["models", "--models", "lenet,resnet20", "--ranks", "1,2", "--batch", "2"]);
+        assert_eq!(models.len(), 4);
+        let precision = rows("train-precision", &["precision", "--ranks", "2", "--batch", "2", "--model", "lenet"]);
+        assert_eq!(precision.len(), 3);
+    }
+}
