@@ -144,7 +144,7 @@ impl Job {
                 augment: None,
             },
             batch: 32,
-            epochs: 4,
+            epochs: 3,
             learning_rate: 0.05,
             optimizer: OptimizerChoice::Sgd,
             momentum: 0.9,
