@@ -124,6 +124,7 @@ pub enum Output {
 
 /// A network of any architecture.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one network in a process, and weights are elsewhere")]
 pub enum Network {
     /// ResNet-20, -18 and -50.
     ResNet(resnet::ResNet),
