@@ -38,6 +38,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use farandole_trace::clock::now_ns;
+use farandole_trace::event::NameId;
+use farandole_trace::{Event, Recorder};
 use farandole_transport::{Bell, Waiter};
 
 use crate::completion::Slot;
@@ -96,6 +99,21 @@ pub(crate) struct Baton {
     spin: Spin,
 }
 
+/// What is recorded of a wait: the number of the request's name, and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note<'a> {
+    pub(crate) name: NameId,
+    pub(crate) recorder: &'a Recorder,
+}
+
+impl Note<'_> {
+    /// The wait has begun and is not over at once: whoever watches the rank may see it before there is a record of it.
+    fn begin(&self, since_ns: u64) -> u64 {
+        self.recorder.block(since_ns);
+        since_ns
+    }
+}
+
 /// Whether a push wakes the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
@@ -120,45 +138,64 @@ impl Baton {
         after
     }
 
-    /// Waits until the slot is fulfilled or the deadline has passed; drives meanwhile if nobody else does. `after` is
-    /// what a quiet push said, if there was one.
-    pub(crate) fn wait<T>(&self, slot: &Slot<T>, deadline: Option<Instant>, after: After) -> bool {
-        self.wait_until(|| slot.is_fulfilled(), |deadline| slot.sleep(deadline), deadline, after)
+    /// Hands an order to the driver that is told the time, and wakes the worker if nobody drives.
+    pub(crate) fn push_stamped(&self, order: impl FnOnce(u64) -> Order) {
+        if self.intake.push_stamped(now_ns, order) == After::Ring {
+            self.bell.ring();
+        }
     }
 
-    /// As [`Baton::wait`], for any condition that comes true under the baton and a way to sleep until it does.
-    pub(crate) fn wait_until(
+    /// Waits until the slot is fulfilled or the deadline has passed; drives meanwhile if nobody else does. `after` is
+    /// what a quiet push said, if there was one; `note` says what is recorded of the wait.
+    pub(crate) fn wait<T>(
         &self,
-        done: impl Fn() -> bool,
-        sleep: impl Fn(Option<Instant>) -> bool,
+        slot: &Slot<T>,
         deadline: Option<Instant>,
         after: After,
+        note: Option<Note<'_>>,
     ) -> bool {
+        let done = || slot.is_fulfilled();
         if after == After::Nothing && done() {
             return true;
         }
-        match self.try_take() {
-            Some(driver) => self.drive(driver, &done, deadline),
-            None => {
-                // Just too late.
-                if after == After::Ring {
-                    self.bell.ring();
-                }
-                sleep(deadline)
-            }
+        if let Some(driver) = self.try_take() {
+            return self.drive(driver, &done, deadline, note);
         }
+        let since_ns = note.map(|note| note.begin(now_ns()));
+        // Just too late.
+        if after == After::Ring {
+            self.bell.ring();
+        }
+        let finished = slot.sleep(deadline);
+        if let (Some(Note { name, recorder }), Some(since_ns)) = (note, since_ns) {
+            recorder.mark(Event::Waited { name, since_ns });
+            recorder.unblock();
+        }
+        finished
     }
 
-    /// A caller's drive.
-    fn drive(&self, mut driver: MutexGuard<'_, Driver>, done: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
+    /// A caller's drive. It began to wait when its first turn began; who drives looks at the clock then anyway, and has a pen at hand.
+    fn drive(
+        &self,
+        mut driver: MutexGuard<'_, Driver>,
+        done: &dyn Fn() -> bool,
+        deadline: Option<Instant>,
+        note: Option<Note<'_>>,
+    ) -> bool {
         self.intake.wake_up();
         driver.pick_up();
         driver.after_sleep();
         let mut idle_since: Option<Instant> = None;
+        let mut since: Option<Duration> = None;
         let finished = loop {
             let turn = driver.turn(&self.intake, Look::Glance);
+            let first = since.is_none();
+            let since = *since.get_or_insert(driver.turned_at());
             if done() {
                 break true;
+            }
+            if let (true, Some(note)) = (first, note) {
+                note.begin(driver.time_ns(since));
             }
             if turn == Turn::Over {
                 break false;
@@ -177,6 +214,10 @@ impl Baton {
             self.doze(&mut driver, left);
             idle_since = None;
         };
+        if let (Some(Note { name, recorder }), Some(since)) = (note, since) {
+            driver.note_wait(name, since);
+            recorder.unblock();
+        }
         self.put_down(driver);
         finished || done()
     }

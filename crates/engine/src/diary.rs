@@ -5,7 +5,12 @@
 //! unpacking it takes longer than some turns, the clock is looked at. Times of one diary never go backwards.
 //!
 //! Entries about a request are written before its ticket is done: whoever has the result finds them.
+//!
+//! A bucket that comes again in every iteration has its requests in the recorder's table (a *crew*), and one record for all of them when it begins and
+//! one when it ends. Buckets that were negotiated may never come again; their requests have records of their own.
 
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +18,12 @@ use farandole_plan::agree::Bucket;
 use farandole_plan::message::Announcement;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::{self, Group, NameId, Operation, ThreadId};
+use farandole_trace::event::{self, CrewId, Group, Member, NameId, Operation, ThreadId};
 use farandole_trace::{Event, Occasion, Pen, Recorder};
 
 use crate::bucket::{Pending, Table};
 use crate::footprints::{self, Footprints};
+use crate::roster::QuickHasher;
 
 /// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks less than a tenth
 /// of one.
@@ -57,6 +63,18 @@ pub(crate) struct Diary {
     timed: bool,
     /// Whether the running bucket waits for a peer.
     waiting: bool,
+    /// The requests of the running bucket, if they are in the recorder's table.
+    crew: Option<CrewId>,
+    /// Crews by the hash of their bucket's plan.
+    crews: HashMap<u64, Known, BuildHasherDefault<QuickHasher>>,
+}
+
+/// A crew that the recorder has.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    id: CrewId,
+    /// The first name that the recorder will forget; names get new numbers then.
+    oldest: NameId,
 }
 
 impl Diary {
@@ -64,7 +82,8 @@ impl Diary {
         let group = Group::from(group.0);
         recorder.note_group(group, ranks.iter().map(|rank| rank.0).collect());
         let (pen, start_ns) = (recorder.pen(), start.time_ns);
-        Diary { pen, start_ns, group, last_ns: 0, timed: false, waiting: false }
+        let crews = HashMap::default();
+        Diary { pen, start_ns, group, last_ns: 0, timed: false, waiting: false, crew: None, crews }
     }
 
     /// Another thread drives from now on.
@@ -72,20 +91,34 @@ impl Diary {
         self.pen.pick_up();
     }
 
-    fn at(&self, now: Duration) -> u64 {
+    /// A moment as it is recorded.
+    pub(crate) fn at(&self, now: Duration) -> u64 {
         self.start_ns + now.as_nanos() as u64
     }
 
     /// Enters something about the running bucket.
     fn enter(&mut self, now: Duration, event: Event) {
+        self.look(now);
+        self.pen.write(self.last_ns, event);
+    }
+
+    /// Enters the begin or the end of the running bucket for all its requests.
+    fn enter_for_all(&mut self, now: Duration, event: Event) {
+        self.look(now);
+        let crew = self.crew.expect("invariant: only a bucket with a crew is entered for all of it");
+        self.pen.write_for_all(self.last_ns, event, crew);
+    }
+
+    fn look(&mut self, now: Duration) {
         let time_ns = if self.timed && self.pen.is_on() { now_ns() } else { self.at(now) };
         self.last_ns = self.last_ns.max(time_ns);
-        self.pen.write(self.last_ns, event);
     }
 
     /// The driver has taken orders in.
     pub(crate) fn cycle(&mut self, now: Duration) {
-        self.pen.write(self.at(now), Event::Cycle);
+        if self.pen.recorder().wants_cycles() {
+            self.pen.write(self.at(now), Event::Cycle);
+        }
     }
 
     /// A request has come in.
@@ -112,18 +145,44 @@ impl Diary {
     pub(crate) fn started(&mut self, bucket: &Bucket, table: &Table, now: Duration) {
         let plan = &*bucket.plan;
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
-        (self.timed, self.waiting) = (bytes >= TIMED_FROM_BYTES, false);
+        (self.timed, self.waiting, self.crew) = (bytes >= TIMED_FROM_BYTES, false, None);
         if !self.pen.is_on() {
             return;
         }
         let (group, operation) = (self.group, Operation(bucket.operation.0));
         let (collective, dtype) = (collective(&plan.collective), dtype(plan.dtype));
         let requests = bucket.requests.len() as u32;
-        self.enter(now, Event::Started { group, operation, collective, dtype, requests, bytes });
-        for pending in bucket.requests.iter().flatten().map(|id| table.get(*id)) {
-            let bytes = pending.input.as_ref().map_or(0, |region| region.len_bytes() as u64);
-            self.pen.write(self.last_ns, Event::Fused { name: pending.mark.name, group, operation, bytes });
+        let started = Event::Started { group, operation, collective, dtype, requests, bytes };
+        self.crew = self.crew_of(bucket, table);
+        if self.crew.is_some() {
+            return self.enter_for_all(now, started);
         }
+        self.enter(now, started);
+        for Member { name, bytes } in requests_of(bucket, table) {
+            self.pen.write(self.last_ns, Event::Fused { name, group, operation, bytes });
+        }
+    }
+
+    /// The crew of a bucket that comes again and again. What is in it follows from the plan, unless this rank has joined or the
+    /// recorder was off when requests were submitted.
+    fn crew_of(&mut self, bucket: &Bucket, table: &Table) -> Option<CrewId> {
+        if !bucket.replayed {
+            return None;
+        }
+        let recorder = self.pen.recorder();
+        if let Some(known) = self.crews.get(&bucket.plan.hash)
+            && recorder.knows(known.oldest)
+        {
+            return Some(known.id);
+        }
+        let whole = bucket.requests.iter().all(Option::is_some);
+        let oldest = requests_of(bucket, table).map(|request| request.name).min()?;
+        if !whole || oldest == NameId::NONE {
+            return None;
+        }
+        let id = recorder.crew(requests_of(bucket, table))?;
+        self.crews.insert(bucket.plan.hash, Known { id, oldest });
+        Some(id)
     }
 
     /// All ranks have come to the bucket.
@@ -178,9 +237,20 @@ impl Diary {
     /// The results of a bucket are in their places.
     pub(crate) fn finished<'a>(&mut self, bucket: &Bucket, done: impl IntoIterator<Item = &'a Pending>, now: Duration) {
         let (group, operation) = (self.group, Operation(bucket.operation.0));
+        if self.crew.is_some() {
+            return self.enter_for_all(now, Event::Finished { group, operation });
+        }
         self.enter(now, Event::Finished { group, operation });
         for pending in done {
             self.pen.write(self.last_ns, Event::Done { name: pending.mark.name, group, operation });
+        }
+    }
+
+    /// The thread that drives has waited for a request since then, and goes on now.
+    pub(crate) fn waited(&mut self, name: NameId, since: Duration) {
+        if self.pen.is_on() {
+            let (time_ns, since_ns) = (now_ns(), self.at(since));
+            self.pen.write(time_ns.max(since_ns), Event::Waited { name, since_ns });
         }
     }
 
@@ -218,6 +288,14 @@ impl Diary {
         self.pen.write(self.at(now), Event::Trouble { name });
         self.pen.recorder().ring(Occasion::Trouble);
     }
+}
+
+/// The requests of a bucket that are this rank's.
+fn requests_of(bucket: &Bucket, table: &Table) -> impl Iterator<Item = Member> {
+    bucket.requests.iter().flatten().map(|id| {
+        let Pending { mark, input, .. } = table.get(*id);
+        Member { name: mark.name, bytes: input.as_ref().map_or(0, |region| region.len_bytes() as u64) }
+    })
 }
 
 /// A collective in the words of `trace`.

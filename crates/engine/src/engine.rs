@@ -8,7 +8,6 @@ use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
 use farandole_plan::table::Table;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
-use farandole_trace::clock::now_ns;
 use farandole_trace::event::ThreadId;
 use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
@@ -209,13 +208,20 @@ impl Engine {
             Ok(name_id) => name_id,
             Err(error) => return Err(Box::new(Returned { error, input, output })),
         };
-        // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
-        let time_ns = (push == Push::Ringing && self.recorder.is_on()).then(now_ns);
-        let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns };
+        let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
         let promise = Arc::new(Slot::new());
-        let pending = Pending { name: Arc::clone(&name), mark, promise: Arc::clone(&promise), input, output };
-        let after = self.shared.baton.push(Order::Submit { group, request, pending }, push);
+        let mut pending = Pending { name: Arc::clone(&name), mark, promise: Arc::clone(&promise), input, output };
+        // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
+        let after = if push == Push::Ringing && self.recorder.is_on() {
+            self.shared.baton.push_stamped(|time_ns| {
+                pending.mark.time_ns = Some(time_ns);
+                Order::Submit { group, request, pending }
+            });
+            After::Nothing
+        } else {
+            self.shared.baton.push(Order::Submit { group, request, pending }, push)
+        };
         Ok((Ticket { name, name_id, promise, shared: Arc::clone(&self.shared) }, after))
     }
 
@@ -275,7 +281,7 @@ impl Engine {
         if me.is_some() {
             let done = Arc::new(Slot::new());
             let after = self.shared.baton.push(Order::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
-            self.shared.baton.wait(&done, None, after);
+            self.shared.baton.wait(&done, None, after, None);
         }
         self.shared.roster.remove(group);
         drop(forming);

@@ -41,7 +41,7 @@ struct Entry {
     /// This rank's number in the group, if it is a member.
     me: Option<Rank>,
     /// Names that this rank has used lately.
-    names: HashMap<Arc<str>, Name, BuildHasherDefault<NameHasher>>,
+    names: HashMap<Arc<str>, Name, BuildHasherDefault<QuickHasher>>,
     /// Why nothing can be submitted any more.
     ended: Option<Error>,
 }
@@ -140,12 +140,12 @@ impl Roster {
     }
 }
 
-/// A quick hash for names. They come from this process alone, so nobody can choose them to collide, and every submission
-/// hashes one twice.
+/// A quick hash for names, and for what is a hash of them. They come from this process alone, so nobody can choose them to collide, and every
+/// submission hashes one twice.
 #[derive(Debug, Default)]
-struct NameHasher(u64);
+pub(crate) struct QuickHasher(u64);
 
-impl Hasher for NameHasher {
+impl Hasher for QuickHasher {
     fn write(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];

@@ -11,6 +11,7 @@ use farandole_trace::Event;
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::NameId;
 
+use crate::baton::Note;
 use crate::completion::Slot;
 use crate::error::{Error, Result};
 use crate::intake::After;
@@ -73,7 +74,7 @@ impl Ticket {
     pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
-        Ok(self.shared.baton.wait(&self.promise, deadline, After::Nothing))
+        Ok(self.shared.baton.wait(&self.promise, deadline, After::Nothing, None))
     }
 
     /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait: before the request has found its
@@ -106,16 +107,9 @@ impl Ticket {
 
     /// Waits as the baton does, and leaves a record of it if there was something to wait for.
     fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
-        let recorder = &self.shared.recorder;
-        if !recorder.is_on() || (after == After::Nothing && self.is_done()) {
-            return self.shared.baton.wait(&self.promise, deadline, after);
-        }
-        let since_ns = now_ns();
-        recorder.block(since_ns);
-        let done = self.shared.baton.wait(&self.promise, deadline, after);
-        recorder.mark(Event::Waited { name: self.name_id, since_ns });
-        recorder.unblock();
-        done
+        let recorder = &*self.shared.recorder;
+        let note = recorder.is_on().then_some(Note { name: self.name_id, recorder });
+        self.shared.baton.wait(&self.promise, deadline, after, note)
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {

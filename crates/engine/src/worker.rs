@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::stall::GroupState;
 use farandole_plan::{GroupId, Request};
+use farandole_trace::event::NameId;
 use farandole_transport::Waiter;
 
 use crate::alarm::Alarm;
@@ -68,6 +69,8 @@ pub(crate) struct Driver {
     /// Orders of the current turn; empty between turns.
     orders: Vec<Order>,
     took_something: bool,
+    /// When the last turn began.
+    turned_at: Duration,
     shutting_down: bool,
     dozing: bool,
 }
@@ -94,6 +97,7 @@ impl Driver {
             witness,
             orders: Vec::new(),
             took_something: false,
+            turned_at: Duration::ZERO,
             shutting_down: false,
             dozing: false,
         }
@@ -113,6 +117,7 @@ impl Driver {
 
     fn turn_or_panic(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
         let now = self.start.elapsed();
+        self.turned_at = now;
         let alarmed = self.hear_alarm();
         self.took_something = self.take_orders(intake, now);
         let mut moved = self.took_something || alarmed;
@@ -273,6 +278,23 @@ impl Driver {
     /// Whether the last turn took orders in.
     pub(crate) fn took_something(&self) -> bool {
         self.took_something
+    }
+
+    /// When the last turn began.
+    pub(crate) fn turned_at(&self) -> Duration {
+        self.turned_at
+    }
+
+    /// A moment as it is recorded.
+    pub(crate) fn time_ns(&self, moment: Duration) -> u64 {
+        self.groups.first().map_or(0, |world| world.time_ns(moment))
+    }
+
+    /// The thread that drives has waited for a request since then, and goes on now.
+    pub(crate) fn note_wait(&mut self, name: NameId, since: Duration) {
+        if let Some(world) = self.groups.first_mut() {
+            world.note_wait(name, since);
+        }
     }
 
     /// Whether somebody waits for this rank to go on.

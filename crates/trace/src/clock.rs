@@ -2,14 +2,32 @@
 //!
 //! All processes of one host read the same clock, so their records need no alignment among each other; and nobody sets it. It
 //! counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and which clock it was (`id`).
+//! Between two looks of a thread at the clock itself its `watch` is enough, because times are looked at more often than anything else is done here.
 
+use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::watch::Watch;
+
+thread_local! {
+    static WATCH: Cell<Watch> = const { Cell::new(Watch::new()) };
+}
+
 /// Now, in nanoseconds of this host's clock.
 #[inline]
 pub fn now_ns() -> u64 {
+    WATCH.with(|cell| {
+        let mut watch = cell.get();
+        let time_ns = watch.look(kernel_ns);
+        cell.set(watch);
+        time_ns
+    })
+}
+
+/// The clock itself.
+fn kernel_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -18,9 +36,9 @@ pub fn now_ns() -> u64 {
 pub(crate) fn anchor() -> (u64, u64) {
     // Whoever is interrupted between the two clocks looks again: of some looks the one with the shortest time between counts.
     let look = || {
-        let before = now_ns();
+        let before = kernel_ns();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        let after = now_ns();
+        let after = kernel_ns();
         (after - before, before + (after - before) / 2, unix)
     };
     let (_, moment, unix) = (0..5).map(|_| look()).min().expect("invariant: five looks were taken");
@@ -34,7 +52,24 @@ pub(crate) fn id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    #[test]
+    fn a_thread_s_watch_says_what_the_clock_says() {
+        let begun = Instant::now();
+        let (mut last_ns, mut looks, mut off) = (0, 0, 0);
+        while begun.elapsed() < Duration::from_millis(200) {
+            let (before_ns, time_ns, after_ns) = (kernel_ns(), now_ns(), kernel_ns());
+            assert!(time_ns >= last_ns, "it never goes back");
+            // Other threads may run in between, but not always.
+            let allowed = 5000;
+            off += u32::from(time_ns + allowed < before_ns || time_ns > after_ns + allowed);
+            (last_ns, looks) = (time_ns, looks + 1);
+        }
+        assert_eq!(off, 0, "of {looks} looks so many were wrong by five microseconds and more");
+    }
 
     #[test]
     fn the_anchor_is_now_on_both_clocks() {

@@ -242,7 +242,7 @@ pub enum Event {
     /// Direct calls since the last record, before this operation, that were over so soon that writing them down would have
     /// taken longer.
     Skipped { group: Group, operation: Operation, calls: u32, bytes: u64 },
-    /// The driver has taken in what was submitted.
+    /// The driver has taken in what was submitted. Only while somebody shows it.
     Cycle,
     /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have no such record:
     /// their thread waits from `Started` to `Finished`.
@@ -289,6 +289,19 @@ struct Fields {
     number: u64,
     group: Group,
     bytes: u64,
+}
+
+/// What some requests have in common: they travel together, again and again. A number in a recorder's table of crews.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrewId(pub(crate) u32);
+
+/// One request of a crew: its name and the bytes of this rank's tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The request's name.
+    pub name: NameId,
+    /// Bytes of its tensor.
+    pub bytes: u64,
 }
 
 /// Bytes of one operation that a record can tell: 256 TiB less one.

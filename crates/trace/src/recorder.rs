@@ -14,15 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock;
-use crate::event::{Event, Group, NameId, Phase, Record, ThreadId};
+use crate::event::{CrewId, Event, Group, Member, NameId, Phase, Record, ThreadId};
 use crate::machine;
 use crate::ring::{Quill, Ring};
 use crate::tables::NameTable;
 use crate::tail::Tail;
+use crate::terse::{self, Crews};
 use crate::trace::{Header, Named, Trace};
 
-/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes three records in each iteration, a bucket some ten, so a model
-/// of 160 tensors fills it in about 500 iterations and one of 1,000 tensors in 80: enough to see what led to a trouble, and
+/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a bucket some ten, so a model
+/// of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250: enough to see what led to a trouble, and
 /// little beside one fusion buffer.
 pub const DEFAULT_RECORDS: usize = 1 << 18;
 
@@ -55,6 +56,9 @@ pub struct Recorder {
     groups: Mutex<Vec<(Group, Vec<u32>)>>,
     /// Settings that became known after the start, as they came.
     settings: Mutex<Vec<(String, String)>>,
+    crews: Mutex<Crews>,
+    /// Whether somebody shows where the driver took requests in.
+    cycles: AtomicBool,
     bell: OnceLock<Bell>,
     /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and after a wait, of several the
     /// last one counts; read by whoever samples (`live`), because the record of a wait comes when it is over.
@@ -105,6 +109,8 @@ impl Recorder {
             oldest_name: AtomicU32::new(1),
             groups: Mutex::new(Vec::new()),
             settings: Mutex::new(Vec::new()),
+            crews: Mutex::default(),
+            cycles: AtomicBool::new(false),
             bell: OnceLock::new(),
             blocked_since_ns: AtomicU64::new(0),
             records,
@@ -178,6 +184,23 @@ impl Recorder {
         if self.is_on() && last.is_none_or(|(_, known)| known != value) {
             settings.push((name.to_owned(), value.to_owned()));
         }
+    }
+
+    /// Enters requests that will travel together again and again, for [`Pen::write_for_all`]. `None` if there are too many of such; then each gets
+    /// records of its own.
+    pub fn crew(&self, requests: impl IntoIterator<Item = Member>) -> Option<CrewId> {
+        lock(&self.crews).enter(requests.into_iter().collect())
+    }
+
+    /// Whether anybody wants to know where the driver took requests in ([`Event::Cycle`]).
+    #[inline]
+    pub fn wants_cycles(&self) -> bool {
+        self.cycles.load(Ordering::Relaxed)
+    }
+
+    /// From now on somebody does.
+    pub(crate) fn want_cycles(&self) {
+        self.cycles.store(true, Ordering::Relaxed);
     }
 
     /// Records an event of this thread, now.
@@ -295,6 +318,10 @@ impl Recorder {
     pub(crate) fn settings_since(&self, from: usize) -> Vec<(String, String)> {
         lock(&self.settings).get(from..).unwrap_or_default().to_vec()
     }
+
+    pub(crate) fn crews_since(&self, from: usize) -> Vec<Arc<[Member]>> {
+        lock(&self.crews).since(from).to_vec()
+    }
 }
 
 /// The right to write to a ring of a recorder, for whoever has it exclusively.
@@ -336,6 +363,17 @@ impl Pen {
             && let Some(quill) = &mut self.quill
         {
             quill.write(Record { time_ns, thread, event }.to_words());
+        }
+    }
+
+    /// Records that a bucket begins or ends ([`Event::Started`], [`Event::Finished`]) and, in the same record, what that is for each of its
+    /// requests ([`Event::Fused`], [`Event::Done`]).
+    #[inline]
+    pub fn write_for_all(&mut self, time_ns: u64, event: Event, crew: CrewId) {
+        if self.recorder.is_on()
+            && let Some(quill) = &mut self.quill
+        {
+            quill.write(terse::short(Record { time_ns, thread: self.thread, event }, crew));
         }
     }
 }

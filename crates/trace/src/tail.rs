@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use crate::event::{Group, NameId, Record, ThreadId};
+use crate::event::{Group, Member, NameId, Record, ThreadId};
 use crate::recorder::Recorder;
 use crate::tables::thread_names;
+use crate::terse;
 use crate::trace::{Ending, Named, Trace};
 
 /// How far somebody has read.
@@ -22,6 +23,7 @@ pub(crate) struct Tail {
     settings: usize,
     /// Records before the first one that was read, until they have been told as dropped.
     skipped: u64,
+    crews: Vec<Arc<[Member]>>,
 }
 
 /// What is new.
@@ -32,7 +34,7 @@ pub(crate) struct News {
     pub(crate) threads: Vec<(ThreadId, Arc<str>)>,
     pub(crate) groups: Vec<(Group, Vec<u32>)>,
     pub(crate) settings: Vec<(String, String)>,
-    /// As words, in no particular order.
+    /// As words, each for itself, in no particular order.
     pub(crate) records: Vec<[u64; 4]>,
     pub(crate) dropped: u64,
 }
@@ -40,7 +42,8 @@ pub(crate) struct News {
 impl Tail {
     /// Reads from the oldest record on that is still there.
     pub(crate) fn from_the_start() -> Tail {
-        Tail { next: Vec::new(), name: NameId(1), threads: Vec::new(), groups: 0, settings: 0, skipped: 0 }
+        let (next, threads, crews) = (Vec::new(), Vec::new(), Vec::new());
+        Tail { next, name: NameId(1), threads, groups: 0, settings: 0, skipped: 0, crews }
     }
 
     /// Reads the latest records of each ring, so many at most; what is older counts as dropped.
@@ -63,10 +66,16 @@ impl Tail {
         let mut news = News { dropped: std::mem::take(&mut self.skipped), ..News::default() };
         let rings = recorder.rings();
         self.next.resize(rings.len(), 0);
+        let mut records = Vec::new();
         for (ring, next) in rings.iter().zip(&mut self.next) {
-            let (until, dropped) = ring.read(*next, &mut news.records);
+            let (until, dropped) = ring.read(*next, &mut records);
             *next = until;
             news.dropped += dropped;
+        }
+        self.crews.extend(recorder.crews_since(self.crews.len()));
+        news.records.reserve(records.len());
+        for words in records {
+            terse::expand(words, &self.crews, &mut news.records);
         }
         let (first, names) = recorder.names_since(self.name);
         self.name = NameId(first.0 + names.len() as u32);

@@ -84,6 +84,32 @@ fn clocks_are_brought_together() {
 }
 
 #[test]
+fn a_wait_in_pieces_is_one_wait() {
+    let mut traces = job(30);
+    for record in traces.iter_mut().flat_map(|trace| &mut trace.records) {
+        if let Event::Waited { since_ns, .. } = &mut record.event {
+            *since_ns += 1;
+        }
+    }
+    // The first piece is over before the request travels: the program looked whether it was interrupted.
+    for trace in &mut traces {
+        let name = trace.names.find("weight").unwrap();
+        let waits: Vec<u64> = trace
+            .records
+            .iter()
+            .filter_map(|record| if let Event::Waited { since_ns, .. } = record.event { Some(since_ns) } else { None })
+            .collect();
+        for since_ns in waits {
+            trace.push(since_ns, PROGRAM, Event::Waited { name, since_ns: since_ns - 1 });
+        }
+        trace.sort();
+    }
+    let pieces = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    let whole = History::from_traces(&job(30), |_, time_ns| time_ns).unwrap();
+    assert_eq!(Split::of(&pieces).losses, Split::of(&whole).losses);
+}
+
+#[test]
 fn a_direct_call_blocks_its_thread() {
     let mut traces = vec![trace(0, 2), trace(1, 2)];
     for (rank, trace) in traces.iter_mut().enumerate() {

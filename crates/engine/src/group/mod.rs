@@ -22,6 +22,7 @@ use farandole_plan::message::Message;
 use farandole_plan::stall::{self, Word};
 use farandole_plan::table::Table as Measured;
 use farandole_plan::{GroupId, Rank, Request};
+use farandole_trace::event::NameId;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::{Pending, Place, Table};
@@ -184,6 +185,16 @@ impl Group {
     /// The driver has taken orders in.
     pub(crate) fn note_cycle(&mut self, now: Duration) {
         self.diary.cycle(now);
+    }
+
+    /// A moment as it is recorded.
+    pub(crate) fn time_ns(&self, moment: Duration) -> u64 {
+        self.diary.at(moment)
+    }
+
+    /// The thread that drives has waited for a request, of this group or another one.
+    pub(crate) fn note_wait(&mut self, name: NameId, since: Duration) {
+        self.diary.waited(name, since);
     }
 
     /// Another thread drives.

@@ -174,11 +174,14 @@ impl Account {
         let mut submitted: HashMap<(Group, NameId), u64> = HashMap::new();
         let mut carried_by: HashMap<NameId, Key> = HashMap::new();
         let mut used: HashSet<Key> = HashSet::new();
+        // Waits that were over before their request travelled: the program looked at something else in between.
+        let mut early: HashMap<NameId, Vec<usize>> = HashMap::new();
         for Record { time_ns, thread: by, event } in &trace.records {
             let at_ns = clock(*time_ns);
             match *event {
                 Event::Submitted { name, group, .. } => {
                     submitted.insert((group, name), at_ns);
+                    early.remove(&name);
                     if let Some(key) = carried_by.remove(&name)
                         && used.insert(key)
                     {
@@ -187,6 +190,10 @@ impl Account {
                 }
                 Event::Fused { name, group, operation, bytes } => {
                     carried_by.insert(name, (group, operation));
+                    for wait in early.remove(&name).into_iter().flatten() {
+                        account.waits[wait].key = Some((group, operation));
+                        used.insert((group, operation));
+                    }
                     if let Some(part) = account.parts.get_mut(&(group, operation)) {
                         part.add(bytes, submitted.remove(&(group, name)));
                     }
@@ -194,6 +201,9 @@ impl Account {
                 Event::Waited { name, since_ns } if thread == Some(*by) => {
                     let key = carried_by.get(&name).copied();
                     used.extend(key);
+                    if key.is_none() {
+                        early.entry(name).or_default().push(account.waits.len());
+                    }
                     account.waits.push(Wait { from_ns: clock(since_ns), to_ns: at_ns, key });
                 }
                 _ => account.hear_of_operation(*by, at_ns, event),

@@ -32,6 +32,9 @@ pub(crate) struct LiveTimeline {
 impl LiveTimeline {
     /// Begins a file; what is recorded from now on will be in it.
     pub(crate) fn create(path: &Path, cycles: Cycles, recorder: &Recorder) -> io::Result<LiveTimeline> {
+        if cycles == Cycles::Marked {
+            recorder.want_cycles();
+        }
         let tail = Tail::from_now(recorder);
         let start_ns = now_ns();
         let header = recorder.header();
