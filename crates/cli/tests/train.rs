@@ -266,10 +266,15 @@ fn checkpoints_of_something_else_are_refused_by_name() {
     assert_eq!(std::fs::read(&good).unwrap(), bytes, "a checkpoint that was only read has changed");
 }
 
+/// How many lines begin so. What the launcher repeats of a rank's last words begins otherwise.
+fn said(text: &str, words: &str) -> usize {
+    text.lines().filter(|line| line.starts_with(words)).count()
+}
+
 #[test]
 fn a_loss_that_is_not_finite_ends_all_ranks_and_is_said_once() {
     let text = refused(&small(&["-np", "2", "--lr", "1e30", "--warmup", "0", "--epochs", "3"]));
-    assert_eq!(text.matches("the loss is not finite any more").count(), 1, "{text}");
+    assert_eq!(said(&text, "farandole: the loss is not finite any more"), 1, "{text}");
 }
 
 #[test]
@@ -295,7 +300,7 @@ fn a_full_disk_leaves_the_last_checkpoint_and_ends_all_ranks() {
     let text = texts(&output);
     assert_eq!(output.status.code(), Some(42), "{text}");
     assert!(text.contains("could not be written: No space left on device"), "{text}");
-    assert_eq!(text.matches("could not be written").count(), 1, "{text}");
+    assert_eq!(said(&text, "farandole: the checkpoint "), 1, "{text}");
 }
 
 /// Images that can be read, and one that begins like one.

@@ -42,5 +42,5 @@ pub(crate) fn play(role: &str) {
     let of = |var: &Var| gradients.get(var).map(|gradient| gradient.to_vec1::<f32>().expect("elements"));
     assert_eq!((of(&used), of(&skipped), of(&never)), (Some(vec![3.0; 2]), Some(vec![1.5; 2]), None));
     let error = Averager::new(&world, named.into_iter().take(3 - world.rank()), Wire::F32).expect_err("one is missing");
-    assert!(error.to_string().contains("where rank 0 has used F32 [2], rank 1 has nothing"), "{error}");
+    assert!(error.to_string().contains("where rank 0 has never F32 [2], rank 1 has skipped F32 [2]"), "{error}");
 }
