@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from types import FrameType
 from typing import Optional
 
 # A report is read by people: the innermost calls say most, and what many threads do is mostly the same.
@@ -30,11 +31,12 @@ def frames() -> list[tuple[str, _Frames]]:
     # threading.enumerate() would take a lock, which the thread that is stuck may hold.
     names = {ident: thread.name for ident, thread in list(getattr(threading, "_active", {}).items())}
     main = threading.main_thread().ident
-    found = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda entry: (entry[0] != main, entry[0])):
+    found: list[tuple[str, _Frames]] = []
+    for ident, innermost in sorted(sys._current_frames().items(), key=lambda entry: (entry[0] != main, entry[0])):
         if ident == threading.get_ident() or len(found) == _MOST_THREADS:
             continue
         calls: _Frames = []
+        frame: Optional[FrameType] = innermost
         while frame is not None and len(calls) < _MOST_FRAMES:
             code = frame.f_code
             calls.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
