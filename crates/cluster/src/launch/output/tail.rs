@@ -36,15 +36,28 @@ impl Tail {
         self.lines.iter().map(String::as_str)
     }
 
-    /// The very last one.
+    /// The last one that says why. Where a rank in trouble has left its records comes after that, and is no reason.
     pub(crate) fn last(&self) -> Option<&str> {
-        self.lines.back().map(String::as_str)
+        self.lines().filter(|line| !tells_of_records(line)).last().or_else(|| self.lines().last())
     }
+}
+
+/// The line by which a rank's scribe says where its records are.
+fn tells_of_records(line: &str) -> bool {
+    line.starts_with("farandole: rank ") && line.contains(": wrote ") && line.ends_with("(trouble)")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_words_of_a_rank_are_the_cause_and_not_where_its_records_are() {
+        let mut tail = Tail::default();
+        tail.push(b"ValueError: no\nfarandole: rank 1: wrote /tmp/rank-00001.trace (trouble)\n");
+        assert_eq!(tail.last(), Some("ValueError: no"));
+        assert_eq!(tail.lines().count(), 2);
+    }
 
     #[test]
     fn the_newest_lines_stay() {
