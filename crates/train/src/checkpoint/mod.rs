@@ -6,7 +6,7 @@
 //!
 //! Nothing in a checkpoint depends on the number of ranks. All ranks have the same weights and the same optimizer, buffers are
 //! averaged before they are written, and what a step sees depends on the global batch alone. What a file must fit to be used is
-//! asked in [`Meta::refuse`]; how it gets onto the disk in one piece is [`file`]'s business; how it gets to all ranks is
+//! asked in [`Meta::refuse`]; how it gets onto the disk in one piece is [`mod@file`]'s business; how it gets to all ranks is
 //! the trainer's.
 
 pub mod file;
