@@ -17,6 +17,9 @@ basics = hvd.mpi_ops._basics
 def back_in_a_dynamic_job():
     hvd.shutdown()
     yield
+    if hvd.is_initialized():
+        # Who leaves ends the job for all, also for a rank that still waits for an answer in a set of its own.
+        hvd.barrier()
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
 
