@@ -98,6 +98,12 @@ fn checkpoint(folder: &str) -> (Value, BTreeMap<String, Vec<f32>>) {
     (meta, tensors)
 }
 
+/// How far a checkpoint is: complete epochs, and steps of the next one.
+fn place(folder: &str) -> (u64, u64) {
+    let meta = checkpoint(folder).0;
+    (meta["epoch"].as_u64().unwrap(), meta["step"].as_u64().unwrap())
+}
+
 #[test]
 fn two_ranks_train_evaluate_log_and_keep_what_they_learned() {
     let folder = Folder::new("whole");
@@ -175,28 +181,33 @@ fn a_resumed_run_gives_the_weights_of_one_that_never_stopped() {
 
 #[test]
 fn who_asks_to_stop_gets_a_checkpoint_and_can_go_on() {
-    let folder = Folder::new("stopped");
-    let (log_file, kept) = (folder.path("log.jsonl"), folder.path("kept"));
-    let words = small(&["-np", "2", "--epochs", "100000", "--log", &log_file, "--checkpoint", &kept]);
-    let child = start(&words);
-    let began = Instant::now();
-    while !std::fs::read_to_string(&log_file).is_ok_and(|text| text.contains("\"epoch\",")) {
-        assert!(began.elapsed() < PATIENCE, "no epoch is ever over");
-        std::thread::sleep(Duration::from_millis(10));
+    // Epochs of many steps end between two of them, epochs of a single step at their end.
+    for (name, samples) in [("within", "480"), ("at-the-end", "16")] {
+        let folder = Folder::new(&format!("stopped-{name}"));
+        let (log_file, kept) = (folder.path("log.jsonl"), folder.path("kept"));
+        let sized = small(&["-np", "2", "--samples", samples, "--log", &log_file, "--checkpoint", &kept]);
+        let child = start(&[&sized[..], &["--epochs", "100000"]].concat());
+        let began = Instant::now();
+        while !std::fs::read_to_string(&log_file).is_ok_and(|text| text.contains("\"epoch\",")) {
+            assert!(began.elapsed() < PATIENCE, "no epoch is ever over");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let output = finish(child);
+        let text = texts(&output);
+        assert_eq!(output.status.code(), Some(128 + 15), "{text}");
+        assert!(text.contains("asked to stop after "), "{text}");
+        assert_eq!(log(&log_file).last().unwrap()["stopped"], true);
+        let (epoch, step) = place(&kept);
+        assert!(epoch >= 1);
+        assert!(samples != "16" || step == 0, "{step} steps of an epoch that has one");
+        let next = (epoch + 1).to_string();
+        let text = trained(&[&sized[..], &["--epochs", &next, "--resume"]].concat());
+        let begun = if step == 0 { format!("epoch {epoch}") } else { format!("step {step} of epoch {next}") };
+        assert!(text.contains(&format!("resumed after {begun}\n")), "{text}");
+        assert_eq!(place(&kept), (epoch + 1, 0));
     }
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    let output = finish(child);
-    let text = texts(&output);
-    assert_eq!(output.status.code(), Some(128 + 15), "{text}");
-    assert!(text.contains("asked to stop after step"), "{text}");
-    assert_eq!(log(&log_file).last().unwrap()["stopped"], true);
-    let epoch = checkpoint(&kept).0["epoch"].as_u64().unwrap();
-    assert!(epoch >= 1);
-    let next = (epoch + 1).to_string();
-    let text = trained(&small(&["-np", "2", "--epochs", &next, "--checkpoint", &kept, "--resume", "--log", &log_file]));
-    assert!(text.contains(&format!("resumed after epoch {epoch}")), "{text}");
-    assert_eq!(checkpoint(&kept).0["epoch"], epoch + 1);
 }
 
 /// What a run that must fail says.

@@ -62,13 +62,35 @@ pub struct Trainer {
     shard: Shard,
 }
 
-/// How far training is.
+/// How far training is. There is one way to say it: where the last step of an epoch is done, the epoch is complete and no step of the next one
+/// is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     /// Epochs that are complete.
     epoch: u64,
-    /// Steps of the next one that are done.
+    /// Steps of the next one that are done; fewer than it has.
     step: u64,
+}
+
+impl Place {
+    /// One step further, where epochs have so many.
+    fn after_step(self, steps: u64) -> Place {
+        if self.step + 1 < steps {
+            Place { step: self.step + 1, ..self }
+        } else {
+            Place { epoch: self.epoch + 1, step: 0 }
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.step == 0 {
+            write!(f, "epoch {}", self.epoch)
+        } else {
+            write!(f, "step {} of epoch {}", self.step, self.epoch + 1)
+        }
+    }
 }
 
 /// How training has ended.
@@ -106,12 +128,12 @@ impl Trainer {
             self.network = Some(average_buffers(&mut self.world, network)?);
             if how == Ended::Stopped {
                 ended = how;
-                self.voice.say(&format!("asked to stop after step {} of epoch {}", self.at.step, self.at.epoch + 1));
+                if self.at.step == 0 {
+                    self.tell_epoch(&sums, None)?;
+                }
+                self.voice.say(&format!("asked to stop after {}", self.at));
                 self.keep()?;
                 break;
-            }
-            if self.at.step == self.plan.steps {
-                self.at = Place { epoch: self.at.epoch + 1, step: 0 };
             }
             let last = self.number() == self.plan.schedule.total_steps;
             let due = self.job.eval_every > 0 && (self.at.epoch.is_multiple_of(self.job.eval_every) || last);
@@ -139,9 +161,10 @@ impl Trainer {
         self.world.epoch(epoch);
         let mut batches = self.train.epoch(epoch, self.at.step as usize);
         let mut sums = Sums::default();
-        while self.at.step < self.plan.steps && self.number() < self.plan.schedule.total_steps {
+        while self.at.epoch == epoch && self.number() < self.plan.schedule.total_steps {
             let step = self.step(&mut batches)?;
-            self.at.step += 1;
+            let number_in_epoch = self.at.step + 1;
+            self.at = self.at.after_step(self.plan.steps);
             sums.add(&step);
             for notice in self.train.take_notices() {
                 self.voice.warn(self.world.rank(), &notice);
@@ -149,7 +172,7 @@ impl Trainer {
             self.voice.step(Progress {
                 epoch: epoch + 1,
                 epochs: self.plan.epochs,
-                step: self.at.step,
+                step: number_in_epoch,
                 steps: self.plan.steps,
                 loss: step.loss(),
                 samples_per_s: sums.samples / sums.seconds,
@@ -234,4 +257,21 @@ pub fn check(job: &Job) -> Result<()> {
     crate::source::augment(job, data.as_ref())?;
     let fits = spec.parameters(&Device::flex()).map(|_| ());
     fits.map_err(|error| Error::Model(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_step_of_an_epoch_completes_it() {
+        let (steps, mut at) = (3, Place { epoch: 0, step: 0 });
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            at = at.after_step(steps);
+            told.push(at.to_string());
+        }
+        assert_eq!(told, ["step 1 of epoch 1", "step 2 of epoch 1", "epoch 1", "step 1 of epoch 2"]);
+        assert_eq!(Place { epoch: 4, step: 0 }.after_step(1), Place { epoch: 5, step: 0 });
+    }
 }

@@ -175,7 +175,7 @@ impl Trainer {
         let from = match (self.at, &job.resume) {
             (Place { epoch: 0, step: 0 }, Resume::IfThere) => "; there is no checkpoint to resume from yet".to_owned(),
             (Place { epoch: 0, step: 0 }, _) => String::new(),
-            (Place { epoch, step }, _) => format!("; resumed after epoch {epoch}, step {step} of the next"),
+            (at, _) => format!("; resumed after {at}"),
         };
         self.voice.say(&format!("{model} on {}", self.data.describe()));
         self.voice.say(&format!(
