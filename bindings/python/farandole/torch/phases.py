@@ -13,6 +13,10 @@ Owns the marks that are made where PyTorch passes by anyway. `watch` puts them t
 | checkpoint | `torch.save`, `torch.load` | their return |
 | input work | another thread than the one that trains asks a `DataLoader` for a batch; a worker makes one (`loader`) | it has it |
 
+A GPU computes behind the thread's back, so what it was given in a phase may be done in the next. Where the thread has to wait for it, `staging` marks why.
+Evaluation, which often asks a device for nothing before it is over, stays open until the device has done its part, as far as the thread can see that before the
+next backward pass; after that, waiting for the rest of it is marked as evaluation.
+
 Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by the thread that trains, the one
 that called `watch`; of other threads only their work for the input is. A mark never changes what PyTorch does and never raises. A script that marks iterations itself
 (`farandole.iteration`) is not interfered with.
@@ -34,7 +38,7 @@ import torch
 from torch.utils.data import dataloader
 
 from farandole import _native, phases
-from farandole.torch import loader
+from farandole.torch import loader, staging
 
 EVALUATION, FORWARD = "evaluation", "forward"
 
@@ -47,6 +51,8 @@ class _Watch:
         self.open: Optional[str] = None
         self.inside = 0
         """Phases that have begun since and must end first: the program's own, and those of calls."""
+        self.tail: Optional[staging.Ready] = None
+        """When a device has done its part of an evaluation that is over for the host and still open."""
         self.changing_mode = False
         self.iterations = 0
         self.pacemaker: Callable[[], object] = lambda: None
@@ -64,6 +70,29 @@ class _Watch:
             if name is not None:
                 _native.phase_begin(name)
             self.open = name
+
+    def evaluates(self) -> bool:
+        """Whether an evaluation is open and not over."""
+        return self.open == EVALUATION and self.tail is None
+
+    def end_evaluation(self) -> None:
+        """Evaluation is over for the host."""
+        if self.evaluates():
+            self.tail = staging.promise()
+            self.move_to(None)
+
+    def move_to(self, name: Optional[str]) -> None:
+        """As `turn_to`, unless a device still evaluates."""
+        if self.tail is None or self.tail.query():
+            self.tail = None
+            self.turn_to(name)
+
+    def close(self) -> None:
+        """Whatever is open ends. What a device still has to do for an evaluation is left behind."""
+        if self.tail is not None and self.inside == 0:
+            staging.leave_behind(EVALUATION, self.tail)
+            self.tail = None
+        self.turn_to(None)
 
     def begin(self, name: str) -> None:
         """A call begins, which is a phase."""
@@ -86,7 +115,7 @@ class _Watch:
             if self.inside > 0:
                 self.inside -= 1
             else:
-                self.turn_to(None)
+                self.close()
 
 
 _watch = _Watch()
@@ -118,7 +147,7 @@ def note_threads() -> None:
 def step_begins() -> None:
     """An optimizer's step begins."""
     if _watch.here():
-        _watch.turn_to(None)
+        _watch.close()
         _watch.begin("optimizer step")
 
 
@@ -145,7 +174,7 @@ def _marked(name: str, function: Callable[..., Any], alone: bool = False) -> Cal
         if not _watch.here():
             return function(*args, **kwargs)
         if alone:
-            _watch.turn_to(None)
+            _watch.close()
         _watch.begin(name)
         try:
             return function(*args, **kwargs)
@@ -165,8 +194,12 @@ def _watch_batches() -> None:
         if not _watch.here():
             with phases.phase("input work"):
                 return following(iterator)
-        evaluates = not torch.is_grad_enabled() or _watch.open == EVALUATION
-        _watch.turn_to(EVALUATION if evaluates else None)
+        evaluates = not torch.is_grad_enabled() or _watch.evaluates()
+        if evaluates:
+            _watch.tail = None
+            _watch.turn_to(EVALUATION)
+        else:
+            _watch.move_to(None)
         _watch.begin("input wait")
         try:
             batch = following(iterator)
@@ -174,13 +207,13 @@ def _watch_batches() -> None:
             _watch.end("input wait")
             loader.collect()
             if isinstance(end, StopIteration) and not torch.is_grad_enabled():
-                _watch.turn_to(None)
+                _watch.end_evaluation()
             raise
         _watch.end("input wait")
         if iterator._num_workers:
             loader.collect()
         if not evaluates:
-            _watch.turn_to(FORWARD)
+            _watch.move_to(FORWARD)
         return batch
 
     kind.__next__ = marked
@@ -200,8 +233,9 @@ def _watch_modes() -> None:
         finally:
             _watch.changing_mode = False
             if not mode:
+                _watch.tail = None
                 _watch.turn_to(EVALUATION)
-            elif _watch.open == EVALUATION:
-                _watch.turn_to(None)
+            else:
+                _watch.end_evaluation()
 
     torch.nn.Module.train = marked  # type: ignore[method-assign, assignment]

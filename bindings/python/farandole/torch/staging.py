@@ -10,7 +10,8 @@ a contiguous copy in host memory:
   work while its first gradients are on their way. Results go back by `give_back`, on the stream that is current then.
 
 A thread that asks for the result before the data are on the host waits for the device. Reports must know why: as long as the device
-computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss.
+computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss. What a device was given in a phase
+that is over for the host (`leave_behind`) is waited for in that phase's name.
 
 Invariants: what a `Loan` holds lives until its request is done. The caller's tensor is written by the engine, if it was lent as it is, or by
 `give_back`, and by nothing else. The order of requests is that of the calls, as far as it matters: ranks need not agree on one.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Protocol, Union
 
@@ -266,6 +268,7 @@ class StagedWork:
 
     def _wait_for_data(self) -> None:
         """Waits until the data are on the host, and marks why."""
+        _wait_for_what_was_left()
         _wait_in_phase("device work", self._computed)
         if not self._settled.is_set():
             # These data are computed. If later ones are not, the device works while it copies, and nothing is lost.
@@ -283,6 +286,40 @@ def _wait_in_phase(name: str, event: threading.Event) -> None:
             pass
     finally:
         _native.phase_end(name)
+
+
+def promise() -> Optional[Ready]:
+    """When the current device has done everything that it was given so far by this thread; `None` if it has, or if there is none."""
+    # A stream that is being captured executes nothing, and may not be asked.
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return None
+    done = torch.cuda.current_stream().record_event()
+    return None if done.query() else done
+
+
+_left_behind: Optional[tuple[str, Ready]] = None
+"""Written and read by the thread that trains."""
+
+
+def leave_behind(phase: str, done: Ready) -> None:
+    """This phase is over for the host, but its device has work of it left until `done`."""
+    global _left_behind
+    _left_behind = phase, done
+
+
+def _wait_for_what_was_left() -> None:
+    global _left_behind
+    left, _left_behind = _left_behind, None
+    if left is None or left[1].query():
+        return
+    phase, done = left
+    _native.phase_begin(phase)
+    try:
+        # In slices, so that Ctrl-C is heard. A millisecond is short beside whatever is worth a mark.
+        while not done.query():
+            time.sleep(0.001)
+    finally:
+        _native.phase_end(phase)
 
 
 AnyWork = Union[Work, BundleWork, StagedWork]

@@ -207,6 +207,34 @@ def test_a_device_that_computes_while_it_copies_loses_nothing(marks):
     assert marks[-1] == ("end", "device copy"), marks
 
 
+def test_what_a_device_has_left_of_a_phase_is_waited_for_in_that_phases_name(marks):
+    left, (loan, computed, ready) = Gate(), on_device()
+    work = staging.submit([loan], lambda: [Done("result")])
+    staging.leave_behind("evaluation", left)
+    threads = [
+        after(lambda: marks == [("begin", "evaluation")], left),
+        after(lambda: marks[-1:] == [("begin", "device work")], computed),
+        after(lambda: marks[-1:] == [("begin", "device copy")], ready),
+    ]
+    assert work.wait() == ["result"]
+    for thread in threads:
+        thread.join(10)
+    names = ("evaluation", "device work", "device copy")
+    assert marks == [(edge, name) for name in names for edge in ("begin", "end")]
+
+
+def test_what_a_device_has_done_of_a_phase_is_not_waited_for(marks):
+    done, (loan, computed, ready) = Gate(), on_device()
+    done.opened.set()
+    staging.leave_behind("evaluation", done)
+    work = staging.submit([loan], lambda: [Done("result")])
+    threads = [after(lambda: bool(marks), gate) for gate in (computed, ready)]
+    work.wait()
+    for thread in threads:
+        thread.join(10)
+    assert ("begin", "evaluation") not in marks
+
+
 def test_a_phase_ends_also_where_the_device_fails(marks):
     class Broken(Gate):
         def synchronize(self):

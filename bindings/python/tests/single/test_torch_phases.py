@@ -2,9 +2,13 @@
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 
+import pytest
 from jobs import command, run_job
+
+from farandole.torch import phases, staging
 
 SCRIPT = """
     import os, torch, farandole, farandole.torch as hvd
@@ -98,3 +102,57 @@ def test_nothing_is_marked_where_the_user_says_so(tmp_path, monkeypatch):
     assert job.code == 0, job
     names = {name for spans in rows(tmp_path).values() for name, _, _ in spans}
     assert "loss" in names and not names & {"forward", "backward", "input wait", "evaluation"}, names
+
+
+class Moment:
+    """An event of a device that comes to pass when the test says so."""
+
+    def __init__(self):
+        self.over = False
+
+    def query(self):
+        return self.over
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A watch of this thread, the marks that it makes, and what the device still has to do."""
+    marks, tail, left = [], Moment(), []
+    monkeypatch.setattr(phases._native, "phase_begin", lambda name: marks.append(f"+{name}"))
+    monkeypatch.setattr(phases._native, "phase_end", lambda name: marks.append(f"-{name}"))
+    monkeypatch.setattr(staging, "promise", lambda: None if tail.over else tail)
+    monkeypatch.setattr(staging, "leave_behind", lambda phase, done: left.append((phase, done)))
+    watch = phases._Watch()
+    watch.thread = threading.get_ident()
+    watch.turn_to(phases.EVALUATION)
+    return watch, marks, tail, left
+
+
+def test_evaluation_ends_with_the_host_where_the_device_has_nothing_left_to_do(watch):
+    watch, marks, tail, left = watch
+    tail.over = True
+    watch.end_evaluation()
+    watch.move_to(phases.FORWARD)
+    watch.close()
+    assert marks == ["+evaluation", "-evaluation", "+forward", "-forward"] and not left
+
+
+def test_evaluation_lasts_until_the_device_has_done_its_part(watch):
+    watch, marks, tail, left = watch
+    watch.end_evaluation()
+    assert marks == ["+evaluation"] and not watch.evaluates(), "what comes next is training, but the device still evaluates"
+    watch.begin("input wait")
+    watch.end("input wait")
+    tail.over = True
+    watch.move_to(phases.FORWARD)
+    assert marks == ["+evaluation", "+input wait", "-input wait", "-evaluation", "+forward"] and not left
+
+
+def test_what_the_device_has_not_evaluated_before_backward_is_left_behind(watch):
+    watch, marks, tail, left = watch
+    watch.end_evaluation()
+    watch.move_to(phases.FORWARD)
+    watch.close()
+    assert marks == ["+evaluation", "-evaluation"] and left == [("evaluation", tail)]
+    watch.move_to(phases.FORWARD)
+    assert marks[-1] == "+forward", "it is left behind once"

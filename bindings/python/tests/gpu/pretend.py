@@ -1,0 +1,60 @@
+"""A device that is not there: it computes behind the program's back, for as long as it is told, and its results are ready when it has.
+
+With it the marks of waiting for a GPU are tested on machines without one. The device is a moment on the clock at which it has done all that
+it was given; an event is such a moment. What tensors hold is computed on the host at once, and the front end is made to believe that it comes later.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from farandole.torch import gradients, staging
+
+COPY_SECONDS = 0.002
+"""How long a gradient takes to the host."""
+
+
+class Moment:
+    """An event of the device."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def query(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def synchronize(self) -> None:
+        while not self.query():
+            time.sleep(max(0.0, self.at - time.monotonic()))
+
+
+class Device:
+    """The device. Making it puts it in the place of a GPU."""
+
+    def __init__(self) -> None:
+        self.done_at = 0.0
+        staging.is_plain = lambda tensor: False
+        staging.lend = self._lend
+        staging.promise = self._promise
+        gradients.Gradient.travels_as_it_is = lambda gradient, grad: False
+        gradients.Gradient.pack = _pack
+
+    def compute(self, seconds: float) -> None:
+        """Gives it work, and returns at once."""
+        self.done_at = max(self.done_at, time.monotonic()) + seconds
+
+    def _lend(self, tensor: torch.Tensor) -> staging.Loan:
+        host = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return staging.Loan(tensor, host, Moment(self.done_at + COPY_SECONDS), Moment(self.done_at))
+
+    def _promise(self) -> Moment | None:
+        done = Moment(self.done_at)
+        return None if done.query() else done
+
+
+def _pack(gradient: gradients.Gradient, grad: torch.Tensor, terms: gradients.Terms) -> None:
+    """Sends every gradient as those on a device are sent."""
+    compressed, context = terms.compression.compress(grad)
+    gradient._send_from_device(compressed, context, terms)
