@@ -113,6 +113,35 @@ fn ranks_that_speak_for_themselves_are_added_up() {
 }
 
 #[test]
+fn more_than_ten_ranks_are_heard() {
+    let folder = Folder::new("eleven");
+    let command = "echo rank throughput: 5 images/s";
+    let words = ["weak", "--ranks", "11", "--warm-up", "0", "--repeats", "1", "--command", command];
+    let output = study(&folder, &words);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(folder.results()["rows"][0]["median"], 55.0);
+}
+
+#[test]
+fn a_study_that_is_asked_to_stop_keeps_what_it_has_and_goes_on_later() {
+    let folder = Folder::new("stopped");
+    let command = "echo throughput: 7 samples/s; [ {ranks} = 1 ] || [ -e cured ] || exec sleep 600";
+    let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--warm-up", "0", "--command", command];
+    let mut child = start(&folder, &words);
+    let second = folder.0.join("out/logs/command-r2-t1-b32-f32.0.log");
+    wait_until("the second run has begun", || std::fs::read_to_string(&second).is_ok_and(|log| !log.is_empty()));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    wait_until("the study ends", || child.try_wait().unwrap().is_some());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 2), "{output:?}");
+    assert!(text(&output.stderr).contains("stopped; 1 of 2 runs are kept"), "{output:?}");
+    assert!(!folder.0.join("out/running").exists() && !folder.0.join("out/results.json").exists());
+    std::fs::write(folder.0.join("cured"), "").unwrap();
+    let output = study(&folder, &words);
+    assert!(output.status.success() && text(&output.stderr).contains("1 of 2 runs were measured before"), "{output:?}");
+}
+
+#[test]
 fn a_point_that_fails_is_told_with_its_last_lines_and_tried_again() {
     let folder = Folder::new("fails");
     let command =

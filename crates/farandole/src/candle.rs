@@ -90,7 +90,8 @@ impl Averager {
     /// is left alone. Gradients of other tensors stay as they are.
     ///
     /// # Errors
-    /// If a tensor cannot be read or made, or ranks are lost.
+    /// If a tensor cannot be read or made, or ranks are lost; [`Error::Overflow`] if gradients do not fit [`Wire::F16`]. The gradients are as they were
+    /// then.
     pub fn average(&self, gradients: &mut GradStore) -> Result<()> {
         if self.alone {
             return Ok(());
@@ -127,12 +128,15 @@ impl Averager {
             return Err(trouble);
         }
         let present = heard(present?)?;
-        for ((variable, result), present) in self.variables.iter().zip(results).zip(present) {
+        let arrived = self.variables.iter().zip(results).zip(present).map(|((variable, result), present)| {
             let contents = result?.into_result().ok_or(Error::WrongElement)?;
-            if present {
-                let average = made(wire::converted(contents, variable.dtype), &variable.var)?;
-                gradients.insert(&variable.var, average);
-            }
+            let Variable { name, var, dtype } = variable;
+            Ok(if present { Some((var, made(wire::arrived(name, contents, *dtype)?, var)?)) } else { None })
+        });
+        // All of them before the first is replaced: an error leaves the gradients as they were.
+        let averages: Result<Vec<Option<(&Var, Tensor)>>> = arrived.collect();
+        for (var, average) in averages?.into_iter().flatten() {
+            gradients.insert(var, average);
         }
         Ok(())
     }

@@ -24,6 +24,9 @@ pub enum Error {
     Parts(String),
     /// The parameters of a module, or what was done with their gradients, do not fit together.
     Parameters(String),
+    /// A gradient has become infinite on its way, because it travels in fewer bits than it has. All ranks get this in the same step, and nobody has
+    /// learned from it.
+    Overflow(String),
 }
 
 impl fmt::Display for Error {
@@ -33,7 +36,9 @@ impl fmt::Display for Error {
             Error::Transport(error) => error.fmt(f),
             Error::Engine(error) => error.fmt(f),
             Error::Lost(verdict) => verdict.fmt(f),
-            Error::Rendezvous(what) | Error::Parts(what) | Error::Parameters(what) => f.write_str(what),
+            Error::Rendezvous(what) | Error::Parts(what) | Error::Parameters(what) | Error::Overflow(what) => {
+                f.write_str(what)
+            }
             Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
         }
     }

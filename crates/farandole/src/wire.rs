@@ -65,6 +65,26 @@ pub(crate) fn converted(region: Region, to: Dtype) -> Region {
     }
 }
 
+/// An average that has arrived under this name, in the precision of what it is the gradient of.
+///
+/// # Errors
+/// [`Error::Overflow`] if it was made narrower for the way and is not finite. Averages are the same on all ranks, bit by bit, so all ranks
+/// find that, or none.
+pub(crate) fn arrived(name: &str, average: Region, own: Dtype) -> Result<Region> {
+    /// The bits of the exponent: all of them are set in an infinity, in what is no number, and in nothing else.
+    const EXPONENT: u16 = 0x7c00;
+    let endless = |two: &[u8]| u16::from_ne_bytes([two[0], two[1]]) & EXPONENT == EXPONENT;
+    if average.dtype() == Dtype::F16 && own != Dtype::F16 && average.as_bytes().chunks_exact(2).any(endless) {
+        let path = name.split_once('/').map_or(name, |(_, path)| path);
+        return Err(Error::Overflow(format!(
+            "the average gradient of {path} is not finite: on some rank it went beyond {}, where f16 ends, or was not finite before. Nothing was \
+             learned from it. Let gradients travel as bf16, which reaches as far as f32",
+            f16::MAX
+        )));
+    }
+    Ok(converted(average, own))
+}
+
 /// Adds the second to the first.
 #[cfg(feature = "burn")]
 pub(crate) fn add(sum: &mut Region, more: &Region) {

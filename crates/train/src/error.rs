@@ -58,6 +58,7 @@ impl fmt::Display for Error {
                 )
             }
             Error::SaidElsewhere(rank) => write!(text, "rank {rank} could not begin"),
+            Error::World(error @ farandole::Error::Overflow(_)) => write!(text, "{error} (--precision bf16-wire)"),
             Error::World(error) => error.fmt(text),
         }
     }
@@ -75,7 +76,7 @@ impl Error {
     /// Whether a rank has to say this: not where another one says it, or every rank ends with the same and rank 0 is there to say so.
     pub fn is_to_be_said_by(&self, rank: usize) -> bool {
         match self {
-            Error::Checkpoint(_) | Error::NotFinite { .. } => rank == 0,
+            Error::Checkpoint(_) | Error::NotFinite { .. } | Error::World(farandole::Error::Overflow(_)) => rank == 0,
             Error::SaidElsewhere(_) => false,
             _ => true,
         }

@@ -12,6 +12,7 @@ use crate::data::Loader;
 use crate::error::{Error, Result};
 use crate::layer::Pass;
 use crate::model::{ModelSpec, Network};
+use crate::stop::Stop;
 use crate::task::Score;
 
 /// What an evaluation has found.
@@ -23,11 +24,18 @@ pub struct Judgement {
     pub left_out: u64,
 }
 
-/// Judges the network by the samples of a loader. All ranks call this together, with the same network.
+/// Judges the network by the samples of a loader. All ranks call this together, with the same network. There is no judgement on any rank if one of
+/// them was asked to stop meanwhile: looking at all test samples may take longer than whoever asked wants to wait.
 ///
 /// # Errors
 /// If samples cannot be had, or ranks are lost.
-pub fn evaluate(world: &mut World, network: &Network, loader: &mut Loader, spec: &ModelSpec) -> Result<Judgement> {
+pub fn evaluate(
+    world: &mut World,
+    network: &Network,
+    loader: &mut Loader,
+    spec: &ModelSpec,
+    stop: &Stop,
+) -> Result<Option<Judgement>> {
     // Without the tape that a backward pass would need.
     let network = network.valid();
     let device =
@@ -35,7 +43,12 @@ pub fn evaluate(world: &mut World, network: &Network, loader: &mut Loader, spec:
     let (shape, task) = (spec.shape, spec.task);
     let mut score = Score::new(task);
     let mut left_out = 0;
+    let mut stops = 0.0;
     for batch in loader.epoch(0, 0) {
+        if stop.asked() {
+            stops = 1.0;
+            break;
+        }
         let batch = batch.map_err(|error| Error::Data(error.to_string()))?;
         left_out += batch.replaced;
         if batch.count == 0 {
@@ -46,9 +59,12 @@ pub fn evaluate(world: &mut World, network: &Network, loader: &mut Loader, spec:
         score.add(&Score::of(output, &batch.labels, task).map_err(|error| Error::Data(error.to_string()))?);
     }
     let mut sums = score.sums();
-    sums.push(left_out as f64);
+    sums.extend([left_out as f64, stops]);
     world.allreduce(&mut sums, ReduceOp::Sum)?;
+    if sums.pop() != Some(0.0) {
+        return Ok(None);
+    }
     let left_out = sums.pop().unwrap_or(0.0) as u64;
     let score = Score::from_sums(task, &sums).expect("invariant: adding up keeps the number of sums");
-    Ok(Judgement { score, left_out })
+    Ok(Some(Judgement { score, left_out }))
 }

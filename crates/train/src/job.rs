@@ -12,6 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::schedule::{Decay, Schedule};
 
+/// A batch has so many samples at most, in so many passes at most: more than any memory holds, and few enough that their product with any number of
+/// ranks is a number.
+const MOST_SAMPLES: usize = 1 << 24;
+
+/// A rank has so many threads of a kind at most. No machine has more cores, and a slip does not ask the system for a million threads.
+const MOST_THREADS: usize = 4096;
+
 /// What is to be trained, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
@@ -180,6 +187,17 @@ impl Job {
             if number == 0 {
                 return wrong(format!("--{flag} 0: at least 1"));
             }
+            if number > MOST_SAMPLES {
+                return wrong(format!("--{flag} {number}: at most {MOST_SAMPLES}"));
+            }
+        }
+        for (flag, number) in [("workers", self.workers), ("threads", self.threads.unwrap_or(0))] {
+            if number > MOST_THREADS {
+                return wrong(format!("--{flag} {number}: at most {MOST_THREADS}"));
+            }
+        }
+        if self.threads == Some(0) {
+            return wrong("--threads 0: at least 1".to_owned());
         }
         if self.epochs == 0 {
             return wrong("--epochs 0: at least 1".to_owned());
@@ -250,7 +268,7 @@ pub struct Plan {
 impl Plan {
     /// Makes the plan. `steps` is what the loader says; `rate_ranks` and `norm_batch` may come from a checkpoint.
     pub fn new(job: &Job, ranks: usize, steps: u64, rate_ranks: usize, norm_batch: usize) -> Plan {
-        let total_steps = job.steps.unwrap_or(job.epochs * steps);
+        let total_steps = job.steps.unwrap_or(job.epochs.saturating_mul(steps));
         let warmup_steps = (job.warmup_epochs * steps as f64).round() as u64;
         let peak = job.learning_rate * rate_ranks as f64;
         let schedule = Schedule { peak, warmup_steps: warmup_steps.min(total_steps), total_steps, decay: job.decay };
@@ -286,6 +304,10 @@ mod tests {
         assert!(wrong(&|job| job.label_smoothing = -0.5).starts_with("--label-smoothing -0.5"));
         assert!(wrong(&|job| job.warmup_epochs = 400.0).starts_with("--warmup 400"));
         assert!(wrong(&|job| job.norm_batch = Some(5)).starts_with("--norm-batch 5"));
+        assert!(wrong(&|job| job.batch = usize::MAX).starts_with(&format!("--batch {}: at most", usize::MAX)));
+        assert!(wrong(&|job| job.threads = Some(0)).starts_with("--threads 0"));
+        assert!(wrong(&|job| job.threads = Some(1_000_000)).starts_with("--threads 1000000: at most"));
+        assert!(wrong(&|job| job.workers = 1_000_000).starts_with("--workers 1000000: at most"));
         assert!(wrong(&|job| job.resume = Resume::IfThere).starts_with("--resume"));
     }
 

@@ -52,6 +52,10 @@ pub struct Progress {
     pub step: u64,
     /// How many there are.
     pub steps: u64,
+    /// Steps of the whole training that are done.
+    pub steps_done: u64,
+    /// How many there are.
+    pub steps_in_all: u64,
     /// The loss of the last step, over all ranks.
     pub loss: f64,
     /// Samples in a second, of all ranks.
@@ -98,12 +102,9 @@ impl Voice {
         }
     }
 
-    /// Says something that is amiss on this rank: rank 0 as a line like others, the other ranks for themselves.
-    pub fn warn(&mut self, rank: usize, what: &str) {
-        match self.way {
-            Way::Silent => eprintln!("farandole: rank {rank}: {what}"),
-            _ => self.say(&format!("rank {rank}: {what}")),
-        }
+    /// Says something that is amiss on this rank. Every rank does so for itself: whoever reads standard error reads all of it.
+    pub fn warn(rank: usize, what: &str) {
+        eprintln!("farandole: rank {rank}: {what}");
     }
 
     /// Says how far it is, if it is time to.
@@ -154,7 +155,7 @@ fn write_line(line: &str) {
 
 /// A step in a plain line.
 fn plain(progress: &Progress) -> String {
-    let Progress { epoch, epochs, step, steps, loss, samples_per_s } = progress;
+    let Progress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
     format!("epoch {epoch}/{epochs}  step {step}/{steps}  loss {loss:.4}  {samples_per_s:.1} samples/s")
 }
 
@@ -163,7 +164,16 @@ mod tests {
     use super::*;
 
     fn progress(step: u64) -> Progress {
-        Progress { epoch: 1, epochs: 2, step, steps: 9, loss: 0.25, samples_per_s: 100.0 }
+        Progress {
+            epoch: 1,
+            epochs: 2,
+            step,
+            steps: 9,
+            steps_done: step,
+            steps_in_all: 18,
+            loss: 0.25,
+            samples_per_s: 100.0,
+        }
     }
 
     #[test]

@@ -131,6 +131,7 @@ fn output(args: &LaunchArgs, here: &Path) -> Output {
             ColourArg::Never => Colour::Never,
         },
         directory: args.output_filename.as_ref().map(|directory| here.join(directory)),
+        drawer: None,
     }
 }
 

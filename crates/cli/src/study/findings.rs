@@ -110,13 +110,22 @@ impl Findings {
         let unit = &self.unit;
         let fastest = best.median.unwrap_or_default();
         match self.kind {
-            Kind::Weak | Kind::Strong => format!(
-                "{} ranks do {:.2}× the work of the baseline: {:.0} % efficient ({} scaling)",
-                last.point.ranks,
-                last.speedup.unwrap_or(1.0),
-                100.0 * last.efficiency.unwrap_or(1.0),
-                self.kind.word()
-            ),
+            Kind::Weak | Kind::Strong => {
+                let (ranks, word) = (counted(last.point.ranks, "rank"), self.kind.word());
+                let does = if last.point.ranks == 1 { "does" } else { "do" };
+                match (last.speedup, last.efficiency) {
+                    (Some(speedup), Some(efficiency)) => {
+                        let percent = 100.0 * efficiency;
+                        format!(
+                            "{ranks} {does} {speedup:.2}× the work of the baseline: {percent:.0} % efficient ({word} scaling)"
+                        )
+                    }
+                    _ => {
+                        let own = last.median.unwrap_or_default();
+                        format!("{ranks} {does} {own:.0} {unit}/s; the baseline was not measured ({word} scaling)")
+                    }
+                }
+            }
             Kind::Batch => {
                 let knee = self.knee().unwrap_or(point.batch);
                 format!(
@@ -131,7 +140,8 @@ impl Findings {
             ),
             Kind::Precision => format!("{} is fastest: {fastest:.0} {unit}/s", point.precision),
             Kind::Models => {
-                let beyond: Vec<&&Row> = measured.iter().filter(|row| !row.baseline).collect();
+                let beyond: Vec<&&Row> =
+                    measured.iter().filter(|row| !row.baseline && row.efficiency.is_some()).collect();
                 let by = |row: &&&&Row| row.efficiency.unwrap_or(0.0);
                 let best = beyond.iter().max_by(|a, b| by(a).total_cmp(&by(b)));
                 let worst = beyond.iter().min_by(|a, b| by(a).total_cmp(&by(b)));

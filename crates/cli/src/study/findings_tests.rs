@@ -57,6 +57,18 @@ fn speed_up_and_efficiency_are_relative_to_the_baseline() {
 }
 
 #[test]
+fn without_a_baseline_nothing_is_called_efficient() {
+    let weak = findings(Kind::Weak, &[&[], &[180.0], &[340.0]]);
+    assert_eq!(weak.headline, "4 ranks do 340 samples/s; the baseline was not measured (weak scaling)");
+    assert_eq!(
+        findings(Kind::Weak, &[&[100.0], &[], &[]]).headline.split(" the work").next(),
+        Some("1 rank does 1.00×")
+    );
+    let models = findings(Kind::Models, &[&[], &[180.0], &[340.0]]);
+    assert_eq!(models.headline, "m is fastest: 340 samples/s");
+}
+
+#[test]
 fn superlinear_points_and_outliers_are_flagged() {
     let findings = findings(Kind::Strong, &[&[100.0, 101.0, 60.0, 99.0], &[230.0], &[380.0]]);
     assert_eq!(findings.rows[0].outliers, [2]);

@@ -14,6 +14,7 @@ mod page;
 mod point;
 mod progress;
 mod runner;
+mod stop;
 mod sweep;
 mod table;
 mod throughput;
@@ -30,7 +31,10 @@ use findings::{Findings, label};
 use ledger::{Ledger, Outcome, Run, Workload};
 use point::Point;
 use progress::Progress;
+#[cfg(feature = "train")]
+pub(crate) use progress::short;
 use runner::Runner;
+use stop::Stop;
 use sweep::Axes;
 
 /// Measures what has not been measured yet, and says what it means. Exit code 1 if a point has no figure.
@@ -55,8 +59,14 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         workload: workload.clone(),
         timeout: args.timeout(),
         scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
+        stop: Stop::on_signals()?,
     };
     let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
+    if let Some(signal) = runner.stop.asked() {
+        let (kept, all) = (runs.len(), points.len() * args.repeats);
+        eprintln!("farandole: stopped; {kept} of {all} runs are kept, and the same command goes on from there");
+        return Ok(ExitCode::from(128 + signal));
+    }
     let findings = Findings::of(&axes, &points, &runs)?;
     keep(&folder, &findings, &subject(&workload, &axes, args.repeats))?;
     let said = if args.json {
@@ -68,7 +78,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     Ok(if findings.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every run that there is to be, in turns: those that were kept, and those that are made now.
+/// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the study is asked to stop.
 fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let mut left: Vec<(usize, &Point)> = Vec::new();
@@ -94,6 +104,9 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
             Ok(measured) => Outcome::Measured(measured),
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
+        if runner.stop.asked().is_some() {
+            break;
+        }
         let run = Run { point: point.clone(), repeat, seconds: started.elapsed().as_secs_f64(), outcome };
         ledger.keep(&run)?;
         let said = match &run.outcome {

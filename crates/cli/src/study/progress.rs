@@ -25,7 +25,7 @@ impl Progress {
     pub(crate) fn new(total: usize, done: usize, taken: Vec<(Point, f64)>) -> Progress {
         let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let bar = if terminal { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} runs  {msg}");
+        let style = ProgressStyle::with_template("{bar:16} {pos}/{len} runs  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_position(done as u64);
         Progress { bar, terminal, total, done, taken }
@@ -74,7 +74,7 @@ fn remaining(taken: &[(Point, f64)], left: &[&Point]) -> Option<Duration> {
 }
 
 /// A time as people say it.
-fn short(time: Duration) -> String {
+pub(crate) fn short(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
         seconds @ 120..7200 => format!("{} min", seconds.div_ceil(60)),

@@ -17,6 +17,7 @@ use farandole_trace::loss::Split;
 
 use super::ledger::{Measured, Workload};
 use super::point::Point;
+use super::stop::Stop;
 use super::throughput::{self, Throughput};
 
 /// How often a running job is looked at: a job takes seconds.
@@ -37,11 +38,26 @@ pub(crate) struct Runner {
     pub(crate) timeout: Duration,
     /// Where a run may leave its files; each has a folder of its own there, for as long as it runs.
     pub(crate) scratch: PathBuf,
+    /// Whether anybody still wants to know.
+    pub(crate) stop: Stop,
+}
+
+/// How a job has ended.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// By itself.
+    Own(ExitStatus),
+    /// It took too long.
+    Late,
+    /// The study was asked to stop.
+    Stopped,
 }
 
 impl Runner {
     /// Measures a point once.
     pub(crate) fn measure(&self, point: &Point, log: &Path) -> Result<Measured> {
+        // A study that was killed has left what its last run wrote, which is nothing of this one's.
+        let _ = fs::remove_dir_all(&self.scratch);
         fs::create_dir_all(&self.scratch).with_context(|| format!("making {}", self.scratch.display()))?;
         let outcome = self.run(point, log).and_then(|()| self.read(point));
         let cleared = fs::remove_dir_all(&self.scratch);
@@ -64,11 +80,11 @@ impl Runner {
             .stderr(file)
             .spawn()
             .with_context(|| format!("starting {}", self.executable.display()))?;
-        let status = self.wait(&mut child)?;
-        match status {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => bail!("it ended with {status}; its last lines:\n{}", last_lines(log)),
-            None => bail!(
+        match self.wait(&mut child)? {
+            End::Own(status) if status.success() => Ok(()),
+            End::Own(status) => bail!("it ended with {status}; its last lines:\n{}", last_lines(log)),
+            End::Stopped => bail!("it was ended with the study"),
+            End::Late => bail!(
                 "it took longer than {} s (--timeout) and was ended; its last lines:\n{}",
                 self.timeout.as_secs(),
                 last_lines(log)
@@ -76,23 +92,28 @@ impl Runner {
         }
     }
 
-    /// Waits for the end; a job that takes too long is told to end, and in the end made to. `None`: it was.
-    fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
+    /// Waits for the end; a job that takes too long, or that nobody wants any more, is told to end, and in the end made to.
+    fn wait(&self, child: &mut Child) -> Result<End> {
         let started = Instant::now();
-        let mut told = false;
+        let mut told: Option<(End, Instant)> = None;
         loop {
             if let Some(status) = child.try_wait().context("waiting for the job")? {
-                return Ok((!told).then_some(status));
+                return Ok(told.map_or(End::Own(status), |(why, _)| why));
             }
-            let over = started.elapsed();
-            if over > self.timeout && !told {
-                let pid = rustix::process::Pid::from_child(child);
-                // It may have ended just now.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-                told = true;
-            }
-            if over > self.timeout + GRACE {
-                child.kill().context("ending the job")?;
+            let why = match (self.stop.asked(), started.elapsed() > self.timeout) {
+                (Some(_), _) => Some(End::Stopped),
+                (None, true) => Some(End::Late),
+                (None, false) => None,
+            };
+            match (told, why) {
+                (None, Some(why)) => {
+                    let pid = rustix::process::Pid::from_child(child);
+                    // It may have ended just now.
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                    told = Some((why, Instant::now()));
+                }
+                (Some((_, since)), _) if since.elapsed() > GRACE => child.kill().context("ending the job")?,
+                _ => {}
             }
             std::thread::sleep(Duration::from_millis(LOOK_MS));
         }
@@ -140,8 +161,9 @@ impl Runner {
         let Throughput { per_s, unit } = match &self.workload.command {
             None => summary(&self.scratch.join("log.jsonl"))?,
             Some(_) => {
+                let digits = point.ranks.saturating_sub(1).to_string().len();
                 let output = |rank: usize| {
-                    let file = self.scratch.join("output").join(format!("rank.{rank}")).join("stdout");
+                    let file = self.scratch.join("output").join(format!("rank.{rank:0digits$}")).join("stdout");
                     // A file appears with its first line.
                     fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
                 };

@@ -63,9 +63,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     }
     let folder = Folder::new()?;
     let traces = traces(&mut order, launch.trace(), &folder, local);
-    let bar = local.then(|| Bar::open(&folder.0.join("news"))).flatten();
+    // Rank 0 is on the first host, and a mailbox is for those who are on the same.
+    let bar = order.placement.is_local(0).then(|| Bar::open(&folder.0.join("news"))).flatten();
     if let Some(bar) = &bar {
         order.set.push((MAILBOX.to_owned(), bar.mailbox().into()));
+        order.output.drawer = Some(bar.drawer());
     }
     let code = launcher::carry_out(&launch, order)?;
     drop(bar);

@@ -50,8 +50,8 @@ pub fn run(order: Order) -> Result<u8> {
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
     let task = task_of(&order)?;
     let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
-    let screen =
-        Screen::new(order.output.clone(), painted(order.output.colour), order.placement.size(), Writer::start()?);
+    let writer = Writer::start(order.output.drawer.clone())?;
+    let screen = Screen::new(order.output.clone(), painted(order.output.colour), order.placement.size(), writer);
     let settings = Settings {
         hosts: order.placement.hosts().iter().map(|host| host.name.clone()).collect(),
         starts: starts(&order, task.as_ref().map(|(task, _)| task.bytes())),

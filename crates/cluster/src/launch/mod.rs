@@ -35,5 +35,5 @@ mod wire;
 
 pub use launcher::run;
 
-pub use order::{Alias, Colour, HostSlots, Order, Output, Prefix, Ssh, Task, Timestamps, Verbose};
+pub use order::{Alias, Colour, Drawer, HostSlots, Order, Output, Prefix, Ssh, Task, Timestamps, Verbose};
 pub use placement::{Place, Placement};

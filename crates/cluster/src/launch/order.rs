@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::placement::Placement;
@@ -129,7 +130,41 @@ pub struct Output {
     pub colour: Colour,
     /// Where copies go: `rank.N/stdout` and `rank.N/stderr` under this directory, N with leading zeros.
     pub directory: Option<PathBuf>,
+    /// Who draws on the same terminal.
+    pub drawer: Option<Drawer>,
 }
+
+/// Somebody who keeps something drawn on the terminal, such as a bar, and takes it away while lines are written there.
+#[derive(Clone)]
+pub struct Drawer(Arc<StepAside>);
+
+/// Calls what it is given once, at a moment when nothing is drawn.
+type StepAside = dyn Fn(&mut dyn FnMut()) + Send + Sync;
+
+impl Drawer {
+    /// `step_aside` has to call what it is given, once. It is called by the thread that writes, for each piece of output.
+    pub fn new(step_aside: impl Fn(&mut dyn FnMut()) + Send + Sync + 'static) -> Drawer {
+        Drawer(Arc::new(step_aside))
+    }
+
+    pub(crate) fn step_aside(&self, write: &mut dyn FnMut()) {
+        (self.0)(write);
+    }
+}
+
+impl std::fmt::Debug for Drawer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Drawer").finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Drawer {
+    fn eq(&self, other: &Drawer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Drawer {}
 
 /// What stands before a line of output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -149,6 +149,10 @@ impl Outbox {
 
     /// Announces that a gradient of this parameter will be posted, if it is known here. A layer says so in forward; a parameter
     /// that several layers use is sent when all of them have posted their part.
+    ///
+    /// A forward pass that is never differentiated should not announce anything: Burn keeps its tape for a while, and until the end of the step what was
+    /// announced is waited for, so that the gradients of this step leave only with [`Outbox::collect`]. They are right nevertheless. Whoever evaluates
+    /// with `module.valid()`, or without the outbox, announces nothing.
     pub fn expect(&self, id: ParamId) -> Option<Posting> {
         let address = *self.office.by_id.get(&id)?;
         let mut desk = self.office.desk();
@@ -174,7 +178,7 @@ impl Outbox {
     ///
     /// # Errors
     /// If a gradient was posted more often than a step has passes, part of it was posted and part of it was not, the module is another
-    /// one, or ranks are lost.
+    /// one, or ranks are lost; [`Error::Overflow`], on all ranks, if gradients do not fit [`Wire::F16`].
     pub fn collect<M: Module>(&self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let mut closing = Closing { office: &self.office, gradients, seen: vec![false; self.office.addresses.len()] };
         module.visit(&mut closing);
@@ -268,9 +272,9 @@ impl Office {
         tickets.push(engine.submit(wire::presence(Arc::clone(&self.present_name), present, in_trouble))?);
         let mut results = wait_all(tickets);
         let present = wire::heard(results.pop().expect("invariant: there is a result for each ticket")?)?;
-        let averages = results.into_iter().zip(present).map(|(result, present)| {
+        let averages = results.into_iter().zip(present).zip(&self.addresses).map(|((result, present), address)| {
             let average = result?.into_result().ok_or(Error::WrongElement)?;
-            Ok(present.then_some(average))
+            if present { wire::arrived(&address.name, average, address.dtype).map(Some) } else { Ok(None) }
         });
         averages.collect()
     }
@@ -395,8 +399,7 @@ impl ModuleVisitor for Opening<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(&address) = self.office.by_id.get(&param.id) else { return };
         let Some(average) = self.averages[address].take() else { return };
-        let Address { shape, dtype, .. } = &self.office.addresses[address];
-        let data = staging::into_data(wire::converted(average, *dtype), shape);
+        let data = staging::into_data(average, &self.office.addresses[address].shape);
         let data = data.expect("invariant: gradients have float elements");
         let tensor = Tensor::<D>::from_data(data, (&param.device().without_autodiff(), param.dtype()));
         self.gradients.register(param.id, tensor);

@@ -57,6 +57,11 @@ fn elements_of_every_float_type_are_averaged_in_their_own_precision() {
 }
 
 #[test]
+fn a_gradient_that_f16_cannot_hold_fails_its_step_on_all_ranks_and_no_other() {
+    job::play(2, "burn-overflow");
+}
+
+#[test]
 fn mistakes_are_errors_that_name_the_parameter() {
     job::play(2, "burn-mistakes");
 }
@@ -71,6 +76,7 @@ pub(crate) fn play(role: &str) {
         "burn-passes" => accumulate(&world),
         "burn-buffers" => buffers(&mut world),
         "burn-dtypes" => dtypes(&mut world),
+        "burn-overflow" => overflow(&world),
         "burn-mistakes" => mistakes(&world),
         other => panic!("there is no role {other}"),
     }
@@ -186,6 +192,22 @@ fn dtypes(world: &mut World) {
             assert_eq!(average, [2.0; 5], "{dtype:?} as {wire:?}");
         }
     }
+}
+
+fn overflow(world: &World) {
+    let module = Loose::new([1.0; 3]);
+    let step = |outbox: &Outbox, factor: f32| {
+        let factor = if world.rank() == 1 { factor } else { 1.0 };
+        let loss = (module.first.val() + module.second.val() * factor).sum();
+        let averages = outbox.collect(&module, GradientsParams::from_grads(loss.backward(), &module))?;
+        Ok::<_, farandole::Error>(gradient(&averages, &module.second).expect("an average"))
+    };
+    let narrow = Outbox::new(world, &module, Wire::F16, 1).expect("ranks agree");
+    let error = step(&narrow, 1e6).expect_err("a million is too much");
+    assert!(matches!(&error, farandole::Error::Overflow(why) if why.contains("second is not finite")), "{error}");
+    assert_eq!(step(&narrow, 3.0).expect("the next step is one like others"), [2.0; 2]);
+    let wide = Outbox::new(world, &module, Wire::Bf16, 1).expect("ranks agree");
+    assert!(step(&wide, 1e6).expect("bf16 reaches that far")[0] > 4e5);
 }
 
 fn mistakes(world: &World) {

@@ -90,7 +90,24 @@ impl Meta {
             wanted.global_batch.to_string(),
         );
         compare("the seed", self.seed.to_string(), wanted.seed.to_string());
-        if differences.is_empty() { Ok(()) } else { Err(format!("it has {}", differences.join(", and "))) }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let hint =
+            if self.global_batch == wanted.global_batch { String::new() } else { self.remedy(wanted.rate_ranks) };
+        Err(format!("it has {}{hint}", differences.join(", and ")))
+    }
+
+    /// How so many ranks can have the global batch of this checkpoint.
+    fn remedy(&self, ranks: usize) -> String {
+        let batch = self.global_batch;
+        if batch.is_multiple_of(ranks) {
+            let (each, many) = (batch / ranks, if ranks == 1 { "rank" } else { "ranks" });
+            return format!(
+                "; with {ranks} {many} --batch {each} --accumulate 1 keeps it, or passes of fewer samples and more of them"
+            );
+        }
+        format!("; {ranks} ranks cannot have equal parts of {batch} samples: take another number of ranks")
     }
 }
 
@@ -239,7 +256,19 @@ pub(crate) mod tests {
         meta().refuse(&Meta { epoch: 9, step: 1, rate_ranks: 1, norm_batch: 32, ..meta() }).unwrap();
         let other = Meta { model: "resnet20".to_owned(), shape: [12, 64, 64], global_batch: 48, ..meta() };
         let why = meta().refuse(&other).unwrap_err();
-        for part in ["the model lenet, not resnet20", "images of 3 x 32 x 32, not 12 x 64 x 64", "of 32, not 48"] {
+        let other = Meta { rate_ranks: 3, ..other };
+        assert!(
+            meta()
+                .refuse(&other)
+                .unwrap_err()
+                .ends_with("; 3 ranks cannot have equal parts of 32 samples: take another number of ranks")
+        );
+        for part in [
+            "with 2 ranks --batch 16 --accumulate 1 keeps it",
+            "the model lenet, not resnet20",
+            "images of 3 x 32 x 32, not 12 x 64 x 64",
+            "of 32, not 48",
+        ] {
             assert!(why.contains(part), "{why}");
         }
     }

@@ -59,6 +59,12 @@ pub trait DataSet: Send + Sync {
 
     /// One line for people: what it is and how much of it.
     fn describe(&self) -> String;
+
+    /// A number that is another one where samples have other names or labels, or come in another order: hosts that have copies of a data set find out by it
+    /// whether these are the same.
+    fn fingerprint(&self) -> u64 {
+        0
+    }
 }
 
 /// What the values of a regression mean to people: `value * deviation + mean` is in their unit.

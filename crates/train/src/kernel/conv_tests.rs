@@ -3,18 +3,7 @@
 use super::*;
 use crate::kernel::depthwise::Depthwise;
 use crate::kernel::mirror::fits;
-
-/// Numbers that have no pattern a mistake could hide in.
-fn noise(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(count).collect()
-}
+use crate::kernel::noise;
 
 /// Calls `visit` with the places of input, weight and output of every product that a convolution adds up.
 fn every_product(convolution: &Convolution, mut visit: impl FnMut(usize, usize, usize)) {

@@ -132,13 +132,7 @@ impl Backward<Flex, 3> for Normalise {
     type State = Kept;
 
     fn backward(self, ops: Ops<Kept, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = gradients.consume::<Flex>(&ops.node);
-        let found = backward(&ops.state, &gradient, false);
-        for (parent, found) in ops.parents.iter().zip(found) {
-            if let Some(parent) = parent {
-                gradients.register::<Flex>(parent.id, found);
-            }
-        }
+        register(ops, gradients, Residual::None);
     }
 }
 
@@ -149,12 +143,24 @@ impl Backward<Flex, 4> for NormaliseAdd {
     type State = Kept;
 
     fn backward(self, ops: Ops<Kept, 4>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = gradients.consume::<Flex>(&ops.node);
-        let found = backward(&ops.state, &gradient, true);
-        for (parent, found) in ops.parents.iter().zip(found) {
-            if let Some(parent) = parent {
-                gradients.register::<Flex>(parent.id, found);
-            }
+        register(ops, gradients, Residual::Added);
+    }
+}
+
+/// Whether something was added before the activation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Residual {
+    None,
+    Added,
+}
+
+/// Takes the gradient of the output, and gives each parent that is learned its own.
+fn register<const PARENTS: usize>(ops: Ops<Kept, PARENTS>, gradients: &mut Gradients, residual: Residual) {
+    let gradient = gradients.consume::<Flex>(&ops.node);
+    let found = backward(&ops.state, &gradient, residual);
+    for (parent, found) in ops.parents.iter().zip(found) {
+        if let Some(parent) = parent {
+            gradients.register::<Flex>(parent.id, found);
         }
     }
 }
@@ -185,7 +191,7 @@ fn forward(input: &Plain, gamma: &Plain, beta: &Plain, residual: Option<&Plain>,
 }
 
 /// Gradients of input, gamma, beta and, where there was one, residual.
-fn backward(kept: &Kept, gradient: &Plain, with_residual: bool) -> Vec<Plain> {
+fn backward(kept: &Kept, gradient: &Plain, residual: Residual) -> Vec<Plain> {
     let gradient = gradient.to_contiguous();
     let past = Past {
         input: kept.input.storage(),
@@ -197,7 +203,7 @@ fn backward(kept: &Kept, gradient: &Plain, with_residual: bool) -> Vec<Plain> {
         extent: extent(&kept.input, &kept.how.statistics),
         from_batch: matches!(kept.how.statistics, Statistics::Batch(..)),
     };
-    let found = norm::backward(past, gradient.storage(), with_residual);
+    let found = norm::backward(past, gradient.storage(), residual == Residual::Added);
     let (image, channels) = (kept.input.shape(), kept.gamma.shape());
     let mut gradients =
         vec![tensor(found.input, image.clone()), tensor(found.gamma, channels.clone()), tensor(found.beta, channels)];

@@ -1,22 +1,12 @@
 //! Batch normalisation against its definition, and its gradients against differences of that.
 
 use super::*;
+use crate::kernel::noise;
 
 const EPSILON: f32 = 1e-3;
 /// Five samples in groups of two: the last group has one.
 const EXTENT: Extent = Extent { samples: 5, channels: 3, pixels: 21, group: 2 };
 const SIZE: usize = 5 * 3 * 21;
-
-fn noise(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(count).collect()
-}
 
 /// All that goes in, in double precision.
 #[derive(Clone)]

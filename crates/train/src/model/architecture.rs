@@ -91,9 +91,13 @@ impl fmt::Display for UnknownArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "there is no model `{}`", self.asked)?;
         let asked = plain(&self.asked);
-        let near = ALL.iter().map(|(_, name)| (strsim::jaro_winkler(&asked, &plain(name)), name));
-        // Below this likeness a guess is more of a puzzle than a help.
-        if let Some((_, name)) = near.filter(|(likeness, _)| *likeness > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)) {
+        // Below this likeness a guess is more of a puzzle than a help. Among those that are alike the one with the fewest letters to change is
+        // nearest, then the one that is more alike: likeness alone is the same for all names that begin as the wrong one does.
+        let like = |name: &str| strsim::jaro_winkler(&asked, &plain(name));
+        let near = ALL.iter().map(|(_, name)| (strsim::levenshtein(&asked, &plain(name)), like(name), name));
+        let nearest =
+            near.filter(|(_, likeness, _)| *likeness > 0.8).min_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+        if let Some((_, _, name)) = nearest {
             write!(f, "; did you mean `{name}`?")?;
         }
         let names: Vec<&str> = ALL.iter().map(|(_, name)| *name).collect();
@@ -142,6 +146,8 @@ mod tests {
     fn an_unknown_name_gets_the_nearest_and_the_list() {
         let message = "resnet5".parse::<Architecture>().unwrap_err().to_string();
         assert!(message.contains("no model `resnet5`; did you mean `resnet50`?"), "{message}");
+        let message = "resnet21".parse::<Architecture>().unwrap_err().to_string();
+        assert!(message.contains("did you mean `resnet20`?"), "{message}");
         let message = "transformer".parse::<Architecture>().unwrap_err().to_string();
         assert!(!message.contains("did you mean"), "{message}");
         assert!(message.contains("resnet20") && message.contains("lenet"), "{message}");

@@ -103,7 +103,7 @@ pub(super) fn take_over<M: Module>(begun: Begun, network: M, wanted: &Meta) -> R
     Ok(Found { network, state: Some(state), meta: Some(meta) })
 }
 
-impl Trainer {
+impl Trainer<'_> {
     /// Writes a checkpoint where the job wants one. All ranks call this together, with averaged buffers.
     pub(super) fn keep(&mut self) -> Result<()> {
         let Some(folder) = self.job.checkpoint.clone() else { return Ok(()) };
@@ -113,7 +113,7 @@ impl Trainer {
         let began = std::time::Instant::now();
         let written = if self.world.rank() == 0 { self.write(&path) } else { Ok(0) };
         let bytes = *written.as_ref().unwrap_or(&0);
-        let outcome = share::outcome(&mut self.world, written.map(|_| ()))?;
+        let outcome = share::outcome(self.world, written.map(|_| ()))?;
         self.watch.phases.checkpoint_s += began.elapsed().as_secs_f64();
         drop(guard);
         outcome.map_err(|why| {

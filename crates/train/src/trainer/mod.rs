@@ -32,16 +32,17 @@ use crate::job::{Job, Plan};
 use crate::log::Log;
 use crate::model::{ModelSpec, Network};
 use crate::progress::{Progress, Voice};
+use crate::share;
 use crate::stop::Stop;
 use crate::stopwatch::Stopwatch;
 use crate::summary::{self, Facts, Metrics};
 use tally::Sums;
 
 /// One rank of a job.
-pub struct Trainer {
+struct Trainer<'w> {
     job: Job,
     plan: Plan,
-    world: World,
+    world: &'w mut World,
     voice: Voice,
     log: Log,
     stop: Stop,
@@ -73,6 +74,11 @@ struct Place {
 }
 
 impl Place {
+    /// Where somebody is who has done so many steps of the epoch after so many, be they all it has.
+    fn of(epoch: u64, step: u64, steps: u64) -> Place {
+        Place { epoch: epoch.saturating_add(step / steps.max(1)), step: step % steps.max(1) }
+    }
+
     /// One step further, where epochs have so many.
     fn after_step(self, steps: u64) -> Place {
         if self.step + 1 < steps {
@@ -109,42 +115,48 @@ pub enum Ended {
 /// # Errors
 /// With the cause, which this rank should say if [`Error::is_to_be_said_by`] it.
 pub fn run(job: &Job, threads: usize) -> Result<Ended> {
-    let mut trainer = prepare::prepare(job, threads)?;
-    let ended = trainer.train();
-    trainer.voice.end();
+    let mut world = farandole::init()?;
+    let ended = prepare::prepare(&mut world, job, threads).and_then(|mut trainer| {
+        let ended = trainer.train();
+        trainer.voice.end();
+        ended
+    });
+    if ended.as_ref().is_err_and(|error| !error.is_to_be_said_by(world.rank())) {
+        share::outlive_another(&mut world);
+    }
     ended
 }
 
-impl Trainer {
+impl Trainer<'_> {
     fn train(&mut self) -> Result<Ended> {
         let began = Instant::now();
         let mut all = Sums::default();
         let mut last_judgement = None;
         let mut ended = Ended::Complete;
-        while self.number() < self.plan.schedule.total_steps {
+        while self.number() < self.plan.schedule.total_steps && ended == Ended::Complete {
             let (sums, how) = self.epoch()?;
+            ended = how;
             all.add(&sums);
             let network = self.network.take().expect("invariant: between steps the network is here");
-            self.network = Some(average_buffers(&mut self.world, network)?);
-            if how == Ended::Stopped {
-                ended = how;
-                if self.at.step == 0 {
-                    self.tell_epoch(&sums, None)?;
-                }
-                self.voice.say(&format!("asked to stop after {}", self.at));
-                self.keep()?;
-                break;
-            }
+            self.network = Some(average_buffers(self.world, network)?);
             let last = self.number() == self.plan.schedule.total_steps;
             let due = self.job.eval_every > 0 && (self.at.epoch.is_multiple_of(self.job.eval_every) || last);
-            let judgement = if due { self.judge()? } else { None };
-            self.tell_epoch(&sums, judgement.as_ref())?;
+            let mut judgement = None;
+            if due && ended == Ended::Complete {
+                (judgement, ended) = self.judge()?;
+            }
+            if ended == Ended::Complete || self.at.step == 0 {
+                self.tell_epoch(&sums, judgement.as_ref())?;
+            }
             last_judgement = judgement.or(last_judgement);
+            if ended == Ended::Stopped {
+                self.voice.say(&format!("asked to stop after {}", self.at));
+            }
             self.keep()?;
         }
-        if last_judgement.is_none() && ended == Ended::Complete && all.samples == 0.0 {
+        if ended == Ended::Complete && all.samples == 0.0 {
             self.voice.say("training was complete already");
-            last_judgement = self.judge()?;
+            (last_judgement, ended) = self.judge()?;
         }
         self.sum_up(&all, last_judgement.as_ref(), ended, began)?;
         Ok(ended)
@@ -167,13 +179,15 @@ impl Trainer {
             self.at = self.at.after_step(self.plan.steps);
             sums.add(&step);
             for notice in self.train.take_notices() {
-                self.voice.warn(self.world.rank(), &notice);
+                Voice::warn(self.world.rank(), &notice);
             }
             self.voice.step(Progress {
                 epoch: epoch + 1,
                 epochs: self.plan.epochs,
                 step: number_in_epoch,
                 steps: self.plan.steps,
+                steps_done: self.number(),
+                steps_in_all: self.plan.schedule.total_steps,
                 loss: step.loss(),
                 samples_per_s: sums.samples / sums.seconds,
             });
@@ -184,16 +198,17 @@ impl Trainer {
         Ok((sums, Ended::Complete))
     }
 
-    /// Looks at the test samples, if there are any.
-    fn judge(&mut self) -> Result<Option<Judgement>> {
-        let Some(loader) = &mut self.test else { return Ok(None) };
+    /// Looks at the test samples, if there are any, unless somebody asks to stop before all are looked at.
+    fn judge(&mut self) -> Result<(Option<Judgement>, Ended)> {
+        let Some(loader) = &mut self.test else { return Ok((None, Ended::Complete)) };
         let network = self.network.as_ref().expect("invariant: between steps the network is here");
-        let (world, spec) = (&mut self.world, &self.spec);
-        let judgement = self.watch.time(Phase::Evaluation, || evaluate(world, network, loader, spec))?;
+        let (world, spec, stop) = (&mut *self.world, &self.spec, &self.stop);
+        let judgement = self.watch.time(Phase::Evaluation, || evaluate(world, network, loader, spec, stop))?;
         for notice in loader.take_notices() {
-            self.voice.warn(self.world.rank(), &notice);
+            Voice::warn(self.world.rank(), &notice);
         }
-        Ok(Some(judgement))
+        let ended = if judgement.is_some() { Ended::Complete } else { Ended::Stopped };
+        Ok((judgement, ended))
     }
 
     fn metrics(&self, judgement: &Judgement) -> Metrics {
@@ -211,7 +226,8 @@ impl Trainer {
         }
         line += &format!("  {speed:.1} samples/s");
         if sums.replaced > 0.0 {
-            line += &format!("  ({} samples could not be read)", sums.replaced);
+            let samples = if sums.replaced == 1.0 { "sample" } else { "samples" };
+            line += &format!("  ({} {samples} could not be read)", sums.replaced);
         }
         self.voice.say(&line);
         let facts = json!({
@@ -224,7 +240,7 @@ impl Trainer {
     }
 
     fn sum_up(&mut self, all: &Sums, judgement: Option<&Judgement>, ended: Ended, began: Instant) -> Result<()> {
-        let gathered = summary::gather(&mut self.world, &self.watch)?;
+        let gathered = summary::gather(self.world, &self.watch)?;
         let facts = Facts {
             job: &self.job,
             plan: &self.plan,
@@ -273,5 +289,9 @@ mod tests {
         }
         assert_eq!(told, ["step 1 of epoch 1", "step 2 of epoch 1", "epoch 1", "step 1 of epoch 2"]);
         assert_eq!(Place { epoch: 4, step: 0 }.after_step(1), Place { epoch: 5, step: 0 });
+        assert_eq!(
+            [Place::of(4, 2, 3), Place::of(4, 3, 3)],
+            [Place { epoch: 4, step: 2 }, Place { epoch: 5, step: 0 }]
+        );
     }
 }

@@ -22,6 +22,7 @@ use crate::model::{Architecture, ModelSpec, Network};
 use crate::optimizer;
 use crate::progress::{MAILBOX, Voice};
 use crate::sample::Split;
+use crate::share;
 use crate::source;
 use crate::stop::Stop;
 use crate::stopwatch::Stopwatch;
@@ -46,21 +47,22 @@ struct Own {
     stop: Stop,
 }
 
-/// Makes this process a rank of its job, and makes it ready.
-pub(super) fn prepare(job: &Job, threads: usize) -> Result<Trainer> {
-    let mut world = farandole::init()?;
-    let own = own(job, &world);
-    let own = agree(&mut world, own)?;
+/// Makes this rank ready. All ranks call this together.
+pub(super) fn prepare<'w>(world: &'w mut World, job: &Job, threads: usize) -> Result<Trainer<'w>> {
+    let own = own(job, world);
+    let own = agree(world, own)?;
+    let same = same_data(world, own.data.as_ref())?;
+    agree(world, same)?;
     let mailbox = std::env::var_os(MAILBOX).map(PathBuf::from);
     let mut voice = Voice::new(world.rank(), mailbox.as_deref());
     let watch = Stopwatch::new(world.recorder(), job.uncounted_steps);
     let Own { data, spec, network, device, train, test, stop } = own;
     let ranks = world.size();
 
-    let begun = keep::begin(&mut world, job)?;
+    let begun = keep::begin(world, job)?;
     let wanted = keep::wanted(job, &spec, data.len(Split::Train), ranks);
     let Found { network, state, meta } = keep::take_over(begun, network, &wanted)?;
-    let network = broadcast_parameters(&mut world, network, 0)?;
+    let network = broadcast_parameters(world, network, 0)?;
     let (rate_ranks, norm_batch) = match &meta {
         Some(meta) => (meta.rate_ranks, norm_batch(job, meta.norm_batch, &mut voice)),
         None => (ranks, job.norm_batch.unwrap_or(job.batch)),
@@ -72,11 +74,11 @@ pub(super) fn prepare(job: &Job, threads: usize) -> Result<Trainer> {
         Precision::Bf16Wire => Wire::Bf16,
         Precision::F16Wire => Wire::F16,
     };
-    let optimizer = DistributedOptimizer::accumulating(&world, &network, inside, wire, job.accumulate)?;
-    let at = meta.as_ref().map_or(Place { epoch: 0, step: 0 }, |meta| Place { epoch: meta.epoch, step: meta.step });
+    let optimizer = DistributedOptimizer::accumulating(world, &network, inside, wire, job.accumulate)?;
+    let at = meta.as_ref().map_or(Place { epoch: 0, step: 0 }, |meta| Place::of(meta.epoch, meta.step, plan.steps));
     let path = job.log.as_deref().filter(|_| world.rank() == 0);
     let log = Log::open(path, if meta.is_some() { Before::Kept } else { Before::Forgotten });
-    let log = agree(&mut world, log)?;
+    let log = agree(world, log)?;
     let shard = Shard {
         rank: world.rank(),
         world_size: ranks,
@@ -147,6 +149,23 @@ fn agree<T>(world: &mut World, own: Result<T>) -> Result<T> {
     }
 }
 
+/// Whether this rank has the data of rank 0. Hosts may have copies of their own, and where these differ ranks would share out samples that are not the
+/// same, or wait for each other in steps that others do not have.
+fn same_data(world: &mut World, data: &dyn DataSet) -> Result<Result<()>> {
+    let (own, mark) = (data.describe(), data.fingerprint());
+    let theirs = share::bytes(world, format!("{mark:016x}{own}").into_bytes())?;
+    let (their_mark, their) = theirs.split_at(theirs.len().min(16));
+    let their = String::from_utf8_lossy(their);
+    if own != their {
+        return Ok(Err(Error::Data(format!("this host has other data than rank 0's: here {own}, there {their}"))));
+    }
+    if format!("{mark:016x}").as_bytes() != their_mark {
+        let why = "as many files, but with other names or labels";
+        return Ok(Err(Error::Data(format!("this host has other data than rank 0's, {why}: {own}"))));
+    }
+    Ok(Ok(()))
+}
+
 /// The samples over which BatchNorm takes its statistics when a run is resumed.
 fn norm_batch(job: &Job, before: usize, voice: &mut Voice) -> usize {
     let wished = job.norm_batch.unwrap_or(before);
@@ -161,7 +180,7 @@ fn norm_batch(job: &Job, before: usize, voice: &mut Voice) -> usize {
     job.batch
 }
 
-impl Trainer {
+impl Trainer<'_> {
     /// Says what is going to be done.
     fn introduce(&mut self) -> Result<()> {
         let parameters = self.spec.parameters(&self.device).map_err(|error| Error::Model(error.to_string()))?;

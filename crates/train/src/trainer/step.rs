@@ -9,12 +9,13 @@ use farandole::Phase;
 use super::Trainer;
 use super::tally::{Sums, Tally, not_finite};
 use crate::data::Epoch;
+use crate::data::shard::Shard;
 use crate::error::{Error, Result};
 use crate::layer::{Draw, Pass};
 use crate::sample::{Batch, Labels};
 use crate::task;
 
-impl Trainer {
+impl Trainer<'_> {
     /// Takes the next batch and learns from it. Returns what all ranks have seen; the weights are those after the step.
     pub(super) fn step(&mut self, batches: &mut Epoch) -> Result<Sums> {
         let began = Instant::now();
@@ -30,10 +31,9 @@ impl Trainer {
         let rate = self.plan.schedule.rate(number);
         let passes = self.job.accumulate;
         let (count, global_count) = (batch.count, batch.global_count);
-        let mut pieces = pieces(batch, passes, self.spec.shape.len());
+        let cuts = cuts(&self.shard, step as usize, passes);
         let mut tally = None;
-        for pass in 0..passes {
-            let piece = pieces.next();
+        for (pass, piece) in pieces(batch, cuts, self.spec.shape.len()).enumerate() {
             let last = pass + 1 == passes;
             let gradients = match piece {
                 Some(piece) => self.pass(piece, number, global_count, &mut own, last.then_some(&mut tally))?,
@@ -42,12 +42,12 @@ impl Trainer {
             if last {
                 let sums = match tally.take() {
                     Some(tally) => tally,
-                    None => Tally::send(&self.world, &own)?,
+                    None => Tally::send(self.world, &own)?,
                 };
                 let sums = self.watch.time(Phase::OptimizerStep, || sums.wait())?;
                 if sums.infinite > 0.0 || !sums.losses.is_finite() {
                     let guilty = own.infinite > 0.0;
-                    return Err(not_finite(&mut self.world, epoch, step, guilty));
+                    return Err(not_finite(self.world, epoch, step, guilty));
                 }
                 self.learn(rate, gradients)?;
                 let took = began.elapsed();
@@ -87,7 +87,7 @@ impl Trainer {
         own.losses += value * count as f64;
         own.infinite += f64::from(u8::from(!value.is_finite()));
         if let Some(tally) = tally {
-            *tally = Some(Tally::send(&self.world, own)?);
+            *tally = Some(Tally::send(self.world, own)?);
         }
         // The engine takes the mean over ranks of what each has: with this weight it is the mean over all samples.
         let weight = (count * self.world.size()) as f64 / global_count as f64;
@@ -116,24 +116,33 @@ struct Piece {
     labels: Labels,
 }
 
-/// Cuts a rank's batch into pieces of equal size, as many as there are passes; a short batch has fewer, and a last one that is smaller.
-fn pieces(batch: Batch, passes: usize, image_len: usize) -> Box<dyn Iterator<Item = Piece>> {
+/// Where a rank's batch is cut for its passes: from the first place to the last, one more than there are passes.
+///
+/// The passes of all ranks are cut out of the global batch by the same law as the ranks' shares are, so that a pass sees the same samples on whichever rank it
+/// is, also where the last batch is short: two ranks with one pass each do what one rank does with two.
+fn cuts(shard: &Shard, step: usize, passes: usize) -> Vec<usize> {
+    let pass =
+        |rank: usize| Shard { rank, world_size: shard.world_size * passes, batch: shard.batch / passes, ..*shard };
+    let first = shard.positions(step).start;
+    let ends = (0..passes).map(|number| pass(shard.rank * passes + number).positions(step).end - first);
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// A rank's batch, cut into a piece for each pass; a short batch may have none for some.
+fn pieces(batch: Batch, cuts: Vec<usize>, image_len: usize) -> Box<dyn Iterator<Item = Option<Piece>>> {
     let Batch { count, images, labels, .. } = batch;
-    if count == 0 {
-        return Box::new(std::iter::empty());
+    if cuts == [0, count] {
+        let whole = Piece { first: 0, count, images, labels };
+        return Box::new(std::iter::once((count > 0).then_some(whole)));
     }
-    if passes == 1 {
-        return Box::new(std::iter::once(Piece { first: 0, count, images, labels }));
-    }
-    let size = count.div_ceil(passes);
-    Box::new((0..count).step_by(size).map(move |first| {
-        let range = first..(first + size).min(count);
-        Piece {
-            first,
+    Box::new((1..cuts.len()).map(move |end| {
+        let range = cuts[end - 1]..cuts[end];
+        (!range.is_empty()).then(|| Piece {
+            first: range.start,
             count: range.len(),
             images: images[range.start * image_len..range.end * image_len].to_vec(),
             labels: cut(&labels, count, range),
-        }
+        })
     }))
 }
 
@@ -170,11 +179,17 @@ mod tests {
         }
     }
 
+    fn shard(rank: usize, world_size: usize, batch: usize, length: usize) -> Shard {
+        Shard { rank, world_size, batch, length }
+    }
+
     #[test]
     fn pieces_are_all_of_the_batch_in_order() {
-        for (count, passes) in [(8, 2), (7, 3), (1, 4), (5, 1), (0, 2), (3, 2)] {
-            let cut: Vec<Piece> = pieces(batch(count), passes, 2).collect();
-            assert!(cut.len() <= passes);
+        for (count, passes) in [(8, 2), (7, 3), (1, 4), (5, 1), (0, 2), (3, 2), (0, 1)] {
+            let cuts = cuts(&shard(0, 1, 2 * 4 * passes, count), 0, passes);
+            let cut: Vec<Option<Piece>> = pieces(batch(count), cuts, 2).collect();
+            assert_eq!(cut.len(), passes);
+            let cut: Vec<Piece> = cut.into_iter().flatten().collect();
             let images: Vec<f32> = cut.iter().flat_map(|piece| piece.images.clone()).collect();
             assert_eq!(images, batch(count).images);
             let counts: usize = cut.iter().map(|piece| piece.count).sum();
@@ -184,6 +199,25 @@ mod tests {
                     piece.labels,
                     Labels::Classes((piece.first as u32..(piece.first + piece.count) as u32).collect())
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn passes_see_the_same_samples_whether_ranks_or_one_rank_make_them() {
+        for length in 1..40 {
+            let alone = shard(0, 1, 12, length);
+            for step in 0..alone.steps() {
+                let places = |ranks: usize, passes: usize| -> Vec<usize> {
+                    let all = (0..ranks).flat_map(|rank| {
+                        let shard = shard(rank, ranks, 12 / ranks, length);
+                        let first = shard.positions(step).start;
+                        cuts(&shard, step, passes).into_iter().skip(1).map(move |cut| first + cut)
+                    });
+                    all.collect()
+                };
+                assert_eq!(places(4, 1), places(1, 4), "{length} samples, step {step}");
+                assert_eq!(places(4, 1), places(2, 2), "{length} samples, step {step}");
             }
         }
     }

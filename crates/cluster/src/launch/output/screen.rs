@@ -130,8 +130,8 @@ mod tests {
     use crate::launch::order::Colour;
 
     fn screen(prefix: Prefix, timestamps: Timestamps, painted: Painted) -> Screen {
-        let output = Output { prefix, timestamps, colour: Colour::Never, directory: None };
-        Screen::new(output, painted, 12, Writer::start().unwrap())
+        let output = Output { prefix, timestamps, colour: Colour::Never, directory: None, drawer: None };
+        Screen::new(output, painted, 12, Writer::start(None).unwrap())
     }
 
     fn dressed(screen: &Screen, bytes: &[u8]) -> String {

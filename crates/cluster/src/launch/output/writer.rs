@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
+use crate::launch::order::Drawer;
 
 /// So many bytes may be under way. Enough to keep a terminal busy, little beside what a rank's own buffers hold.
 const MOST_BYTES: usize = 4 << 20;
@@ -52,14 +53,14 @@ struct Shared {
 }
 
 impl Writer {
-    /// Starts the thread.
-    pub(crate) fn start() -> Result<Writer> {
+    /// Starts the thread. Whoever draws on the screen steps aside for it.
+    pub(crate) fn start(drawer: Option<Drawer>) -> Result<Writer> {
         let (pieces, to_write) = channel();
         let shared = Arc::<Shared>::default();
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("farandole-output".into())
-            .spawn(move || write_all(&to_write, &theirs))
+            .spawn(move || write_all(&to_write, &theirs, drawer.as_ref()))
             .map_err(|error| Error::local("starting the thread that writes output", error))?;
         Ok(Writer { pieces: Some(pieces), shared, thread: Some(thread) })
     }
@@ -92,21 +93,32 @@ impl Writer {
     }
 }
 
-fn write_all(to_write: &Receiver<(Target, Vec<u8>)>, shared: &Shared) {
+fn write_all(to_write: &Receiver<(Target, Vec<u8>)>, shared: &Shared, drawer: Option<&Drawer>) {
     let mut files: HashMap<PathBuf, Option<File>> = HashMap::new();
     for (target, bytes) in to_write {
         match target {
-            Target::Stdout => {
-                let mut stdout = io::stdout().lock();
-                if stdout.write_all(&bytes).and_then(|()| stdout.flush()).is_err() {
-                    shared.closed.store(true, Ordering::Relaxed);
+            Target::Stdout | Target::Stderr => {
+                let mut write = || write_to_screen(&target, &bytes, shared);
+                match drawer {
+                    Some(drawer) => drawer.step_aside(&mut write),
+                    None => write(),
                 }
             }
-            // Nobody can be told that standard error fails.
-            Target::Stderr => drop(io::stderr().lock().write_all(&bytes)),
             Target::File(path) => write_to_file(&mut files, path, &bytes),
         }
         shared.bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+    }
+}
+
+fn write_to_screen(target: &Target, bytes: &[u8], shared: &Shared) {
+    if *target == Target::Stdout {
+        let mut stdout = io::stdout().lock();
+        if stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
+            shared.closed.store(true, Ordering::Relaxed);
+        }
+    } else {
+        // Nobody can be told that standard error fails.
+        drop(io::stderr().lock().write_all(bytes));
     }
 }
 
@@ -147,7 +159,7 @@ mod tests {
     fn files_hold_what_was_written_when_the_writer_is_finished() {
         let directory = std::env::temp_dir().join(format!("farandole-writer-{}", std::process::id()));
         let path = directory.join("rank.0/stdout");
-        let mut writer = Writer::start().unwrap();
+        let mut writer = Writer::start(None).unwrap();
         writer.write(Target::File(path.clone()), b"one\n".to_vec());
         writer.write(Target::File(path.clone()), b"two\n".to_vec());
         writer.finish();
@@ -156,8 +168,24 @@ mod tests {
     }
 
     #[test]
+    fn who_draws_on_the_screen_steps_aside_for_each_piece() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let drawer = Drawer::new(move |write| {
+            count.fetch_add(1, Ordering::Relaxed);
+            write();
+        });
+        let mut writer = Writer::start(Some(drawer)).unwrap();
+        writer.write(Target::Stderr, b"one\n".to_vec());
+        writer.write(Target::File("/dev/null".into()), b"a file is not drawn on\n".to_vec());
+        writer.write(Target::Stderr, b"two\n".to_vec());
+        writer.finish();
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
     fn a_full_disk_costs_the_file_and_nothing_else() {
-        let mut writer = Writer::start().unwrap();
+        let mut writer = Writer::start(None).unwrap();
         writer.write(Target::File("/dev/full".into()), b"lost\n".to_vec());
         writer.write(Target::File("/proc/no/such/place".into()), b"lost\n".to_vec());
         writer.finish();

@@ -155,7 +155,7 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
     let learned_classes = scan::class_folders(&learned)?;
     let show = learned.display();
     if learned_classes.is_empty() {
-        let what = if scan::images(&learned)?.is_empty() {
+        let what = if scan::images(&learned, &[])?.is_empty() {
             "holds no JPEG or PNG image".to_owned()
         } else {
             format!(
@@ -170,7 +170,7 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
     let names: Vec<String> = learned_classes.iter().map(|class| class.name.clone()).collect();
     let (mut train, mut test) = (Vec::new(), Vec::new());
     for (number, class) in learned_classes.iter().enumerate() {
-        let files = scan::images(&class.path)?;
+        let files = scan::images(&class.path, &[root, &learned])?;
         if files.is_empty() {
             let show = class.path.display();
             return Err(DataError(format!("the class folder {show} has no JPEG or PNG image: fill it or remove it")));
@@ -182,7 +182,8 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
         train.extend(learn);
         test.extend(judge);
     }
-    for class in judged.iter().flat_map(|(_, classes)| classes) {
+    let judged = judged.iter().flat_map(|(folder, classes)| classes.iter().map(move |class| (folder, class)));
+    for (folder, class) in judged {
         let Some(number) = learned_classes.iter().position(|learned| learned.folder == class.folder) else {
             let (name, learned) = (&class.name, learned.display());
             return Err(DataError(format!(
@@ -191,7 +192,8 @@ fn classes(root: &Path, config: &FolderConfig) -> Result<Found, DataError> {
             )));
         };
         let known = Known::Class(number as u32);
-        test.extend(scan::images(&class.path)?.into_iter().map(|path| Entry { path, known: known.clone() }));
+        let files = scan::images(&class.path, &[root, folder])?;
+        test.extend(files.into_iter().map(|path| Entry { path, known: known.clone() }));
     }
     let task = Task::SingleLabel { classes: names.len() };
     Ok(Found { train, test, task, names, unit: Unit::default() })
@@ -203,7 +205,7 @@ fn pairs(root: &Path, config: &FolderConfig, scale: usize) -> Result<Found, Data
         return Err(DataError(format!("images cannot be made {scale} times larger: 2 to 8 times can")));
     }
     let entries = |folder: &Path| -> Result<Vec<Entry>, DataError> {
-        Ok(scan::images(folder)?.into_iter().map(|path| Entry { path, known: Known::Nothing }).collect())
+        Ok(scan::images(folder, &[])?.into_iter().map(|path| Entry { path, known: Known::Nothing }).collect())
     };
     let divided = root.join("train");
     let judged = ["test", "val", "validation"].map(|name| root.join(name)).into_iter().find(|folder| folder.is_dir());
@@ -225,12 +227,7 @@ fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (
     let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
     let draw = |entry: &Entry| {
         let name = entry.path.strip_prefix(root).unwrap_or(&entry.path);
-        let hash = name
-            .as_os_str()
-            .as_encoded_bytes()
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
-        Chance::new(seed, Purpose::Split, hash, 0).bits()
+        Chance::new(seed, Purpose::Split, hash(NOTHING, name.as_os_str().as_encoded_bytes()), 0).bits()
     };
     let mut draws: Vec<(u64, usize)> = entries.iter().enumerate().map(|(place, entry)| (draw(entry), place)).collect();
     draws.sort_unstable();
@@ -239,6 +236,14 @@ fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (
     let mut places = for_tests.into_iter();
     let (test, train) = entries.into_iter().partition(|_| places.next().unwrap_or(false));
     (train, test)
+}
+
+/// The hash of nothing.
+const NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The hash (FNV-1a) of what was there `before` and these bytes.
+fn hash(before: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(before, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 impl Folder {
@@ -293,6 +298,14 @@ impl DataSet for Folder {
     fn name(&self, split: Split, index: usize) -> String {
         let entry = self.entries(split).get(index);
         entry.map_or_else(|| format!("image {index}"), |entry| entry.path.display().to_string())
+    }
+
+    fn fingerprint(&self) -> u64 {
+        [&self.train, &self.test].into_iter().flatten().fold(NOTHING, |before, entry| {
+            let name = entry.path.strip_prefix(&self.root).unwrap_or(&entry.path);
+            let named = hash(before, name.as_os_str().as_encoded_bytes());
+            hash(named, format!("\0{:?}\0", entry.known).as_bytes())
+        })
     }
 
     fn unit(&self) -> Unit {

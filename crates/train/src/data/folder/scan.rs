@@ -34,16 +34,23 @@ pub(super) fn class_folders(root: &Path) -> Result<Vec<ClassFolder>, DataError> 
     Ok(folders)
 }
 
-/// All JPEG and PNG files in a folder and the folders in it.
-pub(super) fn images(root: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// All JPEG and PNG files in a folder and the folders in it. A link that leads back to one of the folders `above` it is not followed: images of all classes
+/// would become images of one.
+pub(super) fn images(folder: &Path, above: &[&Path]) -> Result<Vec<PathBuf>, DataError> {
+    let mut within = above.iter().map(|folder| identity(folder)).collect::<Result<Vec<_>, DataError>>()?;
     let mut found = Vec::new();
-    walk(root, &mut Vec::new(), &mut found)?;
+    walk(folder, &mut within, &mut found)?;
     Ok(found)
 }
 
-fn walk(folder: &Path, within: &mut Vec<(u64, u64)>, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+/// What the system tells a folder by, whatever names lead to it.
+fn identity(folder: &Path) -> Result<(u64, u64), DataError> {
     let metadata = std::fs::metadata(folder).map_err(|error| unreadable(folder, &error))?;
-    let identity = (metadata.dev(), metadata.ino());
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn walk(folder: &Path, within: &mut Vec<(u64, u64)>, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let identity = identity(folder)?;
     if within.contains(&identity) || within.len() == DEPTH {
         return Ok(());
     }
