@@ -10,6 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -42,6 +43,30 @@ for time in range(5):
 print(f"rank {rank} of {size} is well", flush=True)
 """
 
+STALLS = """
+import pathlib, sys, time
+import torch
+import farandole.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(1), name="before")
+
+is_late, may_go_on = map(pathlib.Path, sys.argv[1:])
+
+def wait_for(file):
+    if file == may_go_on:
+        is_late.touch()
+    while not file.exists():
+        time.sleep(0.05)
+
+def main():
+    wait_for(may_go_on if hvd.rank() == 1 else is_late)
+    hvd.allreduce(torch.ones(1), name="w")
+
+main()
+print(f"rank {hvd.rank()} of {hvd.size()} is well", flush=True)
+"""
+
 # Variables that launchers set. The tests may themselves run under one of them.
 OF_LAUNCHERS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "HYDI_", "SLURM_", "TORCHELASTIC_")
 OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -56,10 +81,10 @@ def environment(**variables: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(jobs.PACKAGE), "OMP_NUM_THREADS": "1", **variables}
 
 
-def run(words: Sequence[str], ranks: int, script: pathlib.Path, **variables: str) -> None:
-    """Runs a launcher to its end; every rank must have said that it is well."""
-    process = subprocess.Popen(
-        [*words, str(script)],
+def start(words: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+    """Starts a launcher."""
+    return subprocess.Popen(
+        words,
         env=environment(**variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -67,6 +92,11 @@ def run(words: Sequence[str], ranks: int, script: pathlib.Path, **variables: str
         text=True,
         start_new_session=True,
     )
+
+
+def run(words: Sequence[str], ranks: int, script: pathlib.Path, **variables: str) -> None:
+    """Runs a launcher to its end; every rank must have said that it is well."""
+    process = start([*words, str(script)], **variables)
     try:
         output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -76,6 +106,36 @@ def run(words: Sequence[str], ranks: int, script: pathlib.Path, **variables: str
     assert process.returncode == 0, output
     for rank in range(ranks):
         assert output.count(f"rank {rank} of {ranks} is well") == 1, output
+
+
+def run_stalled(words: Sequence[str], folder: pathlib.Path, **variables: str) -> None:
+    """Runs a job of two whose rank 1 does not come before both ranks have said where it is."""
+    script, is_late, may_go_on = (folder / name for name in ("stalls.py", "is-late", "may-go-on"))
+    script.write_text(STALLS)
+    impatience = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "FARANDOLE_TRACE_TROUBLE": "0"}
+    process = start([*words, str(script), str(is_late), str(may_go_on)], **impatience, **variables)
+    deadline = threading.Timer(DEADLINE_SECONDS, lambda: os.killpg(process.pid, signal.SIGKILL))
+    deadline.start()
+    output = ""
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            output += line
+            if output.count(" in main") >= 2:
+                may_go_on.touch()
+        assert process.wait() == 0, output
+    finally:
+        deadline.cancel()
+    for part in (
+        'Stall: rank 1 has not asked for "allreduce.w"',
+        "One or more tensors were submitted to be reduced",
+        "Missing ranks:",
+        'last collective: "allreduce.before", done ',
+    ):
+        assert output.count(part) == 2, f"{part!r}:\n{output}"
+    assert output.count(" in wait_for") >= 2, output
+    for rank in range(2):
+        assert output.count(f"rank {rank} of 2 is well") == 1, output
 
 
 @pytest.fixture
@@ -112,6 +172,27 @@ def test_under_slurm(script, tmp_path):
     folder.mkdir()
     with slurm.cluster(folder) as variables:
         run(["srun", "-n", "2", sys.executable], 2, script, **variables)
+
+
+def test_a_stall_is_reported_by_every_rank_under_torchrun(tmp_path):
+    torchrun = pathlib.Path(sys.executable).with_name("torchrun")
+    run_stalled([str(torchrun), "--nproc-per-node", "2"], tmp_path)
+
+
+def test_a_stall_is_reported_by_every_rank_under_open_mpi(tmp_path):
+    words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
+    run_stalled(words, tmp_path)
+
+
+def test_a_stall_is_reported_by_every_rank_under_mpich(tmp_path):
+    run_stalled(["mpirun.mpich", "-np", "2", sys.executable], tmp_path)
+
+
+def test_a_stall_is_reported_by_every_rank_under_slurm(tmp_path):
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with slurm.cluster(folder) as variables:
+        run_stalled(["srun", "-n", "2", sys.executable], tmp_path, **variables)
 
 
 def test_with_horovods_name(script):
