@@ -108,6 +108,15 @@ impl Engine {
         Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, table, recorder, start, forming })
     }
 
+    /// After how long waiting is reported, unless nobody wants to know.
+    pub(crate) fn stall_warning(&self) -> Option<Duration> {
+        (!self.config.stall_check_disable).then_some(self.config.stall_warning)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// This rank's number in the world.
     pub fn rank(&self) -> Rank {
         self.rank

@@ -87,9 +87,12 @@ fn account(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupState>
         iteration: lately.iteration,
         finished: lately.finished.map(named),
         submitted: lately.submitted.map(named),
-        direct: lately
-            .direct
-            .map(|(word, ago, peer)| DirectCall { call: Lately { what: word.into(), ago }, peer: peer.map(Rank) }),
+        direct: lately.direct.map(|direct| DirectCall {
+            call: Lately { what: direct.word.into(), ago: direct.ago },
+            operation: direct.operation,
+            peer: direct.peer.map(Rank),
+        }),
+        direct_done: lately.direct_done.map(|(word, ago)| Lately { what: word.into(), ago }),
         ..base
     }
 }

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_plan::stall::GroupState;
+use farandole_plan::stall::{DirectWait, GroupState};
 use farandole_plan::{GroupId, Request};
 use farandole_trace::event::NameId;
 use farandole_transport::Waiter;
@@ -33,6 +33,8 @@ pub(crate) enum Order {
     AddGroup(Box<Group>),
     /// Leave this group, and say when it is done.
     RemoveGroup { group: GroupId, done: Arc<Slot<()>> },
+    /// A direct call of this rank waits: look into it.
+    Waits(DirectWait),
     /// Leave all groups in good order.
     Shutdown,
 }
@@ -195,6 +197,7 @@ impl Driver {
                     None => done.fulfil(()),
                 }
             }
+            Order::Waits(wait) => self.tell_of_direct_call(wait, now),
             Order::Shutdown => {
                 self.shutting_down = true;
                 self.roster.end_all(&Error::ShutDown);
@@ -202,6 +205,15 @@ impl Driver {
                     group.close(now);
                 }
             }
+        }
+    }
+
+    /// A direct call of this rank waits. The world looks into it.
+    fn tell_of_direct_call(&mut self, wait: DirectWait, now: Duration) {
+        let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+        let Some(world) = self.groups.first_mut().filter(|world| world.id() == GroupId::WORLD) else { return };
+        if let Err(trouble) = world.tell_of_direct_call(wait, &around) {
+            self.fail(0, trouble);
         }
     }
 

@@ -148,6 +148,7 @@ impl Setup {
         let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks: self.stacks, on_stall: self.on_stall };
         let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
         heed(lifeline.as_ref(), engine.alarm());
+        communicator.report_stalls_with(&engine);
         let blamed = AtomicBool::new(false);
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;

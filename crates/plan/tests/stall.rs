@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use farandole_plan::stall::{
-    Account, DirectCall, Finding, GroupState, Inquest, Interpreter, Lately, Limits, MainThread, PATIENCE, Places,
-    Running, Sight, ThreadStack, Waiting, report,
+    Account, DirectCall, DirectWait, Finding, GroupState, Inquest, Interpreter, Lately, Limits, MainThread, PATIENCE,
+    Places, Running, Sight, ThreadStack, Waiting, report,
 };
 use farandole_plan::{GroupId, Rank};
 
@@ -34,7 +34,7 @@ fn close(inquest: Inquest, sight: Sight) -> Finding {
 /// What comes of one missing rank that gives this account.
 fn about(account: Account) -> Finding {
     let mut inquest = inquest(&[("w", &[1])]);
-    assert!(!inquest.is_over(MINUTE) && inquest.asked().eq([Rank(1)]));
+    assert!(!inquest.is_over(MINUTE) && inquest.to_ask() == [Rank(1)]);
     inquest.hear(Rank(1), 6, Box::default());
     inquest.hear(Rank(2), 7, Box::default());
     assert!(!inquest.is_over(MINUTE), "answers to other questions and of other ranks do not count");
@@ -141,7 +141,7 @@ fn what_an_interpreter_or_a_recorder_says_is_used_as_far_as_it_goes() {
 
 #[test]
 fn a_rank_in_another_call_is_told_with_whom_it_waits_for() {
-    let direct = DirectCall { call: lately("allreduce", 61.0), peer: Some(Rank(3)) };
+    let direct = DirectCall { call: lately("allreduce", 61.0), operation: 5, peer: Some(Rank(3)) };
     let running = Running {
         tensor: lately("v", 61.0),
         operation: 12,
@@ -157,12 +157,95 @@ fn a_rank_in_another_call_is_told_with_whom_it_waits_for() {
     assert!(finding.text.contains(line), "{}", finding.text);
 }
 
+fn direct_wait(missing: &[u32]) -> DirectWait {
+    let missing = missing.iter().map(|rank| Rank(*rank)).collect();
+    DirectWait { operation: 5, call: "barrier".into(), waited: MINUTE, limit: Duration::from_secs(60), missing }
+}
+
+/// An account of a rank that is in this direct call, for that rank.
+fn in_call(operation: u64, peer: u32) -> Box<Account> {
+    let direct = DirectCall { call: lately("barrier", 61.0), operation, peer: Some(Rank(peer)) };
+    Box::new(Account { direct: Some(direct), ..recorded() })
+}
+
+#[test]
+fn whoever_is_waited_for_in_a_direct_call_and_waits_itself_is_not_missing() {
+    let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+    assert_eq!(inquest.to_ask(), [Rank(1)]);
+    inquest.hear(Rank(1), 7, in_call(5, 2));
+    assert_eq!(inquest.to_ask(), [Rank(2)], "whoever it waits for is asked next");
+    assert!(inquest.also_waits(Rank(3), &direct_wait(&[2, 0])));
+    assert_eq!(inquest.to_ask(), [], "rank 2 was asked, and rank 0 is there");
+    assert!(!inquest.also_waits(Rank(3), &DirectWait { operation: 6, ..direct_wait(&[2]) }), "that is another call");
+    inquest.hear(Rank(2), 7, Box::new(Account { phase: Some(lately("validate", 61.0)), ..recorded() }));
+    assert!(!inquest.is_over(MINUTE) && inquest.due() < MINUTE + PATIENCE, "others may still say that they wait");
+    assert_eq!(inquest.direct_call(), Some(5));
+    let finding = close(inquest, Sight::Nothing);
+    assert_eq!(
+        &*finding.verdict,
+        "rank 2 has been in phase \"validate\" for 61 s while others wait in the direct barrier."
+    );
+    assert_eq!((&*finding.tensor, finding.missing, finding.first), ("direct barrier (call 5)", 1, Rank(2)));
+    assert!(finding.text.contains("Missing ranks:\n2: [direct barrier (call 5)]"), "{}", finding.text);
+    assert!(!finding.text.contains("Rank 1 on "), "{}", finding.text);
+}
+
+#[test]
+fn what_is_known_of_a_rank_that_misses_a_direct_call_is_said() {
+    let verdict = |account: Account| {
+        let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+        assert_eq!(inquest.to_ask(), [Rank(1)]);
+        inquest.hear(Rank(1), 7, Box::new(account));
+        for held_up_by in inquest.to_ask() {
+            inquest.hear(held_up_by, 7, Box::new(recorded()));
+        }
+        close(inquest, Sight::Nothing).verdict.to_string()
+    };
+    let groups = vec![GroupState { group: GroupId::WORLD, pending: 1, names: vec!["w".into()], running: None }];
+    assert_eq!(
+        verdict(Account { groups, ..recorded() }),
+        "rank 1 has asked for \"w\", which waits for others, and not come to the direct barrier, in which others wait: the ranks do \
+         not make the same calls."
+    );
+    let direct_done = Some(lately("allreduce", 61.0));
+    assert_eq!(
+        verdict(Account { direct_done, ..recorded() }),
+        "rank 1 has not come to the direct barrier; the last such call on its record is a direct allreduce, 61 s ago."
+    );
+    assert_eq!(
+        verdict(*in_call(4, 3)),
+        "rank 1 has been in a direct barrier for 61 s and waits for rank 3, while others wait in the direct barrier: it is not the \
+         same call."
+    );
+    let stopped = close(Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE), Sight::Stopped(77));
+    assert!(stopped.verdict.starts_with("rank 1 on host1 (pid 77) is stopped"), "{}", stopped.verdict);
+    let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+    inquest.hear(Rank(1), 7, in_call(5, 0));
+    let all_there = close(inquest, Sight::Nothing);
+    assert!(
+        all_there.verdict.starts_with("all ranks that were asked are in the direct barrier"),
+        "{}",
+        all_there.verdict
+    );
+    assert_eq!(all_there.missing, 0);
+}
+
+#[test]
+fn a_coordinator_that_does_not_look_into_a_direct_call_is_the_finding() {
+    let inquest = Inquest::without_coordinator(Rank(2), Rank(0), direct_wait(&[1]), MINUTE);
+    assert!(!inquest.is_over(MINUTE + PATIENCE) && inquest.is_over(MINUTE + 2 * PATIENCE));
+    let finding = close(inquest, Sight::Stopped(77));
+    assert!(finding.verdict.starts_with("rank 0 on host0 (pid 77) is stopped"), "{}", finding.verdict);
+    assert!(finding.text.contains("1: [direct barrier (call 5)]"), "{}", finding.text);
+}
+
 #[test]
 fn of_many_missing_ranks_some_are_asked_and_the_rest_is_counted() {
     let missing: Vec<u32> = (1..100).collect();
     let mut inquest = inquest(&[("w", &missing), ("v", &[50])]);
-    assert!(inquest.asked().eq([50, 1, 2, 3, 4, 5, 6, 7].map(Rank)), "those that are missed most go first");
-    for rank in inquest.asked().collect::<Vec<_>>() {
+    let asked = inquest.to_ask();
+    assert_eq!(asked, [50, 1, 2, 3, 4, 5, 6, 7].map(Rank), "those that are missed most go first");
+    for rank in asked {
         inquest.hear(rank, 7, Box::new(recorded()));
     }
     let finding = close(inquest, Sight::Nothing);

@@ -23,8 +23,23 @@ pub struct Lately {
     pub finished: Option<(Arc<str>, Duration)>,
     /// The request that was made last.
     pub submitted: Option<(Arc<str>, Duration)>,
-    /// The direct call that is under way, and the rank that it waits for, if one can be named.
-    pub direct: Option<(&'static str, Duration, Option<u32>)>,
+    /// The direct call that is under way.
+    pub direct: Option<Direct>,
+    /// The direct call on record that was done last. Of short ones, only some are recorded.
+    pub direct_done: Option<(&'static str, Duration)>,
+}
+
+/// A direct call that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Direct {
+    /// Which collective.
+    pub word: &'static str,
+    /// Its number.
+    pub operation: u64,
+    /// Since when.
+    pub ago: Duration,
+    /// The rank that it waits for, if one can be named.
+    pub peer: Option<u32>,
 }
 
 impl Lately {
@@ -46,7 +61,13 @@ impl Lately {
             iteration: reader.iteration.map(|(number, time_ns)| (number, ago(time_ns))),
             finished: reader.finished.map(named),
             submitted: reader.submitted.map(named),
-            direct: reader.direct.map(|call| (call.word, ago(call.since_ns), call.peer)),
+            direct: reader.direct.map(|call| Direct {
+                word: call.word,
+                operation: call.operation.0,
+                ago: ago(call.since_ns),
+                peer: call.peer,
+            }),
+            direct_done: reader.direct_done.map(|(word, time_ns)| (word, ago(time_ns))),
         }
     }
 }
@@ -63,6 +84,7 @@ struct Reader {
     finished: Option<(NameId, u64)>,
     submitted: Option<(NameId, u64)>,
     direct: Option<Call>,
+    direct_done: Option<(&'static str, u64)>,
 }
 
 struct Open {
@@ -108,7 +130,10 @@ impl Reader {
                     call.peer = None;
                 }
             }
-            Event::Finished { group: Group::DIRECT, .. } | Event::Trouble { .. } => self.direct = None,
+            Event::Finished { group: Group::DIRECT, .. } => {
+                self.direct_done = self.direct.take().map(|call| (call.word, time_ns)).or(self.direct_done);
+            }
+            Event::Trouble { .. } => self.direct = None,
             _ => {}
         }
     }
@@ -190,8 +215,10 @@ mod tests {
         let started = Event::Started { group, operation, collective, dtype, requests: 0, bytes: 0 };
         let waiting = Event::Waiting { group, operation, peer: Some(3) };
         let under_way = trace([(1, 0, started), (2, 0, waiting)]);
-        assert_eq!(Lately::of(&under_way, 4_000_000).direct, Some(("barrier", ms(3), Some(3))));
+        let direct = Direct { word: "barrier", operation: 7, ago: ms(3), peer: Some(3) };
+        assert_eq!(Lately::of(&under_way, 4_000_000).direct, Some(direct));
         let over = trace([(1, 0, started), (2, 0, waiting), (3, 0, Event::Finished { group, operation })]);
-        assert_eq!(Lately::of(&over, 4_000_000).direct, None);
+        let lately = Lately::of(&over, 4_000_000);
+        assert_eq!((lately.direct, lately.direct_done), (None, Some(("barrier", ms(1)))));
     }
 }

@@ -19,6 +19,7 @@ mod descriptor;
 mod goodbye;
 mod journal;
 mod operation;
+mod outcry;
 mod outlet;
 mod patience;
 mod shared;
@@ -41,6 +42,7 @@ use choice::Chooser;
 use descriptor::{Descriptor, Kind};
 use journal::Journal;
 use operation::Operation;
+use outcry::Outcry;
 use outlet::Outlets;
 use patience::{LONGEST_SLEEP, Next, Patience};
 
@@ -106,6 +108,8 @@ pub struct Communicator {
     alarm: Alarm,
     failure: Option<Arc<Failure>>,
     journal: Journal,
+    /// Where it is told that a call waits too long.
+    outcry: Option<Outcry>,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
 }
@@ -131,6 +135,7 @@ impl Communicator {
             alarm,
             failure: None,
             journal: Journal::default(),
+            outcry: None,
             left_after,
         })
     }
@@ -230,6 +235,7 @@ impl Communicator {
         self.patience.renew();
         let mut began = None;
         let mut moved_at = None;
+        let mut cry_after = self.outcry.as_ref().map_or(Duration::MAX, |outcry| outcry.after);
         loop {
             let progress = operation.advance(&mut self.mesh);
             if let Some(footprints) = operation.footprints() {
@@ -269,6 +275,10 @@ impl Communicator {
                     waited,
                 };
                 return Err(self.fail(descriptor, began, error));
+            }
+            if waited >= cry_after {
+                cry_after = Duration::MAX;
+                self.cry_out(descriptor, &operation, waited);
             }
             if let Err(error) = self.sleep(&mut operation) {
                 match error {

@@ -3,12 +3,18 @@
 //! The questions travel on control lines, which are heard whoever drives; so a rank answers while its program computes, sleeps or waits, and
 //! only a process that is stopped or gone does not. Nothing here waits: an answer that this rank owes is made by another thread
 //! (`witness`) and leaves in the turn after it is there. What is asked and what is said is decided in `plan::stall`.
+//!
+//! A rank that waits in a direct call says so to the world's coordinator, which looks into it in the same way. Of a stall that holds up both
+//! requests and direct calls, because ranks do not make the same ones, there is one report: what was found in the other while the first was
+//! looked into counts as told.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
-use farandole_plan::stall::{Account, Finding, GroupState, Inquest, Lately, Limits, Places, Running, Sight, Word};
+use farandole_plan::stall::{
+    Account, DirectWait, Finding, GroupState, Inquest, Lately, Limits, Places, Running, Sight, Word,
+};
 use farandole_plan::{GroupId, Rank};
 use farandole_transport::Error as TransportError;
 
@@ -39,6 +45,12 @@ pub(super) struct Stalls {
     answer: Option<Answer>,
     /// What the last inquest came to.
     verdict: Option<Arc<str>>,
+    /// Direct calls that ranks wait in and that are looked into after the present inquest, on the coordinator.
+    direct_waits: Vec<(Rank, DirectWait)>,
+    /// The last direct call of which all were told, on the coordinator. Earlier ones are over, or were told as well.
+    direct_told: u64,
+    /// The direct call of which this rank has told itself, because the coordinator did not.
+    told_alone: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -82,7 +94,7 @@ impl Group {
         let Some(limits) = self.settings.stall else { return Ok(()) };
         self.next_stall_check = around.now + check_interval(&limits);
         let Some(report) = self.member.stalled(&limits, around.now) else {
-            self.stalls_reported.clear();
+            self.forget_what_goes_on(around.now);
             return Ok(());
         };
         let (shut_down, text) = (report.shut_down, report.text.clone());
@@ -116,17 +128,80 @@ impl Group {
         self.stalls.inquest.as_ref().map_or(Duration::MAX, Inquest::due)
     }
 
+    /// Nothing has waited for too long: what goes on and waits again later is another stall. What still waits was told with
+    /// something else that has waited for longer.
+    fn forget_what_goes_on(&mut self, now: Duration) {
+        if !self.stalls_reported.is_empty() {
+            let waiting = self.waiting_names(now);
+            self.stalls_reported.retain(|name| waiting.contains(name));
+        }
+    }
+
+    /// The names that wait for some rank, as far as the coordinator knows.
+    fn waiting_names(&self, now: Duration) -> Vec<Arc<str>> {
+        let any = Limits { warn_after: Duration::ZERO, shut_down_after: Duration::ZERO };
+        let waiting = self.member.stalled(&any, now).map_or_else(Vec::new, |report| report.stalled);
+        waiting.into_iter().map(|waiting| waiting.name).collect()
+    }
+
     fn ask(&mut self, inquest: Inquest) -> Result<(), TransportError> {
-        let number = inquest.number();
-        for rank in inquest.asked() {
+        self.stalls.inquest = Some(inquest);
+        self.ask_on()
+    }
+
+    /// Asks those that are to be asked and have not been.
+    fn ask_on(&mut self) -> Result<(), TransportError> {
+        let Some(inquest) = &mut self.stalls.inquest else { return Ok(()) };
+        let (number, ranks) = (inquest.number(), inquest.to_ask());
+        for rank in ranks {
             if rank == self.place.me {
                 self.stalls.question = Some((rank, number));
             } else {
                 self.say(rank, &Word::Ask { number })?;
             }
         }
-        self.stalls.inquest = Some(inquest);
         Ok(())
+    }
+
+    /// A direct call of this rank waits.
+    pub(crate) fn tell_of_direct_call(&mut self, wait: DirectWait, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        if self.place.me == COORDINATOR {
+            return Ok(self.look_into_direct_call(COORDINATOR, wait, around)?);
+        }
+        if self.state != State::Open {
+            return Ok(());
+        }
+        self.say(COORDINATOR, &Word::Direct(wait.clone()))?;
+        if self.stalls.inquest.is_none() {
+            self.stalls.inquest = Some(Inquest::without_coordinator(self.place.me, COORDINATOR, wait, around.now));
+        }
+        Ok(())
+    }
+
+    /// A rank waits in a direct call; on the coordinator.
+    fn look_into_direct_call(
+        &mut self,
+        from: Rank,
+        wait: DirectWait,
+        around: &Surroundings<'_>,
+    ) -> Result<(), TransportError> {
+        if wait.operation <= self.stalls.direct_told || self.state != State::Open {
+            return Ok(());
+        }
+        match &mut self.stalls.inquest {
+            Some(inquest) => {
+                if !inquest.also_waits(from, &wait) {
+                    self.stalls.direct_waits.push((from, wait));
+                }
+                self.ask_on()
+            }
+            None => {
+                let first = wait.missing.first().copied().unwrap_or(from);
+                self.diary.stalled(&wait.name(), wait.missing.len(), first, around.now);
+                self.stalls.opened += 1;
+                self.ask(Inquest::open_direct(self.stalls.opened, from, wait, around.now))
+            }
+        }
     }
 
     fn say(&mut self, to: Rank, word: &Word) -> Result<(), TransportError> {
@@ -145,18 +220,44 @@ impl Group {
     pub(super) fn hear_of_stall(&mut self, from: Rank, word: Word, around: &Surroundings<'_>) -> Result<(), Trouble> {
         match word {
             Word::Answer { number, account } => {
+                let peer = account.direct.as_ref().and_then(|direct| direct.peer);
+                self.check_ranks(from, peer)?;
                 if let Some(inquest) = &mut self.stalls.inquest {
                     inquest.hear(from, number, account);
+                    self.ask_on()?;
                 }
             }
+            Word::Heard if from == COORDINATOR => self.stalls.inquest = None,
+            Word::Direct(wait) if self.place.me == COORDINATOR && self.id() == GroupId::WORLD => {
+                self.check_ranks(from, wait.missing.iter().copied())?;
+                self.say(from, &Word::Heard)?;
+                self.look_into_direct_call(from, wait, around)?;
+            }
             Word::Ask { number } if from == COORDINATOR => self.stalls.question = Some((from, number)),
-            Word::Report(finding) if from == COORDINATOR => self.tell(finding, around),
-            Word::Ask { .. } | Word::Report(_) => {
-                let what = "it speaks of a stall and is not the coordinator".to_owned();
+            Word::Report(finding) if from == COORDINATOR => {
+                // A coordinator that was stopped for a while tells what this rank has told itself.
+                if self.stalls.told_alone.take().is_none_or(|told| told != finding.tensor) {
+                    self.tell(finding, around);
+                }
+            }
+            Word::Ask { .. } | Word::Report(_) | Word::Direct(_) | Word::Heard => {
+                let what = "it speaks of a stall and is not the coordinator, or not to it".to_owned();
                 return Err(TransportError::Garbled { peer: from, what }.into());
             }
         }
         Ok(())
+    }
+
+    /// Ranks that a peer speaks of are ranks of the world. Accounts tell of the world's also in other groups, where nobody is asked because of them.
+    fn check_ranks(&self, from: Rank, ranks: impl IntoIterator<Item = Rank>) -> Result<(), TransportError> {
+        let size = self.settings.hosts.len();
+        match ranks.into_iter().find(|rank| rank.index() >= size) {
+            None => Ok(()),
+            Some(rank) => {
+                let what = format!("it speaks of rank {rank} in a world of {size}");
+                Err(TransportError::Garbled { peer: from, what })
+            }
+        }
     }
 
     /// Whether somebody has asked what this rank does and no answer is being made.
@@ -190,16 +291,30 @@ impl Group {
 
     fn close_inquest(&mut self, around: &Surroundings<'_>) -> Result<(), TransportError> {
         let Some(inquest) = self.stalls.inquest.take() else { return Ok(()) };
+        let direct_call = inquest.direct_call();
         let places = Places { world_ranks: &self.settings.ranks, hosts: &self.settings.hosts };
         let (me, mesh) = (self.place.me, &mut self.mesh);
         let finding = inquest.close(&places, around.now, |rank| match rank == me {
             true => Sight::Alive(std::process::id()),
             false => mesh.peer_mut(rank).pid.map_or(Sight::Nothing, look_at),
         });
+        if me != COORDINATOR {
+            self.stalls.told_alone = Some(Arc::clone(&finding.tensor));
+            self.tell(finding, around);
+            return Ok(());
+        }
         for rank in (0..self.place.size).map(Rank::from).filter(|rank| *rank != me) {
             self.say(rank, &Word::Report(finding.clone()))?;
         }
         self.tell(finding, around);
+        if let Some(operation) = direct_call {
+            self.stalls.direct_told = self.stalls.direct_told.max(operation);
+            let waiting = self.waiting_names(around.now);
+            self.stalls_reported.extend(waiting);
+        }
+        for (from, wait) in std::mem::take(&mut self.stalls.direct_waits) {
+            self.look_into_direct_call(from, wait, around)?;
+        }
         Ok(())
     }
 

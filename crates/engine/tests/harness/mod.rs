@@ -117,7 +117,7 @@ pub fn run_hooked<R: Send + 'static>(
 }
 
 /// The engine takes meetings by value.
-struct Boxed(Box<dyn Meeting>);
+pub struct Boxed(pub Box<dyn Meeting>);
 
 impl Meeting for Boxed {
     fn rank(&self) -> Rank {

@@ -8,6 +8,7 @@
 
 mod program;
 mod slurm;
+mod stalls;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -35,6 +36,13 @@ fn open_mpi() -> std::process::Command {
     mpirun
 }
 
+fn torchrun() -> std::process::Command {
+    let torchrun = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/torchrun"));
+    let mut command = start(&torchrun);
+    command.args(["--nproc-per-node", "2", "--no-python"]).args(copy_of_this_program());
+    command
+}
+
 #[test]
 fn ranks_of_open_mpi_find_each_other() {
     let run = Run::of(open_mpi().args(copy_of_this_program()), "reduce-again");
@@ -52,10 +60,7 @@ fn ranks_of_mpich_find_each_other_through_wrappers() {
 
 #[test]
 fn ranks_of_torchrun_find_each_other() {
-    let torchrun = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/torchrun"));
-    let mut command = start(&torchrun);
-    command.args(["--nproc-per-node", "2", "--no-python"]).args(copy_of_this_program());
-    assert_both_met_again(&Run::of(&mut command, "reduce-again"), "torchrun");
+    assert_both_met_again(&Run::of(&mut torchrun(), "reduce-again"), "torchrun");
 }
 
 #[test]

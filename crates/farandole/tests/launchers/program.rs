@@ -13,6 +13,8 @@ use farandole::{ReduceOp, Setup, World};
 use farandole_cluster::Environment;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use super::stalls;
+
 /// What a copy of this program is to do; unset in the test run itself.
 const ROLE: &str = "FARANDOLE_TEST_ROLE";
 
@@ -160,6 +162,9 @@ pub(crate) fn play_role() {
         "without-0" => without(0),
         "without-1" => without(1),
         "crash" => crash(),
+        "be-late" => stalls::be_late(),
+        "stop-0" => stalls::stop(0),
+        "stop-1" => stalls::stop(1),
         other => panic!("there is no role {other}"),
     }
 }

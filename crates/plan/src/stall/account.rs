@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::direct::DirectWait;
 use crate::message::Malformed;
 use crate::request::{GroupId, Rank};
 use crate::wire::{Reader, put_str, put_u64};
@@ -28,6 +29,10 @@ pub enum Word {
     },
     /// Coordinator to all: what came of it.
     Report(Finding),
+    /// To the coordinator of the world: this rank waits in a direct call.
+    Direct(DirectWait),
+    /// The coordinator to a rank that waits in a direct call: it has heard that. What comes of it is told to all, if it was not told before.
+    Heard,
 }
 
 /// What came of an inquest; the same on all ranks.
@@ -64,6 +69,8 @@ pub struct Account {
     pub submitted: Option<Lately>,
     /// The direct collective that its program is in.
     pub direct: Option<DirectCall>,
+    /// The last direct collective that is on record and done. Of short ones, only some are recorded.
+    pub direct_done: Option<Lately>,
     /// What its engine is at, for each group that has something to do.
     pub groups: Vec<GroupState>,
     /// What the kernel says about its main thread.
@@ -86,6 +93,8 @@ pub struct Lately {
 pub struct DirectCall {
     /// Which collective, and since when.
     pub call: Lately,
+    /// Its number, the same on all ranks.
+    pub operation: u64,
     /// The rank of the world that it waits for, if one can be named.
     pub peer: Option<Rank>,
 }
@@ -174,6 +183,11 @@ impl Word {
                 put_str(into, verdict);
                 put_str(into, text);
             }
+            Word::Direct(wait) => {
+                into.push(4);
+                put_wait(into, wait);
+            }
+            Word::Heard => into.push(5),
         }
     }
 
@@ -196,11 +210,31 @@ impl Word {
                 verdict: reader.str("a verdict")?,
                 text: reader.str("a report")?,
             }),
+            4 => Word::Direct(read_wait(&mut reader)?),
+            5 => Word::Heard,
             _ => return Err(reader.malformed("preceded by a known kind of word about a stall")),
         };
         reader.end()?;
         Ok(word)
     }
+}
+
+fn put_wait(into: &mut Vec<u8>, wait: &DirectWait) {
+    put_u64(into, wait.operation);
+    put_str(into, &wait.call);
+    put_time(into, wait.waited);
+    put_time(into, wait.limit);
+    put_list(into, &wait.missing, |into, rank| put_u64(into, u64::from(rank.0)));
+}
+
+fn read_wait(reader: &mut Reader<'_>) -> Result<DirectWait, Malformed> {
+    Ok(DirectWait {
+        operation: reader.u64("the number of a call")?,
+        call: reader.str("a call")?,
+        waited: read_time(reader)?,
+        limit: read_time(reader)?,
+        missing: reader.list("a number of ranks", |reader| reader.u32("a rank").map(Rank))?,
+    })
 }
 
 fn put_account(into: &mut Vec<u8>, account: &Account) {
@@ -216,8 +250,10 @@ fn put_account(into: &mut Vec<u8>, account: &Account) {
     put_option(into, account.submitted.as_ref(), put_lately);
     put_option(into, account.direct.as_ref(), |into, direct| {
         put_lately(into, &direct.call);
+        put_u64(into, direct.operation);
         put_peer(into, direct.peer);
     });
+    put_option(into, account.direct_done.as_ref(), put_lately);
     put_list(into, &account.groups, put_group);
     into.push(account.main_thread as u8);
     match &account.interpreter {
@@ -243,7 +279,11 @@ fn read_account(reader: &mut Reader<'_>) -> Result<Account, Malformed> {
         iteration: read_option(reader, |reader| Ok((reader.u64("an iteration")?, read_time(reader)?)))?,
         finished: read_option(reader, read_lately)?,
         submitted: read_option(reader, read_lately)?,
-        direct: read_option(reader, |reader| Ok(DirectCall { call: read_lately(reader)?, peer: read_peer(reader)? }))?,
+        direct: read_option(reader, |reader| {
+            let (call, operation) = (read_lately(reader)?, reader.u64("the number of a call")?);
+            Ok(DirectCall { call, operation, peer: read_peer(reader)? })
+        })?,
+        direct_done: read_option(reader, read_lately)?,
         groups: reader.list("a number of groups", read_group)?,
         main_thread: match reader.byte("the state of a thread")? {
             0 => MainThread::Unknown,

@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
+use super::Report;
 use super::account::{Account, Finding};
-use super::{Report, words};
+use super::direct::{DirectWait, Meeting};
+use super::words::{self, Wanted};
 use crate::request::Rank;
 
 /// How long the answers may take. A rank looks at its recorder (some milliseconds) and gives its interpreter a second; the rest is for machines
@@ -16,6 +18,10 @@ pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// So many ranks are asked. Where more are missing, they are missing for one reason.
 const ASKED_AT_MOST: usize = 8;
+
+/// How long a direct call is looked into at least. Ranks that wait in it look at their clocks four times in a second at the latest, so those that wait for
+/// the same reason have said so by then, and one report has them all.
+const GATHERING: Duration = Duration::from_millis(500);
 
 /// What is known of a rank that was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +71,20 @@ impl Places<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inquest {
     number: u64,
-    report: Report,
+    subject: Subject,
     asked: Vec<(Rank, Option<Box<Account>>)>,
+    /// How many of these have been told to whoever asks them.
+    told: usize,
     until: Duration,
     opened: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Subject {
+    /// Requests that some ranks have not made.
+    Requests(Report),
+    /// A direct call that some ranks have not come to.
+    Direct(Meeting),
 }
 
 impl Inquest {
@@ -84,7 +100,29 @@ impl Inquest {
         missing.sort_by_key(|(names, rank)| (std::cmp::Reverse(*names), *rank));
         missing.truncate(ASKED_AT_MOST);
         let asked = missing.into_iter().map(|(_, rank)| (rank, None)).collect();
-        Inquest { number, report, asked, until: now + PATIENCE, opened: now }
+        Inquest { number, subject: Subject::Requests(report), asked, told: 0, until: now + PATIENCE, opened: now }
+    }
+
+    /// Looks into a direct call in which rank `from` of the world waits.
+    pub fn open_direct(number: u64, from: Rank, wait: DirectWait, now: Duration) -> Inquest {
+        let subject = Subject::Direct(Meeting::new(from, wait, now));
+        let mut inquest = Inquest { number, subject, asked: Vec::new(), told: 0, until: now + PATIENCE, opened: now };
+        inquest.ask_the_missing();
+        inquest
+    }
+
+    /// For a rank that waits in a direct call and has told the coordinator, which itself may be unable to look into anything: if it has not
+    /// heard that in twice the time that ranks have for an answer, that is what comes of it.
+    pub fn without_coordinator(me: Rank, coordinator: Rank, wait: DirectWait, now: Duration) -> Inquest {
+        let subject = Subject::Direct(Meeting::new(me, wait, now));
+        Inquest {
+            number: 0,
+            subject,
+            asked: vec![(coordinator, None)],
+            told: 1,
+            until: now + 2 * PATIENCE,
+            opened: now,
+        }
     }
 
     /// The number that answers must have.
@@ -92,41 +130,110 @@ impl Inquest {
         self.number
     }
 
-    /// The ranks of the group to ask.
-    pub fn asked(&self) -> impl Iterator<Item = Rank> {
-        self.asked.iter().map(|(rank, _)| *rank)
+    /// The ranks of the group to ask, each once.
+    pub fn to_ask(&mut self) -> Vec<Rank> {
+        let ranks = self.asked[self.told..].iter().map(|(rank, _)| *rank).collect();
+        self.told = self.asked.len();
+        ranks
     }
 
     /// A rank has answered. Answers to other questions, and from ranks that were not asked, are ignored.
     pub fn hear(&mut self, from: Rank, number: u64, account: Box<Account>) {
-        if number == self.number
-            && let Some((_, answer)) = self.asked.iter_mut().find(|(rank, _)| *rank == from)
-        {
-            *answer = Some(account);
+        if number != self.number {
+            return;
         }
+        let Some((_, answer)) = self.asked.iter_mut().find(|(rank, _)| *rank == from) else { return };
+        let call = account.direct.as_ref().map(|direct| (direct.operation, direct.peer));
+        *answer = Some(account);
+        let (Subject::Direct(meeting), Some((operation, peer))) = (&mut self.subject, call) else { return };
+        if operation == meeting.operation() {
+            meeting.comes(from, peer);
+            self.ask_the_missing();
+        } else if let Some(peer) = peer {
+            // It is held up in another call, by somebody.
+            self.ask_also(peer);
+        }
+    }
+
+    /// A rank waits in a direct call. Says whether it is the one that is looked into.
+    pub fn also_waits(&mut self, from: Rank, wait: &DirectWait) -> bool {
+        match &mut self.subject {
+            Subject::Direct(meeting) if meeting.operation() == wait.operation => {
+                meeting.comes(from, wait.missing.iter().copied());
+                self.ask_the_missing();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The direct call that this is about or that somebody was found in.
+    pub fn direct_call(&self) -> Option<u64> {
+        match &self.subject {
+            Subject::Direct(meeting) => Some(meeting.operation()),
+            Subject::Requests(_) => {
+                let accounts = self.asked.iter().filter_map(|(_, answer)| answer.as_ref());
+                accounts.filter_map(|account| account.direct.as_ref()).map(|direct| direct.operation).max()
+            }
+        }
+    }
+
+    fn ask_the_missing(&mut self) {
+        if let Subject::Direct(meeting) = &self.subject {
+            meeting.missing().collect::<Vec<Rank>>().into_iter().for_each(|rank| self.ask_also(rank));
+        }
+    }
+
+    fn ask_also(&mut self, rank: Rank) {
+        if self.asked.len() < ASKED_AT_MOST && self.asked.iter().all(|(asked, _)| *asked != rank) {
+            self.asked.push((rank, None));
+        }
+    }
+
+    /// Whether all that were asked have answered, or are known to wait themselves.
+    fn all_known(&self) -> bool {
+        let waits = |rank: Rank| matches!(&self.subject, Subject::Direct(meeting) if meeting.is_here(rank));
+        self.asked.iter().all(|(rank, answer)| answer.is_some() || waits(*rank))
     }
 
     /// When it must be closed at the latest.
     pub fn due(&self) -> Duration {
-        self.until
+        match &self.subject {
+            Subject::Direct(_) if self.all_known() => self.opened + GATHERING,
+            _ => self.until,
+        }
     }
 
     /// Whether there is nothing more to wait for.
     pub fn is_over(&self, now: Duration) -> bool {
-        now >= self.until || self.asked.iter().all(|(_, answer)| answer.is_some())
+        now >= self.due() || (matches!(self.subject, Subject::Requests(_)) && self.all_known())
     }
 
     /// What came of it. `look` sees to the process of a rank that has not answered.
     pub fn close(self, places: &Places<'_>, now: Duration, mut look: impl FnMut(Rank) -> Sight) -> Finding {
         let waited = now.saturating_sub(self.opened);
-        let testimonies: Vec<(Rank, Testimony)> = self
+        let mut testimonies: Vec<(Rank, Testimony)> = self
             .asked
             .into_iter()
             .map(|(rank, answer)| (rank, answer.map_or_else(|| Testimony::Silent(look(rank)), Testimony::Given)))
             .collect();
-        let verdict = words::verdict(&self.report, &testimonies, places);
-        let text = words::whole(&verdict, &self.report, &testimonies, places, waited);
-        let oldest = self.report.stalled.first();
+        let (report, wanted) = match self.subject {
+            Subject::Requests(report) => {
+                let name = report.stalled.first().map_or("", |waiting| &*waiting.name);
+                let wanted = Wanted::request(name);
+                (report, wanted)
+            }
+            Subject::Direct(meeting) => {
+                // Who waits like the others need not explain itself.
+                if meeting.missing().next().is_some() {
+                    testimonies.retain(|(rank, _)| !meeting.is_here(*rank));
+                }
+                (meeting.report(places.world_ranks, now), Wanted::direct(meeting.call()))
+            }
+        };
+        let verdict = words::verdict(&report, &wanted, &testimonies, places);
+        let text = words::whole(&verdict, &report, &wanted, &testimonies, places, waited);
+        let oldest = report.stalled.first();
         Finding {
             tensor: oldest.map_or_else(|| "".into(), |waiting| waiting.name.clone()),
             missing: oldest.map_or(0, |waiting| waiting.missing.len() as u32),

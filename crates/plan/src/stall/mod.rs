@@ -5,7 +5,8 @@
 //! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at all.
 //!
 //! What the missing ranks are doing only they know. The coordinator asks them (`inquest`), they give an account of themselves
-//! (`account`), and what it all comes to is said once, in the same words on all ranks (`words`).
+//! (`account`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct calls, which nobody
+//! coordinates, come here by what those say that wait in them (`direct`).
 //!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after
 //! [`Settings::run_limit`](crate::agree::Settings::run_limit) and negotiated, which brings it here.
@@ -18,12 +19,14 @@ use std::time::Duration;
 use crate::request::Rank;
 
 mod account;
+mod direct;
 mod inquest;
 mod words;
 
 pub use account::{
     Account, DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
 };
+pub use direct::DirectWait;
 pub use inquest::{Inquest, PATIENCE, Places, Sight, Testimony};
 
 /// When waiting becomes a stall.

@@ -12,8 +12,35 @@ use super::inquest::{Places, Sight, Testimony};
 use super::{Crossing, NearMiss, Report};
 use crate::request::{GroupId, Rank};
 
+/// What ranks wait for, as parts of sentences.
+pub(super) struct Wanted {
+    /// After "has not": what the missing rank has not done.
+    done: String,
+    /// After "others wait": where or for what.
+    wait: String,
+    /// Whether it is a direct call.
+    direct: bool,
+}
+
+impl Wanted {
+    /// A request with this name.
+    pub(super) fn request(name: &str) -> Wanted {
+        Wanted { done: format!("asked for {name:?}"), wait: format!("for {name:?}"), direct: false }
+    }
+
+    /// A direct call, as a user would write it.
+    pub(super) fn direct(call: &str) -> Wanted {
+        Wanted { done: format!("come to the direct {call}"), wait: format!("in the direct {call}"), direct: true }
+    }
+}
+
 /// What it comes to, in one line.
-pub(super) fn verdict(report: &Report, testimonies: &[(Rank, Testimony)], places: &Places<'_>) -> String {
+pub(super) fn verdict(
+    report: &Report,
+    wanted: &Wanted,
+    testimonies: &[(Rank, Testimony)],
+    places: &Places<'_>,
+) -> String {
     let first = |say: &dyn Fn(Rank, &Testimony) -> Option<String>| {
         testimonies.iter().find_map(|(rank, testimony)| say(*rank, testimony))
     };
@@ -24,7 +51,7 @@ pub(super) fn verdict(report: &Report, testimonies: &[(Rank, Testimony)], places
         })
     };
     let world = |rank: Rank| places.world(rank);
-    let wanted = report.stalled.first().map_or("", |waiting| &*waiting.name);
+    let Wanted { wait, .. } = wanted;
     let line = first(&|rank, testimony| unable(rank, testimony, places))
         .or_else(|| {
             report.near_misses.first().map(|NearMiss { name, rank, instead }| {
@@ -32,22 +59,13 @@ pub(super) fn verdict(report: &Report, testimonies: &[(Rank, Testimony)], places
             })
         })
         .or_else(|| report.crossings.first().map(|crossing| crossed(crossing, places)))
-        .or_else(|| {
-            of_account(&|rank, account| {
-                let direct = account.direct.as_ref()?;
-                let of = direct.peer.map_or_else(String::new, |peer| format!(" and waits for rank {peer}"));
-                let (rank, what, time) = (world(rank), &direct.call.what, seconds(direct.call.ago));
-                Some(format!(
-                    "rank {rank} has been in a direct {what} for {time}{of}, while others wait for {wanted:?}: the ranks do not \
-                     make the same calls."
-                ))
-            })
-        })
+        .or_else(|| in_the_same_call(report, wanted))
+        .or_else(|| of_account(&|rank, account| in_another_call(world(rank), account, wanted)))
         .or_else(|| {
             of_account(&|rank, account| {
                 let phase = account.phase.as_ref()?;
                 Some(format!(
-                    "rank {} has been in phase {:?} for {} while others wait for {wanted:?}{}",
+                    "rank {} has been in phase {:?} for {} while others wait {wait}{}",
                     world(rank),
                     phase.what,
                     seconds(phase.ago),
@@ -57,7 +75,7 @@ pub(super) fn verdict(report: &Report, testimonies: &[(Rank, Testimony)], places
         })
         .or_else(|| of_account(&|rank, account| elsewhere(world(rank), account, wanted)))
         .or_else(|| of_account(&|rank, account| Some(idle(world(rank), account, wanted))))
-        .unwrap_or_else(|| format!("{wanted:?} waits for ranks of which nothing is known."));
+        .unwrap_or_else(|| format!("ranks wait {wait}, for others of which nothing is known."));
     let others = report.stalled.iter().flat_map(|waiting| &waiting.missing).collect::<std::collections::BTreeSet<_>>();
     match others.len() {
         0 | 1 => line,
@@ -94,6 +112,36 @@ fn crossed(crossing: &Crossing, places: &Places<'_>) -> String {
     )
 }
 
+/// All are in the direct call, so nobody is missing.
+fn in_the_same_call(report: &Report, wanted: &Wanted) -> Option<String> {
+    let nobody = report.stalled.iter().all(|waiting| waiting.missing.is_empty());
+    (wanted.direct && nobody).then(|| {
+        format!(
+            "all ranks that were asked are {} and wait for each other: data does not get through between them, or it has only just gone on.",
+            wanted.wait
+        )
+    })
+}
+
+/// A rank that waits for others elsewhere: in a direct call, or for a request while others are in a direct call.
+fn in_another_call(rank: Rank, account: &Account, wanted: &Wanted) -> Option<String> {
+    let wait = &wanted.wait;
+    if let Some(direct) = &account.direct {
+        let of = direct.peer.map_or_else(String::new, |peer| format!(" and waits for rank {peer}"));
+        let (what, time) = (&direct.call.what, seconds(direct.call.ago));
+        let so = if wanted.direct { "it is not the same call" } else { "the ranks do not make the same calls" };
+        return Some(format!(
+            "rank {rank} has been in a direct {what} for {time}{of}, while others wait {wait}: {so}."
+        ));
+    }
+    let waits = account.groups.iter().find(|state| wanted.direct && state.running.is_none())?;
+    let name = waits.names.first()?;
+    Some(format!(
+        "rank {rank} has asked for {name:?}, which waits for others, and not {}, in which others wait: the ranks do not make the same calls.",
+        wanted.done
+    ))
+}
+
 /// What can be done about a phase that others wait for.
 fn advice(phase: &str) -> &'static str {
     match phase {
@@ -105,21 +153,22 @@ fn advice(phase: &str) -> &'static str {
 }
 
 /// A rank whose program is seen to do something else.
-fn elsewhere(rank: Rank, account: &Account, wanted: &str) -> Option<String> {
+fn elsewhere(rank: Rank, account: &Account, wanted: &Wanted) -> Option<String> {
+    let done = &wanted.done;
     let threads = match &account.interpreter {
         Interpreter::None => return None,
         Interpreter::Answered(threads) => threads,
         Interpreter::Silent(waited, threads) => {
             let place = place(threads).map_or_else(String::new, |place| format!(", last seen in {place}"));
             return Some(format!(
-                "rank {rank} has not asked for {wanted:?}: its interpreter did not answer within {}, so it is inside native code \
+                "rank {rank} has not {done}: its interpreter did not answer within {}, so it is inside native code \
                  that holds the interpreter's lock{place}.",
                 seconds(*waited)
             ));
         }
     };
     let place = place(threads)?;
-    Some(format!("rank {rank} has not asked for {wanted:?}; it is in {place}."))
+    Some(format!("rank {rank} has not {done}; it is in {place}."))
 }
 
 /// Where the main thread is.
@@ -127,15 +176,23 @@ fn place(threads: &[ThreadStack]) -> Option<&str> {
     threads.first().and_then(|thread| thread.frames.last()).map(|frame| &**frame)
 }
 
-fn idle(rank: Rank, account: &Account, wanted: &str) -> String {
-    match (&account.submitted, account.records) {
-        (_, false) => format!("rank {rank} has not asked for {wanted:?}; it records nothing, so no more is known."),
-        (None, true) => format!("rank {rank} has not asked for anything yet, while others wait for {wanted:?}."),
-        (Some(last), true) => format!(
-            "rank {rank} has not asked for {wanted:?}; what it asked for last was {:?}, {} ago.",
-            last.what,
-            seconds(last.ago)
-        ),
+fn idle(rank: Rank, account: &Account, wanted: &Wanted) -> String {
+    let Wanted { done, wait, direct } = wanted;
+    match (&account.submitted, &account.direct_done, account.records) {
+        (_, _, false) => format!("rank {rank} has not {done}; it records nothing, so no more is known."),
+        (_, Some(last), true) if *direct => {
+            let (what, ago) = (&last.what, seconds(last.ago));
+            format!("rank {rank} has not {done}; the last such call on its record is a direct {what}, {ago} ago.")
+        }
+        (Some(last), _, true) => {
+            format!(
+                "rank {rank} has not {done}; what it asked for last was {:?}, {} ago.",
+                last.what,
+                seconds(last.ago)
+            )
+        }
+        (None, _, true) if *direct => format!("rank {rank} has not {done}, nor done anything else yet."),
+        (None, _, true) => format!("rank {rank} has not asked for anything yet, while others wait {wait}."),
     }
 }
 
@@ -143,6 +200,7 @@ fn idle(rank: Rank, account: &Account, wanted: &str) -> String {
 pub(super) fn whole(
     verdict: &str,
     report: &Report,
+    wanted: &Wanted,
     testimonies: &[(Rank, Testimony)],
     places: &Places<'_>,
     waited: Duration,
@@ -153,7 +211,7 @@ pub(super) fn whole(
         match testimony {
             Testimony::Given(account) => {
                 let _ = write!(text, "\nRank {world} on {host} (pid {}):", account.pid);
-                for line in lines(account) {
+                for line in lines(account, wanted) {
                     let _ = write!(text, "\n  {line}");
                 }
             }
@@ -170,13 +228,14 @@ pub(super) fn whole(
     }
     let missing = report.stalled.iter().flat_map(|waiting| &waiting.missing);
     let missing: std::collections::BTreeSet<&Rank> = missing.collect();
-    if missing.len() > testimonies.len() {
-        let _ = write!(text, "\n{} more ranks are missing and were not asked.", missing.len() - testimonies.len());
+    let unasked = missing.iter().filter(|rank| testimonies.iter().all(|(asked, _)| asked != **rank)).count();
+    if unasked > 0 {
+        let _ = write!(text, "\n{unasked} more ranks are missing and were not asked.");
     }
     text
 }
 
-fn lines(account: &Account) -> Vec<String> {
+fn lines(account: &Account, wanted: &Wanted) -> Vec<String> {
     let mut lines = Vec::new();
     if account.records {
         lines.push(doing(account));
@@ -187,6 +246,9 @@ fn lines(account: &Account) -> Vec<String> {
     if let Some(direct) = &account.direct {
         let peer = direct.peer.map_or_else(String::new, |peer| format!(", waiting for rank {peer}"));
         lines.push(format!("in a direct {} for {}{peer}", direct.call.what, seconds(direct.call.ago)));
+    }
+    if let (Some(done), true) = (&account.direct_done, wanted.direct) {
+        lines.push(format!("last direct call on record: {}, done {} ago", done.what, seconds(done.ago)));
     }
     if account.groups.is_empty() {
         lines.push("engine: idle, nothing is asked of it".to_owned());

@@ -16,7 +16,7 @@ use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
 use farandole_plan::stall::{
-    Account, DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
+    Account, DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
 };
 use farandole_plan::table::{Class, Form, Point, Record, Table, Way};
 use farandole_plan::{Algorithm, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
@@ -113,7 +113,8 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
         iteration: Some((310, Duration::from_secs(61))),
         finished: Some(lately("w", 61_001)),
         submitted: Some(lately("v", 1)),
-        direct: Some(DirectCall { call: lately("barrier", 5), peer: None }),
+        direct: Some(DirectCall { call: lately("barrier", 5), operation: 1 << 40, peer: None }),
+        direct_done: Some(lately("allreduce", 7)),
         groups: vec![GroupState { group: GroupId(3), pending: 9, names: vec!["w".into()], running: Some(running) }],
         main_thread: MainThread::Disk,
         interpreter: Interpreter::Answered(threads.clone()),
@@ -122,12 +123,21 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
     let answer = |account: Account| Word::Answer { number: 3, account: Box::new(account) };
     let (verdict, text) = ("rank 1 is stopped".into(), "Stall: rank 1 is stopped".into());
     let finding = Finding { tensor: "w".into(), missing: 1, first: Rank(1), verdict, text };
+    let wait = DirectWait {
+        operation: 17,
+        call: "barrier".into(),
+        waited: Duration::from_millis(60_250),
+        limit: Duration::from_secs(60),
+        missing: vec![Rank(1), Rank(300)],
+    };
     let mut made: Vec<Seed> = [
         ("ask", Word::Ask { number: u64::MAX }),
         ("answer", answer(full)),
         ("answer_with_nothing", answer(Account::default())),
         ("answer_of_a_silent_interpreter", answer(silent)),
         ("report", Word::Report(finding)),
+        ("direct", Word::Direct(wait)),
+        ("heard", Word::Heard),
     ]
     .map(|(name, word)| {
         let mut bytes = Vec::new();
@@ -140,8 +150,9 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
         ("empty", Vec::new()),
         ("unknown_kind", vec![9]),
         ("neither_yes_nor_no", vec![2, 3, 77, 2]),
-        ("a_list_longer_than_the_word", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0xff, 0x0f]),
-        ("an_unknown_state", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0]),
+        ("a_list_longer_than_the_word", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0, 0xff, 0x0f]),
+        ("an_unknown_state", vec![2, 3, 77, 1, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0]),
+        ("more_missing_ranks_than_bytes", vec![4, 17, 1, b'b', 0, 0, 0xff, 0x0f]),
     ]);
     replay("stall", &made, stall::check);
 }

@@ -247,6 +247,11 @@ impl Windows {
         (0..self.seats.len()).find(|&seat| !self.begun[seat])
     }
 
+    /// All peers that have not begun the current operation.
+    pub fn absent(&self) -> impl Iterator<Item = usize> {
+        self.peers().filter(|&seat| !self.begun[seat] && self.seats[seat].board().begun(self.operation).is_none())
+    }
+
     /// The peer whose marks are lowest: the one that the others are probably waiting for.
     pub fn last_behind(&self) -> Option<usize> {
         self.peers().min_by_key(|&seat| self.seats[seat].board().total_reached())
