@@ -180,6 +180,39 @@ fn a_resumed_run_gives_the_weights_of_one_that_never_stopped() {
 }
 
 #[test]
+fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
+    let folder = Folder::new("short");
+    let name = "checkpoint.safetensors";
+    // 50 samples in batches of 16: the last one has two. BatchNorm forms the same groups of them in two passes as on two ranks.
+    let (plain, with_norm) = (["--model", "lenet"], ["--model", "resnet20", "--thin", "8"]);
+    for (network, resumed) in [
+        (&plain[..], &["-np", "1", "--batch", "16"][..]),
+        (&plain[..], &["-np", "4", "--batch", "2", "--accumulate", "2"]),
+        (&with_norm[..], &["-np", "1", "--batch", "8", "--accumulate", "2"]),
+    ] {
+        let (whole, halves) = (folder.path("whole"), folder.path("halves"));
+        let sized = ["--samples", "50", "--test-samples", "8", "--decay", "none", "--warmup", "0"];
+        let common = [network, &sized[..]].concat();
+        let two = ["-np", "2", "--batch", "8"];
+        trained(&[&common, &two[..], &["--epochs", "2", "--checkpoint", &whole]].concat());
+        trained(&[&common, &two[..], &["--epochs", "1", "--checkpoint", &halves]].concat());
+        trained(&[&common, resumed, &["--epochs", "2", "--checkpoint", &halves, "--resume"]].concat());
+        let (expected, found) = (checkpoint(&whole).1, checkpoint(&halves).1);
+        let weights = |name: &str| name.starts_with("model.") && !name.contains("running");
+        for (name, numbers) in expected.iter().filter(|(name, _)| weights(name)) {
+            for (one, two) in numbers.iter().zip(&found[name]) {
+                assert!((one - two).abs() < 1e-4 * (1.0 + one.abs()), "{resumed:?}, {name}: {one} and {two}");
+            }
+        }
+        std::fs::remove_file(Path::new(&halves).join(name)).unwrap();
+    }
+    let whole = folder.path("whole");
+    let text =
+        refused(&[&with_norm[..], &["--samples", "50", "-np", "3", "--checkpoint", &whole, "--resume"]].concat());
+    assert!(text.contains("3 ranks cannot have equal parts of 16 samples"), "{text}");
+}
+
+#[test]
 fn who_asks_to_stop_gets_a_checkpoint_and_can_go_on() {
     // Epochs of many steps end between two of them, epochs of a single step at their end.
     for (name, samples) in [("within", "480"), ("at-the-end", "16")] {

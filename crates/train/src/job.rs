@@ -235,7 +235,7 @@ impl Job {
         }
         if self.resume == Resume::IfThere && self.checkpoint.is_none() {
             return wrong(
-                "--resume: from what? Name the folder with --checkpoint DIR, or a file with --resume FILE".to_owned(),
+                "--resume: from what? Name the folder with --checkpoint DIR, or a file with --resume=FILE".to_owned(),
             );
         }
         Ok(())

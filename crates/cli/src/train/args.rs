@@ -31,7 +31,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "NAME", help_heading = WHAT)]
     model: Option<String>,
 
-    /// Give layers one N-th of the published channels, for small machines and tests
+    /// Give layers one N-th of the published channels, for small machines and tests [default: 1]
     #[arg(long, value_name = "N", help_heading = WHAT)]
     thin: Option<usize>,
 
@@ -40,19 +40,19 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "NAME|FOLDER", help_heading = WHAT)]
     data: Option<String>,
 
-    /// Samples to learn from, of a generated data set
+    /// Samples to learn from, of a generated data set [default: 10240]
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     samples: Option<usize>,
 
-    /// Samples to judge by, of a generated data set
+    /// Samples to judge by, of a generated data set [default: 1024]
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     test_samples: Option<usize>,
 
-    /// Rows and columns of an image [default: what the model was published with]
+    /// Rows and columns of an image [default: what the model was published with; 32 for cifar-like, 120 for bigearthnet-like, 48 for pairs-like]
     #[arg(long, value_name = "PIXELS", help_heading = WHAT)]
     image_size: Option<usize>,
 
-    /// Classes, of imagenet-like [default: 1000]
+    /// Classes, of imagenet-like [default: 1000], or of a folder's table that numbers them [default: as many as it has]
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     classes: Option<usize>,
 
@@ -65,11 +65,11 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "SAMPLES", help_heading = HOW)]
     batch: Option<usize>,
 
-    /// How often all samples are seen
+    /// How often all samples are seen [default: 3]
     #[arg(long, value_name = "COUNT", help_heading = HOW)]
     epochs: Option<u64>,
 
-    /// Train so many steps instead of epochs
+    /// Train so many steps, whatever --epochs says
     #[arg(long, value_name = "COUNT", help_heading = HOW)]
     steps: Option<u64>,
 
