@@ -127,6 +127,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with = "peers_only")]
     pub(crate) recorder_off: bool,
 
+    /// Also measure farandole, or with --recorder-off its second contestant, once more, in turns, by the same processes: how far apart two
+    /// measurements of the same thing come out here. Smaller differences than this one mean nothing.
+    #[arg(long, conflicts_with = "peers_only")]
+    pub(crate) again: bool,
+
     /// Also measure this machine's own bound: memory rates, and the least time that an allreduce of each size can take.
     #[arg(long)]
     pub(crate) limit: bool,

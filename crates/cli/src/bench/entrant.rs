@@ -26,6 +26,9 @@ const ROUND_PATIENCE: Duration = Duration::from_secs(300);
 /// How long ranks get to leave by themselves after the driver has hung up.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The word for farandole as it is in a job.
+pub(crate) const FIRST: &str = "farandole";
+
 /// What a round has brought.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
@@ -49,6 +52,10 @@ pub(crate) trait Entrant {
     fn word(&self) -> &str;
     /// Product and version, for the header.
     fn product(&self) -> &str;
+    /// Whether it is the first contestant's processes once more.
+    fn is_twin(&self) -> bool {
+        false
+    }
     /// Runs one round.
     fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome>;
 }
@@ -61,42 +68,31 @@ pub(crate) struct Processes {
     family: Family,
 }
 
-/// The processes of a contestant once more, with their recorder switched off. They are the same ones, because two sets of processes differ
-/// by more than what is to be measured: in the cores that they are given.
-pub(crate) struct Unrecorded(pub(crate) Rc<RefCell<Processes>>);
-
-impl Entrant for Unrecorded {
-    fn word(&self) -> &str {
-        "unrecorded"
-    }
-
-    fn product(&self) -> &str {
-        "the same with its recorder off"
-    }
-
-    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
-        let task = Task { recording: Recording::Off, ..task.clone() };
-        self.0.borrow_mut().round(&task, warmup, iterations)
-    }
-}
-
-/// A contestant that others know, too.
-pub(crate) struct Known {
+/// The processes of a contestant under a name of their own: as they are, once more, or with their recorder switched off. They are the same ones, because
+/// two sets of processes differ by more than what is to be measured: in the cores that they are given.
+pub(crate) struct Twin {
+    pub(crate) word: &'static str,
     pub(crate) product: String,
+    pub(crate) recording: Recording,
     pub(crate) processes: Rc<RefCell<Processes>>,
 }
 
-impl Entrant for Known {
+impl Entrant for Twin {
     fn word(&self) -> &str {
-        "farandole"
+        self.word
     }
 
     fn product(&self) -> &str {
         &self.product
     }
 
+    fn is_twin(&self) -> bool {
+        self.word != FIRST
+    }
+
     fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
-        self.processes.borrow_mut().round(task, warmup, iterations)
+        let task = Task { recording: self.recording, ..task.clone() };
+        self.processes.borrow_mut().round(&task, warmup, iterations)
     }
 }
 

@@ -32,11 +32,11 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
-use entrant::{Entrant, Family, Known, Processes, Unrecorded};
+use entrant::{Entrant, FIRST, Family, Processes, Twin};
 use limit::Limit;
 use machine::Machine;
 use report::{Entry, Report, Row};
-use task::Task;
+use task::{Recording, Task};
 
 /// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
@@ -47,7 +47,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if args.limit {
         limit.push(Box::new(Limit::new(args.ranks, args.pinning())));
     }
-    let entry = |entrant: &dyn Entrant| Entry { word: entrant.word().into(), product: entrant.product().into() };
+    let entry = |entrant: &dyn Entrant| Entry {
+        word: entrant.word().into(),
+        product: entrant.product().into(),
+        twin: entrant.is_twin(),
+    };
     let tasks = args.tasks();
     let mut report = Report {
         machine: Machine::this(),
@@ -88,14 +92,23 @@ fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
     let placement = args.placement()?;
     let ranks = args.ranks;
     if !args.peers_only {
-        let word = "farandole";
-        let socket = room.path().join(word);
+        let socket = room.path().join(FIRST);
         let start = || ours::start(args, &placement, &socket, room.path());
-        let processes = Rc::new(RefCell::new(Processes::start(word, ranks, &socket, start)?));
+        let processes = Rc::new(RefCell::new(Processes::start(FIRST, ranks, &socket, start)?));
         let product = processes.borrow().product().to_owned();
-        entrants.push(Box::new(Known { product, processes: Rc::clone(&processes) }));
+        let (on, off) = (Recording::On, Recording::Off);
+        let mut enter = |word, product: &str, recording| {
+            let (product, processes) = (product.to_owned(), Rc::clone(&processes));
+            entrants.push(Box::new(Twin { word, product, recording, processes }));
+        };
+        enter(FIRST, &product, on);
         if args.recorder_off {
-            entrants.push(Box::new(Unrecorded(processes)));
+            enter("unrecorded", "the same with its recorder off", off);
+        }
+        match (args.again, args.recorder_off) {
+            (false, _) => {}
+            (true, true) => enter("off again", "the same with its recorder off once more", off),
+            (true, false) => enter("again", "the same once more", on),
         }
     }
     let mut peers = args.against.clone();

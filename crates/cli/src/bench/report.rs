@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::driver::Showing;
 use super::limit::Rates;
 use super::machine::Machine;
+use super::statistics::Spread;
 use super::task::{Kind, Task};
 
 /// One contestant of the run.
@@ -13,6 +14,8 @@ use super::task::{Kind, Task};
 pub(crate) struct Entry {
     pub(crate) word: String,
     pub(crate) product: String,
+    /// Whether it is the first entry's processes once more.
+    pub(crate) twin: bool,
 }
 
 /// One size.
@@ -58,9 +61,29 @@ impl Report {
         Some(row.showings[entry].median_us()? / row.showings[0].median_us()?)
     }
 
+    /// Entries that are no twins of the first, which is none of them.
+    fn others(&self) -> impl Iterator<Item = usize> {
+        (1..self.entries.len()).filter(|entry| !self.entries[*entry].twin)
+    }
+
+    /// Whether one of the other entries is the best of several.
+    pub(crate) fn has_best(&self) -> bool {
+        self.others().count() > 1
+    }
+
     /// The ratio of the fastest of the other entries.
-    pub(crate) fn best_ratio(row: &Row) -> Option<f64> {
-        (1..row.showings.len()).filter_map(|entry| Report::ratio(row, entry)).min_by(f64::total_cmp)
+    pub(crate) fn best_ratio(&self, row: &Row) -> Option<f64> {
+        self.others().filter_map(|entry| Report::ratio(row, entry)).min_by(f64::total_cmp)
+    }
+
+    /// The ratios of each round by themselves: what drifts from round to round cancels out in them.
+    pub(crate) fn round_ratios(row: &Row, entry: usize) -> Option<Spread> {
+        let medians = |entry: usize| match &row.showings[entry] {
+            Showing::Measured { summary, .. } => Some(&summary.round_medians_us),
+            Showing::Unsupported { .. } => None,
+        };
+        let pairs = medians(entry)?.iter().zip(medians(0)?);
+        Spread::of(pairs.map(|(other, first)| other / first))
     }
 
     /// Wrong elements of all entries, sizes, rounds and ranks.
@@ -95,8 +118,12 @@ impl Report {
     fn row_json(&self, row: &Row) -> Value {
         let mut object = Map::new();
         object.insert("bytes".into(), json!(row.bytes));
-        for (entry, showing) in self.entries.iter().zip(&row.showings) {
-            object.insert(entry.word.clone(), self.showing_json(row, showing));
+        for (index, (entry, showing)) in self.entries.iter().zip(&row.showings).enumerate() {
+            let mut value = self.showing_json(row, showing);
+            if let (true, Some(spread)) = (index > 0, Report::round_ratios(row, index)) {
+                value["round_ratios"] = json!(spread);
+            }
+            object.insert(entry.word.clone(), value);
         }
         if let Some(limit) = &row.limit {
             object.insert("limit".into(), self.showing_json(row, limit));

@@ -37,6 +37,24 @@ impl Summary {
     }
 }
 
+/// The middle of some values and the middle half of them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) lower_quartile: f64,
+    pub(crate) median: f64,
+    pub(crate) upper_quartile: f64,
+}
+
+impl Spread {
+    /// The spread of these values. `None` without any.
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |percent| values[nearest_rank(values.len(), percent)];
+        (!values.is_empty()).then(|| Spread { lower_quartile: at(25), median: at(50), upper_quartile: at(75) })
+    }
+}
+
 /// Time of each iteration: that of its slowest rank. `per_rank` holds equally many times for each rank.
 pub(crate) fn slowest_rank(per_rank: &[Vec<u64>]) -> Vec<u64> {
     let iterations = per_rank.iter().map(Vec::len).min().unwrap_or(0);
@@ -87,6 +105,13 @@ mod tests {
     fn one_iteration_is_its_own_median() {
         let summary = Summary::of_rounds(&[vec![1500]]).unwrap();
         assert_eq!((summary.median_us, summary.p90_us, summary.max_us), (1.5, 1.5, 1.5));
+    }
+
+    #[test]
+    fn a_spread_is_the_middle_half() {
+        let spread = Spread::of([0.97, 1.02, 0.99, 0.5, 0.98, 1.0, 9.0].into_iter());
+        assert_eq!(spread, Some(Spread { lower_quartile: 0.97, median: 0.99, upper_quartile: 1.02 }));
+        assert_eq!(Spread::of(std::iter::empty()), None);
     }
 
     #[test]

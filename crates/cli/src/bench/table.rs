@@ -8,6 +8,7 @@ use std::fmt::Write;
 use super::driver::Showing;
 use super::report::{Report, Row};
 use super::sizes::Size;
+use super::statistics::Spread;
 use super::task::{Kind, Memory, Pace, Through};
 
 /// A load average above this before the run means that the cores are not the contestants' alone. A shell and its friends
@@ -78,7 +79,7 @@ pub(crate) fn column_names(report: &Report) -> String {
         let _ = write!(names, " | {:>9} {:>6}", entry.word, "ratio");
         let _ = write!(units, " | {:>9} {:>6}", "us", "");
     }
-    if report.entries.len() > 2 {
+    if report.has_best() {
         let _ = write!(names, " | {:>6}", "best");
         let _ = write!(units, " | {:>6}", "ratio");
     }
@@ -108,8 +109,8 @@ pub(crate) fn line(report: &Report, row: &Row) -> String {
     for entry in 1..row.showings.len() {
         let _ = write!(text, " | {:>9} {:>6}", cell(&row.showings[entry]), ratio(Report::ratio(row, entry)));
     }
-    if row.showings.len() > 2 {
-        let _ = write!(text, " | {:>6}", ratio(Report::best_ratio(row)));
+    if report.has_best() {
+        let _ = write!(text, " | {:>6}", ratio(report.best_ratio(row)));
     }
     text.push('\n');
     text
@@ -134,8 +135,12 @@ pub(crate) fn footnotes(report: &Report) -> String {
     if report.entries.len() > 1 {
         let _ = writeln!(
             text,
-            "Contestants took turns at each size; ratio = their median / {first}'s (above 1: {first} is faster); best: the fastest of them."
+            "Contestants took turns at each size; ratio = their median / {first}'s (above 1: {first} is faster){}.",
+            if report.has_best() { "; best: the fastest of them" } else { "" }
         );
+    }
+    for (index, entry) in report.entries.iter().enumerate().filter(|(_, entry)| entry.twin) {
+        let _ = writeln!(text, "{} / {first}, round by round: {}.", entry.word, round_ratios(report, index));
     }
     if report.rates.is_some() {
         let _ = writeln!(text, "{LIMIT_FOOTNOTE}");
@@ -157,6 +162,20 @@ pub(crate) fn footnotes(report: &Report) -> String {
         }
     }
     text
+}
+
+/// The ratios of a twin at all sizes. They are near one, so they have a digit more than those in the table.
+fn round_ratios(report: &Report, entry: usize) -> String {
+    let shown = report.rows.iter().map(|row| {
+        let size = Size(row.bytes);
+        match Report::round_ratios(row, entry) {
+            Some(Spread { lower_quartile, median, upper_quartile }) => {
+                format!("{size} {median:.3} (half of them {lower_quartile:.3} to {upper_quartile:.3})")
+            }
+            None => format!("{size} -"),
+        }
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 fn cell(showing: &Showing) -> String {
@@ -207,7 +226,7 @@ mod tests {
     }
 
     fn report() -> Report {
-        let entry = |word: &str| Entry { word: word.into(), product: format!("{word} 1.0") };
+        let entry = |word: &str| Entry { word: word.into(), product: format!("{word} 1.0"), twin: false };
         let lacking = Showing::Unsupported { why: "mpich has no bfloat16".into() };
         Report {
             machine: Machine { host: "box".into(), cores: 2, processor: "CPU".into(), kernel: "6.1".into(), load: 0.1 },
@@ -261,6 +280,24 @@ measured: farandole 1.0, openmpi 1.0, mpich 1.0
 memory:   2 ranks together copy 10.0 GB/s and add (a += b) 5.0 GB/s
 ";
         assert_eq!(heading(&report()), expected);
+    }
+
+    #[test]
+    fn twins_are_compared_round_by_round_and_are_never_the_best() {
+        let mut report = report();
+        report.entries[1].twin = true;
+        for (row, round_medians_us) in report.rows.iter_mut().zip([[1.5, 1.6], [20_000.0, 30_000.0]]) {
+            for (showing, times) in row.showings.iter_mut().zip([1.0, 0.99]) {
+                if let Showing::Measured { summary, .. } = showing {
+                    summary.round_medians_us = round_medians_us.map(|us| us * times).to_vec();
+                }
+            }
+        }
+        let text = footnotes(&report);
+        let expected = "openmpi / farandole, round by round: 4 B 0.990 (half of them 0.990 to 0.990), 64 MB 0.990 (half of them 0.990 to 0.990).";
+        assert!(text.contains(expected), "{text}");
+        assert!(!column_names(&report).contains("best"));
+        assert_eq!(report.to_json()["sizes"][0]["openmpi"]["round_ratios"]["median"], 1.485 / 1.5);
     }
 
     #[test]
