@@ -8,6 +8,11 @@
 //!
 //! A bucket that comes again in every iteration has its requests in the recorder's table (a *crew*), and one record for all of them when it begins and
 //! one when it ends. Buckets that were negotiated may never come again; their requests have records of their own.
+//!
+//! A small bucket that comes again is *held*: what it passes is remembered, and written as one record when it ends. It is spelled out, boundary by
+//! boundary, as soon as it turns out not to end at once: it waits for a peer for longer than a moment ([`MOMENT_NS`]), the driver is about to sleep over it, another
+//! thread takes over, or something goes wrong. So whoever looks at a rank that is stuck finds where it is, and what a held bucket lacks in a ring is what has
+//! happened within the last moment. Waits that are shorter than one leave no record in any bucket.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -19,7 +24,7 @@ use farandole_plan::message::Announcement;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::{self, CrewId, Group, Member, NameId, Operation, ThreadId};
-use farandole_trace::{Event, Occasion, Pen, Recorder};
+use farandole_trace::{Event, Occasion, Pen, Recorder, Way};
 
 use crate::bucket::{Pending, Table};
 use crate::footprints::{self, Footprints};
@@ -28,6 +33,41 @@ use crate::roster::QuickHasher;
 /// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks less than a tenth
 /// of one.
 const TIMED_FROM_BYTES: u64 = 128 << 10;
+
+/// Waits for peers that are over sooner than this leave no records. Nearly all waits of ranks that work alike are: each takes a step when
+/// the other has taken its own, some microseconds earlier or later.
+const MOMENT_NS: u64 = 5_000;
+
+/// The turn in which a bucket of up to this size ends takes less than a microsecond, and about as long as the last one did.
+const TINY_BYTES: u64 = 4 << 10;
+
+/// Of waits for such buckets one in so many looks at the clock when it is over.
+const SHARING: u32 = 8;
+
+/// How long turns take in which tiny buckets end: from their begin, which is known, until the waiting thread goes on. A look at the clock costs as much as
+/// everything else that is recorded of a tiny bucket, so waits share them.
+#[derive(Debug, Default)]
+struct LastTurns {
+    length_ns: u64,
+    /// Waits since the last look.
+    since: u32,
+}
+
+impl LastTurns {
+    /// When a turn that began then was over.
+    fn end_ns(&mut self, begun_ns: u64, clock: impl FnOnce() -> u64) -> u64 {
+        self.since += 1;
+        if self.length_ns > 0 && self.since < SHARING {
+            return begun_ns + self.length_ns;
+        }
+        self.since = 0;
+        let now_ns = clock().max(begun_ns);
+        // One that was interrupted says nothing about the next, so the length shrinks at once and grows slowly.
+        let most_ns = if self.length_ns == 0 { u64::MAX } else { self.length_ns + self.length_ns / 8 + 1 };
+        self.length_ns = (now_ns - begun_ns).min(most_ns);
+        now_ns
+    }
+}
 
 /// What a submission leaves for the diary: who asked, when, and the number of the name.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +101,31 @@ pub(crate) struct Diary {
     last_ns: u64,
     /// Whether the running bucket is large enough to look at the clock for it.
     timed: bool,
-    /// Whether the running bucket waits for a peer.
+    /// Whether it is recorded that the running bucket waits for a peer.
     waiting: bool,
+    /// Since when nothing could be done for the running bucket, if so.
+    still_since_ns: Option<u64>,
+    /// What is not written yet of the running bucket.
+    held: Option<Held>,
+    /// The begin of the turn in which a tiny bucket ended.
+    tiny_ended_ns: Option<u64>,
+    last_turns: LastTurns,
     /// The requests of the running bucket, if they are in the recorder's table.
     crew: Option<CrewId>,
     /// Crews by the hash of their bucket's plan.
     crews: HashMap<u64, Known, BuildHasherDefault<QuickHasher>>,
+    /// The one that was asked for last: programs with one bucket ask for no other.
+    latest: Option<(u64, Known)>,
+}
+
+/// A bucket that has begun and may be over in a moment.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    crew: CrewId,
+    started: Event,
+    started_ns: u64,
+    entered: bool,
+    packed_ns: Option<u64>,
 }
 
 /// A crew that the recorder has.
@@ -82,13 +141,39 @@ impl Diary {
         let group = Group::from(group.0);
         recorder.note_group(group, ranks.iter().map(|rank| rank.0).collect());
         let (pen, start_ns) = (recorder.pen(), start.time_ns);
-        let crews = HashMap::default();
-        Diary { pen, start_ns, group, last_ns: 0, timed: false, waiting: false, crew: None, crews }
+        Diary {
+            pen,
+            start_ns,
+            group,
+            last_ns: 0,
+            timed: false,
+            waiting: false,
+            still_since_ns: None,
+            held: None,
+            tiny_ended_ns: None,
+            last_turns: LastTurns::default(),
+            crew: None,
+            crews: HashMap::default(),
+            latest: None,
+        }
     }
 
     /// Another thread drives from now on.
     pub(crate) fn pick_up(&mut self) {
+        self.spell_out();
         self.pen.pick_up();
+    }
+
+    /// Writes down what is held of the running bucket, as it was.
+    fn spell_out(&mut self) {
+        let Some(Held { crew, started, started_ns, entered, packed_ns }) = self.held.take() else { return };
+        self.pen.write_for_all(started_ns, started, crew);
+        if let (Some(packed_ns), Event::Started { group, operation, .. }) = (packed_ns, started) {
+            if entered {
+                self.pen.write(packed_ns, Event::Entered { group, operation });
+            }
+            self.pen.write(packed_ns, Event::Packed { group, operation });
+        }
     }
 
     /// A moment as it is recorded.
@@ -145,7 +230,9 @@ impl Diary {
     pub(crate) fn started(&mut self, bucket: &Bucket, table: &Table, now: Duration) {
         let plan = &*bucket.plan;
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+        self.spell_out();
         (self.timed, self.waiting, self.crew) = (bytes >= TIMED_FROM_BYTES, false, None);
+        self.still_since_ns = None;
         if !self.pen.is_on() {
             return;
         }
@@ -153,7 +240,13 @@ impl Diary {
         let (collective, dtype) = (collective(&plan.collective), dtype(plan.dtype));
         let requests = bucket.requests.len() as u32;
         let started = Event::Started { group, operation, collective, dtype, requests, bytes };
-        self.crew = self.crew_of(bucket, table);
+        self.crew = self.crew_of(bucket, table, bytes);
+        if let (Some(crew), false) = (self.crew, self.timed) {
+            self.look(now);
+            let started_ns = self.last_ns;
+            self.held = Some(Held { crew, started, started_ns, entered: false, packed_ns: None });
+            return;
+        }
         if self.crew.is_some() {
             return self.enter_for_all(now, started);
         }
@@ -165,14 +258,16 @@ impl Diary {
 
     /// The crew of a bucket that comes again and again. What is in it follows from the plan, unless this rank has joined or the
     /// recorder was off when requests were submitted.
-    fn crew_of(&mut self, bucket: &Bucket, table: &Table) -> Option<CrewId> {
+    fn crew_of(&mut self, bucket: &Bucket, table: &Table, bytes: u64) -> Option<CrewId> {
         if !bucket.replayed {
             return None;
         }
-        let recorder = self.pen.recorder();
-        if let Some(known) = self.crews.get(&bucket.plan.hash)
+        let (recorder, hash) = (self.pen.recorder(), bucket.plan.hash);
+        let latest = self.latest.filter(|(of, _)| *of == hash).map(|(_, known)| known);
+        if let Some(known) = latest.or_else(|| self.crews.get(&hash).copied())
             && recorder.knows(known.oldest)
         {
+            self.latest = Some((hash, known));
             return Some(known.id);
         }
         let whole = bucket.requests.iter().all(Option::is_some);
@@ -180,18 +275,27 @@ impl Diary {
         if !whole || oldest == NameId::NONE {
             return None;
         }
-        let id = recorder.crew(requests_of(bucket, table))?;
-        self.crews.insert(bucket.plan.hash, Known { id, oldest });
+        let id = recorder.crew(requests_of(bucket, table), bytes)?;
+        self.crews.insert(hash, Known { id, oldest });
         Some(id)
     }
 
     /// All ranks have come to the bucket.
     pub(crate) fn entered(&mut self, bucket: &Bucket, now: Duration) {
+        if let Some(held) = &mut self.held {
+            held.entered = true;
+            return;
+        }
         self.enter(now, Event::Entered { group: self.group, operation: Operation(bucket.operation.0) });
     }
 
     /// This rank's contribution lies in its place.
     pub(crate) fn packed(&mut self, bucket: &Bucket, now: Duration) {
+        if self.held.is_some() {
+            self.look(now);
+            self.held.iter_mut().for_each(|held| held.packed_ns = Some(self.last_ns));
+            return;
+        }
         self.enter(now, Event::Packed { group: self.group, operation: Operation(bucket.operation.0) });
     }
 
@@ -212,15 +316,35 @@ impl Diary {
 
     /// Nothing could be done for the bucket; `peer` finds out for whom it waits.
     pub(crate) fn still(&mut self, bucket: &Bucket, now: Duration, peer: impl FnOnce() -> Option<Rank>) {
-        if !self.waiting && self.pen.is_on() {
-            self.waiting = true;
-            let peer = peer().map(|peer| peer.0);
-            self.enter(now, Event::Waiting { group: self.group, operation: Operation(bucket.operation.0), peer });
+        if self.waiting || !self.pen.is_on() {
+            return;
         }
+        let now_ns = self.at(now);
+        let since_ns = *self.still_since_ns.get_or_insert(now_ns.max(self.last_ns));
+        if now_ns >= since_ns + MOMENT_NS {
+            self.wait(bucket, since_ns, peer);
+        }
+    }
+
+    /// The driver is about to sleep, and will not be back in a moment.
+    pub(crate) fn doze(&mut self, bucket: &Bucket, peer: impl FnOnce() -> Option<Rank>) {
+        if let (Some(since_ns), false, true) = (self.still_since_ns, self.waiting, self.pen.is_on()) {
+            self.wait(bucket, since_ns, peer);
+        }
+    }
+
+    /// The bucket has begun to wait.
+    fn wait(&mut self, bucket: &Bucket, since_ns: u64, peer: impl FnOnce() -> Option<Rank>) {
+        self.spell_out();
+        self.waiting = true;
+        self.last_ns = self.last_ns.max(since_ns);
+        let (operation, peer) = (Operation(bucket.operation.0), peer().map(|peer| peer.0));
+        self.pen.write(self.last_ns, Event::Waiting { group: self.group, operation, peer });
     }
 
     /// Something could be done for the bucket.
     pub(crate) fn moved(&mut self, bucket: &Bucket, now: Duration) {
+        self.still_since_ns = None;
         if std::mem::take(&mut self.waiting) {
             // The turn in which it moved began when it could.
             self.last_ns = self.last_ns.max(self.at(now));
@@ -231,12 +355,31 @@ impl Diary {
 
     /// All steps are taken.
     pub(crate) fn travelled(&mut self, bucket: &Bucket, now: Duration) {
+        // One that is held is finished in the same turn.
+        if self.held.is_none() {
+            self.enter_travelled(bucket, now);
+        }
+    }
+
+    fn enter_travelled(&mut self, bucket: &Bucket, now: Duration) {
         self.enter(now, Event::Travelled { group: self.group, operation: Operation(bucket.operation.0) });
     }
 
     /// The results of a bucket are in their places.
     pub(crate) fn finished<'a>(&mut self, bucket: &Bucket, done: impl IntoIterator<Item = &'a Pending>, now: Duration) {
         let (group, operation) = (self.group, Operation(bucket.operation.0));
+        if let Some(Held { crew, started, started_ns, entered, packed_ns }) = self.held {
+            self.look(now);
+            let way = packed_ns.map(|packed_ns| Way { entered, packed_ns, finished_ns: self.last_ns });
+            if way.is_some_and(|way| self.pen.write_whole(started_ns, started, crew, way)) {
+                self.held = None;
+                let tiny = matches!(started, Event::Started { bytes, .. } if bytes <= TINY_BYTES);
+                self.tiny_ended_ns = tiny.then(|| self.at(now));
+                return;
+            }
+            self.spell_out();
+            self.enter_travelled(bucket, now);
+        }
         if self.crew.is_some() {
             return self.enter_for_all(now, Event::Finished { group, operation });
         }
@@ -246,16 +389,21 @@ impl Diary {
         }
     }
 
-    /// The thread that drives has waited for a request since then, and goes on now.
-    pub(crate) fn waited(&mut self, name: NameId, since: Duration) {
+    /// The thread that drives has waited for a request since then, and goes on now, at the end of a turn that began then.
+    pub(crate) fn waited(&mut self, name: NameId, since: Duration, turned_at: Duration) {
         if self.pen.is_on() {
-            let (time_ns, since_ns) = (now_ns(), self.at(since));
+            let (since_ns, begun_ns) = (self.at(since), self.at(turned_at));
+            let time_ns = match self.tiny_ended_ns.take() {
+                Some(ended_ns) if ended_ns == begun_ns => self.last_turns.end_ns(begun_ns, now_ns),
+                _ => now_ns(),
+            };
             self.pen.write(time_ns.max(since_ns), Event::Waited { name, since_ns });
         }
     }
 
     /// A bucket is given up.
     pub(crate) fn abandoned(&mut self, operation: farandole_plan::agree::Operation, now: Duration) {
+        self.spell_out();
         self.enter(now, Event::Abandoned { group: self.group, operation: Operation(operation.0) });
     }
 
@@ -267,6 +415,7 @@ impl Diary {
 
     /// A request is not carried out.
     pub(crate) fn failed(&mut self, pending: &Pending, now: Duration) {
+        self.spell_out();
         self.pen.write(self.at(now), Event::Failed { name: pending.mark.name, group: self.group });
     }
 
@@ -284,6 +433,7 @@ impl Diary {
 
     /// The group has ended with an error.
     pub(crate) fn trouble(&mut self, cause: &str, now: Duration) {
+        self.spell_out();
         let name = self.pen.recorder().intern(&cause.into(), &[]);
         self.pen.write(self.at(now), Event::Trouble { name });
         self.pen.recorder().ring(Occasion::Trouble);
@@ -320,6 +470,18 @@ pub(crate) fn dtype(dtype: Dtype) -> event::Dtype {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_for_tiny_buckets_share_looks_and_one_that_was_interrupted_spoils_none() {
+        let mut turns = LastTurns::default();
+        let ends = |turns: &mut LastTurns, length_ns: u64| -> Vec<u64> {
+            (0..SHARING).map(|_| turns.end_ns(1000, || 1000 + length_ns)).collect()
+        };
+        assert_eq!(ends(&mut turns, 300), [1300; SHARING as usize], "the first is measured, the others are like it");
+        let interrupted = ends(&mut turns, 5_000_000);
+        assert_eq!((interrupted[0], interrupted[1]), (5_001_000, 1338), "what is measured is told as it is");
+        assert_eq!(ends(&mut turns, 200), [1200; SHARING as usize]);
+    }
 
     #[test]
     fn trace_has_the_same_element_types() {

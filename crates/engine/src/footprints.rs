@@ -1,14 +1,14 @@
 //! Where a walk through a schedule has been, and when: for large operations, whose steps are worth a look at the clock.
 //!
 //! A run that carries [`Footprints`] notes each step as it is taken; steps of one kind with the same peer that follow each other become one
-//! note. Whoever drives the run takes the notes after each call and records them. The run itself knows nothing of recording.
+//! note, and meetings for which all others were there already leave none. Whoever drives the run takes the notes after each call and records them. The run itself knows nothing of recording.
 
 use farandole_plan::{Arrival, Rank, Step};
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::StepKind;
 
-/// Operations from this size on leave footprints. A step then handles hundreds of kilobytes and takes tens of microseconds, a
-/// thousand times as long as looking at the clock.
+/// Operations from this size on leave footprints. A step then handles tens of kilobytes and takes some microseconds, a hundred times as long as
+/// looking at the clock and writing it down.
 pub(crate) const FROM_BYTES: u64 = 512 << 10;
 
 /// Steps of one kind, taken one after the other.
@@ -22,16 +22,35 @@ pub(crate) struct Footprint {
     pub(crate) bytes: u64,
 }
 
+/// Whether a step had been tried before it could be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    AtOnce,
+    AfterAWait,
+}
+
 /// The notes that nobody has taken yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Footprints {
     notes: Vec<Footprint>,
 }
 
+/// Notes that there is room for at first: more than the steps that are taken before somebody must be waited for.
+const ROOM: usize = 32;
+
+impl Default for Footprints {
+    fn default() -> Footprints {
+        Footprints { notes: Vec::with_capacity(ROOM) }
+    }
+}
+
 impl Footprints {
     /// A step is taken.
-    pub(crate) fn note(&mut self, step: &Step, elem_bytes: usize) {
+    pub(crate) fn note(&mut self, step: &Step, elem_bytes: usize, taken: Taken) {
         let Some((kind, peer, elems)) = kind_of(step) else { return };
+        if kind == StepKind::Meet && taken == Taken::AtOnce {
+            return;
+        }
         let (time_ns, bytes) = (now_ns(), elems * elem_bytes as u64);
         match self.notes.last_mut() {
             Some(last) if last.kind == kind && last.peer == peer => {
@@ -78,8 +97,9 @@ mod tests {
         let span = Span { start: 0, len: 8 };
         let fetch = |tile, from| Step::Fetch { tile, from: Rank(from), chunk: span };
         for step in [fetch(0, 1), fetch(1, 1), fetch(1, 2), Step::Release { tile: 1 }, Step::Settle] {
-            footprints.note(&step, 4);
+            footprints.note(&step, 4, Taken::AtOnce);
         }
+        footprints.note(&Step::Settle, 4, Taken::AfterAWait);
         let notes: Vec<_> = footprints.drain().map(|note| (note.kind, note.peer, note.bytes)).collect();
         let receive = StepKind::Receive;
         assert_eq!(notes, [(receive, Some(Rank(1)), 64), (receive, Some(Rank(2)), 32), (StepKind::Meet, None, 0)]);

@@ -21,7 +21,7 @@ use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
-use crate::footprints::Footprints;
+use crate::footprints::{Footprints, Taken};
 use crate::window::{self, Shared};
 
 /// The links of one rank to its peers in a group.
@@ -122,13 +122,16 @@ impl Run {
     pub(crate) fn advance(&mut self, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
         let mut moved = self.push_out(links, memory)?;
         let schedule = Arc::clone(&self.schedule);
+        let before = self.step;
         while let Some(step) = schedule.steps.get(self.step) {
             match self.take_step(step, links, memory)? {
                 Progress::Done => {
                     self.step += 1;
                     moved = true;
                     if let Some(footprints) = &mut self.footprints {
-                        footprints.note(step, memory.elem_bytes);
+                        // What the walk had come to before this call could not be taken then.
+                        let taken = if self.step == before + 1 { Taken::AfterAWait } else { Taken::AtOnce };
+                        footprints.note(step, memory.elem_bytes, taken);
                     }
                 }
                 Progress::Moved => moved = true,

@@ -13,7 +13,7 @@ use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Mapped, Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
-use crate::footprints::Footprints;
+use crate::footprints::{Footprints, Taken};
 
 /// The memory that window steps work on.
 pub(crate) struct Shared<'a> {
@@ -218,7 +218,9 @@ impl WindowRun {
             }
             self.step += 1;
             if let Some(footprints) = &mut self.footprints {
-                footprints.note(step, memory.elem_bytes);
+                // What the walk had come to before this call could not be taken then.
+                let taken = if self.step == before + 1 { Taken::AfterAWait } else { Taken::AtOnce };
+                footprints.note(step, memory.elem_bytes, taken);
             }
         }
         if !self.schedule.steps.is_empty() {

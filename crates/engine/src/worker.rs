@@ -305,7 +305,7 @@ impl Driver {
     /// The thread that drives has waited for a request since then, and goes on now.
     pub(crate) fn note_wait(&mut self, name: NameId, since: Duration) {
         if let Some(world) = self.groups.first_mut() {
-            world.note_wait(name, since);
+            world.note_wait(name, since, self.turned_at);
         }
     }
 
@@ -323,7 +323,7 @@ impl Driver {
     /// The driver is about to sleep: from now on, peers on this host ring. Turn once more before sleeping.
     pub(crate) fn before_sleep(&mut self) {
         self.dozing = true;
-        self.groups.iter().for_each(Group::fall_asleep);
+        self.groups.iter_mut().for_each(Group::fall_asleep);
     }
 
     /// Another thread has the baton.

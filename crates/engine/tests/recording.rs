@@ -5,7 +5,9 @@
 mod harness;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use farandole_engine::meeting::{Hall, Medium};
 use farandole_engine::{Communicator, Config, DirectSettings};
@@ -123,6 +125,48 @@ fn a_rank_that_comes_late_is_seen_on_the_common_clock() {
     let asked = traces[0].records.iter().rfind(|record| submitted(&record.event)).unwrap().time_ns;
     let late_ns = start(&traces[1]) - asked;
     assert!(late_ns >= LATE.as_nanos() as u64 * 9 / 10, "{late_ns}");
+}
+
+#[test]
+fn a_small_bucket_that_waits_for_a_rank_is_seen_while_it_does() {
+    let seen = Arc::new(AtomicBool::new(false));
+    let traces = ranks(2, Transport::Shm, move |engine| {
+        // So often that the bucket comes without words, and is over before anything is written about it.
+        (0..12).for_each(|_| drop(engine.run(sum("w", vec![1_f32; 10])).unwrap()));
+        let recorder = Arc::clone(engine.recorder());
+        let is_seen = || {
+            let trace = recorder.snapshot("test");
+            let mut waits = trace.records.iter().rev().filter_map(|record| match record.event {
+                Event::Waiting { group: Group::WORLD, operation, peer: Some(1) } => Some(operation),
+                _ => None,
+            });
+            let Some(last) = operations(&trace, "w").last().copied() else { return false };
+            let done = Event::Done { name: trace.names.find("w").unwrap(), group: Group::WORLD, operation: last };
+            waits.next() == Some(last) && trace.records.iter().all(|record| record.event != done)
+        };
+        let gives_up = Instant::now() + Duration::from_secs(10);
+        let look = || {
+            while !is_seen() && Instant::now() < gives_up {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        if engine.rank() == Rank(0) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    look();
+                    seen.store(is_seen(), Ordering::Release);
+                });
+                engine.run(sum("w", vec![1_f32; 10])).unwrap();
+            });
+        } else {
+            while !seen.load(Ordering::Acquire) && Instant::now() < gives_up {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            engine.run(sum("w", vec![1_f32; 10])).unwrap();
+        }
+        (seen.load(Ordering::Acquire), engine.recorder().snapshot("test"))
+    });
+    assert!(traces[0].0, "{:?}", traces[0].1.records.iter().rev().take(20).collect::<Vec<_>>());
 }
 
 #[test]

@@ -4,7 +4,6 @@
 //! counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and which clock it was (`id`).
 //! Between two looks of a thread at the clock itself its `watch` is enough, because times are looked at more often than anything else is done here.
 
-use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -12,18 +11,13 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::watch::Watch;
 
 thread_local! {
-    static WATCH: Cell<Watch> = const { Cell::new(Watch::new()) };
+    static WATCH: Watch = const { Watch::new() };
 }
 
 /// Now, in nanoseconds of this host's clock.
 #[inline]
 pub fn now_ns() -> u64 {
-    WATCH.with(|cell| {
-        let mut watch = cell.get();
-        let time_ns = watch.look(kernel_ns);
-        cell.set(watch);
-        time_ns
-    })
+    WATCH.with(|watch| watch.look(kernel_ns))
 }
 
 /// The clock itself.

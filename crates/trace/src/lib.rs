@@ -46,5 +46,6 @@ pub use event::{Event, Record};
 pub use lately::Lately;
 pub use recorder::{DEFAULT_RECORDS, Identity, Occasion, Pen, PhaseGuard, Recorder};
 pub use scribe::{Duties, JOBS_KEPT, LastResort, Scribe, save};
+pub use terse::Way;
 pub use timeline::Cycles;
 pub use trace::{Ending, Header, Named, Names, Trace, Unreadable};

@@ -19,7 +19,7 @@ use crate::machine;
 use crate::ring::{Quill, Ring};
 use crate::tables::NameTable;
 use crate::tail::Tail;
-use crate::terse::{self, Crews};
+use crate::terse::{self, Crew, Crews, Way};
 use crate::trace::{Header, Named, Trace};
 
 /// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a bucket some ten, so a model
@@ -186,10 +186,10 @@ impl Recorder {
         }
     }
 
-    /// Enters requests that will travel together again and again, for [`Pen::write_for_all`]. `None` if there are too many of such; then each gets
-    /// records of its own.
-    pub fn crew(&self, requests: impl IntoIterator<Item = Member>) -> Option<CrewId> {
-        lock(&self.crews).enter(requests.into_iter().collect())
+    /// Enters requests that will travel together again and again in a bucket of so many bytes, for [`Pen::write_for_all`] and [`Pen::write_whole`]. `None` if
+    /// there are too many of such; then each gets records of its own.
+    pub fn crew(&self, requests: impl IntoIterator<Item = Member>, bytes: u64) -> Option<CrewId> {
+        lock(&self.crews).enter(requests.into_iter().collect(), bytes)
     }
 
     /// Whether anybody wants to know where the driver took requests in ([`Event::Cycle`]).
@@ -319,7 +319,7 @@ impl Recorder {
         lock(&self.settings).get(from..).unwrap_or_default().to_vec()
     }
 
-    pub(crate) fn crews_since(&self, from: usize) -> Vec<Arc<[Member]>> {
+    pub(crate) fn crews_since(&self, from: usize) -> Vec<Crew> {
         lock(&self.crews).since(from).to_vec()
     }
 }
@@ -375,6 +375,22 @@ impl Pen {
         {
             quill.write(terse::short(Record { time_ns, thread: self.thread, event }, crew));
         }
+    }
+}
+
+impl Pen {
+    /// Records a bucket that was [`Event::Started`] at this moment and is over, with everything that it passed, in one record. Answers `false`, and records
+    /// nothing, if it took too long for that.
+    #[inline]
+    pub fn write_whole(&mut self, started_ns: u64, started: Event, crew: CrewId, way: Way) -> bool {
+        let record = Record { time_ns: started_ns, thread: self.thread, event: started };
+        let Some(words) = terse::whole(record, crew, way) else { return false };
+        if self.recorder.is_on()
+            && let Some(quill) = &mut self.quill
+        {
+            quill.write(words);
+        }
+        true
     }
 }
 

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use crate::event::{Group, Member, NameId, Record, ThreadId};
+use crate::event::{Group, NameId, Record, ThreadId};
 use crate::recorder::Recorder;
 use crate::tables::thread_names;
-use crate::terse;
+use crate::terse::{self, Crew};
 use crate::trace::{Ending, Named, Trace};
 
 /// How far somebody has read.
@@ -23,7 +23,7 @@ pub(crate) struct Tail {
     settings: usize,
     /// Records before the first one that was read, until they have been told as dropped.
     skipped: u64,
-    crews: Vec<Arc<[Member]>>,
+    crews: Vec<Crew>,
 }
 
 /// What is new.

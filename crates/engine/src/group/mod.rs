@@ -193,8 +193,8 @@ impl Group {
     }
 
     /// The thread that drives has waited for a request, of this group or another one.
-    pub(crate) fn note_wait(&mut self, name: NameId, since: Duration) {
-        self.diary.waited(name, since);
+    pub(crate) fn note_wait(&mut self, name: NameId, since: Duration, turned_at: Duration) {
+        self.diary.waited(name, since, turned_at);
     }
 
     /// Another thread drives.
@@ -246,7 +246,10 @@ impl Group {
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there is
     /// nothing in the windows to wait for, and ringing would only cost them time.
-    pub(crate) fn fall_asleep(&self) {
+    pub(crate) fn fall_asleep(&mut self) {
+        if let Some(job) = &self.job {
+            self.diary.doze(&job.bucket, || job.waiting_for(&self.mesh));
+        }
         if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.job) {
             windows.raise_asleep();
         }

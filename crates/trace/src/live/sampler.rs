@@ -15,6 +15,7 @@ use super::sample::{Counts, Sample, Stall};
 use crate::clock::now_ns;
 use crate::event::{Event, Group, NameId, Operation, Phase, Record, ThreadId};
 use crate::recorder::Recorder;
+use crate::terse::{self, Crew};
 
 /// Kinds of records that are of no use here: submitted, arrived, fused, done, failed; steps of an operation; cycles. Nearly all there are.
 const PASSED_OVER: [u8; 10] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16];
@@ -33,6 +34,7 @@ pub struct Sampler {
     /// For each ring the number of the next record.
     next: Vec<u64>,
     words: Vec<[u64; 4]>,
+    crews: Vec<Crew>,
     counts: Counts,
     iteration: Option<u64>,
     epoch: Option<u64>,
@@ -72,6 +74,7 @@ impl Sampler {
             recorder,
             next: Vec::new(),
             words: Vec::new(),
+            crews: Vec::new(),
             counts: Counts::default(),
             iteration: None,
             epoch: None,
@@ -131,7 +134,14 @@ impl Sampler {
                 self.phases.clear();
                 self.waits = None;
             }
+            // After the records, because whoever writes one has entered its crew before.
+            self.crews.extend(self.recorder.crews_since(self.crews.len()));
             for words in words.drain(..) {
+                if let Some(told) = terse::read(words, &self.crews) {
+                    let (started, finished) = (told.started, told.finished);
+                    started.into_iter().chain(finished).for_each(|record| self.take(record));
+                    continue;
+                }
                 if PASSED_OVER.contains(&(words[1] as u8)) {
                     continue;
                 }
@@ -289,6 +299,23 @@ mod tests {
         }
         pen.write(22, Event::Finished { group: Group::WORLD, operation: Operation(11) });
         assert_eq!(sampler.sample().counts.bytes, 1029);
+    }
+
+    #[test]
+    fn buckets_that_come_again_count_although_their_records_are_short() {
+        use crate::event::Member;
+        use crate::terse::Way;
+        let recorder = recorder();
+        let mut pen = recorder.pen();
+        let mut sampler = Sampler::new(Arc::clone(&recorder));
+        let crew = recorder.crew([Member { name: NameId(1), bytes: 40 }; 2], 100).unwrap();
+        let group = Group::WORLD;
+        pen.write_for_all(1, started(group, 1, 100), crew);
+        pen.write_for_all(2, Event::Finished { group, operation: Operation(1) }, crew);
+        let way = Way { entered: false, packed_ns: 3, finished_ns: 4 };
+        assert!(pen.write_whole(3, started(group, 2, 100), crew, way));
+        let Counts { operations, requests, bytes, .. } = sampler.sample().counts;
+        assert_eq!((operations, requests, bytes), (2, 4, 200));
     }
 
     #[test]
