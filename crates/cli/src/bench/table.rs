@@ -297,7 +297,8 @@ memory:   2 ranks together copy 10.0 GB/s and add (a += b) 5.0 GB/s
         let expected = "openmpi / farandole, round by round: 4 B 0.990 (half of them 0.990 to 0.990), 64 MB 0.990 (half of them 0.990 to 0.990).";
         assert!(text.contains(expected), "{text}");
         assert!(!column_names(&report).contains("best"));
-        assert_eq!(report.to_json()["sizes"][0]["openmpi"]["round_ratios"]["median"], 1.485 / 1.5);
+        let told = report.to_json()["sizes"][0]["openmpi"]["round_ratios"]["median"].as_f64().unwrap();
+        assert!((told - 0.99).abs() < 1e-9, "{told}");
     }
 
     #[test]
