@@ -26,6 +26,7 @@ use signal_hook::SigId;
 use crate::event::{NameId, words_to_bytes};
 use crate::file::{Draft, EXTENSION, name_of};
 use crate::recorder::{Occasion, Recorder};
+use crate::saved::Saved;
 use crate::tail::Tail;
 use crate::timeline::Cycles;
 use crate::timeline::live::LiveTimeline;
@@ -289,7 +290,7 @@ impl Work {
             (None, None) => return,
         };
         match saved {
-            Ok(path) if tells => eprintln!("farandole: rank {}: wrote {} ({occasion})", header.rank, path.display()),
+            Ok(path) if tells => eprintln!("{}", Saved { rank: header.rank, path: &path, occasion }),
             Ok(_) => {}
             Err(error) => {
                 eprintln!("farandole: rank {}: saving a trace in {}: {error}", header.rank, folder.display());

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use farandole_trace::Saved;
+
 /// So many lines say what happened: a traceback's end is among them.
 const MOST_LINES: usize = 20;
 
@@ -38,13 +40,8 @@ impl Tail {
 
     /// The last one that says why. Where a rank in trouble has left its records comes after that, and is no reason.
     pub(crate) fn last(&self) -> Option<&str> {
-        self.lines().filter(|line| !tells_of_records(line)).last().or_else(|| self.lines().last())
+        self.lines().filter(|line| !Saved::is_told_of_trouble_by(line)).last().or_else(|| self.lines().last())
     }
-}
-
-/// The line by which a rank's scribe says where its records are.
-fn tells_of_records(line: &str) -> bool {
-    line.starts_with("farandole: rank ") && line.contains(": wrote ") && line.ends_with("(trouble)")
 }
 
 #[cfg(test)]
