@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::scope::Scope;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::{deny, memcheck, model, no_words, python, tidy, tools, wheel};
@@ -34,10 +35,6 @@ const LEGS: [Leg; 13] = [
     Leg { heading: "model checks", chore: "model", run: model::check },
     Leg { heading: "memory checks", chore: "memcheck", run: memcheck::check },
 ];
-
-/// Everything that is off by default: the trainer, and the adapters for tensor libraries. All legs that build the workspace build it with
-/// the same features, so that nothing is compiled twice.
-const FEATURES: [&str; 3] = ["--workspace", "--features", "farandole-cli/train,farandole/burn,farandole/candle"];
 
 /// `cargo xtask ci`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
@@ -110,7 +107,10 @@ fn check_format() -> Result<Tally> {
 }
 
 fn lint() -> Result<Tally> {
-    Shell::cargo(&["clippy", "--all-targets"]).words(&FEATURES).words(&["--", "-D", "warnings"]).run()?;
+    Shell::cargo(&["clippy", "--all-targets"])
+        .words(&Scope::Everything.words(&[]))
+        .words(&["--", "-D", "warnings"])
+        .run()?;
     // The fuzz targets are a workspace of their own. Naming a fuzzer library, whichever, spares the machine the C++ compiler
     // that building libFuzzer would need; nothing is linked here.
     Shell::cargo(&["clippy", "--manifest-path", "fuzz/Cargo.toml", "--", "-D", "warnings"])
@@ -120,11 +120,11 @@ fn lint() -> Result<Tally> {
 }
 
 fn run_tests() -> Result<Tally> {
-    Shell::cargo(&["nextest", "run"]).words(&FEATURES).run()
+    Shell::cargo(&["nextest", "run"]).words(&Scope::Everything.words(&[])).run()
 }
 
 fn run_doctests() -> Result<Tally> {
-    Shell::cargo(&["test", "--doc"]).words(&FEATURES).run()
+    Shell::cargo(&["test", "--doc"]).words(&Scope::Everything.words(&[])).run()
 }
 
 /// The tests of all arithmetic where the compiler flag takes run-time detection of the instruction set away. The flag changes every
@@ -137,5 +137,5 @@ fn run_portable_tests() -> Result<Tally> {
 }
 
 fn build_documents() -> Result<Tally> {
-    Shell::cargo(&["doc", "--no-deps"]).words(&FEATURES).env("RUSTDOCFLAGS", "-D warnings").run()
+    Shell::cargo(&["doc", "--no-deps"]).words(&Scope::Everything.words(&[])).env("RUSTDOCFLAGS", "-D warnings").run()
 }

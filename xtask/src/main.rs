@@ -20,6 +20,7 @@ mod network;
 mod page;
 mod peers;
 mod python;
+mod scope;
 mod shell;
 mod startup;
 mod tally;

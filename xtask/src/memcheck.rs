@@ -6,6 +6,7 @@
 
 use anyhow::Result;
 
+use crate::scope::Scope;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::{no_words, tools};
@@ -20,15 +21,24 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("memcheck", words)?;
     tools::need_packages(&[tools::VALGRIND])?;
     tools::need_subcommand(tools::NEXTEST)?;
-    println!("\n{}", check()?);
+    println!("\n{}", examine(Scope::Needed)?);
     Ok(())
 }
 
-/// All tests of profile `memcheck`.
+/// The leg of continuous integration.
 pub(crate) fn check() -> Result<Tally> {
+    examine(Scope::Everything)
+}
+
+/// The crates that are looked at, as nextest names them.
+const CRATES: &str = "package(farandole-tensor) + package(farandole-transport)";
+
+/// All tests of profile `memcheck`.
+fn examine(scope: Scope) -> Result<Tally> {
     let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
     Shell::cargo(&["nextest", "run", "--profile", "memcheck"])
-        .words(&["--package", "farandole-tensor", "--package", "farandole-transport"])
+        .words(&scope.words(&["farandole-tensor", "farandole-transport"]))
+        .words(&["--filterset", CRATES])
         .env(&runner, VALGRIND)
         // Tests that try many numbers by brute force try a few.
         .env("FARANDOLE_MEMCHECK", "1")

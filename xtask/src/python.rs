@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::peers;
+use crate::scope::Scope;
 use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::tools::target_dir;
@@ -57,7 +58,7 @@ pub(crate) enum Profile {
 /// `cargo xtask python`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let wish = Wish::read(words)?;
-    let built = build(wish.profile)?;
+    let built = build(wish.profile, Scope::Needed)?;
     if wish.build_only {
         println!("the module is built; PYTHONPATH={} finds it", built.package.display());
         return Ok(());
@@ -73,7 +74,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
 /// The leg of continuous integration.
 pub(crate) fn check() -> Result<Tally> {
     make_environment()?;
-    let built = build(Profile::Dev)?;
+    let built = build(Profile::Dev, Scope::Everything)?;
     check_types()?;
     test(&built, None)
 }
@@ -103,10 +104,12 @@ pub(crate) fn make_environment() -> Result<()> {
 }
 
 /// Builds the command, and the module into the package's folder.
-pub(crate) fn build(profile: Profile) -> Result<Built> {
-    let words = ["build", "--package", "farandole-python", "--package", "farandole-cli"];
+pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
+    // With the targets of tests, because what these depend on counts for the features that everything is compiled with.
+    let targets: &[&str] = if scope == Scope::Everything { &["--all-targets"] } else { &[] };
     let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
-    Shell::cargo(&words).words(flags).run()?;
+    let packages = scope.words(&["farandole-python", "farandole-cli"]);
+    Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).run()?;
     let folder = target_dir().join(if profile == Profile::Release { "release" } else { "debug" });
     let package = root().join(PACKAGE);
     put(&folder.join("libfarandole_python.so"), &package.join("farandole/_native.abi3.so"))?;

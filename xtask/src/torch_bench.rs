@@ -6,6 +6,7 @@
 use anyhow::Result;
 
 use crate::python::{self, Profile};
+use crate::scope::Scope;
 use crate::shell::Shell;
 
 /// What is measured, and how, stands in this script.
@@ -16,7 +17,7 @@ const DEADLINE: &str = "600";
 
 /// `cargo xtask torch-bench [WORDS…]`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
-    let built = python::build(Profile::Release)?;
+    let built = python::build(Profile::Release, Scope::Needed)?;
     python::make_environment()?;
     let (command, interpreter) = (built.command.to_string_lossy(), python::python());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
