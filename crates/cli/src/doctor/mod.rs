@@ -54,7 +54,7 @@ pub(crate) use vendor::serve_probe;
 /// The version of this command.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Says what this machine has, what a job would use and why, and what is wrong with it.
+/// Say what this machine has, what a job would use and why, and what is wrong with it.
 ///
 /// Ends with 0 if nothing is wrong and with 1 if there is a problem; notes are no problems.
 #[derive(Args, Clone, Debug, Default)]
