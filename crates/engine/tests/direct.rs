@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -216,12 +216,12 @@ fn a_rank_that_leaves_is_named_to_the_others() {
 #[test]
 fn a_rank_that_never_comes_is_named_at_the_deadline() {
     let short = DirectSettings { deadline: Duration::from_millis(300), ..settings() };
-    let errors = ranks(2, Medium::Windows, short, |mut communicator| {
-        if communicator.rank() == Rank(1) {
-            thread::sleep(Duration::from_secs(2));
-            return None;
-        }
-        Some(communicator.barrier().unwrap_err().to_string())
+    // Rank 1 stays until rank 0 has its error: a rank that has left is another cause.
+    let told = Arc::new(Barrier::new(2));
+    let errors = ranks(2, Medium::Windows, short, move |mut communicator| {
+        let error = (communicator.rank() == Rank(0)).then(|| communicator.barrier().unwrap_err().to_string());
+        told.wait();
+        error
     });
     let error = errors[0].as_ref().unwrap();
     assert!(error.contains("for rank 1") && error.contains("barrier"), "{error}");
