@@ -85,38 +85,56 @@ fn report(traces: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The illness is the first finding, and without it the job takes as long as was said.
-fn cured(ill: &Value, cause: &str, healthy: &Value) {
+/// The illness is the first finding, and without it the job takes as long as was said; or why not.
+fn cured(ill: &Value, cause: &str, healthy: &Value) -> Result<(), String> {
     let first = &ill["findings"][0];
-    assert_eq!(first["cause"], cause, "{}", ill["headline"]);
+    if first["cause"] != cause {
+        return Err(format!("not {cause} first: {}", ill["headline"]));
+    }
     let predicted = first["without"]["time_saved_percent"].as_f64().unwrap();
     let measured = 100.0 * (1.0 - healthy["ns"].as_f64().unwrap() / ill["ns"].as_f64().unwrap());
-    assert!(
-        (predicted - measured).abs() < POINTS,
-        "{cause}: {predicted:.1} % were predicted, {measured:.1} % measured"
-    );
+    if (predicted - measured).abs() < POINTS {
+        Ok(())
+    } else {
+        Err(format!("{cause}: {predicted:.1} % were predicted, {measured:.1} % measured"))
+    }
+}
+
+/// Compares runs anew where it did not come out. Ranks that share their cores with somebody else's work have illnesses of their own, and two runs
+/// that are compared then differ by more than one; a wrong report is wrong each time.
+fn in_one_of_three_attempts(name: &str, attempt: impl Fn(&Folder) -> Result<(), String>) {
+    let mut reasons = Vec::new();
+    for number in 0..3 {
+        match attempt(&Folder::new(&format!("{name}-{number}"))) {
+            Ok(()) => return,
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    panic!("{}", reasons.join("\n"));
 }
 
 #[test]
 fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
-    let folder = Folder::new("illnesses");
-    rehearse(&folder.join("healthy"), &[]);
-    let healthy = report(&folder.join("healthy"));
-    assert!(healthy["efficiencies"]["parallel_efficiency"].as_f64().unwrap() > 0.6, "{}", healthy["headline"]);
-    for (name, cause, words) in [
-        ("input", "input", &["input-ms=30"][..]),
-        ("late", "late", &["late-rank=2", "late-ms=30"]),
-        ("checkpoint", "checkpoint", &["checkpoint-ms=200"]),
-    ] {
-        rehearse(&folder.join(name), words);
-        cured(&report(&folder.join(name)), cause, &healthy);
-    }
-    let late = report(&folder.join("late"));
-    assert_eq!(late["findings"][0]["rank"], 2);
-    // Evaluation is not taken away but shared: 200 ms on one rank become 50 ms on each.
-    rehearse(&folder.join("evaluation"), &["evaluation-ms=200"]);
-    rehearse(&folder.join("shared"), &["evaluation-ms=200", "shared=1"]);
-    cured(&report(&folder.join("evaluation")), "sequential", &report(&folder.join("shared")));
+    in_one_of_three_attempts("illnesses", |folder| {
+        rehearse(&folder.join("healthy"), &[]);
+        let healthy = report(&folder.join("healthy"));
+        if healthy["efficiencies"]["parallel_efficiency"].as_f64().unwrap() < 0.6 {
+            return Err(format!("healthy: {}", healthy["headline"]));
+        }
+        for (name, cause, words) in [
+            ("input", "input", &["input-ms=30"][..]),
+            ("late", "late", &["late-rank=2", "late-ms=30"]),
+            ("checkpoint", "checkpoint", &["checkpoint-ms=200"]),
+        ] {
+            rehearse(&folder.join(name), words);
+            cured(&report(&folder.join(name)), cause, &healthy)?;
+        }
+        assert_eq!(report(&folder.join("late"))["findings"][0]["rank"], 2);
+        // Evaluation is not taken away but shared: 200 ms on one rank become 50 ms on each.
+        rehearse(&folder.join("evaluation"), &["evaluation-ms=200"]);
+        rehearse(&folder.join("shared"), &["evaluation-ms=200", "shared=1"]);
+        cured(&report(&folder.join("evaluation")), "sequential", &report(&folder.join("shared")))
+    });
 }
 
 /// Makes two hosts with a link between them, limited if so told, and starts a rank on each. 77: there are no namespaces to be had.
@@ -160,21 +178,23 @@ fn rehearse_on_two_hosts(traces: &Path, limit: &str, words: &[&str]) {
 
 #[test]
 fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was_predicted() {
-    let folder = Folder::new("link");
-    // 1 MB each way at 100 Mbit/s is some 84 ms, beside 20 ms of work.
-    let words = ["iterations=20", "tensors=4", "bytes=262144"];
-    rehearse_on_two_hosts(&folder.join("slow"), "100mbit", &words);
-    rehearse_on_two_hosts(&folder.join("fast"), "none", &words);
-    let slow = report(&folder.join("slow"));
-    assert_eq!(slow["hosts"], 2);
-    cured(&slow, "transfer", &report(&folder.join("fast")));
-    // The profile sees it as well: the same messages, in far less time.
-    let (slow, fast) = (folder.join("slow"), folder.join("fast"));
-    let output = farandole(&["profile", slow.to_str().unwrap(), fast.to_str().unwrap(), "--collective", "allreduce"]);
-    let table = String::from_utf8(output.stdout).unwrap();
-    let total = table.lines().last().unwrap();
-    let improvement: f64 = total.trim_end_matches(" %").rsplit(' ').next().unwrap().parse().unwrap();
-    assert!(improvement > 50.0, "{table}");
+    in_one_of_three_attempts("link", |folder| {
+        // 1 MB each way at 100 Mbit/s is some 84 ms, beside 20 ms of work.
+        let words = ["iterations=20", "tensors=4", "bytes=262144"];
+        rehearse_on_two_hosts(&folder.join("slow"), "100mbit", &words);
+        rehearse_on_two_hosts(&folder.join("fast"), "none", &words);
+        let slow = report(&folder.join("slow"));
+        assert_eq!(slow["hosts"], 2);
+        cured(&slow, "transfer", &report(&folder.join("fast")))?;
+        // The profile sees it as well: the same messages, in far less time.
+        let (slow, fast) = (folder.join("slow"), folder.join("fast"));
+        let (slow, fast) = (slow.to_str().unwrap(), fast.to_str().unwrap());
+        let output = farandole(&["profile", slow, fast, "--collective", "allreduce"]);
+        let table = String::from_utf8(output.stdout).unwrap();
+        let total = table.lines().last().unwrap();
+        let improvement: f64 = total.trim_end_matches(" %").rsplit(' ').next().unwrap().parse().unwrap();
+        if improvement > 50.0 { Ok(()) } else { Err(table) }
+    });
 }
 
 #[test]
