@@ -6,7 +6,7 @@
 //! every command that starts ranks of its own has them, under the same names.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
@@ -164,9 +164,10 @@ pub(crate) struct LaunchArgs {
     pub(super) foreign: Foreign,
 }
 
+#[cfg(feature = "train")]
 impl LaunchArgs {
     /// Where traces of all ranks are to be kept, if anywhere.
-    pub(crate) fn trace(&self) -> Option<&Path> {
+    pub(crate) fn trace(&self) -> Option<&std::path::Path> {
         self.insight.trace()
     }
 

@@ -37,6 +37,7 @@ const INSIGHT: &str = "Insight";
 
 impl Insight {
     /// Where traces are to be kept, if anywhere.
+    #[cfg(feature = "train")]
     pub(super) fn trace(&self) -> Option<&Path> {
         self.trace.as_deref()
     }

@@ -68,6 +68,7 @@ fn start(args: &RunArgs) -> Result<ExitCode> {
 }
 
 /// Makes an order that starts this command in the way that the flags say.
+#[cfg(feature = "train")]
 pub(crate) fn order_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<Order> {
     answer(args)?;
     order::order_for(args, command, |variable| std::env::var_os(variable), &here()?)
