@@ -12,6 +12,7 @@ mod ci;
 mod cycles;
 mod deny;
 mod detect;
+mod freeze;
 mod fuzz;
 mod memcheck;
 mod miri;
@@ -42,7 +43,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 22] = [
+const CHORES: [Chore; 23] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -88,6 +89,11 @@ const CHORES: [Chore; 22] = [
         run: cycles::run,
     },
     Chore { name: "detect", summary: "how soon everybody knows that a rank is gone [--rounds N]", run: detect::run },
+    Chore {
+        name: "freeze",
+        summary: "stop jobs at any moment and let them go on [--rounds N] [--jobs K] [--seed S] [--dev]",
+        run: freeze::run,
+    },
     Chore {
         name: "peers",
         summary: "install what `--against` compares with: Open MPI, MPICH, Gloo",

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `once` | one allreduce of four bytes, then the end |
 //! | `sum` | allreduces of several sizes, by both doors; says so when all were right |
+//! | `work MS` | says `working`, then named and direct allreduces for so many milliseconds; says so when all were right |
 //! | `loop` | says `dancing`, and allreduces until that fails; says why, and ends with code 1 |
 //! | `exit RANK CODE` | the same, but after a while this rank says `enough of pid …` and ends with this code |
 //! | `again TIMES` | joins, sums and leaves so many times, now this rank first, now that; says so if nothing has piled up |
@@ -34,6 +35,10 @@ fn main() {
     let outcome = match words[..] {
         ["once"] => joined(|world| reduce(world, 1)),
         ["sum"] => joined(sum),
+        ["work", time] => {
+            let time = Duration::from_millis(time.parse().expect("a number of milliseconds"));
+            joined(|world| work(world, time))
+        }
         ["loop"] => joined(|world| dance(world, None)),
         ["exit", rank, code] => {
             let (rank, code) = (rank.parse().expect("a rank"), code.parse().expect("a code"));
@@ -176,6 +181,30 @@ fn sum(world: &mut World) -> Result<(), Error> {
     let (rank, size) = (world.rank(), world.size());
     println!("rank {rank} of {size}, {} of {} here: right", world.local_rank(), world.local_size());
     Ok(())
+}
+
+/// Both kinds of collectives until rank 0 has had enough: small and large, waited for at once and later.
+fn work(world: &mut World, time: Duration) -> Result<(), Error> {
+    let began = Instant::now();
+    let (rank, size) = (world.rank() as f32, world.size() as f32);
+    println!("working");
+    loop {
+        let tickets = [1, 1000, 30_000].map(|elems: usize| {
+            let data = vec![rank + 1.0; elems];
+            world.submit_allreduce(&format!("data {elems}"), data, ReduceOp::Average)
+        });
+        reduce(world, 1)?;
+        reduce(world, 30_000)?;
+        for ticket in tickets {
+            check(&farandole::wait::<f32>(ticket?)?, (size + 1.0) / 2.0);
+        }
+        let mut enough = [if world.rank() == 0 && began.elapsed() > time { 1.0f32 } else { 0.0 }];
+        world.allreduce(&mut enough, ReduceOp::Sum)?;
+        if enough[0] > 0.0 {
+            println!("worked, and all was right");
+            return Ok(());
+        }
+    }
 }
 
 fn dance(world: &mut World, tired: Option<(usize, i32)>) -> Result<(), Error> {

@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farandole_cluster::channel::{Channel, Fault, Flushed, Patient, Polled, Purpose, Received, Session, VERSION};
-use farandole_transport::Key;
+use farandole_transport::{Countdown, Key};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
+fn soon() -> Countdown {
+    Countdown::new(PATIENCE)
 }
 
 fn tcp_pair() -> (TcpStream, TcpStream) {
@@ -42,18 +42,18 @@ fn talk<S: Patient + Send + 'static>(near: S, far: S) {
     let key = Key::random().unwrap();
     let far_key = key.clone();
     let echo = thread::spawn(move || -> io::Result<()> {
-        let mut channel = Channel::accept(far, &far_key, Purpose::Rendezvous, soon())?;
+        let mut channel = Channel::accept(far, &far_key, Purpose::Rendezvous, &soon())?;
         assert_eq!(channel.caller(), 3);
-        while let Some(message) = channel.receive(soon())? {
-            channel.send(&message, soon())?;
+        while let Some(message) = channel.receive(&soon())? {
+            channel.send(&message, &soon())?;
         }
         Ok(())
     });
-    let mut channel = Channel::connect(near, &key, Purpose::Rendezvous, 3, soon()).unwrap();
+    let mut channel = Channel::connect(near, &key, Purpose::Rendezvous, 3, &soon()).unwrap();
     for bytes in [0, 1, 65_517, 65_518, 65_519, 200_000, 3 << 20] {
         let message: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
-        channel.send(&message, soon()).unwrap();
-        assert!(channel.receive(soon()).unwrap().as_deref() == Some(&message), "{bytes} bytes came back changed");
+        channel.send(&message, &soon()).unwrap();
+        assert!(channel.receive(&soon()).unwrap().as_deref() == Some(&message), "{bytes} bytes came back changed");
     }
     drop(channel);
     echo.join().unwrap().unwrap();
@@ -223,7 +223,7 @@ fn a_peer_that_trickles_or_stays_silent_ends_at_the_deadline() {
     let opening = Session::initiate(&key, Purpose::Agent, 0).unwrap().take_outgoing();
     let began = Instant::now();
     let server = thread::spawn(move || {
-        Channel::accept(served, &key, Purpose::Agent, began + Duration::from_millis(300)).unwrap_err()
+        Channel::accept(served, &key, Purpose::Agent, &Countdown::new(Duration::from_millis(300))).unwrap_err()
     });
     for byte in opening {
         if trickle.write_all(&[byte]).is_err() {

@@ -58,7 +58,7 @@ const ASIDE: Duration = Duration::from_millis(1);
 
 /// The longest sleep. Everything that must be noticed wakes us; this bounds the damage of a wake-up that was lost
 /// outside our hands.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How long holders of the baton look around before they sleep.
 #[derive(Clone, Copy, Debug)]

@@ -138,11 +138,12 @@ settings! {
     /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
     /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
     patience: Duration = Duration::from_millis(10), ["FARANDOLE_PATIENCE_SECONDS"];
-    /// An operation that all ranks have agreed on fails when nothing has moved for this long. A dead process is noticed at once
-    /// by other means; this is for a host or a network that has silently gone.
-    deadline: Duration = Duration::from_secs(60), ["FARANDOLE_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"];
-    /// How long the ranks of a new group may take to find each other.
-    meet_deadline: Duration = Duration::from_secs(60), ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
+    /// An operation, named or direct, fails when nothing in it has moved for this long. Zero means never: a rank that is alive but
+    /// late is reported as a stall, and one that is dead, stopped or cut off is noticed by other means. A named request
+    /// counts from when all ranks have asked for it.
+    deadline: Duration = Duration::ZERO, ["FARANDOLE_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"];
+    /// How long the ranks of a job or of a new group may take to find each other.
+    meet_deadline: Duration = farandole_transport::connect::START_TIMEOUT, ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
     /// After this long without all ranks having asked for a request, a report says who is missing.
     stall_warning: Duration = Duration::from_secs(60),
         ["FARANDOLE_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"];

@@ -96,6 +96,8 @@ impl Start {
 pub(crate) struct Diary {
     pen: Pen,
     start_ns: u64,
+    /// How long this process has been asleep: what it is told are moments of awake time, what it writes is real time.
+    slept_ns: u64,
     group: Group,
     /// The time of the last entry about the running bucket.
     last_ns: u64,
@@ -144,6 +146,7 @@ impl Diary {
         Diary {
             pen,
             start_ns,
+            slept_ns: 0,
             group,
             last_ns: 0,
             timed: false,
@@ -178,10 +181,15 @@ impl Diary {
 
     /// A moment as it is recorded.
     pub(crate) fn at(&self, now: Duration) -> u64 {
-        self.start_ns + now.as_nanos() as u64
+        self.start_ns + self.slept_ns + now.as_nanos() as u64
     }
 
     /// Enters something about the running bucket.
+    /// This process has been asleep for so long in all.
+    pub(crate) fn slept(&mut self, slept: Duration) {
+        self.slept_ns = slept.as_nanos() as u64;
+    }
+
     fn enter(&mut self, now: Duration, event: Event) {
         self.look(now);
         self.pen.write(self.last_ns, event);

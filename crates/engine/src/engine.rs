@@ -22,6 +22,7 @@ use crate::diary::{Diary, Mark, Start};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Group, Settings};
 use crate::intake::After;
+use crate::limits::Limits;
 use crate::meeting::{Meeting, number_in};
 use crate::roster::Roster;
 use crate::shared::Shared;
@@ -111,6 +112,11 @@ impl Engine {
     /// After how long waiting is reported, unless nobody wants to know.
     pub(crate) fn stall_warning(&self) -> Option<Duration> {
         (!self.config.stall_check_disable).then_some(self.config.stall_warning)
+    }
+
+    /// The time limits that the user has set.
+    pub(crate) fn wait_limits(&self) -> Limits {
+        wait_limits(&self.config)
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -385,6 +391,11 @@ fn recorder(config: &Config, rank: Rank, hosts: &[String]) -> Arc<Recorder> {
     Recorder::new(identity, config.recorder_records as usize)
 }
 
+fn wait_limits(config: &Config) -> Limits {
+    let stall_shutdown = if config.stall_check_disable { Duration::ZERO } else { config.stall_shutdown };
+    Limits { timeout: config.deadline, stall_shutdown }
+}
+
 fn settings(
     config: &Config,
     table: Option<Arc<Table>>,
@@ -394,7 +405,7 @@ fn settings(
 ) -> Settings {
     let defaults = AgreeSettings::default();
     // A replayed bucket that some rank has not come to must be given up before it looks like a failure.
-    let longest = config.deadline / 4;
+    let longest = if config.deadline.is_zero() { Duration::MAX } else { config.deadline / 4 };
     let agree = AgreeSettings {
         threshold_bytes: config.fusion_threshold_bytes,
         patience: config.patience.min(longest),
@@ -406,6 +417,7 @@ fn settings(
         ..defaults
     };
     let fusion_limit_bytes = config.fusion_threshold_bytes.max(agree.stage_below_bytes) as usize;
+    let wait = wait_limits(config);
     let limits = stall::Limits { warn_after: config.stall_warning, shut_down_after: config.stall_shutdown };
     Settings {
         id,
@@ -413,7 +425,7 @@ fn settings(
         hosts: Arc::clone(hosts),
         agree,
         fusion_limit_bytes,
-        deadline: config.deadline,
+        wait,
         stall: (!config.stall_check_disable).then_some(limits),
         table,
     }

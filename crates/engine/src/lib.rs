@@ -57,6 +57,7 @@ mod footprints;
 mod fusion;
 mod group;
 mod intake;
+mod limits;
 pub mod meeting;
 mod roster;
 mod route;

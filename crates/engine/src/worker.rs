@@ -3,6 +3,9 @@
 //! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
 //! decided in `baton`. The driver is the only one who touches groups, meshes and regions under way.
 //!
+//! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this rank's clock: a rank that was
+//! stopped blames nobody for what it did not hear meanwhile.
+//!
 //! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause; trouble of
 //! another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its effect (`alarm`).
 
@@ -13,9 +16,10 @@ use std::time::{Duration, Instant};
 use farandole_plan::stall::{DirectWait, GroupState};
 use farandole_plan::{GroupId, Request};
 use farandole_trace::event::NameId;
-use farandole_transport::Waiter;
+use farandole_transport::{AwakeClock, Waiter};
 
 use crate::alarm::Alarm;
+use crate::baton::LONGEST_SLEEP;
 use crate::bucket::Pending;
 use crate::completion::Slot;
 use crate::error::{Error, Failure};
@@ -60,6 +64,7 @@ pub(crate) struct Driver {
     ending: Vec<(GroupId, Arc<Slot<()>>)>,
     /// The start of this rank's clock.
     start: Instant,
+    clock: AwakeClock,
     roster: Arc<Roster>,
     waiter: Arc<Waiter>,
     alarm: Alarm,
@@ -91,6 +96,7 @@ impl Driver {
             groups: vec![world],
             ending: Vec::new(),
             start,
+            clock: AwakeClock::new(start),
             roster,
             waiter,
             alarm,
@@ -118,7 +124,7 @@ impl Driver {
     }
 
     fn turn_or_panic(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
-        let now = self.start.elapsed();
+        let now = self.look_at_clock();
         self.turned_at = now;
         let alarmed = self.hear_alarm();
         self.took_something = self.take_orders(intake, now);
@@ -143,6 +149,22 @@ impl Driver {
             true => Turn::Moved,
             false => Turn::Still,
         }
+    }
+
+    /// The time at the beginning of a turn.
+    fn look_at_clock(&mut self) -> Duration {
+        let before = self.clock.slept();
+        let now = self.clock.look(Instant::now(), LONGEST_SLEEP);
+        if self.clock.slept() != before {
+            let slept = self.clock.slept();
+            self.groups.iter_mut().for_each(|group| group.slept(slept));
+        }
+        now.saturating_duration_since(self.start)
+    }
+
+    /// The time within a turn.
+    fn now(&self) -> Duration {
+        self.clock.peek(Instant::now(), LONGEST_SLEEP).saturating_duration_since(self.start)
     }
 
     /// Others wait for this rank and want to know why. What its groups are at is told of all of them: the one that holds it up may
@@ -186,6 +208,7 @@ impl Driver {
                     let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
                     group.fail(&error, &around);
                 }
+                group.slept(self.clock.slept());
                 self.groups.push(*group);
             }
             Order::RemoveGroup { group, done } => {
@@ -243,7 +266,7 @@ impl Driver {
         }
         self.fail_all(Trouble::Alarmed(verdict));
         if lost.is_none() {
-            let now = self.start.elapsed();
+            let now = self.now();
             self.groups.iter_mut().for_each(|group| group.expect_little(now));
         }
         true
@@ -254,7 +277,8 @@ impl Driver {
         if self.hear_alarm() {
             return;
         }
-        let failure = self.groups[index].first_cause(trouble, &self.waiter, self.start.elapsed());
+        let now = self.now();
+        let failure = self.groups[index].first_cause(trouble, &self.waiter, now);
         // Finding the cause may have taken a while.
         if self.hear_alarm() {
             return;
@@ -262,8 +286,7 @@ impl Driver {
         match self.groups[index].id() {
             GroupId::WORLD => self.end_all(failure),
             _ => {
-                let around =
-                    Surroundings { now: self.start.elapsed(), roster: &self.roster, on_stall: &*self.on_stall };
+                let around = Surroundings { now: self.now(), roster: &self.roster, on_stall: &*self.on_stall };
                 self.groups[index].fail(&Error::from(failure), &around);
             }
         }
@@ -271,8 +294,9 @@ impl Driver {
 
     /// All groups are in the same trouble.
     pub(crate) fn fail_all(&mut self, trouble: Trouble) {
+        let now = self.now();
         let failure = match self.groups.first_mut() {
-            Some(group) => group.first_cause(trouble, &self.waiter, self.start.elapsed()),
+            Some(group) => group.first_cause(trouble, &self.waiter, now),
             None => return,
         };
         self.end_all(failure);
@@ -281,8 +305,9 @@ impl Driver {
     fn end_all(&mut self, failure: Failure) {
         let error = Error::from(failure);
         self.roster.end_all(&error);
+        let now = self.now();
         for group in &mut self.groups {
-            let around = Surroundings { now: self.start.elapsed(), roster: &self.roster, on_stall: &*self.on_stall };
+            let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
             group.fail(&error, &around);
         }
     }
@@ -317,7 +342,7 @@ impl Driver {
     /// How long the driver may sleep if nothing happens.
     pub(crate) fn next_timeout(&self) -> Duration {
         let due = self.groups.iter().map(Group::next_timeout).min().unwrap_or(Duration::MAX);
-        due.saturating_sub(self.start.elapsed())
+        due.saturating_sub(self.now())
     }
 
     /// The driver is about to sleep: from now on, peers on this host ring. Turn once more before sleeping.

@@ -17,7 +17,8 @@ use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
 use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
-use farandole_transport::connect::Options;
+use farandole_transport::Countdown;
+use farandole_transport::connect::{Options, START_TIMEOUT};
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 
@@ -30,14 +31,15 @@ use crate::records::{Place, Records, Wishes};
 pub struct Setup {
     /// Settings of the engine; from the environment by default.
     pub config: Option<Config>,
-    /// Settings of direct collectives.
+    /// Settings of direct collectives. Without a deadline among them, the one of `config` counts.
     pub direct: DirectSettings,
     /// How ranks are connected.
     pub options: Options,
     /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
     /// the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
-    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in seconds, or 30 s.
+    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in seconds, or
+    /// [`START_TIMEOUT`]. Time in which this process is stopped does not count.
     pub patience: Duration,
     /// Where rank 0 looks for a measured table; where the environment says, by default.
     pub tables: Option<Shelf>,
@@ -76,7 +78,7 @@ fn start_timeout() -> Duration {
     let variables = ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
     let seconds = variables.iter().find_map(|variable| std::env::var(variable).ok()?.trim().parse().ok());
     let patience = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    patience.unwrap_or(Duration::from_secs(30))
+    patience.unwrap_or(START_TIMEOUT)
 }
 
 impl Setup {
@@ -88,11 +90,17 @@ impl Setup {
             Some(config) => config,
             None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
         };
+        // A timeout that the user has set counts for direct calls as for named requests.
+        let mut direct = self.direct;
+        if direct.deadline.is_zero() {
+            direct.deadline = config.deadline;
+        }
         let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
         spawn::die_with_parent()?;
         environment.log();
-        let deadline = Instant::now() + self.patience;
-        let venue = environment.open(deadline)?;
+        // In awake time; each step is told what is left.
+        let countdown = Countdown::new(self.patience);
+        let venue = environment.open(Instant::now() + countdown.left())?;
         let listen_at = match self.address {
             Some(address) => vec![SocketAddr::new(address, 0)],
             None => venue.listen_at.clone(),
@@ -100,7 +108,7 @@ impl Setup {
         let listener = Arc::new(Listener::bind(listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
         let way = venue.rendezvous.clone().map(|way| way.with_silence(silence));
-        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, &own, deadline)?;
+        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, &own, Instant::now() + countdown.left())?;
         let meeting = |epoch| Contacts {
             rank: environment.rank,
             contacts: contacts.clone(),
@@ -118,7 +126,7 @@ impl Setup {
         }
         let lost = |error: Error| with_verdict(error, lifeline.as_ref());
         let mut communicator =
-            Communicator::join(&mut meeting(0), self.direct, self.patience).map_err(|error| lost(error.into()))?;
+            Communicator::join(&mut meeting(0), direct, self.patience).map_err(|error| lost(error.into()))?;
         heed(lifeline.as_ref(), communicator.alarm());
         let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
         let identity = Identity {

@@ -5,7 +5,7 @@
 //! descriptors travel over the control line before it becomes one. Between hosts everything goes over TCP; the control
 //! line is always sealed there, data if the options say so.
 //!
-//! This is the one part of the crate that blocks, for at most the given time. A listener answers handshakes whether or not its
+//! This is the one part of the crate that blocks, for at most the given time, in which this process must have been awake (`awake`). A listener answers handshakes whether or not its
 //! rank has come here yet, so ranks may arrive in any order.
 
 use std::net::SocketAddr;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use farandole_plan::{Rank, Topology};
 use rustix::event::PollFlags;
 
+use crate::awake::Countdown;
 use crate::contact::Contact;
 use crate::error::{Error, Result};
 use crate::fds::{recv_fds, send_fds, wait_for};
@@ -26,6 +27,11 @@ use crate::mesh::{Mesh, Peer};
 use crate::shm::{Layout, Neighbour, Segment, Windows};
 use crate::stream::{Sealed, Shape, Socket, StreamControl, StreamLink};
 use crate::wait::{Bell, Waiter};
+
+/// How long the ranks and hosts of a job have to find each other, unless somebody says otherwise: the launcher waits so long for its agents, a
+/// rank for the others at the rendezvous, and members of a new group for each other. Horovod's default; a
+/// batch system starts the tasks of a job within seconds.
+pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One attempt to connect to one address gets this long before the next is tried.
 const ATTEMPT_PATIENCE: Duration = Duration::from_secs(3);
@@ -94,7 +100,7 @@ impl Mesh {
         at_most: Duration,
     ) -> Result<Mesh> {
         let began = Instant::now();
-        let deadline = began + at_most;
+        let deadline = Countdown::new(at_most);
         let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
         let built = building.join_all().and_then(|()| building.finish());
         if let Err(error) = &built {
@@ -113,7 +119,7 @@ struct Building<'a> {
     options: &'a Options,
     waiter: &'a Waiter,
     began: Instant,
-    deadline: Instant,
+    deadline: Countdown,
     /// The connections to each peer so far, in the order of ranks.
     pairs: Vec<Pair>,
 }
@@ -184,7 +190,7 @@ impl Building<'_> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
         loop {
-            if let Some(arrived) = self.listener.take(place, self.deadline.min(Instant::now() + GLANCE)) {
+            if let Some(arrived) = self.listener.take(place, Instant::now() + self.deadline.left().min(GLANCE)) {
                 if (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
                     return Ok(arrived);
                 }
@@ -195,7 +201,7 @@ impl Building<'_> {
                 return Err(error);
             }
             self.check_alive()?;
-            if Instant::now() >= self.deadline {
+            if self.deadline.is_over() {
                 return Err(self.never_came(peer));
             }
         }
@@ -242,7 +248,7 @@ impl Building<'_> {
                 None => {}
             }
             self.check_alive()?;
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.deadline.left();
             if left.is_zero() {
                 let doors = doors.iter().map(Door::to_string).collect::<Vec<_>>().join(", ");
                 let waiting_for = format!("it cannot be reached at {doors} (last answer: {last})");
@@ -255,11 +261,11 @@ impl Building<'_> {
 
     /// One attempt at one door.
     fn knock(&self, door: &Door<'_>, hello: &Hello) -> Result<Established<Socket>> {
-        let deadline = self.deadline.min(Instant::now() + ATTEMPT_PATIENCE);
-        let socket = door.open(deadline)?;
+        let deadline = self.deadline.at_most(ATTEMPT_PATIENCE);
+        let socket = door.open(&deadline)?;
         let mut handshake = Handshake::connect(socket, door.to_string(), self.listener.key(), hello)?;
         while !handshake.advance()? {
-            wait_for(handshake.stream(), PollFlags::IN, deadline)?;
+            wait_for(handshake.stream(), PollFlags::IN, &deadline)?;
         }
         Ok(handshake.finish())
     }
@@ -327,13 +333,13 @@ impl Building<'_> {
         let segment = Segment::create(layout.fixed_bytes())?;
         let bell = self.waiter.bell();
         for pair in &local {
-            send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], self.deadline)?;
+            send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], &self.deadline)?;
         }
         let mut neighbours = vec![Neighbour { rank: self.me, segment, bell }];
         for pair in &local {
             let peer = pair.peer;
             let mut theirs = [0; NOTE_BYTES];
-            let fds = recv_fds(&pair.control.stream, &mut theirs, self.deadline)?;
+            let fds = recv_fds(&pair.control.stream, &mut theirs, &self.deadline)?;
             let Ok([segment, bell]) = <[_; 2]>::try_from(fds) else {
                 return Err(Error::Garbled { peer, what: "no shared memory: it gave up".to_owned() });
             };
@@ -364,7 +370,7 @@ impl std::fmt::Display for Door<'_> {
 }
 
 impl Door<'_> {
-    fn open(&self, deadline: Instant) -> Result<Socket> {
+    fn open(&self, deadline: &Countdown) -> Result<Socket> {
         let refused = |e: std::io::Error| Error::local(format!("connecting to {self}"), e);
         match self {
             Door::Unix(name) => Socket::to_abstract(name).map_err(refused),

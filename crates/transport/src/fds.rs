@@ -6,7 +6,6 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -14,6 +13,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
+use crate::awake::Countdown;
 use crate::error::{Error, Result};
 
 /// More descriptors than anybody passes at once.
@@ -21,7 +21,7 @@ const MOST_FDS: usize = 8;
 
 /// Passes descriptors and a note. Both are small enough for the buffer of any socket, so this does not wait unless the
 /// peer has never read anything.
-pub fn send_fds(socket: impl AsFd, note: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<()> {
+pub fn send_fds(socket: impl AsFd, note: &[u8], fds: &[BorrowedFd<'_>], deadline: &Countdown) -> Result<()> {
     assert!(fds.len() <= MOST_FDS && !note.is_empty(), "a few descriptors travel with at least one byte");
     let failed = |e: Errno| Error::local("passing file descriptors", e);
     let mut left = note;
@@ -44,7 +44,7 @@ pub fn send_fds(socket: impl AsFd, note: &[u8], fds: &[BorrowedFd<'_>], deadline
 }
 
 /// Takes what the peer passes with [`send_fds`]; its note must fill `note`.
-pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: Instant) -> Result<Vec<OwnedFd>> {
+pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: &Countdown) -> Result<Vec<OwnedFd>> {
     let failed = |e: io::Error| Error::local("taking passed file descriptors", e);
     let (mut filled, mut fds) = (0, Vec::new());
     while filled < note.len() {
@@ -67,9 +67,9 @@ pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: Instant) -> Result
     Ok(fds)
 }
 
-/// Blocks until the socket is ready or the time is up.
-pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: Instant) -> Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
+/// Blocks until the socket is ready, for one step of the countdown at most; fails when time is up. The caller looks and comes back.
+pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: &Countdown) -> Result<()> {
+    let left = deadline.step();
     if left.is_zero() {
         return Err(Error::local("waiting for a peer", io::Error::from(io::ErrorKind::TimedOut)));
     }
@@ -87,7 +87,7 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: Instant) 
 mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -98,18 +98,18 @@ mod tests {
         (one, other)
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
+    fn soon() -> Countdown {
+        Countdown::new(Duration::from_secs(5))
     }
 
     #[test]
     fn what_is_passed_is_the_same_file_and_the_stream_goes_on_behind_it() {
         let (one, mut other) = pair();
         let (near, far) = UnixStream::pair().unwrap();
-        send_fds(&one, b"note", &[near.as_fd()], soon()).unwrap();
+        send_fds(&one, b"note", &[near.as_fd()], &soon()).unwrap();
         io::Write::write_all(&mut &one, b"next").unwrap();
         let mut note = [0; 4];
-        let fds = recv_fds(&other, &mut note, soon()).unwrap();
+        let fds = recv_fds(&other, &mut note, &soon()).unwrap();
         assert_eq!((&note, fds.len()), (b"note", 1));
         let mut next = [0; 4];
         other.read_exact(&mut next).unwrap();
@@ -122,9 +122,9 @@ mod tests {
     fn a_silent_peer_and_a_dead_one_are_errors() {
         let (one, other) = pair();
         let began = Instant::now();
-        assert!(recv_fds(&other, &mut [0; 4], began + Duration::from_millis(20)).is_err());
+        assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20))).is_err());
         assert!(began.elapsed() < Duration::from_secs(2));
         drop(one);
-        assert!(recv_fds(&other, &mut [0; 4], soon()).is_err());
+        assert!(recv_fds(&other, &mut [0; 4], &soon()).is_err());
     }
 }

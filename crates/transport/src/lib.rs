@@ -10,6 +10,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod awake;
 pub mod connect;
 pub mod contact;
 pub mod error;
@@ -26,6 +27,7 @@ pub mod shm;
 pub mod stream;
 pub mod wait;
 
+pub use awake::{AwakeClock, Countdown};
 pub use connect::{Local, Options};
 pub use contact::Contact;
 pub use error::{Error, Result};

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 
+use crate::awake::AwakeClock;
 use crate::contact::{Contact, Process, suggested_connections};
 use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
@@ -28,6 +29,9 @@ use crate::wait::{Bell, Waiter};
 /// A handshake that takes longer is dropped. An honest peer needs a few round trips; on a crowded machine it may lose
 /// the processor for a second. A peer that was dropped tries again.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// While there are handshakes the thread looks around at least this often, to notice that it was itself stopped.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// More unproved connections than this at once, and the oldest goes. A mesh of this many peers can still be built at
 /// once; each entry costs a few hundred bytes and a descriptor.
@@ -131,6 +135,7 @@ impl Listener {
             waiter,
             lobby: lobby.clone(),
             handshakes: VecDeque::new(),
+            clock: AwakeClock::new(Instant::now()),
         };
         let thread = std::thread::Builder::new()
             .name("farandole-listen".to_owned())
@@ -236,10 +241,14 @@ struct Doorman {
     lobby: Arc<Lobby>,
     /// In the order of their arrival.
     handshakes: VecDeque<Visitor>,
+    /// A visitor that could not greet because this process was stopped, and most likely its own as well, is not dropped for that:
+    /// it may be about to take its greeting for accepted.
+    clock: AwakeClock,
 }
 
 struct Visitor {
     handshake: Handshake<Socket>,
+    /// In awake time.
     came: Instant,
     name: String,
 }
@@ -251,7 +260,8 @@ impl Doorman {
             self.advance();
             let mut at_most = Duration::from_secs(3600);
             if let Some(oldest) = self.handshakes.front() {
-                at_most = HANDSHAKE_PATIENCE.saturating_sub(oldest.came.elapsed()) + Duration::from_millis(1);
+                let waited = self.clock.last().saturating_duration_since(oldest.came);
+                at_most = (HANDSHAKE_PATIENCE.saturating_sub(waited) + Duration::from_millis(1)).min(LONGEST_WAIT);
             }
             if !accepted_all {
                 at_most = at_most.min(ACCEPT_AGAIN);
@@ -259,6 +269,7 @@ impl Doorman {
             if self.waiter.wait(at_most).is_err() {
                 return;
             }
+            self.clock.look(Instant::now(), at_most);
         }
     }
 
@@ -297,15 +308,16 @@ impl Doorman {
             self.refuse(format!("{}: too many unproved connections", oldest.name), None);
         }
         let handshake = Handshake::accept(socket, name.clone(), &self.key);
-        self.handshakes.push_back(Visitor { handshake, came: Instant::now(), name });
+        self.handshakes.push_back(Visitor { handshake, came: self.clock.last(), name });
     }
 
     /// Moves every handshake on; ends those that are over.
     fn advance(&mut self) {
+        let now = self.clock.last();
         for mut visitor in std::mem::take(&mut self.handshakes) {
             match visitor.handshake.advance() {
                 Ok(true) => self.admit(visitor.handshake.finish()),
-                Ok(false) if visitor.came.elapsed() < HANDSHAKE_PATIENCE => self.handshakes.push_back(visitor),
+                Ok(false) if now.saturating_duration_since(visitor.came) < HANDSHAKE_PATIENCE => self.handshakes.push_back(visitor),
                 Ok(false) => self.refuse(format!("{} did not finish its greeting in time", visitor.name), None),
                 Err(Error::Version { theirs, ours, .. }) => {
                     let why = format!("{} speaks protocol version {theirs}, this rank speaks {ours}", visitor.name);

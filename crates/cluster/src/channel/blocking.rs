@@ -1,15 +1,15 @@
 //! A channel over a blocking stream, with a deadline for each call.
 //!
 //! **Invariant:** no call takes longer than its deadline, also when the other side sends a byte now and then: the time that is left is
-//! set anew before each read and write.
+//! set anew before each read and write. Only time in which this process was awake counts ([`Countdown`]).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use farandole_transport::Key;
+use farandole_transport::{Countdown, Key};
 
 use super::polled::Polled;
 use super::session::Session;
@@ -47,16 +47,16 @@ pub struct Channel<S> {
 
 impl<S: Patient> Channel<S> {
     /// Shakes hands as the side that has connected.
-    pub fn connect(stream: S, key: &Key, purpose: Purpose, caller: u32, deadline: Instant) -> io::Result<Channel<S>> {
+    pub fn connect(stream: S, key: &Key, purpose: Purpose, caller: u32, deadline: &Countdown) -> io::Result<Channel<S>> {
         Channel::shake_hands(stream, Session::initiate(key, purpose, caller)?, deadline)
     }
 
     /// Shakes hands as the side that was connected to.
-    pub fn accept(stream: S, key: &Key, purpose: Purpose, deadline: Instant) -> io::Result<Channel<S>> {
+    pub fn accept(stream: S, key: &Key, purpose: Purpose, deadline: &Countdown) -> io::Result<Channel<S>> {
         Channel::shake_hands(stream, Session::respond(key, purpose), deadline)
     }
 
-    fn shake_hands(stream: S, session: Session, deadline: Instant) -> io::Result<Channel<S>> {
+    fn shake_hands(stream: S, session: Session, deadline: &Countdown) -> io::Result<Channel<S>> {
         let mut channel = Channel { stream, session };
         channel.write_outgoing(deadline)?;
         while !channel.session.is_established() {
@@ -77,13 +77,13 @@ impl<S: Patient> Channel<S> {
     }
 
     /// Sends a message.
-    pub fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
+    pub fn send(&mut self, message: &[u8], deadline: &Countdown) -> io::Result<()> {
         self.session.send(message)?;
         self.write_outgoing(deadline)
     }
 
     /// The next message; `None` when the other side has closed the channel between two messages.
-    pub fn receive(&mut self, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+    pub fn receive(&mut self, deadline: &Countdown) -> io::Result<Option<Vec<u8>>> {
         loop {
             if let Some(message) = self.session.next_message() {
                 return Ok(Some(message));
@@ -107,13 +107,15 @@ impl<S: Patient> Channel<S> {
         Polled::new(self.stream, self.session)
     }
 
-    fn read_some(&mut self, deadline: Instant) -> io::Result<usize> {
+    fn read_some(&mut self, deadline: &Countdown) -> io::Result<usize> {
         let mut bytes = [0; READ_BYTES];
-        self.stream.set_patience(left(deadline)?)?;
-        let count = match self.stream.read(&mut bytes) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.read_some(deadline),
-            Err(error) => return Err(timed_out(error)),
+        let count = loop {
+            self.stream.set_patience(step(deadline)?)?;
+            match self.stream.read(&mut bytes) {
+                Ok(count) => break count,
+                Err(error) if is_to_be_tried_again(&error) => {}
+                Err(error) => return Err(error),
+            }
         };
         let fed = if count == 0 { self.session.feed_end() } else { self.session.feed(&bytes[..count]) };
         // What a handshake has to say is said also, and in particular, when it has failed.
@@ -123,26 +125,26 @@ impl<S: Patient> Channel<S> {
         Ok(count)
     }
 
-    fn write_outgoing(&mut self, deadline: Instant) -> io::Result<()> {
+    fn write_outgoing(&mut self, deadline: &Countdown) -> io::Result<()> {
         while !self.session.outgoing().is_empty() {
-            self.stream.set_patience(left(deadline)?)?;
+            self.stream.set_patience(step(deadline)?)?;
             match self.stream.write(self.session.outgoing()) {
                 Ok(0) => return Err(Fault::Truncated.into()),
                 Ok(count) => self.session.sent(count),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(timed_out(error)),
+                Err(error) if is_to_be_tried_again(&error) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 }
 
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+fn step(deadline: &Countdown) -> io::Result<Duration> {
+    let step = deadline.step();
+    if step.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(step) }
 }
 
-/// Linux calls the end of a socket's time limit `WouldBlock`; nobody who waits would.
-fn timed_out(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
+/// Whether only a step of the countdown is over. Linux calls the end of a socket's time limit `WouldBlock`.
+fn is_to_be_tried_again(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_transport::{Bell, Key, Waiter};
+use farandole_transport::{Bell, Countdown, Key, Waiter};
 use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
@@ -114,16 +114,17 @@ fn receive(listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: 
 
 /// Gets the key from rank 0, which may still have to open its door.
 pub(super) fn knock(door: &str, deadline: Instant) -> Result<Key> {
+    let deadline = Countdown::until(deadline);
     let address = SocketAddr::from_abstract_name(door).map_err(|e| Error::local(format!("looking for {door}"), e))?;
     let began = Instant::now();
     let mut pause = PAUSES.0;
     loop {
-        let error = match enter(&address, deadline) {
+        let error = match enter(&address, &deadline) {
             Ok(Ok(key)) => return Ok(key),
             Ok(Err(stranger)) => return Err(strange(door, &stranger)),
             Err(error) => error,
         };
-        if Instant::now() + pause >= deadline {
+        if deadline.left() <= pause {
             let address = format!("unix:@{door}, which rank 0 opens");
             return Err(Error::Unreachable { address, waited: began.elapsed(), source: error });
         }
@@ -133,14 +134,14 @@ pub(super) fn knock(door: &str, deadline: Instant) -> Result<Key> {
 }
 
 /// One attempt: the key, or whoever is at the door without being this user's.
-fn enter(address: &SocketAddr, deadline: Instant) -> io::Result<std::result::Result<Key, UCred>> {
+fn enter(address: &SocketAddr, deadline: &Countdown) -> io::Result<std::result::Result<Key, UCred>> {
     let mut stream = UnixStream::connect_addr(address)?;
     let keeper = socket_peercred(&stream)?;
     if keeper.uid != geteuid() {
         return Ok(Err(keeper));
     }
     // A timeout of zero would mean none.
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let left = deadline.left().max(Duration::from_millis(1));
     stream.set_read_timeout(Some(left))?;
     let mut digits = [0; KEY_DIGITS];
     stream.read_exact(&mut digits)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{Countdown, Key};
 
 use super::door::{self, Doorkeeper};
 use super::route::{self, Seen};
@@ -172,9 +172,10 @@ fn behind_the_door(key: &Key) -> Address {
 /// The address of a meeting in rank 0. Where hosts are started together with the job their names may not be known at once.
 fn look_up(meeting: &Address, deadline: Instant) -> io::Result<Seen> {
     let Address::Tcp(host_and_port) = meeting else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
+    let deadline = Countdown::until(deadline);
     loop {
         match route::meeting_at(host_and_port) {
-            Err(_) if Instant::now() + LOOK_UP_AGAIN < deadline => std::thread::sleep(LOOK_UP_AGAIN),
+            Err(_) if deadline.left() > LOOK_UP_AGAIN => std::thread::sleep(LOOK_UP_AGAIN),
             found => return found,
         }
     }

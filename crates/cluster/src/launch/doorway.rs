@@ -129,6 +129,7 @@ fn address_towards(order: &Order, host: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
     use crate::channel::Channel;
+    use farandole_transport::Countdown;
     use std::net::TcpStream;
 
     fn doorway() -> (Doorway, SocketAddr) {
@@ -166,7 +167,7 @@ mod tests {
         let agent_key = key.clone();
         let agent = std::thread::spawn(move || {
             let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
-            Channel::connect(wire, &agent_key, Purpose::Agent, 3, deadline).unwrap()
+            Channel::connect(wire, &agent_key, Purpose::Agent, 3, &Countdown::until(deadline)).unwrap()
         });
         let caller = loop {
             assert!(Instant::now() < deadline, "the agent was not let in");
@@ -198,8 +199,9 @@ mod tests {
         let (agent_key, deadline) = (key.clone(), Instant::now() + PATIENCE);
         let agent = std::thread::spawn(move || {
             let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
-            let mut channel = Channel::connect(wire, &agent_key, Purpose::Agent, 7, deadline).unwrap();
-            channel.send(b"here", deadline).unwrap();
+            let deadline = Countdown::until(deadline);
+            let mut channel = Channel::connect(wire, &agent_key, Purpose::Agent, 7, &deadline).unwrap();
+            channel.send(b"here", &deadline).unwrap();
             channel
         });
         let caller = loop {

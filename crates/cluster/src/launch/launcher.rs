@@ -1,7 +1,7 @@
 //! Drives a job: agents, their channels, the user's signals and the screen, in one loop.
 //!
 //! What is to be done is decided in [`super::supervision`]; here it is done. The loop never waits for anything but everything at
-//! once. Writing to a slow terminal happens on the screen's own thread; while that is behind, agents are not listened to.
+//! once, and the time that it tells the supervision is awake time. Writing to a slow terminal happens on the screen's own thread; while that is behind, agents are not listened to.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farandole_transport::Key;
+use farandole_transport::{AwakeClock, Countdown, Key};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
@@ -30,6 +30,7 @@ use super::wire::Wire;
 use super::{kin, ssh, variables};
 use crate::channel::{Polled, Purpose, Received};
 use crate::error::{Error, Result};
+use crate::rendezvous::ProcessState;
 
 /// Agents that have nothing left to do, and ssh behind them, get this long to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -77,7 +78,7 @@ pub fn run(order: Order) -> Result<u8> {
         launcher.screen.say(&format!("metrics are at http://{address}/metrics"));
     }
     launcher.start_agents(began)?;
-    launcher.run();
+    launcher.run(began);
     Ok(launcher.farewell())
 }
 
@@ -193,9 +194,11 @@ impl Launcher {
         }
     }
 
-    fn run(&mut self) {
+    fn run(&mut self, began: Instant) {
+        let mut clock = AwakeClock::new(began).judging_by(self.order.silence);
+        let mut at_most = Duration::ZERO;
         while self.finished == Finished::No {
-            let now = Instant::now();
+            let now = clock.look(Instant::now(), at_most);
             self.answer_callers(now);
             self.hear_signals(now);
             self.hear_complaints();
@@ -204,11 +207,13 @@ impl Launcher {
             if self.screen.writer().is_closed() {
                 self.supervision.output_closed(now);
             }
+            self.excuse_stopped_agents(now);
             let until = self.supervision.tick(now);
             self.act();
             self.flush(now);
+            at_most = until.saturating_duration_since(now);
             if self.finished == Finished::No {
-                self.wait(until);
+                self.wait(at_most);
             }
         }
     }
@@ -375,6 +380,15 @@ impl Launcher {
         }
     }
 
+    /// Agents of this host that are stopped are not held to their silence.
+    fn excuse_stopped_agents(&mut self, now: Instant) {
+        for (host, pid) in self.supervision.quiet_agents(now) {
+            if self.order.placement.is_local(host) && ProcessState::of(pid) == ProcessState::Stopped {
+                self.supervision.agent_stopped(host, now);
+            }
+        }
+    }
+
     fn act(&mut self) {
         while let Some(action) = self.supervision.next_action() {
             match action {
@@ -438,7 +452,7 @@ impl Launcher {
         fed
     }
 
-    fn wait(&self, until: Instant) {
+    fn wait(&self, at_most: Duration) {
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         for line in &self.lines {
             if let Some(channel) = &line.channel {
@@ -452,7 +466,7 @@ impl Launcher {
         }
         let others = self.doorway.iter().flat_map(Doorway::fds).chain(self.signals.fds());
         fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let mut left = until.saturating_duration_since(Instant::now());
+        let mut left = at_most;
         if !self.held.is_empty() {
             // The screen has no descriptor to wait for; it has room again after a few milliseconds or much later.
             left = left.min(Duration::from_millis(10));
@@ -480,10 +494,10 @@ impl Launcher {
         }
         // A closed channel sends an agent home.
         let children: Vec<Child> = self.lines.drain(..).filter_map(|line| line.child).collect();
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Countdown::new(FAREWELL);
         for mut child in children {
             drop(child.stdin.take());
-            if wait_a_moment(&mut child, deadline.saturating_duration_since(Instant::now())).is_none() {
+            if wait_a_moment(&mut child, deadline.left()).is_none() {
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -497,12 +511,12 @@ impl Launcher {
 
 /// Waits for a child, but not for long.
 fn wait_a_moment(child: &mut Child, patience: Duration) -> Option<HowEnded> {
-    let deadline = Instant::now() + patience;
+    let deadline = Countdown::new(patience);
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(HowEnded::from_status(status));
         }
-        if Instant::now() >= deadline {
+        if deadline.is_over() {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -74,7 +74,7 @@ pub enum Alias {
 impl Order {
     /// How long a start may take unless something else is said: what Horovod's users know, and far longer than ssh
     /// needs to a host that is up.
-    pub const START_TIMEOUT: Duration = Duration::from_secs(30);
+    pub const START_TIMEOUT: Duration = farandole_transport::connect::START_TIMEOUT;
     /// How long a silence is a death unless something else is said: several heartbeats, and longer than the pauses of a loaded
     /// machine; short beside the time that a stuck job wastes.
     pub const SILENCE: Duration = Duration::from_secs(5);

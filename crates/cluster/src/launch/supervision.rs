@@ -15,8 +15,12 @@
 //! job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one ([`Report::Blamed`]), and the report
 //! follows these fingers to a rank that points at nobody.
 //!
+//! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver gives: while the launcher is
+//! stopped no limit comes nearer, neither an agent's silence nor a phase's end.
+//!
 //! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop waiting.
 
+mod agents;
 mod meeting;
 mod words;
 
@@ -95,6 +99,8 @@ struct Host {
     probed: Option<Vec<Attempt>>,
     last_heard: Instant,
     last_told: Instant,
+    /// Whether the user was told that the agent is stopped.
+    said_stopped: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +163,7 @@ impl Supervision {
             probed: None,
             last_heard: now,
             last_told: now,
+            said_stopped: false,
         };
         let size = settings.starts.iter().map(|start| start.ranks.len()).sum();
         let mut ranks: Vec<RankState> = std::iter::repeat_with(RankState::default).take(size).collect();
@@ -189,7 +196,7 @@ impl Supervision {
         if self.hosts[host].presence == Presence::Lost {
             return;
         }
-        self.hosts[host].last_heard = now;
+        self.heard_of(host, now);
         match report {
             Report::Ready { pid, host_name: _, doors } => self.agent_came(host, pid, doors, now),
             Report::Probed(attempts) => {
@@ -396,24 +403,6 @@ impl Supervision {
     }
 
     // Watching.
-
-    fn watch_hosts(&mut self, now: Instant) {
-        let silence = self.settings.silence;
-        if silence.is_zero() {
-            return;
-        }
-        for host in 0..self.hosts.len() {
-            let Host { presence, last_heard, last_told, .. } = self.hosts[host];
-            if presence != Presence::Here {
-                continue;
-            }
-            if now.saturating_duration_since(last_heard) > silence {
-                self.lose(host, What::HostSilent(now.saturating_duration_since(last_heard)), now);
-            } else if now.saturating_duration_since(last_told) >= silence / BEATS {
-                self.tell(host, Directive::Alive, now);
-            }
-        }
-    }
 
     fn watch_stopped(&mut self, now: Instant) {
         let silence = self.settings.silence;

@@ -5,8 +5,11 @@
 //! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
 //! whoever asked to be called is told, on the lifeline's thread, once.
 //!
-//! **Invariant:** whoever slept judges nobody. A thread that turns much later than it meant to (this process was stopped, the machine
-//! was suspended) starts the measurement of silence anew.
+//! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which stands still while this
+//! process is stopped or the machine is suspended.
+//!
+//! **A keeper that is stopped is not lost** if it is no rank: an agent that somebody has suspended together with its launcher goes on when it is
+//! continued, and until then the collectives do without it. Only a process of the same host can be seen to be stopped.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
+use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::Stream;
@@ -207,7 +211,9 @@ enum After {
 impl Watch {
     fn run(mut self) {
         let beat = self.silence.map(|silence| silence / HEARTBEATS);
-        let mut turned = Instant::now();
+        let mut clock = AwakeClock::new(Instant::now()).judging_by(self.silence.unwrap_or_default());
+        let mut turned = clock.last();
+        self.heard = turned;
         let mut next_beat = beat.map(|beat| turned + beat);
         // What came together with the answer of the exchange has been read already, and no poll will tell of it.
         if self.listen(turned) == After::Nothing {
@@ -216,26 +222,45 @@ impl Watch {
         loop {
             let next_sample = self.observer.as_ref().map(|_| self.next_sample);
             let next = next_beat.into_iter().chain(next_sample).min();
-            self.wait(next.map(|next| next.saturating_duration_since(turned)));
-            let now = Instant::now();
-            if beat.is_some_and(|beat| now.saturating_duration_since(turned) > 2 * beat) {
-                self.heard = now;
-            }
+            let at_most = next.map(|next| next.saturating_duration_since(turned));
+            self.wait(at_most);
+            let now = clock.look(Instant::now(), at_most.unwrap_or(Duration::MAX));
             turned = now;
             if self.obey() == After::Nothing || self.listen(now) == After::Nothing {
                 return;
             }
+            self.excuse_stopped_keeper(now);
             if self.silence.is_some_and(|silence| now.saturating_duration_since(self.heard) > silence) {
                 return self.news.tell(self.silent_keeper(now));
             }
             if next_beat.is_some_and(|next| next <= now) {
-                let _ = self.channel.queue(&Up::Heartbeat.encode());
+                // A server that is stopped for hours needs no more of them than it can take.
+                if self.channel.queued_bytes() < MOST_BEHIND_BYTES {
+                    let _ = self.channel.queue(&Up::Heartbeat.encode());
+                }
                 next_beat = beat.map(|beat| now + beat);
             }
             self.tell_onlookers(now);
             // A connection that takes nothing more will be heard closing.
             let _ = self.channel.flush();
         }
+    }
+
+    /// A keeper that is seen to be stopped is not held to its silence. It is looked at well before the limit: when it goes on it has time to
+    /// answer.
+    fn excuse_stopped_keeper(&mut self, now: Instant) {
+        let Some(silence) = self.silence else { return };
+        if self.keeper.rank.is_none()
+            && now.saturating_duration_since(self.heard) > silence / 2
+            && self.state_of_keeper() == Some(ProcessState::Stopped)
+        {
+            self.heard = now;
+        }
+    }
+
+    /// What the keeper's process is seen to be, if it is on this host.
+    fn state_of_keeper(&self) -> Option<ProcessState> {
+        (self.keeper.host == self.own_host).then(|| ProcessState::of(self.keeper.pid))
     }
 
     /// Sends a sample, if it is time. While the server does not take what it was sent there is no use in sending more.
@@ -310,8 +335,7 @@ impl Watch {
     /// The server has not answered for too long.
     fn silent_keeper(&self, now: Instant) -> Verdict {
         let quiet = words_for(now.saturating_duration_since(self.heard));
-        let state = (self.keeper.host == self.own_host).then(|| ProcessState::of(self.keeper.pid));
-        if state == Some(ProcessState::Stopped) {
+        if self.state_of_keeper() == Some(ProcessState::Stopped) {
             return self.verdict_on_keeper(VerdictKind::Stopped).saying(format!("not heard of for {quiet}"));
         }
         let kind = if self.keeper.rank.is_some() { VerdictKind::Silent } else { VerdictKind::LauncherLost };

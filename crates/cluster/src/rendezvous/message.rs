@@ -89,7 +89,7 @@ pub(super) struct Keeper {
 
 /// What the kernel says about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ProcessState {
+pub(crate) enum ProcessState {
     /// It runs, or would if something came.
     Alive,
     /// A signal or a debugger has stopped it.
@@ -100,7 +100,7 @@ pub(super) enum ProcessState {
 
 impl ProcessState {
     /// Looks at a process of this host.
-    pub(super) fn of(pid: u32) -> ProcessState {
+    pub(crate) fn of(pid: u32) -> ProcessState {
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return ProcessState::Gone };
         // The name in parentheses may itself hold anything, so the state is what follows the last one.
         match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{Countdown, Key};
 
 pub use address::Address;
 pub use lifeline::{DEFAULT_SILENCE, HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
@@ -36,6 +36,7 @@ use crate::channel::{Channel, Fault, Purpose};
 use crate::environment;
 use crate::error::{Error, Result};
 use address::Stream;
+pub(crate) use message::ProcessState;
 use message::{Arrival, Down, Keeper, Stay, Up};
 
 /// Longest message of a rank: room for hundreds of addresses.
@@ -89,16 +90,17 @@ impl Rendezvous {
         Rendezvous { silence, ..self }
     }
 
-    /// Brings this rank's message and waits, until the deadline, for those of all ranks. They come in rank order.
+    /// Brings this rank's message and waits, until the deadline, for those of all ranks. They come in rank order. Time in which this
+    /// process is stopped does not count.
     pub fn exchange(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let (_, _, blobs) = self.meet(rank, blob, &Stay::No, deadline)?;
+        let (_, _, blobs) = self.meet(rank, blob, &Stay::No, &Countdown::until(deadline))?;
         Ok(blobs)
     }
 
     /// The same, and keeps the connection: from now on either side notices when the other is gone.
     pub fn join(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<(Vec<Vec<u8>>, Lifeline)> {
         let stay = Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() };
-        let (channel, keeper, blobs) = self.meet(rank, blob, &stay, deadline)?;
+        let (channel, keeper, blobs) = self.meet(rank, blob, &stay, &Countdown::until(deadline))?;
         let channel = channel.into_polled().map_err(|error| Error::local("keeping a lifeline", error))?;
         let lifeline = Lifeline::start(channel, keeper, self.host.clone(), self.silence)?;
         Ok((blobs, lifeline))
@@ -109,7 +111,7 @@ impl Rendezvous {
         rank: Rank,
         blob: &[u8],
         stay: &Stay,
-        deadline: Instant,
+        deadline: &Countdown,
     ) -> Result<(Channel<Stream>, Keeper, Vec<Vec<u8>>)> {
         if blob.len() > MOST_BLOB_BYTES {
             return Err(Error::TooLong { bytes: blob.len(), most: MOST_BLOB_BYTES });
@@ -131,7 +133,7 @@ impl Rendezvous {
                 // Somebody who went away, or who is just starting: another attempt may do better.
                 _ => {}
             }
-            if Instant::now() + pause >= deadline {
+            if deadline.left() <= pause {
                 let address = match self.keeper {
                     Some(rank) => format!("{at}, which rank {rank} opens"),
                     None => at,
@@ -143,10 +145,10 @@ impl Rendezvous {
         }
     }
 
-    fn visit(&self, rank: Rank, blob: &[u8], stay: &Stay, deadline: Instant) -> io::Result<(Channel<Stream>, Vec<u8>)> {
-        let patience = deadline.saturating_duration_since(Instant::now());
+    fn visit(&self, rank: Rank, blob: &[u8], stay: &Stay, deadline: &Countdown) -> io::Result<(Channel<Stream>, Vec<u8>)> {
+        let patience = deadline.left();
         let stream = self.address.connect(patience)?;
-        let answered = deadline + ANSWER_PATIENCE;
+        let answered = &Countdown::new(deadline.left() + ANSWER_PATIENCE);
         let channel = Channel::connect(stream, &self.key, Purpose::Rendezvous, rank.0, answered)?;
         let mut channel = channel.with_most_bytes(self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES);
         let arrival = Arrival { ranks: self.ranks as u32, patience, stay: stay.clone(), blob: blob.to_vec() };

@@ -5,6 +5,9 @@
 //! What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and tells everybody; one
 //! for a part tells its owner.
 //!
+//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): while this process is
+//! stopped no limit comes nearer, neither a member's silence nor a guest's patience.
+//!
 //! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes; when there are more than
 //! [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which needs one round trip, gets in.
 
@@ -14,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{AwakeClock, Key};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::MOST_BLOB_BYTES;
@@ -37,11 +40,8 @@ const MOST_AT_DOOR: usize = 256;
 /// How long a guest that has been told the last thing has to take it, and members to go when the server closes.
 const PARTING_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The loop turns at least this often while it watches members, to notice that it was itself stopped.
+/// The loop turns at least this often while there are guests, to notice that it was itself stopped.
 const TURN_AT_LEAST: Duration = Duration::from_millis(500);
-
-/// A turn this much late means that this process, or the machine, slept: what it has not heard meanwhile is nobody's fault.
-const OVERSLEPT: Duration = Duration::from_secs(1);
 
 /// When no descriptor is left for a new connection, the next attempt waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -138,14 +138,13 @@ impl Reception {
 
     /// Turns the loop until the server is dropped.
     pub(super) fn run(mut self) {
-        let mut turned = Instant::now();
+        let mut clock = AwakeClock::new(Instant::now());
         loop {
-            let ready = self.wait(turned);
-            let now = Instant::now();
-            if now.saturating_duration_since(turned) > TURN_AT_LEAST + OVERSLEPT && self.members().next().is_some() {
-                self.forgive(now);
-            }
-            turned = now;
+            let at_most = self.longest_wait(clock.last());
+            let ready = self.wait(at_most);
+            let limits = self.members().filter_map(|(_, member)| member.silence).min();
+            clock = clock.judging_by(limits.unwrap_or_default());
+            let now = clock.look(Instant::now(), at_most.unwrap_or(Duration::MAX));
             for order in self.orders.take() {
                 self.obey(order, now);
             }
@@ -161,13 +160,14 @@ impl Reception {
         }
     }
 
+    /// How long nothing can be due; for ever, if nobody is there.
+    fn longest_wait(&self, now: Instant) -> Option<Duration> {
+        let due = self.next_due().map(|due| due.saturating_duration_since(now));
+        if self.guests.is_empty() { due } else { Some(due.unwrap_or(TURN_AT_LEAST).min(TURN_AT_LEAST)) }
+    }
+
     /// Waits until something happens or is due; says which guests have something to say.
-    fn wait(&mut self, now: Instant) -> Vec<GuestId> {
-        let due = self.next_due();
-        let mut timeout = due.map(|due| due.saturating_duration_since(now));
-        if self.members().next().is_some() {
-            timeout = Some(timeout.unwrap_or(TURN_AT_LEAST).min(TURN_AT_LEAST));
-        }
+    fn wait(&mut self, at_most: Option<Duration>) -> Vec<GuestId> {
         let accepting = self.closing.is_none() && self.accept_again.is_none();
         let mut fds = vec![
             PollFd::new(self.orders.bell(), PollFlags::IN),
@@ -178,7 +178,7 @@ impl Reception {
             PollFd::from_borrowed_fd(guest.channel.fd(), PollFlags::IN | writing)
         }));
         // A millisecond more, lest the loop turns several times just before something is due.
-        let timeout = timeout.map(|timeout| timeout + Duration::from_millis(1)).and_then(|t| t.try_into().ok());
+        let timeout = at_most.map(|timeout| timeout + Duration::from_millis(1)).and_then(|t| t.try_into().ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
@@ -200,14 +200,6 @@ impl Reception {
             Place::Member(member) => Some((*id, member)),
             _ => None,
         })
-    }
-
-    fn forgive(&mut self, now: Instant) {
-        for guest in self.guests.values_mut() {
-            if let Place::Member(member) = &mut guest.place {
-                member.hear(now);
-            }
-        }
     }
 
     fn accept(&mut self, now: Instant) {

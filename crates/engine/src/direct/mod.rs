@@ -33,10 +33,11 @@ use farandole_plan::algorithm::{Algorithm, Tuning};
 use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
 use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
-use farandole_transport::{Mesh, Progress, Waiter};
+use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 
 use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
+use crate::limits::Limits;
 use crate::meeting::Meeting;
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
@@ -62,7 +63,7 @@ const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
 /// What can be set for a communicator. Must be the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectSettings {
-    /// An operation in which nothing moves for this long fails.
+    /// An operation in which nothing moves for this long fails; zero: none does (`limits`).
     pub deadline: Duration,
     /// Tensors of up to this many bytes take a single hand-over on one host.
     pub small_bytes: usize,
@@ -75,7 +76,7 @@ pub struct DirectSettings {
 impl Default for DirectSettings {
     fn default() -> DirectSettings {
         DirectSettings {
-            deadline: Duration::from_secs(60),
+            deadline: Duration::ZERO,
             small_bytes: 32 << 10,
             tile_bytes: 512 << 10,
             algorithm: None,
@@ -110,6 +111,7 @@ pub struct Communicator {
     journal: Journal,
     /// Where it is told that a call waits too long.
     outcry: Option<Outcry>,
+    limits: Limits,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
 }
@@ -136,6 +138,7 @@ impl Communicator {
             failure: None,
             journal: Journal::default(),
             outcry: None,
+            limits: Limits { timeout: settings.deadline, ..Limits::default() },
             left_after,
         })
     }
@@ -234,7 +237,8 @@ impl Communicator {
         }
         self.patience.renew();
         let mut began = None;
-        let mut moved_at = None;
+        // A clock from when nothing has moved any more.
+        let mut still = None;
         let mut cry_after = self.outcry.as_ref().map_or(Duration::MAX, |outcry| outcry.after);
         loop {
             let progress = operation.advance(&mut self.mesh);
@@ -249,7 +253,7 @@ impl Communicator {
                 Ok(Progress::Moved) => {
                     self.journal.moved();
                     self.patience.renew();
-                    moved_at = None;
+                    still = None;
                     continue;
                 }
                 Ok(Progress::Pending) => {}
@@ -267,17 +271,16 @@ impl Communicator {
             }
             let now = Instant::now();
             began.get_or_insert(now);
-            let waited = now - *moved_at.get_or_insert(now);
-            if waited > self.settings.deadline {
-                let error = farandole_transport::Error::Deadline {
-                    peer: operation.waiting_for(&self.mesh),
-                    waiting_for: "it has not come to this operation, or its host cannot be reached".to_owned(),
-                    waited,
-                };
+            let (since, clock): &mut (Instant, AwakeClock) = still.get_or_insert((now, AwakeClock::new(now)));
+            let waited = clock.look(now, LONGEST_SLEEP).saturating_duration_since(*since);
+            if let Some(waiting_for) = self.limits.exceeded(waited) {
+                let peer = operation.waiting_for(&self.mesh);
+                let error = farandole_transport::Error::Deadline { peer, waiting_for, waited };
                 return Err(self.fail(descriptor, began, error));
             }
             if waited >= cry_after {
-                cry_after = Duration::MAX;
+                // Again when it has waited for twice as long.
+                cry_after = cry_after.saturating_mul(2);
                 self.cry_out(descriptor, &operation, waited);
             }
             if let Err(error) = self.sleep(&mut operation) {
@@ -289,7 +292,7 @@ impl Communicator {
                     Woken::Moved => {
                         self.journal.moved();
                         self.patience.renew();
-                        moved_at = None;
+                        still = None;
                     }
                     Woken::Failed(error) => return Err(self.fail(descriptor, began, error)),
                 }
@@ -306,7 +309,7 @@ impl Communicator {
             Ok(Progress::Done) => Err(Woken::Done),
             Ok(Progress::Moved) => Err(Woken::Moved),
             Ok(Progress::Pending) => {
-                self.waiter.wait(LONGEST_SLEEP.min(self.settings.deadline)).map(drop).map_err(Woken::Failed)
+                self.waiter.wait(LONGEST_SLEEP.min(self.limits.shortest())).map(drop).map_err(Woken::Failed)
             }
             Err(error) => Err(Woken::Failed(error)),
         };

@@ -1,8 +1,9 @@
 //! How a direct call that waits too long comes to be looked into.
 //!
 //! A communicator has no thread that could ask the other ranks what they do, and its control lines carry nothing but goodbyes. The engine of the same process has
-//! both. So the caller's thread, which has been asleep for the warning time by then, leaves word with the engine, once for each call, and goes on
-//! waiting; the engines find out what is to be found out and report it as they report stalls of named requests (`group::stalls`).
+//! both. So the caller's thread, which has been asleep for the warning time by then, leaves word with the engine and goes on waiting; it does so again
+//! whenever the wait has doubled. The engines find out what is to be found out and report it as they report stalls of named requests
+//! (`group::stalls`).
 //!
 //! A call that does not wait that long does nothing for this: the clock is looked at only by a thread that is about to sleep, as for the deadline.
 //! The engine is not kept alive by this; without one nothing is reported.
@@ -14,7 +15,7 @@ use farandole_plan::stall::DirectWait;
 
 use super::descriptor::Descriptor;
 use super::operation::Operation;
-use super::{Communicator, DirectSettings};
+use super::Communicator;
 use crate::Engine;
 use crate::baton::Push;
 use crate::shared::Shared;
@@ -41,9 +42,10 @@ impl Communicator {
     /// Has the engine of the same rank look into calls that wait for longer than its warning time, or than until shortly before they fail by
     /// their deadline. All ranks do this, or none.
     pub fn report_stalls_with(&mut self, engine: &Engine) {
+        self.limits.stall_shutdown = engine.wait_limits().stall_shutdown;
         self.outcry = engine.stall_warning().map(|warn_after| Outcry {
             engine: Arc::downgrade(engine.shared()),
-            after: limit(warn_after, &self.settings),
+            after: limit(warn_after, self.limits.shortest()),
         });
     }
 
@@ -62,8 +64,7 @@ impl Communicator {
     }
 }
 
-fn limit(warn_after: Duration, settings: &DirectSettings) -> Duration {
-    let deadline = settings.deadline;
+fn limit(warn_after: Duration, deadline: Duration) -> Duration {
     warn_after.min(deadline.saturating_sub(BEFORE_DEADLINE).max(deadline / 2))
 }
 
@@ -74,10 +75,10 @@ mod tests {
     #[test]
     fn a_call_is_reported_before_it_fails() {
         let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
-        let within = |deadline| DirectSettings { deadline, ..DirectSettings::default() };
-        assert_eq!(limit(minute, &within(minute)), 50 * second);
-        assert_eq!(limit(minute, &within(10 * minute)), minute);
-        assert_eq!(limit(minute, &within(4 * second)), 2 * second);
-        assert_eq!(limit(second, &within(minute)), second);
+        assert_eq!(limit(minute, minute), 50 * second);
+        assert_eq!(limit(minute, 10 * minute), minute);
+        assert_eq!(limit(minute, 4 * second), 2 * second);
+        assert_eq!(limit(second, minute), second);
+        assert_eq!(limit(minute, Duration::MAX), minute, "a call that never fails is reported like a request");
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Job {
     pub(super) began: Duration,
     /// When something last moved.
     pub(super) moved: Duration,
+    /// For how long nothing had moved when that was last told.
+    pub(super) told: Duration,
 }
 
 pub(super) enum Stage {
@@ -43,7 +45,7 @@ impl Job {
 
     /// The peer that it waits for, if one can be named.
     pub(super) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
-        waiting_for(&self.stage, mesh)
+        waiting_for_peer(&self.stage, mesh)
     }
 }
 
@@ -73,7 +75,7 @@ impl Group {
             }
             Stage::Work(travel)
         };
-        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now });
+        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now, told: Duration::ZERO });
     }
 
     /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks; besides,
@@ -113,13 +115,12 @@ impl Group {
             }
         }
         if progress == Progress::Pending {
-            self.diary.still(&job.bucket, now, || waiting_for(&job.stage, &self.mesh));
+            self.diary.still(&job.bucket, now, || waiting_for_peer(&job.stage, &self.mesh));
         }
         if progress != Progress::Pending {
-            job.moved = now;
-        } else if now.saturating_sub(job.moved) >= self.settings.deadline {
-            let peer = waiting_for(&job.stage, &self.mesh);
-            let waiting_for = "nothing moved".to_owned();
+            (job.moved, job.told) = (now, Duration::ZERO);
+        } else if let Some(waiting_for) = self.settings.wait.exceeded(now.saturating_sub(job.moved)) {
+            let peer = waiting_for_peer(&job.stage, &self.mesh);
             return Err(TransportError::Deadline { peer, waiting_for, waited: now - job.moved }.into());
         }
         Ok(Some(progress))
@@ -155,7 +156,7 @@ impl Group {
 }
 
 /// The peer that a bucket waits for, if one can be named.
-fn waiting_for(stage: &Stage, mesh: &Mesh) -> Option<Rank> {
+fn waiting_for_peer(stage: &Stage, mesh: &Mesh) -> Option<Rank> {
     match stage {
         Stage::Entry(Some(barrier)) => barrier.waiting_for(),
         Stage::Entry(None) => {

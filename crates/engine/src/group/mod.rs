@@ -12,7 +12,7 @@ mod job;
 mod stalls;
 mod trouble;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,7 +80,8 @@ pub(crate) struct Settings {
     pub(crate) agree: farandole_plan::agree::Settings,
     /// Larger buffers are not kept.
     pub(crate) fusion_limit_bytes: usize,
-    pub(crate) deadline: Duration,
+    /// How long a bucket may stand still.
+    pub(crate) wait: crate::limits::Limits,
     /// `None` if nobody watches.
     pub(crate) stall: Option<stall::Limits>,
     /// By which ways are chosen; the same on all ranks.
@@ -107,7 +108,8 @@ pub(crate) struct Group {
     unflushed: bool,
     glances: u32,
     next_stall_check: Duration,
-    stalls_reported: HashSet<Arc<str>>,
+    /// Names whose stall was told, and when it is told again.
+    stalls_reported: HashMap<Arc<str>, Duration>,
     stalls: Stalls,
     /// Reused between buckets.
     done: Vec<(Pending, Outcome)>,
@@ -153,7 +155,7 @@ impl Group {
             unflushed: false,
             glances: 0,
             next_stall_check,
-            stalls_reported: HashSet::new(),
+            stalls_reported: HashMap::new(),
             stalls: Stalls::default(),
             done: Vec::new(),
             message: Vec::new(),
@@ -185,6 +187,11 @@ impl Group {
     /// The driver has taken orders in.
     pub(crate) fn note_cycle(&mut self, now: Duration) {
         self.diary.cycle(now);
+    }
+
+    /// This process has been found asleep for so long in all; the moments that it is told are awake time.
+    pub(crate) fn slept(&mut self, slept: Duration) {
+        self.diary.slept(slept);
     }
 
     /// A moment as it is recorded.
@@ -240,7 +247,7 @@ impl Group {
             _ => Duration::MAX,
         };
         let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
-        let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved + self.settings.deadline);
+        let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved.saturating_add(self.settings.wait.shortest()));
         agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
     }
 

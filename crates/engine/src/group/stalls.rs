@@ -4,6 +4,9 @@
 //! only a process that is stopped or gone does not. Nothing here waits: an answer that this rank owes is made by another thread
 //! (`witness`) and leaves in the turn after it is there. What is asked and what is said is decided in `plan::stall`.
 //!
+//! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in which nothing moves is told by each rank
+//! that waits in it, without asking anybody: it knows whom it waits for.
+//!
 //! A rank that waits in a direct call says so to the world's coordinator, which looks into it in the same way. Of a stall that holds up both
 //! requests and direct calls, because ranks do not make the same ones, there is one report: what was found in the other while the first was
 //! looked into counts as told.
@@ -47,8 +50,10 @@ pub(super) struct Stalls {
     verdict: Option<Arc<str>>,
     /// Direct calls that ranks wait in and that are looked into after the present inquest, on the coordinator.
     direct_waits: Vec<(Rank, DirectWait)>,
-    /// The last direct call of which all were told, on the coordinator. Earlier ones are over, or were told as well.
-    direct_told: u64,
+    /// The last direct call of which all were told, and how long it had waited, on the coordinator. Earlier ones are over, or were told as well.
+    direct_told: (u64, Duration),
+    /// The same of the direct call that is being looked into.
+    direct_looked_into: (u64, Duration),
     /// The direct call of which this rank has told itself, because the coordinator did not.
     told_alone: Option<Arc<str>>,
 }
@@ -85,6 +90,7 @@ impl Group {
     /// Looks whether requests have waited too long, and goes on with what is being looked into.
     pub(super) fn watch_for_stalls(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
         self.answer(around)?;
+        self.watch_running(around);
         if self.stalls.inquest.as_ref().is_some_and(|inquest| inquest.is_over(around.now)) {
             self.close_inquest(around)?;
         }
@@ -99,10 +105,12 @@ impl Group {
         };
         let (shut_down, text) = (report.shut_down, report.text.clone());
         if self.stalls.inquest.is_none() {
-            let names = report.stalled.iter().map(|waiting| Arc::clone(&waiting.name));
-            let news = names.filter(|name| self.stalls_reported.insert(Arc::clone(name))).count();
-            if news > 0 {
-                self.stalls_reported.extend(report.also_waiting.iter().map(Arc::clone));
+            let is_due = |name| self.stalls_reported.get(name).is_none_or(|again| *again <= around.now);
+            if report.stalled.iter().any(|waiting| is_due(&waiting.name)) {
+                let oldest = report.stalled.iter().map(|waiting| waiting.since).min().unwrap_or(around.now);
+                let again = around.now + around.now.saturating_sub(oldest);
+                let names = report.stalled.iter().map(|waiting| &waiting.name).chain(&report.also_waiting);
+                self.stalls_reported.extend(names.map(|name| (Arc::clone(name), again)));
                 for waiting in &report.stalled {
                     let first = waiting.missing.first().map_or(Rank(0), |rank| self.settings.ranks[rank.index()]);
                     self.diary.stalled(&waiting.name, waiting.missing.len(), first, around.now);
@@ -123,6 +131,38 @@ impl Group {
         Ok(())
     }
 
+    /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is stopped, or cut off, or has
+    /// no processor; unless the user has set a limit, the bucket waits on.
+    fn watch_running(&mut self, around: &Surroundings<'_>) {
+        let (Some(limits), Some(job)) = (self.settings.stall, &mut self.job) else { return };
+        let still = around.now.saturating_sub(job.moved);
+        if still <= limits.warn_after || still < job.told.saturating_mul(2) {
+            return;
+        }
+        job.told = still;
+        let (tensor, word) = (Arc::clone(&job.bucket.plan.parts[0].item.name), job.bucket.plan.collective.word());
+        let peer = job.waiting_for(&self.mesh);
+        let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).pid).map_or(Sight::Nothing, look_at);
+        let first = peer.map_or(Rank(0), |peer| self.settings.ranks[peer.index()]);
+        let me = self.settings.ranks[self.place.me.index()];
+        let whom = peer.map_or_else(|| "others".to_owned(), |_| self.name_of(first));
+        let verdict = format!(
+            "{word} \"{tensor}\" has not moved for {:.0} s: rank {me} waits for {whom}{}",
+            still.as_secs_f64(),
+            seen(sight)
+        );
+        let text = format!("{verdict}\nAll ranks have asked for it. It goes on when that rank does.");
+        let finding = Finding { tensor, missing: 1, first, verdict: verdict.into(), text: text.into() };
+        self.diary.stalled(&finding.tensor, 1, first, around.now);
+        self.tell(finding, around);
+    }
+
+    /// A rank of the world and its host, as users know it.
+    fn name_of(&self, rank: Rank) -> String {
+        let identity = self.settings.hosts.get(rank.index()).map_or("?", String::as_str);
+        format!("rank {rank} on {}", identity.split('/').next().unwrap_or(identity))
+    }
+
     /// When an inquest must be closed at the latest.
     pub(super) fn inquest_due(&self) -> Duration {
         self.stalls.inquest.as_ref().map_or(Duration::MAX, Inquest::due)
@@ -133,7 +173,7 @@ impl Group {
     fn forget_what_goes_on(&mut self, now: Duration) {
         if !self.stalls_reported.is_empty() {
             let waiting = self.waiting_names(now);
-            self.stalls_reported.retain(|name| waiting.contains(name));
+            self.stalls_reported.retain(|name, _| waiting.contains(name));
         }
     }
 
@@ -185,7 +225,10 @@ impl Group {
         wait: DirectWait,
         around: &Surroundings<'_>,
     ) -> Result<(), TransportError> {
-        if wait.operation <= self.stalls.direct_told || self.state != State::Open {
+        let (told, told_after) = self.stalls.direct_told;
+        // Ranks tell at nearly the same time, and again when they have waited for twice as long.
+        let is_told = wait.operation == told && wait.waited < told_after.saturating_mul(3) / 2;
+        if wait.operation < told || is_told || self.state != State::Open {
             return Ok(());
         }
         match &mut self.stalls.inquest {
@@ -198,6 +241,7 @@ impl Group {
             None => {
                 let first = wait.missing.first().copied().unwrap_or(from);
                 self.diary.stalled(&wait.name(), wait.missing.len(), first, around.now);
+                self.stalls.direct_looked_into = (wait.operation, wait.waited);
                 self.stalls.opened += 1;
                 self.ask(Inquest::open_direct(self.stalls.opened, from, wait, around.now))
             }
@@ -308,9 +352,12 @@ impl Group {
         }
         self.tell(finding, around);
         if let Some(operation) = direct_call {
-            self.stalls.direct_told = self.stalls.direct_told.max(operation);
+            let warned_after = self.settings.stall.map_or(Duration::ZERO, |limits| limits.warn_after);
+            let (looked_into, waited) = self.stalls.direct_looked_into;
+            let waited = if looked_into == operation { waited } else { warned_after };
+            self.stalls.direct_told = self.stalls.direct_told.max((operation, waited));
             let waiting = self.waiting_names(around.now);
-            self.stalls_reported.extend(waiting);
+            self.stalls_reported.extend(waiting.into_iter().map(|name| (name, around.now + warned_after)));
         }
         for (from, wait) in std::mem::take(&mut self.stalls.direct_waits) {
             self.look_into_direct_call(from, wait, around)?;
@@ -357,6 +404,16 @@ impl Group {
             still: now.saturating_sub(job.moved),
             peer: job.waiting_for(&self.mesh).map(|peer| self.settings.ranks[peer.index()]),
         }
+    }
+}
+
+/// What is seen of a process, as the end of a sentence.
+fn seen(sight: Sight) -> String {
+    match sight {
+        Sight::Nothing => String::new(),
+        Sight::Stopped(pid) => format!(" (pid {pid}), which is stopped (SIGSTOP, Ctrl-Z or a debugger)"),
+        Sight::Alive(pid) => format!(" (pid {pid})"),
+        Sight::Gone(pid) => format!(" (pid {pid}), whose process is gone"),
     }
 }
 

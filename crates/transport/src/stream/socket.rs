@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, So
 use rustix::net::{connect, getpeername, sendmsg, socket_with, sockopt};
 
 use super::congestion::suit_bursts;
+use crate::awake::Countdown;
 use crate::error::{Error, Result};
 use crate::fds::wait_for;
 
@@ -52,7 +53,7 @@ impl Socket {
 
     /// Connects to a TCP address and takes the connection over. Not the standard library's way, because how the connection sends
     /// must be decided before it is one (see `congestion`).
-    pub fn to_tcp(address: SocketAddr, deadline: Instant) -> Result<Socket> {
+    pub fn to_tcp(address: SocketAddr, deadline: &Countdown) -> Result<Socket> {
         let refused = |e: Errno| Error::local(format!("connecting to {address}"), e);
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

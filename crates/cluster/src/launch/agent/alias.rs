@@ -9,7 +9,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use farandole_transport::Countdown;
 
 use crate::error::{Error, Result};
 use crate::launch::message::Start;
@@ -27,6 +29,9 @@ if spec and spec.submodule_search_locations:
 
 /// How long a Python may take to answer: network file systems with cold caches need seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often it is looked whether one has answered.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The `PYTHONPATH` of ranks that are to find the alias, from what they would have without. `meanwhile` is called again and
 /// again while a Python starts.
@@ -103,13 +108,13 @@ fn answer(command: &mut Command, meanwhile: &mut dyn FnMut()) -> std::io::Result
 }
 
 fn ends_in_time(child: &mut Child, meanwhile: &mut dyn FnMut()) -> std::io::Result<bool> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Countdown::new(PATIENCE);
     while child.try_wait()?.is_none() {
-        if Instant::now() >= deadline {
+        if deadline.is_over() {
             return Ok(false);
         }
         meanwhile();
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(LOOK_EVERY);
     }
     Ok(true)
 }

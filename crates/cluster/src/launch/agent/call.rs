@@ -7,9 +7,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use farandole_transport::Key;
+use farandole_transport::{Countdown, Key};
 
 use crate::channel::{Channel, Polled, Purpose};
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) fn launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<
     if !bootstrap.launcher.is_empty() {
         return call(&bootstrap.launcher, bootstrap.host, key, patience).map(Some);
     }
-    match shake(stdin, bootstrap.host, key, Instant::now() + patience) {
+    match shake(stdin, bootstrap.host, key, &Countdown::new(patience)) {
         Ok(channel) => Ok(Some(channel)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(Error::local("talking to the launcher", error)),
@@ -40,7 +40,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> Result<Polled<Wire>> {
-    let deadline = Instant::now() + patience;
+    let deadline = Countdown::new(patience);
     // Addresses that swallow packets must not use up the time for the others.
     let share = (patience / (addresses.len() as u32 + 1)).max(PAUSE);
     let mut open: Vec<SocketAddr> = addresses.to_vec();
@@ -50,14 +50,19 @@ fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> R
         for address in open {
             let wire = match TcpStream::connect_timeout(&address, share).and_then(Wire::from_tcp) {
                 Ok(wire) => wire,
+                // The kernel's limit may have passed while this process was stopped.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && deadline.left() > share => {
+                    still_open.push(address);
+                    continue;
+                }
                 Err(error) => {
                     refused.push(format!("{address}: {error}"));
                     continue;
                 }
             };
-            match shake(wire, host, key, deadline.min(Instant::now() + share)) {
+            match shake(wire, host, key, &deadline.at_most(share)) {
                 Ok(channel) => return Ok(channel),
-                Err(error) if Instant::now() + PAUSE >= deadline => refused.push(format!("{address}: {error}")),
+                Err(error) if deadline.left() <= PAUSE => refused.push(format!("{address}: {error}")),
                 Err(_) => still_open.push(address),
             }
         }
@@ -68,7 +73,7 @@ fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> R
     Err(Error::local(why, io::Error::other("give an address that it can reach by --network-interface")))
 }
 
-fn shake(wire: Wire, host: u32, key: &Key, deadline: Instant) -> io::Result<Polled<Wire>> {
+fn shake(wire: Wire, host: u32, key: &Key, deadline: &Countdown) -> io::Result<Polled<Wire>> {
     Channel::connect(wire, key, Purpose::Agent, host, deadline).and_then(Channel::into_polled)
 }
 
@@ -77,6 +82,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::time::Instant;
 
     #[test]
     fn a_launcher_that_gave_up_before_the_handshake_is_no_failure_of_its_own_agent() {
@@ -120,7 +126,7 @@ mod tests {
                 drop(listener.accept().unwrap());
             }
             let wire = Wire::from_tcp(listener.accept().unwrap().0).unwrap();
-            Channel::accept(wire, &launcher_key, Purpose::Agent, Instant::now() + Duration::from_secs(20))
+            Channel::accept(wire, &launcher_key, Purpose::Agent, &Countdown::new(Duration::from_secs(20)))
                 .unwrap()
                 .caller()
         });

@@ -4,6 +4,9 @@
 //! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the launcher
 //! is gone or silent, the job is over.
 //!
+//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): an agent that was stopped gives its
+//! launcher, and its ranks' last grace, the time that they had before.
+//!
 //! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans are
 //! the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a rank whose
 //! agent was killed by SIGKILL.
@@ -21,7 +24,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{AwakeClock, Key};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
@@ -70,6 +73,7 @@ struct Agent {
     launcher_silence: Duration,
     network: Vec<String>,
     launcher: Launcher,
+    clock: AwakeClock,
     last_heard: Instant,
     last_told: Instant,
     household: Household,
@@ -126,6 +130,7 @@ pub fn serve() -> Result<()> {
         launcher_silence: if bootstrap.launcher.is_empty() { Duration::ZERO } else { silence },
         network: bootstrap.network.clone(),
         launcher: Launcher::There,
+        clock: AwakeClock::new(now).judging_by(silence),
         last_heard: now,
         last_told: now,
         household: Household::default(),
@@ -156,8 +161,9 @@ impl Agent {
 
     fn run(&mut self) -> Result<()> {
         let mut reports = Vec::new();
+        let mut at_most = Duration::ZERO;
         loop {
-            let now = Instant::now();
+            let now = self.clock.look(Instant::now(), at_most);
             self.listen_to_launcher(now);
             self.take_news(&mut reports);
             self.hear_signals(now);
@@ -180,16 +186,16 @@ impl Agent {
                 return Ok(());
             }
             self.flush();
-            self.wait(now, kill_at);
+            at_most = self.wait(now, kill_at);
         }
     }
 
-    /// Waits until there is something to do.
-    fn wait(&self, now: Instant, kill_at: Option<Instant>) {
+    /// Waits until there is something to do. Says for how long it would have waited.
+    fn wait(&self, now: Instant, kill_at: Option<Instant>) -> Duration {
         let beat = if self.silence.is_zero() { Duration::from_secs(1) } else { self.silence / BEATS };
         let until = kill_at.map_or(now + beat, |kill_at| kill_at.min(now + beat));
         let until = if self.samples.is_empty() { until } else { until.min(self.samples_told + SAMPLES_PERIOD) };
-        let left = until.saturating_duration_since(Instant::now());
+        let left = until.saturating_duration_since(now);
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         if self.launcher == Launcher::There {
             let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
@@ -203,6 +209,7 @@ impl Agent {
         }
         // A wait that fails or is interrupted only makes the loop look once more.
         let _ = poll(&mut fds, Some(&timespec(left)));
+        left
     }
 
     fn listen_to_launcher(&mut self, now: Instant) {
@@ -344,16 +351,16 @@ impl Agent {
 
     fn tell(&mut self, report: &Report) {
         if self.launcher == Launcher::There {
-            self.last_told = Instant::now();
+            self.last_told = self.clock.last();
             if self.channel.queue(&encode(report)).is_err() {
-                self.launcher_is_gone(Instant::now());
+                self.launcher_is_gone(self.clock.last());
             }
         }
     }
 
     fn flush(&mut self) {
         if self.launcher == Launcher::There && self.channel.flush().is_err() {
-            self.launcher_is_gone(Instant::now());
+            self.launcher_is_gone(self.clock.last());
         }
     }
 }

@@ -41,7 +41,8 @@ impl Agent {
         let key = key_file(&self.key)?;
         // A Python that is slow to start must not make this agent look dead.
         let mut meanwhile = || {
-            self.beat(Instant::now());
+            let now = self.clock.look(Instant::now(), alias::LOOK_EVERY);
+            self.beat(now);
             self.flush();
         };
         let python_path = match start.horovod {

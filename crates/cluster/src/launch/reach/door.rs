@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use farandole_transport::{Key, Waiter};
+use farandole_transport::{Countdown, Key, Waiter};
 
 use super::{Attempt, Probe};
 use crate::channel::{Channel, Fault, Purpose};
@@ -16,6 +16,9 @@ use crate::launch::wire::Wire;
 /// How long one knock may take. A path across the world answers in a third of a second; a firewall that swallows packets
 /// never does.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A connection attempt needs some time, also when the countdown ends just now: zero is refused.
+const LEAST: Duration = Duration::from_millis(1);
 
 /// More than this many knocks at once are not answered; whoever holds the key knocks once at each door.
 const MOST_AT_ONCE: usize = 128;
@@ -87,9 +90,9 @@ fn answer(stream: TcpStream, host: u32, key: &Key, open: &Arc<AtomicUsize>) {
     let answering = move || {
         let say_who = || -> io::Result<()> {
             stream.set_nonblocking(false)?;
-            let deadline = Instant::now() + PATIENCE;
-            let mut channel = Channel::accept(Wire::from_tcp(stream)?, &key, Purpose::Probe, deadline)?;
-            channel.send(&host.to_le_bytes(), deadline)
+            let deadline = Countdown::new(PATIENCE);
+            let mut channel = Channel::accept(Wire::from_tcp(stream)?, &key, Purpose::Probe, &deadline)?;
+            channel.send(&host.to_le_bytes(), &deadline)
         };
         // A stranger, or a host that has given up: nobody misses the answer.
         let _ = say_who();
@@ -126,13 +129,20 @@ pub(crate) fn knock_at_all(probes: &[Probe], key: &Key) -> Vec<Attempt> {
 }
 
 fn knock(probe: &Probe, key: &Key) -> std::result::Result<(), String> {
-    let deadline = Instant::now() + PATIENCE;
-    let reached = || -> io::Result<Option<Vec<u8>>> {
-        let stream = Wire::from_tcp(TcpStream::connect_timeout(&probe.door, PATIENCE)?)?;
-        let mut channel = Channel::connect(stream, key, Purpose::Probe, probe.host, deadline)?;
-        channel.receive(deadline)
+    let deadline = Countdown::new(PATIENCE);
+    let once = || -> io::Result<Option<Vec<u8>>> {
+        let stream = Wire::from_tcp(TcpStream::connect_timeout(&probe.door, deadline.left().max(LEAST))?)?;
+        let mut channel = Channel::connect(stream, key, Purpose::Probe, probe.host, &deadline)?;
+        channel.receive(&deadline)
     };
-    match reached() {
+    // The kernel's limit for connecting may have passed while this process was stopped. Then the countdown has time left.
+    let reached = loop {
+        match once() {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && !deadline.is_over() => {}
+            outcome => break outcome,
+        }
+    };
+    match reached {
         Ok(Some(host)) if host == probe.host.to_le_bytes() => Ok(()),
         Ok(_) => Err("another host of this job is there".to_owned()),
         Err(error) => Err(match Fault::of(&error) {

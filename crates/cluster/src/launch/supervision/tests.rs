@@ -4,6 +4,7 @@ use super::super::message::Seat;
 use super::super::reach::Probe;
 use super::*;
 use crate::rendezvous::VerdictKind;
+use farandole_transport::AwakeClock;
 
 /// A job under supervision, with a clock that the story moves.
 struct Story {
@@ -300,4 +301,72 @@ fn silence_is_no_death_while_nobody_listens() {
     }
     story.collect();
     assert!(story.verdicts().is_empty());
+}
+
+/// Turns the launcher's loop as its driver does: the supervision is told awake time, and a turn is late by as much as the launcher sleeps.
+fn turn_late(story: &mut Story, clock: &mut AwakeClock, real: &mut Instant, asleep: Duration) {
+    let at_most = story.supervision.tick(story.now).saturating_duration_since(story.now);
+    *real += at_most + asleep;
+    story.now = clock.look(*real, at_most);
+    story.collect();
+}
+
+#[test]
+fn a_launcher_that_was_stopped_judges_nobody() {
+    let mut story = Story::running(&[2, 2]);
+    let mut real = story.now;
+    let mut clock = AwakeClock::new(real).judging_by(Duration::from_secs(5));
+    for _ in 0..3 {
+        // Nothing is read while the launcher is stopped, nor in the first turn after: the agents were stopped as well.
+        turn_late(&mut story, &mut clock, &mut real, Duration::from_secs(8));
+        turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
+        for host in [0, 1] {
+            story.hear(host, Report::Alive);
+        }
+    }
+    assert!(!story.take_done().iter().any(|action| matches!(action, Action::Send(_, Directive::Pronounce { .. }))));
+    assert_eq!(story.supervision.phase, Phase::Running);
+    // Awake, it notices a silent host as ever.
+    for _ in 0..6 {
+        turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
+        story.hear(0, Report::Alive);
+    }
+    assert!(matches!(story.supervision.phase, Phase::Settling { .. }));
+    assert!(story.supervision.failures[0].host == 1 && story.supervision.failures.len() == 1);
+}
+
+#[test]
+fn a_launcher_that_was_stopped_at_the_start_waits_for_its_agents_all_the_same() {
+    let mut story = Story::new(&[1]);
+    let mut real = story.now;
+    let mut clock = AwakeClock::new(real).judging_by(Duration::from_secs(5));
+    turn_late(&mut story, &mut clock, &mut real, Duration::from_secs(8 * 3600));
+    turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
+    story.hear(0, Report::Ready { pid: 100, host_name: "h0".into(), doors: Vec::new() });
+    assert_eq!(story.supervision.phase, Phase::Running);
+}
+
+#[test]
+fn an_agent_that_is_seen_to_be_stopped_is_not_lost_and_the_user_is_told_once() {
+    let mut story = Story::running(&[2]);
+    let mut said = Vec::new();
+    for _ in 0..200 {
+        story.now += Duration::from_millis(100);
+        for (host, pid) in story.supervision.quiet_agents(story.now) {
+            assert_eq!((host, pid), (0, 100));
+            story.supervision.agent_stopped(host, story.now);
+        }
+        story.supervision.tick(story.now);
+        story.collect();
+        said.extend(story.take_done().into_iter().filter(|action| matches!(action, Action::Say(_))));
+    }
+    assert_eq!(story.supervision.phase, Phase::Running);
+    let [Action::Say(words)] = &said[..] else { panic!("{said:?}") };
+    assert!(words.starts_with("the agent on h0 (pid 100) is stopped"), "{words}");
+    // Continued, and stopped again.
+    story.hear(0, Report::Alive);
+    story.now += Duration::from_secs(3);
+    story.supervision.agent_stopped(0, story.now);
+    story.collect();
+    assert!(story.take_done().iter().any(|action| matches!(action, Action::Say(_))));
 }
