@@ -1,7 +1,7 @@
 //! How long an operation may wait for other ranks: one rule for named requests and direct calls.
 //!
-//! - A peer that is alive and only late is a **stall**. It is reported after the warning time, and again whenever the wait has doubled, but it
-//!   ends nothing: a rank may load data, write a checkpoint or compute for as long as it likes.
+//! - A peer that is alive and only late is a **stall**. It is reported after the warning time, and again whenever the wait has doubled
+//!   ([`tell_again`]), but it ends nothing: a rank may load data, write a checkpoint or compute for as long as it likes.
 //! - A peer that is dead, cut off or stopped is not waited for: its connections end or are no longer acknowledged, or the
 //!   rendezvous pronounces a verdict on it (the alarm). Neither is this module's business.
 //! - A time limit that the **user** has set ends the wait, in either kind of call, with an error that says who was waited for, how
@@ -10,6 +10,14 @@
 //! Waits are measured in awake time (`farandole_transport::awake`): what passed while this process was stopped does not count.
 
 use std::time::Duration;
+
+/// A stall is not reported more often than this, however short the warning time is: whoever reads the report has to act on it first.
+const BETWEEN_REPORTS: Duration = Duration::from_secs(30);
+
+/// How long a wait must have taken before it is reported again, if it had taken `waited` when it was reported.
+pub(crate) fn tell_again(waited: Duration) -> Duration {
+    waited.saturating_mul(2).max(waited.saturating_add(BETWEEN_REPORTS))
+}
 
 /// The time limits that a user may set; zero: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +60,14 @@ mod tests {
             assert_eq!(limits.exceeded(waited), None);
         }
         assert_eq!(limits.shortest(), Duration::MAX);
+    }
+
+    #[test]
+    fn a_stall_is_told_again_when_the_wait_has_doubled_but_not_all_the_time() {
+        assert_eq!(tell_again(60 * SECOND), 120 * SECOND);
+        assert_eq!(tell_again(tell_again(60 * SECOND)), 240 * SECOND);
+        assert_eq!(tell_again(SECOND), 31 * SECOND);
+        assert_eq!(tell_again(Duration::MAX), Duration::MAX);
     }
 
     #[test]

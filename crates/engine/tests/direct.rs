@@ -225,6 +225,21 @@ fn a_rank_that_never_comes_is_named_at_the_deadline() {
     });
     let error = errors[0].as_ref().unwrap();
     assert!(error.contains("for rank 1") && error.contains("barrier"), "{error}");
+    assert!(error.contains("waited 0.") && error.contains("FARANDOLE_TIMEOUT_SECONDS"), "{error}");
+}
+
+/// A minute was once enough to end the job of a rank that wrote a checkpoint.
+#[test]
+fn a_rank_that_is_late_is_waited_for_unless_the_user_has_set_a_limit() {
+    assert_eq!(DirectSettings::default().deadline, Duration::ZERO, "there is no limit by default");
+    for medium in media() {
+        ranks(2, medium, DirectSettings::default(), |mut communicator| {
+            if communicator.rank() == Rank(1) {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            communicator.barrier().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -178,24 +178,42 @@ fn stop(role: &str) {
     assert!(said.contains("told: "), "{role}: {said}");
 }
 
-#[test]
-fn a_host_of_the_rendezvous_that_is_killed_or_stopped_is_named() {
-    for (signal, words, within) in
-        [(Signal::KILL, "is lost", Duration::from_secs(1)), (Signal::STOP, "is stopped", SILENCE)]
-    {
-        let (key, at) = (new_key(), place("host"));
-        let variables = [(environment::RENDEZVOUS, at.to_string()), (environment::KEY, key.to_hex())];
-        let mut host = Process::start("host", &variables);
-        host.await_ready();
-        let ranks = start_ranks(2, "direct-collective", &at, &key);
-        let struck = host.signal(signal);
-        for rank in ranks {
-            let (said, ended) = rank.finish();
-            assert!(said.contains(words) && said.contains(&format!("(pid {})", host.child.id())), "{said}");
-            let took = ended.saturating_duration_since(struck);
-            assert!(took < within + LENIENCY, "it took {took:?}");
-        }
+/// Starts a process that hosts the rendezvous and is no rank, like an agent, and two ranks that meet there.
+fn hosted() -> (Process, Vec<Process>) {
+    let (key, at) = (new_key(), place("host"));
+    let variables = [(environment::RENDEZVOUS, at.to_string()), (environment::KEY, key.to_hex())];
+    let mut host = Process::start("host", &variables);
+    host.await_ready();
+    let ranks = start_ranks(2, "direct-collective", &at, &key);
+    (host, ranks)
+}
+
+/// All ranks learn that the host is lost, soon after it was killed.
+fn lost_when_killed(host: &Process, ranks: Vec<Process>) {
+    let struck = host.signal(Signal::KILL);
+    for rank in ranks {
+        let (said, ended) = rank.finish();
+        assert!(said.contains("is lost") && said.contains(&format!("(pid {})", host.child.id())), "{said}");
+        let took = ended.checked_duration_since(struck).expect("nobody ended before");
+        assert!(took < Duration::from_secs(1) + LENIENCY, "it took {took:?}");
     }
+}
+
+#[test]
+fn a_host_of_the_rendezvous_that_is_killed_is_named() {
+    let (host, ranks) = hosted();
+    lost_when_killed(&host, ranks);
+}
+
+/// An agent that somebody has suspended is not lost: collectives do without it.
+#[test]
+fn a_host_of_the_rendezvous_that_is_stopped_for_a_while_is_waited_for() {
+    let (host, ranks) = hosted();
+    host.signal(Signal::STOP);
+    thread::sleep(3 * SILENCE);
+    host.signal(Signal::CONT);
+    thread::sleep(SILENCE);
+    lost_when_killed(&host, ranks);
 }
 
 #[test]

@@ -37,7 +37,7 @@ use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 
 use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
-use crate::limits::Limits;
+use crate::limits::{Limits, tell_again};
 use crate::meeting::Meeting;
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
@@ -279,8 +279,7 @@ impl Communicator {
                 return Err(self.fail(descriptor, began, error));
             }
             if waited >= cry_after {
-                // Again when it has waited for twice as long.
-                cry_after = cry_after.saturating_mul(2);
+                cry_after = tell_again(waited);
                 self.cry_out(descriptor, &operation, waited);
             }
             if let Err(error) = self.sleep(&mut operation) {

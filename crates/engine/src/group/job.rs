@@ -23,8 +23,8 @@ pub(super) struct Job {
     pub(super) began: Duration,
     /// When something last moved.
     pub(super) moved: Duration,
-    /// For how long nothing had moved when that was last told.
-    pub(super) told: Duration,
+    /// For how long nothing must have moved before that is told again; zero: it was not told.
+    pub(super) tell_again: Duration,
 }
 
 pub(super) enum Stage {
@@ -75,7 +75,7 @@ impl Group {
             }
             Stage::Work(travel)
         };
-        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now, told: Duration::ZERO });
+        self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now, tell_again: Duration::ZERO });
     }
 
     /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks; besides,
@@ -118,7 +118,7 @@ impl Group {
             self.diary.still(&job.bucket, now, || waiting_for_peer(&job.stage, &self.mesh));
         }
         if progress != Progress::Pending {
-            (job.moved, job.told) = (now, Duration::ZERO);
+            (job.moved, job.tell_again) = (now, Duration::ZERO);
         } else if let Some(waiting_for) = self.settings.wait.exceeded(now.saturating_sub(job.moved)) {
             let peer = waiting_for_peer(&job.stage, &self.mesh);
             return Err(TransportError::Deadline { peer, waiting_for, waited: now - job.moved }.into());

@@ -23,6 +23,7 @@ use farandole_transport::Error as TransportError;
 
 use super::job::Job;
 use super::{Group, SAYS_STALL, State, Surroundings, Trouble};
+use crate::limits::tell_again;
 use crate::witness::{Witness, cut, look_at};
 
 /// Names of pending requests that are told.
@@ -108,7 +109,7 @@ impl Group {
             let is_due = |name| self.stalls_reported.get(name).is_none_or(|again| *again <= around.now);
             if report.stalled.iter().any(|waiting| is_due(&waiting.name)) {
                 let oldest = report.stalled.iter().map(|waiting| waiting.since).min().unwrap_or(around.now);
-                let again = around.now + around.now.saturating_sub(oldest);
+                let again = oldest.saturating_add(tell_again(around.now.saturating_sub(oldest)));
                 let names = report.stalled.iter().map(|waiting| &waiting.name).chain(&report.also_waiting);
                 self.stalls_reported.extend(names.map(|name| (Arc::clone(name), again)));
                 for waiting in &report.stalled {
@@ -136,10 +137,10 @@ impl Group {
     fn watch_running(&mut self, around: &Surroundings<'_>) {
         let (Some(limits), Some(job)) = (self.settings.stall, &mut self.job) else { return };
         let still = around.now.saturating_sub(job.moved);
-        if still <= limits.warn_after || still < job.told.saturating_mul(2) {
+        if still <= limits.warn_after || still < job.tell_again {
             return;
         }
-        job.told = still;
+        job.tell_again = tell_again(still);
         let (tensor, word) = (Arc::clone(&job.bucket.plan.parts[0].item.name), job.bucket.plan.collective.word());
         let peer = job.waiting_for(&self.mesh);
         let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).pid).map_or(Sight::Nothing, look_at);
@@ -357,7 +358,7 @@ impl Group {
             let waited = if looked_into == operation { waited } else { warned_after };
             self.stalls.direct_told = self.stalls.direct_told.max((operation, waited));
             let waiting = self.waiting_names(around.now);
-            self.stalls_reported.extend(waiting.into_iter().map(|name| (name, around.now + warned_after)));
+            self.stalls_reported.extend(waiting.into_iter().map(|name| (name, around.now + tell_again(warned_after))));
         }
         for (from, wait) in std::mem::take(&mut self.stalls.direct_waits) {
             self.look_into_direct_call(from, wait, around)?;

@@ -14,6 +14,7 @@
 mod alias;
 mod call;
 mod household;
+mod line;
 mod rank;
 mod ranks;
 mod task;
@@ -68,8 +69,8 @@ struct Agent {
     host: u32,
     /// Sets the rhythm of heartbeats.
     silence: Duration,
-    /// Silence of the launcher longer than this is its death. Zero on its own host, where a closed socket says everything and a launcher
-    /// that a user has suspended is not dead.
+    /// Silence of the launcher longer than this is its death, unless its host still answers (`line`): a launcher that a user has suspended is not
+    /// dead. Zero on its own host, where a closed socket says everything.
     launcher_silence: Duration,
     network: Vec<String>,
     launcher: Launcher,
@@ -227,7 +228,10 @@ impl Agent {
             }
         }
         if !self.launcher_silence.is_zero() && now.saturating_duration_since(self.last_heard) > self.launcher_silence {
-            self.launcher_is_gone(now);
+            match self.launcher == Launcher::There && line::is_answered(self.channel.fd()) {
+                true => self.last_heard = now,
+                false => self.launcher_is_gone(now),
+            }
         }
     }
 
