@@ -392,7 +392,9 @@ fn recorder(config: &Config, rank: Rank, hosts: &[String]) -> Arc<Recorder> {
 }
 
 fn wait_limits(config: &Config) -> Limits {
-    let stall_shutdown = if config.stall_check_disable { Duration::ZERO } else { config.stall_shutdown };
+    // As for stalls of named requests: a limit that comes before the warning is none.
+    let counts = !config.stall_check_disable && config.stall_shutdown > config.stall_warning;
+    let stall_shutdown = if counts { config.stall_shutdown } else { Duration::ZERO };
     Limits { timeout: config.deadline, stall_shutdown }
 }
 

@@ -317,7 +317,9 @@ impl Doorman {
         for mut visitor in std::mem::take(&mut self.handshakes) {
             match visitor.handshake.advance() {
                 Ok(true) => self.admit(visitor.handshake.finish()),
-                Ok(false) if now.saturating_duration_since(visitor.came) < HANDSHAKE_PATIENCE => self.handshakes.push_back(visitor),
+                Ok(false) if now.saturating_duration_since(visitor.came) < HANDSHAKE_PATIENCE => {
+                    self.handshakes.push_back(visitor)
+                }
                 Ok(false) => self.refuse(format!("{} did not finish its greeting in time", visitor.name), None),
                 Err(Error::Version { theirs, ours, .. }) => {
                     let why = format!("{} speaks protocol version {theirs}, this rank speaks {ours}", visitor.name);

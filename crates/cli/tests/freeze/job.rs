@@ -213,6 +213,16 @@ impl Frozen {
     }
 }
 
+impl Frozen {
+    /// Lets all go on, the oldest first: the launcher has time to look around before anybody else can be heard.
+    pub(crate) fn thaw_one_by_one(self) {
+        for process in self.0.values() {
+            let _ = pidfd_send_signal(process, Signal::CONT);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+}
+
 impl Drop for Frozen {
     fn drop(&mut self) {
         for process in self.0.values() {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chance::Chance;
-use job::{Frozen, Job, Part};
+use job::{Job, Part};
 
 /// How many rounds: few in an ordinary run of the tests, many for `cargo xtask freeze`.
 const ROUNDS: &str = "FARANDOLE_TEST_FREEZE_ROUNDS";
@@ -129,10 +129,10 @@ fn goes_on(part: Part) {
     let mut chance = Chance::new(2, 0);
     let mut job = Job::start(2, Duration::from_secs(2), SILENCE);
     job.wait_until_all_work(2);
-    let frozen: Frozen = job.freeze(part, &mut chance);
+    let frozen = job.freeze(part, &mut chance);
     assert!(frozen.count() >= part.least(2), "{part:?}: only {} were stopped", frozen.count());
     std::thread::sleep(BEYOND);
-    frozen.thaw(&mut chance);
+    frozen.thaw_one_by_one();
     job.end_well(2).unwrap_or_else(|why| panic!("{part:?}: {why}"));
 }
 

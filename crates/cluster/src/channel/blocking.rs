@@ -47,7 +47,13 @@ pub struct Channel<S> {
 
 impl<S: Patient> Channel<S> {
     /// Shakes hands as the side that has connected.
-    pub fn connect(stream: S, key: &Key, purpose: Purpose, caller: u32, deadline: &Countdown) -> io::Result<Channel<S>> {
+    pub fn connect(
+        stream: S,
+        key: &Key,
+        purpose: Purpose,
+        caller: u32,
+        deadline: &Countdown,
+    ) -> io::Result<Channel<S>> {
         Channel::shake_hands(stream, Session::initiate(key, purpose, caller)?, deadline)
     }
 

@@ -145,7 +145,13 @@ impl Rendezvous {
         }
     }
 
-    fn visit(&self, rank: Rank, blob: &[u8], stay: &Stay, deadline: &Countdown) -> io::Result<(Channel<Stream>, Vec<u8>)> {
+    fn visit(
+        &self,
+        rank: Rank,
+        blob: &[u8],
+        stay: &Stay,
+        deadline: &Countdown,
+    ) -> io::Result<(Channel<Stream>, Vec<u8>)> {
         let patience = deadline.left();
         let stream = self.address.connect(patience)?;
         let answered = &Countdown::new(deadline.left() + ANSWER_PATIENCE);

@@ -75,12 +75,7 @@ pub struct DirectSettings {
 
 impl Default for DirectSettings {
     fn default() -> DirectSettings {
-        DirectSettings {
-            deadline: Duration::ZERO,
-            small_bytes: 32 << 10,
-            tile_bytes: 512 << 10,
-            algorithm: None,
-        }
+        DirectSettings { deadline: Duration::ZERO, small_bytes: 32 << 10, tile_bytes: 512 << 10, algorithm: None }
     }
 }
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use farandole_plan::stall::DirectWait;
 
+use super::Communicator;
 use super::descriptor::Descriptor;
 use super::operation::Operation;
-use super::Communicator;
 use crate::Engine;
 use crate::baton::Push;
 use crate::shared::Shared;

@@ -247,7 +247,8 @@ impl Group {
             _ => Duration::MAX,
         };
         let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
-        let deadline = self.job.as_ref().map_or(Duration::MAX, |job| job.moved.saturating_add(self.settings.wait.shortest()));
+        let deadline =
+            self.job.as_ref().map_or(Duration::MAX, |job| job.moved.saturating_add(self.settings.wait.shortest()));
         agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
     }
 

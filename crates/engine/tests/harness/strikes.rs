@@ -118,7 +118,11 @@ fn strike(what: &str, size: usize, medium: Medium, fault: Fault, program: Progra
             },
             // A frame that is missing is noticed by the next one, if there is one, or else by the deadline; memory that is
             // missing at once.
-            Action::Drop => (says("waited") && says("FARANDOLE_TIMEOUT_SECONDS")) || says("unexpected") || says("growing shared memory"),
+            Action::Drop => {
+                (says("waited") && says("FARANDOLE_TIMEOUT_SECONDS"))
+                    || says("unexpected")
+                    || says("growing shared memory")
+            }
             _ => says("is gone"),
         };
         assert!(named, "{context}: rank {rank} says {:?}", failure.what);

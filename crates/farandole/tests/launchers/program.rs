@@ -163,6 +163,7 @@ pub(crate) fn play_role() {
         "without-1" => without(1),
         "crash" => crash(),
         "be-late" => stalls::be_late(),
+        "come-late" => stalls::come_late(),
         "stop-0" => stalls::stop(0),
         "stop-1" => stalls::stop(1),
         other => panic!("there is no role {other}"),

@@ -46,6 +46,21 @@ pub(crate) fn be_late() {
     println!("rank {} is done", world.rank());
 }
 
+/// How late rank 1 comes, like a rank 0 that writes a checkpoint to slow storage.
+const LATE: Duration = Duration::from_secs(7);
+
+/// Rank 1 comes late to a direct call; whoever waits says how that ended.
+pub(crate) fn come_late() {
+    let mut world = listening(|_| {});
+    if world.rank() == 1 {
+        std::thread::sleep(LATE);
+    }
+    match world.barrier() {
+        Ok(()) => println!("rank {} is done", world.rank()),
+        Err(error) => println!("rank {} failed: {error}", world.rank()),
+    }
+}
+
 /// One rank stops itself, and the other one, which waits in a direct call, wakes it when it is told.
 pub(crate) fn stop(stopped: usize) {
     let (teller, told) = mpsc::channel();
@@ -124,6 +139,42 @@ fn ranks_of_slurm_are_told_of_one_that_does_not_come() {
     let mut srun = cluster.command("srun");
     srun.args(["-n", "2"]).args(copy_of_this_program()).envs(IMPATIENCE);
     assert_both_were_told_of_rank_1(&Run::of(&mut srun, "be-late"));
+}
+
+/// Two ranks without a launcher, of which one comes late, with this limit.
+fn coming_late(limit: Option<(&str, &str)>) -> String {
+    let ranks = ["0", "1"].map(|rank| {
+        let mut command = this_program();
+        command.envs([("FARANDOLE_RANK", rank), ("FARANDOLE_SIZE", "2")]).envs(IMPATIENCE).envs(limit);
+        command.envs([("FARANDOLE_LOCAL_RANK", rank), ("FARANDOLE_LOCAL_SIZE", "2")]);
+        command
+    });
+    run_all(ranks, "come-late").said
+}
+
+/// Direct calls once ignored the setting and had a limit of their own.
+#[test]
+fn a_limit_of_the_environment_ends_a_direct_call_and_without_one_a_late_rank_is_waited_for() {
+    let limits = [
+        ("FARANDOLE_TIMEOUT_SECONDS", "FARANDOLE_TIMEOUT_SECONDS"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS"),
+    ];
+    let said = std::thread::scope(|scope| {
+        for (variable, named) in limits {
+            scope.spawn(move || {
+                let said = coming_late(Some((variable, "3.5")));
+                let line =
+                    said.lines().find(|line| line.contains("rank 0 failed: ")).unwrap_or_else(|| panic!("{said}"));
+                for words in ["for rank 1", "waited 3.", named, "allows, 3.5 s"] {
+                    assert!(line.contains(words), "{variable}: '{words}' is not in '{line}'");
+                }
+            });
+        }
+        coming_late(None)
+    });
+    assert!(said.contains("rank 0 is done") && said.contains("rank 1 is done"), "{said}");
+    assert!(said.contains("was told: rank 1 has not come to the direct barrier"), "a late rank is a stall: {said}");
 }
 
 #[test]

@@ -34,7 +34,8 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+    const TABLE: &str =
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:A0B1 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 16601 1 0000000000000000 100
    1: 0100007F:A0B1 0100007F:C001 01 00000120:00000000 01:00000014 0000000A     0        0 16602 2 0000000000000000 20
    2: 0100007F:A0B2 0100007F:C002 01 00010000:00000000 04:00000014 00000000     0        1 16603 2 0000000000000000 20
