@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use farandole_plan::{Rank, Topology};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::contact::Contact;
 use crate::error::{Error, Result};
@@ -125,6 +125,10 @@ struct Pair {
     data: Vec<Established<Socket>>,
 }
 
+/// So long after a connection was closed its connector may come again: it tries each of the peer's addresses for [`ATTEMPT_PATIENCE`],
+/// and one of several that leads nowhere may come before the right one.
+const RETURN_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long a builder looks away from the connections that it already has.
 const GLANCE: Duration = Duration::from_millis(100);
 
@@ -164,6 +168,7 @@ impl Building<'_> {
             (false, Purpose::Data { .. }) => self.options.seal,
         };
         Hello {
+            job: self.listener.job(),
             mesh: self.id,
             from: self.me.max(peer),
             to: self.me.min(peer),
@@ -179,12 +184,18 @@ impl Building<'_> {
         if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
     }
 
-    /// Waits for a connection from a higher rank.
+    /// Waits for a connection from a higher rank. One that is closed already does not count: its connector may come again, and if
+    /// it does not, it is gone.
     fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
+        let mut closed: Option<(Instant, Error)> = None;
         loop {
             if let Some(arrived) = self.listener.take(place, self.deadline.min(Instant::now() + GLANCE)) {
+                if is_closed(&arrived.stream) {
+                    closed = Some((Instant::now() + RETURN_PATIENCE, last_words(peer, purpose, arrived)));
+                    continue;
+                }
                 if (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
                     return Ok(arrived);
                 }
@@ -195,8 +206,12 @@ impl Building<'_> {
                 return Err(error);
             }
             self.check_alive()?;
+            match closed.take() {
+                Some((until, error)) if Instant::now() >= until => return Err(error),
+                waiting => closed = waiting,
+            }
             if Instant::now() >= self.deadline {
-                return Err(self.never_came(peer));
+                return Err(closed.map_or_else(|| self.never_came(peer), |(_, error)| error));
             }
         }
     }
@@ -230,7 +245,9 @@ impl Building<'_> {
             for door in &doors {
                 match self.knock(door, &hello) {
                     Ok(established) => return Ok(established),
-                    Err(error @ (Error::Version { .. } | Error::Untrusted { .. })) => final_answer = Some(error),
+                    Err(error @ (Error::Version { .. } | Error::Untrusted { .. } | Error::OtherJob { .. })) => {
+                        final_answer = Some(error);
+                    }
                     Err(error) => last = error.to_string(),
                 }
             }
@@ -268,9 +285,7 @@ impl Building<'_> {
     fn check_alive(&self) -> Result<()> {
         self.listener.interruption()?;
         for Pair { peer, control, .. } in &self.pairs {
-            let mut fds = [rustix::event::PollFd::new(&control.stream, PollFlags::RDHUP)];
-            let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if matches!(rustix::event::poll(&mut fds, Some(&none)), Ok(count) if count > 0) {
+            if is_closed(&control.stream) {
                 let how = "it closed its connection while the mesh was being built".to_owned();
                 return Err(Error::PeerGone { peer: *peer, how });
             }
@@ -370,6 +385,26 @@ impl Door<'_> {
             Door::Unix(name) => Socket::to_abstract(name).map_err(refused),
             Door::Tcp(address) => Socket::to_tcp(*address, deadline),
         }
+    }
+}
+
+/// Whether the other side of a connection has closed it, or it is broken.
+fn is_closed(socket: &Socket) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&none)), Ok(count) if count > 0)
+}
+
+/// Why a peer has closed a connection, if it said so before.
+fn last_words(peer: Rank, purpose: Purpose, closed: Established<Socket>) -> Error {
+    let how = "it closed its connection while the mesh was being built".to_owned();
+    let gone = Error::PeerGone { peer, how };
+    if purpose != Purpose::Control {
+        return gone;
+    }
+    match control_over(peer, closed).recv() {
+        Err(error @ Error::PeerAborted { .. }) => error,
+        _ => gone,
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use farandole_plan::Rank;
 
+use crate::key::JobId;
+
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -84,6 +86,15 @@ pub enum Error {
         /// Where it came from.
         from: String,
     },
+    /// The peer holds the job's key, but is a rank of another job.
+    OtherJob {
+        /// Where it is.
+        at: String,
+        /// Our job.
+        ours: JobId,
+        /// Its job.
+        theirs: JobId,
+    },
     /// The operating system refused something on this side.
     Local {
         /// What we tried.
@@ -108,7 +119,7 @@ impl Error {
             | Error::Disagree { peer, .. }
             | Error::Corrupt { peer, .. } => Some(*peer),
             Error::Version { peer, .. } | Error::Deadline { peer, .. } | Error::Interrupted { peer, .. } => *peer,
-            Error::Untrusted { .. } | Error::Local { .. } => None,
+            Error::Untrusted { .. } | Error::OtherJob { .. } | Error::Local { .. } => None,
         }
     }
 }
@@ -144,6 +155,10 @@ impl fmt::Display for Error {
                 write!(f, "waited {:.1} s: {waiting_for}", waited.as_secs_f64())
             }
             Error::Untrusted { from } => write!(f, "a connection from {from} does not hold this job's key"),
+            Error::OtherJob { at, ours, theirs } => write!(
+                f,
+                "a rank of job '{theirs}' is at {at}, and this rank belongs to job '{ours}': both jobs have the same key"
+            ),
             Error::Local { doing, source } => write!(f, "{doing}: {source}"),
         }
     }

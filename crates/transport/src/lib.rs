@@ -29,7 +29,7 @@ pub mod wait;
 pub use connect::{Local, Options};
 pub use contact::Contact;
 pub use error::{Error, Result};
-pub use key::Key;
+pub use key::{JobId, Key};
 pub use link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};
 pub use listen::Listener;
 pub use mesh::{Mesh, Peer};

@@ -51,7 +51,8 @@ pub(super) fn name(launch: &Launch) -> String {
         Launcher::Farandole | Launcher::Nobody => super::RANK,
     };
     let job = launch.job.clone().unwrap_or_else(|| ancestor::without(variable));
-    let hash = blake3::hash(format!("{} {} {job}", launch.launcher, launch.size).as_bytes());
+    let attempt = launch.attempt.as_deref().unwrap_or_default();
+    let hash = blake3::hash(format!("{} {} {job} {attempt}", launch.launcher, launch.size).as_bytes());
     format!("farandole-{}-{}", geteuid().as_raw(), &hash.to_hex()[..16])
 }
 
