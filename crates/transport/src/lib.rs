@@ -12,6 +12,7 @@
 
 pub mod connect;
 pub mod contact;
+pub mod credentials;
 pub mod error;
 pub mod fault;
 pub mod fds;
@@ -28,6 +29,7 @@ pub mod wait;
 
 pub use connect::{Local, Options};
 pub use contact::Contact;
+pub use credentials::Credentials;
 pub use error::{Error, Result};
 pub use key::{JobId, Key};
 pub use link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};

@@ -57,7 +57,7 @@ impl Environment {
             Some(Meeting::AtLauncher { address, key }) => Ok(self.venue(key.clone(), Some(address.clone()), None)),
             Some(Meeting::OnThisHost { door }) if self.rank == Rank(0) => self.host_here(door),
             Some(Meeting::OnThisHost { door }) => {
-                let key = door::knock(door, deadline)?;
+                let key = door::knock(door, self.rank, deadline)?;
                 let address = behind_the_door(&key);
                 Ok(self.venue(key, Some(address), None))
             }
@@ -147,8 +147,8 @@ impl Environment {
         Ok(venue)
     }
 
-    /// The job as this rank knows it before it meets anybody. A launcher of ours makes a key for each job; rank 0 may have one from the
-    /// user, who has others.
+    /// The job as this rank knows it before it meets anybody. A launcher of ours makes a key for each job; rank 0 may
+    /// have one from the user, who has others.
     fn job(&self, key: &Key) -> JobId {
         match self.meeting {
             None | Some(Meeting::AtLauncher { .. }) => JobId::of_key(key),
