@@ -16,6 +16,7 @@ use farandole_plan::{Rank, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::contact::Contact;
+use crate::descriptors::{make_room, of_mesh};
 use crate::error::{Error, Result};
 use crate::fds::{recv_fds, send_fds, wait_for};
 use crate::frame::Checksum;
@@ -96,7 +97,7 @@ impl Mesh {
         let began = Instant::now();
         let deadline = began + at_most;
         let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
-        let built = building.join_all().and_then(|()| building.finish());
+        let built = building.make_room().and_then(|()| building.join_all()).and_then(|()| building.finish());
         if let Err(error) = &built {
             building.give_up(&error.to_string());
         }
@@ -125,14 +126,23 @@ struct Pair {
     data: Vec<Established<Socket>>,
 }
 
-/// So long after a connection was closed its connector may come again: it tries each of the peer's addresses for [`ATTEMPT_PATIENCE`],
-/// and one of several that leads nowhere may come before the right one.
+/// So long after a connection was closed its connector may come again: many times the pause between its attempts, and
+/// short enough for somebody who waits for the news of its death.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a builder looks away from the connections that it already has.
 const GLANCE: Duration = Duration::from_millis(100);
 
 impl Building<'_> {
+    /// Makes sure that the mesh can have its descriptors. Connections that peers have made already count twice.
+    fn make_room(&self) -> Result<()> {
+        let ranks = self.contacts.len();
+        let local = (0..ranks).map(Rank::from).filter(|&rank| rank == self.me || self.is_local(rank)).count();
+        let distant = (0..ranks).map(Rank::from).filter(|&rank| rank != self.me && !self.is_local(rank));
+        let connections = distant.map(|rank| self.connections(rank)).max().unwrap_or(0);
+        make_room(of_mesh(local, ranks - local, connections), || format!("a mesh of {ranks} ranks"))
+    }
+
     fn join_all(&mut self) -> Result<()> {
         for peer in (0..self.contacts.len()).map(Rank::from).filter(|&peer| peer != self.me) {
             let control = self.join(peer, Purpose::Control)?;
@@ -184,8 +194,8 @@ impl Building<'_> {
         if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
     }
 
-    /// Waits for a connection from a higher rank. One that is closed already does not count: its connector may come again, and if
-    /// it does not, it is gone.
+    /// Waits for a connection from a higher rank. One that is closed already does not count: its connector may come
+    /// again, and if it does not, it is gone.
     fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };

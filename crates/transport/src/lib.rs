@@ -13,6 +13,7 @@
 pub mod connect;
 pub mod contact;
 pub mod credentials;
+pub mod descriptors;
 pub mod error;
 pub mod fault;
 pub mod fds;

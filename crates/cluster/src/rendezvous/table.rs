@@ -36,13 +36,18 @@ impl Table {
         Table { job, world, seats: seats.map(|rank| (rank, None)).collect(), gave_up: BTreeSet::new() }
     }
 
+    /// How many ranks sit here when all have come.
+    pub(super) fn seats(&self) -> usize {
+        self.seats.len()
+    }
+
     /// Gives a rank its seat, or says why it gets none.
     pub(super) fn sit_down(&mut self, rank: Rank, job: JobId, believed_ranks: u32, seat: Seat) -> Result<(), String> {
         let (world, own) = (self.world, self.job);
         if job != own {
             return Err(format!(
-                "this is job '{own}', and rank {rank} belongs to job '{job}': both jobs have the same key and were told the same \
-                 address"
+                "this is job '{own}', and rank {rank} belongs to job '{job}': both jobs have the same key and were \
+                 told the same address"
             ));
         }
         if believed_ranks as usize != world {
