@@ -144,6 +144,14 @@ fn every_rank_has_its_number_and_its_prefix() {
 }
 
 #[test]
+fn an_agent_opens_what_it_needs_and_its_ranks_keep_the_users_limit() {
+    farandole_transport::descriptors::set_soft_limit(40).unwrap();
+    let ended = Run::start(&["-np", "24"], "ulimit -Sn; test -z \"$FARANDOLE_OPEN_FILES\"").end();
+    let kept = ended.stdout.lines().filter(|line| line.ends_with("<stdout>:40")).count();
+    assert_eq!((kept, ended.code()), (24, Some(0)), "{}{}", ended.stdout, ended.stderr);
+}
+
+#[test]
 fn the_last_line_names_rank_process_and_exit_code_and_repeats_its_words() {
     let script = "if [ $FARANDOLE_RANK = 1 ]; then echo ValueError: no such shape >&2; exit 7; fi; sleep 100";
     let began = Instant::now();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
 use farandole_plan::table::Table;
+use farandole_plan::topology::host_names;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
 use farandole_trace::event::ThreadId;
@@ -38,6 +39,8 @@ pub struct Engine {
     alarm: Alarm,
     rank: Rank,
     hosts: Arc<[String]>,
+    /// The same for messages.
+    host_names: Arc<[String]>,
     config: Config,
     table: Option<Arc<Table>>,
     recorder: Arc<Recorder>,
@@ -87,7 +90,9 @@ impl Engine {
         let recorder = hooks.recorder.unwrap_or_else(|| recorder(&config, rank, &hosts));
         let start = Start::now();
         let diary = Diary::new(&recorder, GroupId::WORLD, &ranks, start);
-        let world = Group::new(settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &hosts), mesh, diary);
+        let host_names: Arc<[String]> = host_names(&hosts).into();
+        let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
+        let world = Group::new(settings, mesh, diary);
         let roster = Arc::new(Roster::default());
         roster.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|notice| eprintln!("{}", notice.shown())));
@@ -106,7 +111,8 @@ impl Engine {
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         let forming = Mutex::new(Forming { meeting, rounds: 0 });
         let table = hooks.table;
-        Ok(Engine { shared, worker: Some(worker), alarm, rank, hosts, config, table, recorder, start, forming })
+        let worker = Some(worker);
+        Ok(Engine { shared, worker, alarm, rank, hosts, host_names, config, table, recorder, start, forming })
     }
 
     /// After how long waiting is reported, unless nobody wants to know.
@@ -272,7 +278,7 @@ impl Engine {
         self.shared.roster.add(group, Arc::clone(&ranks), me);
         if let Some(Ok(mesh)) = mesh {
             let diary = Diary::new(&self.recorder, group, &ranks, self.start);
-            let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.hosts);
+            let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.host_names);
             let group = Box::new(Group::new(settings, mesh, diary));
             let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
         }
@@ -403,7 +409,7 @@ fn settings(
     table: Option<Arc<Table>>,
     id: GroupId,
     ranks: &Arc<[Rank]>,
-    hosts: &Arc<[String]>,
+    host_names: &Arc<[String]>,
 ) -> Settings {
     let defaults = AgreeSettings::default();
     // A replayed bucket that some rank has not come to must be given up before it looks like a failure.
@@ -424,7 +430,7 @@ fn settings(
     Settings {
         id,
         ranks: Arc::clone(ranks),
-        hosts: Arc::clone(hosts),
+        hosts: Arc::clone(host_names),
         agree,
         fusion_limit_bytes,
         wait,

@@ -319,3 +319,22 @@ fn groups_end_with_the_world_and_an_alarm_that_outlives_its_engine_does_nothing(
         });
     }
 }
+
+#[test]
+fn errors_call_hosts_by_the_names_that_users_know() {
+    for (other, names) in
+        [("db/boot-1/net:[4026531833]", ["vm", "db"]), ("vm/boot-1/net:[4026531833]", ["vm#1", "vm#2"])]
+    {
+        let hosts = ["vm/boot-0/net:[4026531833]", other];
+        let meetings = harness::by_contacts(2, |rank| hosts[rank].to_owned());
+        let said = harness::run(meetings, harness::config(), |engine| {
+            engine.alarm().ring(None, CAUSE.to_owned());
+            failure(&engine.run(sum("struck", vec![1f32; 8])).unwrap_err()).what.clone()
+        });
+        for says in said {
+            let noticed =
+                names.iter().enumerate().any(|(rank, name)| says.ends_with(&format!("rank {rank} on {name}")));
+            assert!(noticed && !says.contains("net:["), "{says}");
+        }
+    }
+}

@@ -105,7 +105,7 @@ impl Setup {
             Some(address) => vec![SocketAddr::new(address, 0)],
             None => venue.listen_at.clone(),
         };
-        let listener = Arc::new(Listener::bind(listen_at, &venue.key)?);
+        let listener = Arc::new(Listener::bind_for(venue.job, listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
         let way = venue.rendezvous.clone().map(|way| way.with_silence(silence));
         let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, &own, Instant::now() + countdown.left())?;

@@ -306,7 +306,7 @@ fn meet_and_be_lost() {
     let environment = Environment::from_process().expect("the test has set everything");
     let deadline = Instant::now() + DEADLINE;
     let venue = environment.open(deadline).expect("there is a rendezvous");
-    let listener = Listener::bind(venue.listen_at.clone(), &venue.key).expect("a free port");
+    let listener = Listener::bind_for(venue.job, venue.listen_at.clone(), &venue.key).expect("a free port");
     let way = venue.rendezvous.as_ref().expect("a rendezvous").clone().with_silence(Some(SILENCE));
     let contact = listener.contact(environment.host.clone()).encode();
     let _lifeline = way.join(environment.rank, &contact, deadline).expect("all come");

@@ -4,7 +4,29 @@
 //! *local rank* counts the ranks of its host before it; its *cross rank* counts the hosts before its own that have this
 //! local rank. Nothing here assumes that hosts hold equally many ranks or that their ranks are contiguous.
 
+use std::collections::HashMap;
+
 use crate::request::Rank;
+
+/// Names of hosts for messages. An identity says what tells a host from all others; the part before its first slash is
+/// the name that users know. Hosts that have the same name are numbered: `vm#1`, `vm#2`.
+pub fn host_names<S: AsRef<str>>(identities: &[S]) -> Vec<String> {
+    let name = |identity: &str| identity.split('/').next().unwrap_or(identity).to_owned();
+    let mut numbers: HashMap<&str, usize> = HashMap::new();
+    let mut alike: HashMap<String, usize> = HashMap::new();
+    for identity in identities.iter().map(AsRef::as_ref) {
+        numbers.entry(identity).or_insert_with(|| {
+            let count = alike.entry(name(identity)).or_default();
+            *count += 1;
+            *count
+        });
+    }
+    let show = |identity: &str| match (alike[&name(identity)], numbers[identity]) {
+        (1, _) => name(identity),
+        (_, number) => format!("{}#{number}", name(identity)),
+    };
+    identities.iter().map(|identity| show(identity.as_ref())).collect()
+}
 
 /// Placement of the ranks of one group on hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,5 +123,18 @@ impl Topology {
     pub fn subset(&self, ranks: &[Rank]) -> Topology {
         let hosts: Vec<u32> = ranks.iter().map(|rank| self.host_of[rank.index()]).collect();
         Topology::from_host_names(&hosts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_called_by_their_names_and_numbered_where_these_are_alike() {
+        let identities = ["vm/boot-1/net:[1]", "db/boot-2/net:[1]", "vm/boot-3/net:[1]", "vm/boot-1/net:[1]", "plain"];
+        assert_eq!(host_names(&identities), ["vm#1", "db", "vm#2", "vm#1", "plain"]);
+        assert_eq!(host_names(&["vm/boot-1/net:[1]"; 3]), ["vm"; 3]);
+        assert!(host_names::<&str>(&[]).is_empty());
     }
 }

@@ -13,10 +13,11 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use farandole_plan::{Rank, Topology};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::awake::Countdown;
 use crate::contact::Contact;
+use crate::descriptors::{make_room, of_mesh};
 use crate::error::{Error, Result};
 use crate::fds::{recv_fds, send_fds, wait_for};
 use crate::frame::Checksum;
@@ -102,7 +103,7 @@ impl Mesh {
         let began = Instant::now();
         let deadline = Countdown::new(at_most);
         let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
-        let built = building.join_all().and_then(|()| building.finish());
+        let built = building.make_room().and_then(|()| building.join_all()).and_then(|()| building.finish());
         if let Err(error) = &built {
             building.give_up(&error.to_string());
         }
@@ -131,10 +132,23 @@ struct Pair {
     data: Vec<Established<Socket>>,
 }
 
+/// So long after a connection was closed its connector may come again: many times the pause between its attempts, and
+/// short enough for somebody who waits for the news of its death.
+const RETURN_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long a builder looks away from the connections that it already has.
 const GLANCE: Duration = Duration::from_millis(100);
 
 impl Building<'_> {
+    /// Makes sure that the mesh can have its descriptors. Connections that peers have made already count twice.
+    fn make_room(&self) -> Result<()> {
+        let ranks = self.contacts.len();
+        let local = (0..ranks).map(Rank::from).filter(|&rank| rank == self.me || self.is_local(rank)).count();
+        let distant = (0..ranks).map(Rank::from).filter(|&rank| rank != self.me && !self.is_local(rank));
+        let connections = distant.map(|rank| self.connections(rank)).max().unwrap_or(0);
+        make_room(of_mesh(local, ranks - local, connections), || format!("a mesh of {ranks} ranks"))
+    }
+
     fn join_all(&mut self) -> Result<()> {
         for peer in (0..self.contacts.len()).map(Rank::from).filter(|&peer| peer != self.me) {
             let control = self.join(peer, Purpose::Control)?;
@@ -170,6 +184,7 @@ impl Building<'_> {
             (false, Purpose::Data { .. }) => self.options.seal,
         };
         Hello {
+            job: self.listener.job(),
             mesh: self.id,
             from: self.me.max(peer),
             to: self.me.min(peer),
@@ -185,12 +200,18 @@ impl Building<'_> {
         if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
     }
 
-    /// Waits for a connection from a higher rank.
+    /// Waits for a connection from a higher rank. One that is closed already does not count: its connector may come
+    /// again, and if it does not, it is gone.
     fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
+        let mut closed: Option<(Countdown, Error)> = None;
         loop {
             if let Some(arrived) = self.listener.take(place, Instant::now() + self.deadline.left().min(GLANCE)) {
+                if is_closed(&arrived.stream) {
+                    closed = Some((Countdown::new(RETURN_PATIENCE), last_words(peer, purpose, arrived)));
+                    continue;
+                }
                 if (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
                     return Ok(arrived);
                 }
@@ -201,8 +222,12 @@ impl Building<'_> {
                 return Err(error);
             }
             self.check_alive()?;
+            match closed.take() {
+                Some((patience, error)) if patience.is_over() => return Err(error),
+                waiting => closed = waiting,
+            }
             if self.deadline.is_over() {
-                return Err(self.never_came(peer));
+                return Err(closed.map_or_else(|| self.never_came(peer), |(_, error)| error));
             }
         }
     }
@@ -236,7 +261,9 @@ impl Building<'_> {
             for door in &doors {
                 match self.knock(door, &hello) {
                     Ok(established) => return Ok(established),
-                    Err(error @ (Error::Version { .. } | Error::Untrusted { .. })) => final_answer = Some(error),
+                    Err(error @ (Error::Version { .. } | Error::Untrusted { .. } | Error::OtherJob { .. })) => {
+                        final_answer = Some(error);
+                    }
                     Err(error) => last = error.to_string(),
                 }
             }
@@ -274,9 +301,7 @@ impl Building<'_> {
     fn check_alive(&self) -> Result<()> {
         self.listener.interruption()?;
         for Pair { peer, control, .. } in &self.pairs {
-            let mut fds = [rustix::event::PollFd::new(&control.stream, PollFlags::RDHUP)];
-            let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if matches!(rustix::event::poll(&mut fds, Some(&none)), Ok(count) if count > 0) {
+            if is_closed(&control.stream) {
                 let how = "it closed its connection while the mesh was being built".to_owned();
                 return Err(Error::PeerGone { peer: *peer, how });
             }
@@ -376,6 +401,26 @@ impl Door<'_> {
             Door::Unix(name) => Socket::to_abstract(name).map_err(refused),
             Door::Tcp(address) => Socket::to_tcp(*address, deadline),
         }
+    }
+}
+
+/// Whether the other side of a connection has closed it, or it is broken.
+fn is_closed(socket: &Socket) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&none)), Ok(count) if count > 0)
+}
+
+/// Why a peer has closed a connection, if it said so before.
+fn last_words(peer: Rank, purpose: Purpose, closed: Established<Socket>) -> Error {
+    let how = "it closed its connection while the mesh was being built".to_owned();
+    let gone = Error::PeerGone { peer, how };
+    if purpose != Purpose::Control {
+        return gone;
+    }
+    match control_over(peer, closed).recv() {
+        Err(error @ Error::PeerAborted { .. }) => error,
+        _ => gone,
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use farandole_plan::Rank;
 
+use crate::key::JobId;
+
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -84,6 +86,26 @@ pub enum Error {
         /// Where it came from.
         from: String,
     },
+    /// The peer holds the job's key, but is a rank of another job.
+    OtherJob {
+        /// Where it is.
+        at: String,
+        /// Our job.
+        ours: JobId,
+        /// Its job.
+        theirs: JobId,
+    },
+    /// This process may not open as many files as it needs.
+    Descriptors {
+        /// What it needs them for.
+        what: String,
+        /// How many that takes.
+        needed: u64,
+        /// How many are open.
+        open: u64,
+        /// How many it may open at most.
+        limit: u64,
+    },
     /// The operating system refused something on this side.
     Local {
         /// What we tried.
@@ -108,7 +130,7 @@ impl Error {
             | Error::Disagree { peer, .. }
             | Error::Corrupt { peer, .. } => Some(*peer),
             Error::Version { peer, .. } | Error::Deadline { peer, .. } | Error::Interrupted { peer, .. } => *peer,
-            Error::Untrusted { .. } | Error::Local { .. } => None,
+            Error::Untrusted { .. } | Error::OtherJob { .. } | Error::Descriptors { .. } | Error::Local { .. } => None,
         }
     }
 }
@@ -144,6 +166,17 @@ impl fmt::Display for Error {
                 write!(f, "waited {:.1} s: {waiting_for}", waited.as_secs_f64())
             }
             Error::Untrusted { from } => write!(f, "a connection from {from} does not hold this job's key"),
+            Error::OtherJob { at, ours, theirs } => write!(
+                f,
+                "a rank of job '{theirs}' is at {at}, and this rank belongs to job '{ours}': both jobs have the same \
+                 key"
+            ),
+            Error::Descriptors { what, needed, open, limit } => write!(
+                f,
+                "{what} needs {needed} descriptors beside the {open} that are open, and this process may open {limit}: raise \
+                 the hard limit of open files (`* hard nofile` in /etc/security/limits.conf, LimitNOFILE= of a service, \
+                 --ulimit nofile= of a container)"
+            ),
             Error::Local { doing, source } => write!(f, "{doing}: {source}"),
         }
     }

@@ -10,10 +10,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use crate::awake::Countdown;
+use crate::descriptors::no_room;
 use crate::error::{Error, Result};
 
 /// More descriptors than anybody passes at once.
@@ -53,6 +55,10 @@ pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: &Countdown) -> Res
         let place = &mut [IoSliceMut::new(&mut note[filled..])];
         match rustix::net::recvmsg(&socket, place, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) if received.bytes == 0 => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+            // The kernel passes what there is room for and drops the rest.
+            Ok(received) if received.flags.contains(ReturnFlags::CTRUNC) => {
+                return Err(no_room(2, "taking the shared memory of a peer".to_owned()));
+            }
             Ok(received) => filled += received.bytes,
             Err(Errno::AGAIN) => wait_for(&socket, PollFlags::IN, deadline)?,
             Err(Errno::INTR) => {}

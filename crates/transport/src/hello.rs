@@ -5,12 +5,19 @@
 //!     hello  ──────────────────────────────────▶
 //!     ◀──────────────────────  hello · proof(acceptor)
 //!     proof(connector)  ───────────────────────▶
-//!     ◀────────────────────────────────────  welcome
+//!     ◀──────────────  welcome, or: other job · job id · proof
+//!     thanks  ─────────────────────────────────▶
 //! ```
 //!
 //! A proof is BLAKE3, keyed with the job's key, over the prover's role and both hellos. Both hellos hold a fresh random number,
 //! so proofs cannot be replayed, and the roles differ, so they cannot be mirrored. The key itself never travels.
 //! The keys for sealing the connection are derived from the same values.
+//!
+//! Jobs of one user may have the same key, so a connector also says which job it is of. An acceptor of another job
+//! refuses it and names its own job, to a connector that has proved itself and to nobody else.
+//!
+//! The acceptor is done when it has been thanked. A connector that was not welcomed in time closes the connection and
+//! makes another; without the thanks the acceptor could take the first one, which is dead, for the one that counts.
 //!
 //! Until the proof has been checked, nothing is decoded but the hello, whose size is fixed, and nothing is allocated for the
 //! stranger. Magic and version lie in the first ten bytes of every version's hello, so that ranks with different
@@ -24,16 +31,18 @@ use farandole_plan::Rank;
 
 use crate::error::{Error, Result};
 use crate::frame::PROTOCOL_VERSION;
-use crate::key::{Key, random_bytes};
+use crate::key::{JOB_ID_BYTES, JobId, Key, random_bytes};
 use crate::stream::SessionKeys;
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 72;
+pub const HELLO_BYTES: usize = 72 + JOB_ID_BYTES;
 
 const MAGIC: [u8; 8] = *b"FARANDOL";
 const PREAMBLE_BYTES: usize = 10;
 const PROOF_BYTES: usize = 32;
 const WELCOME: u8 = b'+';
+const OTHER_JOB: u8 = b'-';
+const THANKS: u8 = b'!';
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +70,8 @@ pub enum Seal {
 /// said: only the connector decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// Which job the connector is of.
+    pub job: JobId,
     /// Which mesh the connection belongs to.
     pub mesh: u64,
     /// The connector's rank in it.
@@ -97,7 +108,8 @@ impl Hello {
         bytes[24..28].copy_from_slice(&self.from.0.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.to.0.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.stripe_from_bytes.to_le_bytes());
-        bytes[40..].copy_from_slice(&self.nonce);
+        bytes[40..72].copy_from_slice(&self.nonce);
+        bytes[72..].copy_from_slice(&self.job.to_bytes());
         bytes
     }
 
@@ -120,6 +132,7 @@ impl Hello {
             _ => return None,
         };
         Some(Hello {
+            job: JobId::from_bytes(bytes[72..].try_into().expect("the rest is the job id"))?,
             mesh: u64_at(16),
             from: Rank(u32_at(24)),
             to: Rank(u32_at(28)),
@@ -127,7 +140,7 @@ impl Hello {
             seal,
             connections: u16_at(14),
             stripe_from_bytes: u64_at(32),
-            nonce: bytes[40..].try_into().expect("the rest is the nonce"),
+            nonce: bytes[40..72].try_into().expect("thirty-two bytes"),
         })
     }
 }
@@ -152,6 +165,8 @@ fn check_preamble(bytes: &[u8]) -> Preamble {
 pub struct Handshake<S> {
     stream: S,
     key: Key,
+    /// The job of this side.
+    job: JobId,
     /// Where the stream leads, for error messages.
     with: String,
     role: Role,
@@ -177,6 +192,9 @@ enum Stage {
     Rest,
     Proof,
     Welcome,
+    /// Which job the acceptor is of.
+    Refusal,
+    Thanks,
     /// Nothing more is read; what is in the outbox must leave.
     Parting(End),
 }
@@ -185,6 +203,7 @@ enum Stage {
 enum End {
     Agreed,
     OtherVersion(u16),
+    OtherJob(JobId),
 }
 
 /// A connection whose two sides have proved that they hold the job's key.
@@ -201,22 +220,24 @@ pub struct Established<S> {
 impl<S: Read + Write> Handshake<S> {
     /// Begins as the side that connected. The nonce of `hello` is replaced by a fresh one.
     pub fn connect(stream: S, with: String, key: &Key, hello: &Hello) -> Result<Handshake<S>> {
+        let job = hello.job;
         let hello = Hello { nonce: random_bytes()?, ..*hello }.encode();
-        let mut handshake = Handshake::new(stream, with, key, Role::Connector);
+        let mut handshake = Handshake::new(stream, with, key, job, Role::Connector);
         handshake.connector = hello;
         handshake.outbox.extend_from_slice(&hello);
         Ok(handshake)
     }
 
-    /// Begins as the side that was connected to.
-    pub fn accept(stream: S, with: String, key: &Key) -> Handshake<S> {
-        Handshake::new(stream, with, key, Role::Acceptor)
+    /// Begins as the side that was connected to, a rank of `job`.
+    pub fn accept(stream: S, with: String, key: &Key, job: JobId) -> Handshake<S> {
+        Handshake::new(stream, with, key, job, Role::Acceptor)
     }
 
-    fn new(stream: S, with: String, key: &Key, role: Role) -> Handshake<S> {
+    fn new(stream: S, with: String, key: &Key, job: JobId, role: Role) -> Handshake<S> {
         Handshake {
             stream,
             key: key.clone(),
+            job,
             with,
             role,
             stage: Stage::Preamble,
@@ -243,6 +264,9 @@ impl<S: Read + Write> Handshake<S> {
                 Stage::Parting(End::Agreed) => return Ok(true),
                 Stage::Parting(End::OtherVersion(theirs)) => {
                     return Err(Error::Version { peer: None, ours: PROTOCOL_VERSION, theirs });
+                }
+                Stage::Parting(End::OtherJob(theirs)) => {
+                    return Err(Error::OtherJob { at: self.with.clone(), ours: self.job, theirs });
                 }
                 _ => {}
             }
@@ -276,7 +300,8 @@ impl<S: Read + Write> Handshake<S> {
             (Stage::Rest, Role::Connector) => HELLO_BYTES + PROOF_BYTES,
             (Stage::Rest, Role::Acceptor) => HELLO_BYTES,
             (Stage::Proof, _) => PROOF_BYTES,
-            (Stage::Welcome, _) => 1,
+            (Stage::Welcome | Stage::Thanks, _) => 1,
+            (Stage::Refusal, _) => JOB_ID_BYTES + PROOF_BYTES,
             (Stage::Parting(_), _) => 0,
         }
     }
@@ -314,10 +339,32 @@ impl<S: Read + Write> Handshake<S> {
             }
             (Stage::Proof, _) => {
                 self.check_proof(0, Role::Connector)?;
-                self.outbox.push(WELCOME);
+                let theirs = Hello::decode(&self.connector).expect("decoded before").job;
+                if theirs == self.job {
+                    self.outbox.push(WELCOME);
+                    return Ok(Stage::Thanks);
+                }
+                self.outbox.push(OTHER_JOB);
+                self.outbox.extend_from_slice(&self.job.to_bytes());
+                self.outbox.extend_from_slice(self.refusal(&self.job).as_bytes());
+                Ok(Stage::Parting(End::OtherJob(theirs)))
+            }
+            (Stage::Welcome, _) if self.inbox[0] == WELCOME => {
+                self.outbox.push(THANKS);
                 Ok(Stage::Parting(End::Agreed))
             }
-            (Stage::Welcome, _) if self.inbox[0] == WELCOME => Ok(Stage::Parting(End::Agreed)),
+            (Stage::Welcome, _) if self.inbox[0] == OTHER_JOB => Ok(Stage::Refusal),
+            (Stage::Refusal, _) => {
+                let (job, proof) = self.inbox[..JOB_ID_BYTES + PROOF_BYTES].split_at(JOB_ID_BYTES);
+                let job = JobId::from_bytes(job.try_into().expect("split at its length"));
+                let job = job.ok_or_else(|| self.untrusted())?;
+                let proof: [u8; PROOF_BYTES] = proof.try_into().expect("split at its length");
+                if blake3::Hash::from(proof) != self.refusal(&job) {
+                    return Err(self.untrusted());
+                }
+                Ok(Stage::Parting(End::OtherJob(job)))
+            }
+            (Stage::Thanks, _) if self.inbox[0] == THANKS => Ok(Stage::Parting(End::Agreed)),
             _ => Err(self.untrusted()),
         }
     }
@@ -329,6 +376,13 @@ impl<S: Read + Write> Handshake<S> {
         };
         let mut hasher = blake3::Hasher::new_keyed(self.key.bytes());
         hasher.update(role).update(&self.connector).update(&self.acceptor);
+        hasher.finalize()
+    }
+
+    /// Proves that a refusal comes from the acceptor that has proved itself.
+    fn refusal(&self, job: &JobId) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(self.key.bytes());
+        hasher.update(b"other job").update(&self.connector).update(&self.acceptor).update(&job.to_bytes());
         hasher.finalize()
     }
 

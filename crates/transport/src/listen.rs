@@ -5,13 +5,16 @@
 //! says something else costs one entry in a table for a few seconds, and never holds up a peer. Connections that have
 //! proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so meshes can be
 //! built in any order and from several threads.
+//!
+//! A forked child has a copy of the listener but not its thread. There, dropping it closes the child's descriptors and
+//! touches nothing else.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,7 +24,7 @@ use crate::awake::AwakeClock;
 use crate::contact::{Contact, Process, suggested_connections};
 use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
-use crate::key::{Key, random_bytes};
+use crate::key::{JobId, Key, random_bytes};
 use crate::stream::Socket;
 use crate::stream::congestion::suit_bursts;
 use crate::wait::{Bell, Waiter};
@@ -48,10 +51,23 @@ const MOST_REFUSALS: usize = 16;
 pub struct Listener {
     lobby: Arc<Lobby>,
     key: Key,
+    job: JobId,
     addresses: Vec<SocketAddr>,
     unix: String,
     stop: Bell,
+    /// The process that has the thread: a fork of it has a copy of this handle alone.
+    pid: u32,
     thread: Option<JoinHandle<()>>,
+    /// The listening thread holds them only while it accepts, so that a forked child, which has no such thread, closes
+    /// them with this.
+    _sockets: Arc<Sockets>,
+}
+
+/// Where connections arrive.
+#[derive(Debug)]
+struct Sockets {
+    tcp: Vec<TcpListener>,
+    unix: UnixListener,
 }
 
 /// Where the listening thread leaves connections and builders of meshes pick them up.
@@ -108,8 +124,13 @@ impl Lobby {
 
 impl Listener {
     /// Listens on a fresh abstract Unix socket and on exactly the given addresses, if any (port 0: any free one).
-    /// Peers must hold `key`.
+    /// Peers must hold `key`, which was made for their job alone.
     pub fn bind(addresses: impl IntoIterator<Item = SocketAddr>, key: &Key) -> Result<Listener> {
+        Listener::bind_for(JobId::of_key(key), addresses, key)
+    }
+
+    /// The same for a rank of `job`; other jobs may have the same key, and their ranks are refused.
+    pub fn bind_for(job: JobId, addresses: impl IntoIterator<Item = SocketAddr>, key: &Key) -> Result<Listener> {
         let suffix: [u8; 8] = random_bytes()?;
         let unix = format!("farandole-{:016x}", u64::from_le_bytes(suffix));
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&unix)
@@ -128,10 +149,11 @@ impl Listener {
         }
         let lobby = Arc::new(Lobby::default());
         let stop = waiter.bell();
+        let sockets = Arc::new(Sockets { tcp: tcp_listeners, unix: unix_listener });
         let doorman = Doorman {
-            tcp: tcp_listeners,
-            unix: unix_listener,
+            sockets: Arc::downgrade(&sockets),
             key: key.clone(),
+            job,
             waiter,
             lobby: lobby.clone(),
             handshakes: VecDeque::new(),
@@ -141,7 +163,8 @@ impl Listener {
             .name("farandole-listen".to_owned())
             .spawn(move || doorman.run())
             .map_err(|e| Error::local("starting the listening thread", e))?;
-        Ok(Listener { lobby, key: key.clone(), addresses, unix, stop, thread: Some(thread) })
+        let (key, pid, thread) = (key.clone(), std::process::id(), Some(thread));
+        Ok(Listener { lobby, key, job, addresses, unix, stop, pid, thread, _sockets: sockets })
     }
 
     /// The TCP addresses, with the ports that were chosen.
@@ -163,6 +186,11 @@ impl Listener {
     /// The key that peers must hold.
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// The job whose ranks connect here.
+    pub fn job(&self) -> JobId {
+        self.job
     }
 
     /// Connections that were turned away lately.
@@ -223,6 +251,11 @@ fn deepen(listener: impl AsFd) -> Result<()> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process, and may have held the lock when it was left behind.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.lobby.inside().closing = Closing::Yes;
         self.stop.ring();
         if let Some(thread) = self.thread.take() {
@@ -234,9 +267,9 @@ impl Drop for Listener {
 
 /// The listening thread.
 struct Doorman {
-    tcp: Vec<TcpListener>,
-    unix: UnixListener,
+    sockets: Weak<Sockets>,
     key: Key,
+    job: JobId,
     waiter: Waiter,
     lobby: Arc<Lobby>,
     /// In the order of their arrival.
@@ -276,9 +309,11 @@ impl Doorman {
     /// Takes all connections that are there. Says whether the system let us.
     fn accept(&mut self) -> bool {
         use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
-        for index in 0..self.tcp.len() {
+        // The listener lets go of them only when this thread has ended.
+        let Some(sockets) = self.sockets.upgrade() else { return true };
+        for tcp in &sockets.tcp {
             loop {
-                match self.tcp[index].accept() {
+                match tcp.accept() {
                     Ok((stream, from)) => self.welcome(Socket::from_tcp(stream), from.to_string()),
                     Err(error) if error.kind() == WouldBlock => break,
                     Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
@@ -287,7 +322,7 @@ impl Doorman {
             }
         }
         loop {
-            match self.unix.accept() {
+            match sockets.unix.accept() {
                 Ok((stream, _)) => self.welcome(Socket::from_unix(stream), "this host".to_owned()),
                 Err(error) if error.kind() == WouldBlock => return true,
                 Err(error) if matches!(error.kind(), ConnectionAborted | Interrupted) => {}
@@ -307,7 +342,7 @@ impl Doorman {
         {
             self.refuse(format!("{}: too many unproved connections", oldest.name), None);
         }
-        let handshake = Handshake::accept(socket, name.clone(), &self.key);
+        let handshake = Handshake::accept(socket, name.clone(), &self.key, self.job);
         self.handshakes.push_back(Visitor { handshake, came: self.clock.last(), name });
     }
 

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use farandole_plan::Rank;
 use farandole_transport::frame::PROTOCOL_VERSION;
 use farandole_transport::hello::{HELLO_BYTES, Handshake, Hello, Purpose, Seal};
-use farandole_transport::{Contact, Error, Key, Listener, Local, Mesh, Options, Waiter};
+use farandole_transport::{Contact, Error, JobId, Key, Listener, Local, Mesh, Options, Waiter};
 use proptest::prelude::*;
 use support::{Make, PATIENCE, socket_pair};
 
 fn hello() -> Hello {
     Hello {
+        job: job(),
         mesh: 77,
         from: Rank(3),
         to: Rank(1),
@@ -26,6 +27,10 @@ fn hello() -> Hello {
         stripe_from_bytes: 1 << 18,
         nonce: [9; 32],
     }
+}
+
+fn job() -> JobId {
+    JobId::named("Slurm step 7.0")
 }
 
 fn key(byte: u8) -> Key {
@@ -52,7 +57,7 @@ fn two_ranks(zero: &Listener, one: &Listener, at_most: Duration) -> (Result<Mesh
 fn both_sides_get_the_same_keys_and_the_connectors_hello() {
     let (one, other) = socket_pair(Make::Unix);
     let mut connector = Handshake::connect(one, "there".to_owned(), &key(1), &hello()).unwrap();
-    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(1));
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(1), job());
     for _ in 0..4 {
         let _ = (connector.advance().unwrap(), acceptor.advance().unwrap());
     }
@@ -70,14 +75,14 @@ fn both_sides_get_the_same_keys_and_the_connectors_hello() {
 fn a_wrong_key_is_untrusted_on_both_sides() {
     let (one, other) = socket_pair(Make::Unix);
     let mut connector = Handshake::connect(one, "there".to_owned(), &key(1), &hello()).unwrap();
-    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), job());
     assert!(!connector.advance().unwrap());
     assert!(!acceptor.advance().unwrap());
     assert!(matches!(connector.advance().unwrap_err(), Error::Untrusted { .. }));
 
     // A connector that goes on regardless with a made-up proof.
     let (mut raw, other) = socket_pair(Make::Unix);
-    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), job());
     raw.write_all(&hello().encode()).unwrap();
     assert!(!acceptor.advance().unwrap());
     raw.write_all(&[7; 32]).unwrap();
@@ -87,7 +92,7 @@ fn a_wrong_key_is_untrusted_on_both_sides() {
 #[test]
 fn a_proof_cannot_be_mirrored() {
     let (mut raw, other) = socket_pair(Make::Unix);
-    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), job());
     raw.write_all(&hello().encode()).unwrap();
     assert!(!acceptor.advance().unwrap());
     let mut answer = [0; HELLO_BYTES + 32];
@@ -98,9 +103,9 @@ fn a_proof_cannot_be_mirrored() {
 
 #[test]
 fn garbage_at_every_stage_is_turned_away() {
-    for cut in [0, 7, 10, 40, HELLO_BYTES, HELLO_BYTES + 31] {
+    for cut in [0, 7, 10, 40, 100, HELLO_BYTES, HELLO_BYTES + 31] {
         let (mut raw, other) = socket_pair(Make::Unix);
-        let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+        let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), job());
         let good = [&hello().encode()[..], &[0; 32]].concat();
         raw.write_all(&good[..cut]).unwrap();
         assert!(!acceptor.advance().unwrap());
@@ -112,7 +117,7 @@ fn garbage_at_every_stage_is_turned_away() {
 #[test]
 fn both_sides_learn_of_another_version() {
     let (mut raw, other) = socket_pair(Make::Unix);
-    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2));
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), job());
     let mut newer = hello().encode();
     newer[8..10].copy_from_slice(&99u16.to_le_bytes());
     raw.write_all(&newer[..20]).unwrap();
@@ -173,6 +178,161 @@ fn a_rank_with_another_key_is_told_and_the_others_say_who_is_missing() {
     assert!(matches!(second.unwrap_err(), Error::Untrusted { .. }));
     let error = first.unwrap_err();
     assert!(matches!(error, Error::Deadline { peer: Some(Rank(1)), .. }), "{error}");
+}
+
+#[test]
+fn a_rank_of_another_job_with_the_same_key_is_told_both_jobs_and_takes_no_seat() {
+    let bind =
+        |job: &str| Listener::bind_for(JobId::named(job), Some("127.0.0.1:0".parse().unwrap()), &key(1)).unwrap();
+    let (zero, one, other) = (bind("Slurm step 7.0"), bind("Slurm step 7.0"), bind("Slurm step 8.0"));
+    // Rank 1 of the other job has an address at which rank 0 of its own job was before.
+    let (first, refused) = two_ranks(&zero, &other, Duration::from_millis(600));
+    let refused = refused.unwrap_err();
+    let Error::OtherJob { ours, theirs, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((ours.as_str(), theirs.as_str()), ("Slurm step 8.0", "Slurm step 7.0"));
+    let says = refused.to_string();
+    assert!(
+        says.contains("'Slurm step 7.0' is at 127.0.0.1") && says.contains("belongs to job 'Slurm step 8.0'"),
+        "{says}"
+    );
+    let waited = first.unwrap_err();
+    assert!(matches!(waited, Error::Deadline { peer: Some(Rank(1)), .. }), "{waited}");
+    assert!(waited.to_string().contains("'Slurm step 8.0'"), "{waited}");
+    let (first, second) = two_ranks(&zero, &one, PATIENCE);
+    first.unwrap();
+    second.unwrap();
+}
+
+#[test]
+fn only_a_holder_of_the_key_learns_the_job_and_believes_a_refusal() {
+    let (mut raw, other) = socket_pair(Make::Unix);
+    let mut acceptor = Handshake::accept(other, "here".to_owned(), &key(2), JobId::named("a secret project"));
+    raw.write_all(&hello().encode()).unwrap();
+    assert!(!acceptor.advance().unwrap());
+    raw.write_all(&[7; 32]).unwrap();
+    assert!(matches!(acceptor.advance().unwrap_err(), Error::Untrusted { .. }));
+    drop(acceptor);
+    let mut heard = Vec::new();
+    raw.read_to_end(&mut heard).unwrap();
+    assert!(!heard.windows(8).any(|window| window == b"a secret"), "a stranger learns the job");
+
+    // A refusal that somebody on the way has changed: all of the acceptor's answer passes but its job.
+    let (connector_end, mut to_connector) = socket_pair(Make::Unix);
+    let (mut to_acceptor, acceptor_end) = socket_pair(Make::Unix);
+    let mut connector = Handshake::connect(connector_end, "there".to_owned(), &key(1), &hello()).unwrap();
+    let mut acceptor = Handshake::accept(acceptor_end, "here".to_owned(), &key(1), JobId::named("another"));
+    assert!(!connector.advance().unwrap());
+    let pass = |from: &mut dyn Read, to: &mut dyn Write, spoil: Option<usize>| {
+        let mut bytes = [0; 512];
+        let count = from.read(&mut bytes).unwrap();
+        if let Some(at) = spoil {
+            bytes[at] ^= 1;
+        }
+        to.write_all(&bytes[..count]).unwrap();
+    };
+    pass(&mut to_connector, &mut to_acceptor, None);
+    assert!(!acceptor.advance().unwrap());
+    pass(&mut to_acceptor, &mut to_connector, None);
+    assert!(!connector.advance().unwrap());
+    pass(&mut to_connector, &mut to_acceptor, None);
+    assert!(matches!(acceptor.advance().unwrap_err(), Error::OtherJob { .. }));
+    pass(&mut to_acceptor, &mut to_connector, Some(1));
+    assert!(matches!(connector.advance().unwrap_err(), Error::Untrusted { .. }));
+}
+
+/// Connects to a listener as rank 1 of mesh 5 and goes as far as to be welcomed; what follows is up to the caller.
+fn welcomed(listener: &Listener, key: &Key) -> TcpStream {
+    let stream = TcpStream::connect(listener.addresses()[0]).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hello = Hello {
+        job: listener.job(),
+        mesh: 5,
+        from: Rank(1),
+        to: Rank(0),
+        purpose: Purpose::Control,
+        seal: Seal::On,
+        connections: listener.contact("").connections,
+        stripe_from_bytes: Options::default().shape.stripe_from_bytes,
+        nonce: [0; 32],
+    };
+    // Writes its side, but not the thanks.
+    struct Thankless(TcpStream, usize);
+    impl Read for Thankless {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+    impl Write for Thankless {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if self.1 == 2 {
+                return Ok(bytes.len());
+            }
+            self.1 += 1;
+            self.0.write_all(bytes).map(|()| bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut handshake = Handshake::connect(Thankless(stream, 0), "there".to_owned(), key, &hello).unwrap();
+    assert!(handshake.advance().unwrap(), "the stream blocks until the welcome is there");
+    handshake.finish().stream.0
+}
+
+#[test]
+fn a_connection_that_was_given_up_takes_no_seat_from_the_one_that_follows() {
+    let key = Key::random().unwrap();
+    let (zero, one) = (listener(&key), listener(&key));
+    // A connector that was not welcomed in time has closed its connection; the welcome came too late.
+    drop(welcomed(&zero, &key));
+    let contacts = [zero.contact("here"), one.contact("there")];
+    let join = |rank: u32, listener: &Listener| {
+        let waiter = Waiter::new().unwrap();
+        Mesh::connect(5, Rank(rank), &contacts, listener, &Options::default(), &waiter, PATIENCE)
+            .map(|mesh| (mesh, waiter))
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| join(0, &zero));
+        // Rank 0 looks for rank 1 while only the dead connection could be there.
+        std::thread::sleep(Duration::from_millis(300));
+        let second = join(1, &one);
+        (first.join().unwrap(), second)
+    });
+    let (mut first, _) = first.unwrap();
+    let (mut second, _) = second.unwrap();
+    second.peer_mut(Rank(0)).control.send(b"are you there?").unwrap();
+    let end = Instant::now() + PATIENCE;
+    let heard = loop {
+        let _ = second.peer_mut(Rank(0)).control.flush().unwrap();
+        if let Some(heard) = first.peer_mut(Rank(1)).control.recv().unwrap() {
+            break heard;
+        }
+        assert!(Instant::now() < end, "rank 0 holds another connection than rank 1");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(heard, b"are you there?");
+}
+
+#[test]
+fn a_rank_that_connects_and_dies_is_missed_and_its_next_connection_gets_the_seat() {
+    let key = Key::random().unwrap();
+    let (zero, one) = (listener(&key), listener(&key));
+    let die = || {
+        let mut stream = welcomed(&zero, &key);
+        stream.write_all(b"!").unwrap();
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    };
+    die();
+    let (first, second) = two_ranks(&zero, &one, PATIENCE);
+    first.unwrap();
+    second.unwrap();
+    die();
+    let began = Instant::now();
+    let contacts = [zero.contact("here"), one.contact("there")];
+    let options = Options::default();
+    let error = Mesh::connect(5, Rank(0), &contacts, &zero, &options, &Waiter::new().unwrap(), PATIENCE).unwrap_err();
+    assert!(matches!(error, Error::PeerGone { peer: Rank(1), .. }), "{error}");
+    assert!(began.elapsed() < PATIENCE, "the death of a rank is known before the deadline");
 }
 
 #[test]

@@ -203,7 +203,8 @@ fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
     let deadline = Instant::now() + MEET_PATIENCE;
     // `bench` hosts the meeting, so this venue holds nothing that must outlive the exchange.
     let venue = environment.open(deadline)?;
-    let listener = Arc::new(Listener::bind(Some(SocketAddr::new(args.address, 0)), &venue.key)?);
+    let address = SocketAddr::new(args.address, 0);
+    let listener = Arc::new(Listener::bind_for(venue.job, Some(address), &venue.key)?);
     let own = listener.contact(environment.host.clone());
     let blobs = match &venue.rendezvous {
         Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), deadline)?,

@@ -1,9 +1,11 @@
 //! The limits that the kernel puts on this process and those it starts: open files, locked memory, size of a file.
 //!
 //! A rank opens descriptors for every peer, so a limit that suits a shell can be too low for a large job. How many it is was
-//! counted on running ranks: 10, and 6 for each rank of the host (a segment, a bell and a control line, in two meshes).
+//! counted on running ranks: 10, and those of a mesh (`farandole_transport::descriptors`) twice for the world and once
+//! for each process set. Ranks raise their soft limit themselves; what they cannot pass is the hard limit.
 
 use farandole_transport::contact::suggested_connections;
+use farandole_transport::descriptors::of_mesh;
 use farandole_transport::shm::Layout;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
@@ -12,8 +14,10 @@ use super::memory::size;
 
 /// Descriptors of a rank that has no peers.
 const OWN_DESCRIPTORS: u64 = 10;
-/// Descriptors for each rank of the host, itself among them.
-const LOCAL_DESCRIPTORS: u64 = 6;
+/// Meshes of the world: one for named requests, one for direct calls.
+const WORLD_MESHES: u64 = 2;
+/// So many process sets of all ranks should find room: data, tensor, pipeline and expert parallelism, and evaluation.
+const LIKELY_SETS: u64 = 5;
 /// What the program itself may open: a Python interpreter with a framework and a few data loaders stays below it.
 const PROGRAM_DESCRIPTORS: u64 = 256;
 /// Descriptors of the process that looks after the ranks of a host, for each: two outputs, a process and a connection.
@@ -48,26 +52,35 @@ impl Limits {
     }
 
     fn descriptors(&self, planned: Planned) -> Finding {
-        let needed = needed_descriptors(planned, suggested_connections().into());
-        let soft = self.open_files.current.unwrap_or(u64::MAX);
+        let connections = suggested_connections();
+        let (needed, per_set) = (needed_descriptors(planned, connections, 0), mesh_descriptors(planned, connections));
         let hard = self.open_files.maximum.unwrap_or(u64::MAX);
-        let found = match self.open_files.current {
-            Some(limit) => format!("a process may open {limit}; a rank needs about {needed}"),
-            None => format!("no limit; a rank needs about {needed}"),
+        let may = match (self.open_files.current, self.open_files.maximum) {
+            (None, _) => "no limit".to_owned(),
+            (Some(soft), Some(hard)) if soft < hard => format!("a process may open {soft}, and raise that to {hard}"),
+            (Some(soft), Some(_)) => format!("a process may open {soft}"),
+            (Some(soft), None) => format!("a process may open {soft}, and raise that without limit"),
         };
-        let why = format!("Each of the {} ranks has connections to all the others.", planned.ranks);
-        if soft >= needed {
-            return Finding::ok(Group::Machine, "descriptors", found, why);
+        let found = format!("{may}; a rank needs about {needed}, and {per_set} more for each process set of all ranks");
+        let why = format!(
+            "Each of the {} ranks has connections to all the others. Ranks raise the limit themselves as far as it may \
+             be raised.",
+            planned.ranks
+        );
+        let likely = needed_descriptors(planned, connections, LIKELY_SETS);
+        let fix = format!(
+            "as root, put `* hard nofile {likely}` into /etc/security/limits.conf and log in again (Docker: \
+             `--ulimit nofile={likely}`)."
+        );
+        if hard < needed {
+            return Finding::problem(Group::Machine, "descriptors", found, why, fix);
         }
-        let fix = if hard >= needed {
-            format!("`ulimit -n {needed}` before the job starts.")
-        } else {
-            format!(
-                "the most that may be asked for here is {hard}: as root, put `* hard nofile {needed}` into \
-                 /etc/security/limits.conf and log in again (Docker: `--ulimit nofile={needed}`)."
-            )
-        };
-        Finding::problem(Group::Machine, "descriptors", found, why, fix)
+        if hard < likely {
+            let sets = (hard - needed) / per_set.max(1);
+            let found = format!("{found}; there is room for {sets} of those");
+            return Finding::note(Group::Machine, "descriptors", found, why).with_fix(fix);
+        }
+        Finding::ok(Group::Machine, "descriptors", found, why)
     }
 
     fn locked(&self) -> Finding {
@@ -94,11 +107,15 @@ impl Limits {
 }
 
 /// Descriptors that one process of the job needs at most: a rank with its program, or the one that looks after the ranks.
-fn needed_descriptors(planned: Planned, connections: u64) -> u64 {
-    let (ranks, local) = (planned.ranks as u64, planned.local_ranks as u64);
-    let between_hosts = 2 * (1 + connections) * ranks.saturating_sub(local);
-    let rank = OWN_DESCRIPTORS + LOCAL_DESCRIPTORS * local + between_hosts + PROGRAM_DESCRIPTORS;
-    rank.max(OWN_DESCRIPTORS + AGENT_DESCRIPTORS * local)
+fn needed_descriptors(planned: Planned, connections: u16, sets: u64) -> u64 {
+    let meshes = (WORLD_MESHES + sets) * mesh_descriptors(planned, connections);
+    let rank = OWN_DESCRIPTORS + meshes + PROGRAM_DESCRIPTORS;
+    rank.max(OWN_DESCRIPTORS + AGENT_DESCRIPTORS * planned.local_ranks as u64)
+}
+
+/// Descriptors of a rank for one mesh of all ranks.
+fn mesh_descriptors(planned: Planned, connections: u16) -> u64 {
+    of_mesh(planned.local_ranks, planned.ranks.saturating_sub(planned.local_ranks), connections)
 }
 
 #[cfg(test)]
@@ -115,18 +132,33 @@ mod tests {
 
     #[test]
     fn descriptors_grow_with_peers_here_and_elsewhere() {
-        assert_eq!(needed_descriptors(EIGHT, 1) - PROGRAM_DESCRIPTORS, 58);
-        assert_eq!(needed_descriptors(Planned { ranks: 16, local_ranks: 8 }, 1) - PROGRAM_DESCRIPTORS, 58 + 8 * 4);
+        assert_eq!(needed_descriptors(EIGHT, 1, 0) - PROGRAM_DESCRIPTORS, 58);
+        assert_eq!(needed_descriptors(Planned { ranks: 16, local_ranks: 8 }, 1, 0) - PROGRAM_DESCRIPTORS, 58 + 8 * 4);
+    }
+
+    #[test]
+    fn process_sets_count() {
+        let many = Planned { ranks: 64, local_ranks: 64 };
+        assert_eq!(needed_descriptors(many, 1, 5) - PROGRAM_DESCRIPTORS, 10 + 7 * 3 * 64);
+        let (needed, likely) = (needed_descriptors(many, 1, 0), needed_descriptors(many, 1, LIKELY_SETS));
+        assert_eq!(limits(1024, likely).descriptors(many).state, State::Ok);
+        let tight = limits(1024, needed + 2 * 192 + 1).descriptors(many);
+        assert_eq!(tight.state, State::Note);
+        assert!(
+            tight.found.contains("192 more for each process set") && tight.found.contains("room for 2"),
+            "{}",
+            tight.found
+        );
+        assert!(tight.fix.unwrap().contains(&format!("hard nofile {likely}")));
     }
 
     #[test]
     fn too_few_descriptors_are_a_problem_whose_fix_can_be_typed() {
-        let needed = needed_descriptors(EIGHT, suggested_connections().into());
-        assert_eq!(limits(needed, needed).descriptors(EIGHT).state, State::Ok);
-        let soft = limits(needed - 1, needed).descriptors(EIGHT);
-        assert_eq!(soft.state, State::Problem);
-        assert!(soft.fix.unwrap().contains(&format!("`ulimit -n {needed}`")));
+        let enough = needed_descriptors(EIGHT, suggested_connections(), LIKELY_SETS);
+        assert_eq!(limits(enough, enough).descriptors(EIGHT).state, State::Ok);
+        assert_eq!(limits(64, enough).descriptors(EIGHT).state, State::Ok, "ranks raise a soft limit themselves");
         let hard = limits(64, 128).descriptors(EIGHT);
+        assert_eq!(hard.state, State::Problem);
         assert!(hard.fix.unwrap().contains("limits.conf"));
         let none = Limits { open_files: Rlimit { current: None, maximum: None }, ..limits(0, 0) };
         assert_eq!(none.descriptors(EIGHT).state, State::Ok);

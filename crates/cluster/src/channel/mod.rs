@@ -27,7 +27,7 @@ pub use polled::{Flushed, Polled, Received};
 pub use session::{DEFAULT_MOST_BYTES, Session};
 
 /// Version of everything that is said over channels. Both sides must have the same.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// What a channel is for. Both sides must mean the same; a recorded handshake for one purpose is worthless for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! How ranks of one host come by a key that nobody has given them.
 //!
 //! Rank 0 makes the key and stands at the *door*, an abstract Unix socket whose name all ranks of the job compute alike. Anybody on
-//! the machine may know that name; so both sides ask the kernel first whose process the other one is (`SO_PEERCRED`). A
+//! the machine may know that name; so both sides ask the kernel first whose process the other one is
+//! ([`Credentials`]). A
 //! visitor of another user is sent away without a word. A visitor who finds somebody else's process at the door reads nothing
 //! from it and says who it is. Between processes of one user the key is handed over in the clear: they could read it
 //! out of each other's memory anyway.
@@ -11,7 +12,9 @@
 //! ```
 //!
 //! The door closes when every other rank has come. So a rank that initialises again cannot be given the key of
-//! last time by a rank 0 that has not got so far yet: it waits until the door opens anew.
+//! last time by a rank 0 that has not got so far yet: it waits until the door opens anew. Which rank a visitor is
+//! stands in the name that it binds its own socket to, and comes with the connection: nothing has to be read. The
+//! number of its process would not do: ranks in containers of their own are all strangers without a number to rank 0.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -22,9 +25,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_transport::{Bell, Countdown, Key, Waiter};
-use rustix::net::UCred;
-use rustix::net::sockopt::socket_peercred;
+use farandole_plan::Rank;
+use farandole_transport::{Bell, Countdown, Credentials, Key, Waiter};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 use rustix::process::geteuid;
 
 use super::ancestor;
@@ -51,7 +54,8 @@ pub(super) fn name(launch: &Launch) -> String {
         Launcher::Farandole | Launcher::Nobody => super::RANK,
     };
     let job = launch.job.clone().unwrap_or_else(|| ancestor::without(variable));
-    let hash = blake3::hash(format!("{} {} {job}", launch.launcher, launch.size).as_bytes());
+    let attempt = launch.attempt.as_deref().unwrap_or_default();
+    let hash = blake3::hash(format!("{} {} {job} {attempt}", launch.launcher, launch.size).as_bytes());
     format!("farandole-{}-{}", geteuid().as_raw(), &hash.to_hex()[..16])
 }
 
@@ -61,7 +65,20 @@ pub(super) struct Doorkeeper {
     stop: Bell,
     /// Set by the dropping owner before it rings; read by the keeper's thread each time it wakes.
     closing: Arc<AtomicBool>,
+    /// The process that has the thread: a fork of it has a copy of this handle alone.
+    pid: u32,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Who has come, so that one who comes twice is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Visitor {
+    /// It has said so.
+    Rank(u32),
+    /// It could not say so: another socket has the name.
+    Process(u32),
+    /// And nothing else tells it from others either: the how manieth of that kind.
+    Unknown(usize),
 }
 
 impl Doorkeeper {
@@ -74,17 +91,22 @@ impl Doorkeeper {
         let waiter = Waiter::new().map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         waiter.watch(&listener).map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         let (stop, closing) = (waiter.bell(), Arc::new(AtomicBool::new(false)));
-        let (key, is_closing) = (key.to_hex(), Arc::clone(&closing));
+        let (key, is_closing, own_door) = (key.to_hex(), Arc::clone(&closing), door.to_owned());
         let thread = std::thread::Builder::new()
             .name("doorkeeper".into())
-            .spawn(move || receive(&listener, &waiter, &is_closing, &key, visitors))
+            .spawn(move || receive(&own_door, &listener, &waiter, &is_closing, &key, visitors))
             .map_err(|e| Error::local("starting a thread", e))?;
-        Ok(Doorkeeper { stop, closing, thread: Some(thread) })
+        Ok(Doorkeeper { stop, closing, pid: std::process::id(), thread: Some(thread) })
     }
 }
 
 impl Drop for Doorkeeper {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.closing.store(true, Ordering::Release);
         self.stop.ring();
         if let Some(thread) = self.thread.take() {
@@ -94,15 +116,15 @@ impl Drop for Doorkeeper {
 }
 
 /// The life of the doorkeeper's thread.
-fn receive(listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: &str, visitors: usize) {
+fn receive(door: &str, listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: &str, visitors: usize) {
     let mut served = HashSet::new();
     while served.len() < visitors && !closing.load(Ordering::Acquire) {
         match listener.accept() {
             // Nothing is read, and so few bytes find room in any socket: no visitor can hold up the others.
-            Ok((mut stream, _)) => {
-                let Ok(visitor) = socket_peercred(&stream) else { continue };
-                if visitor.uid == geteuid() && stream.write_all(key.as_bytes()).is_ok() {
-                    served.insert(visitor.pid);
+            Ok((mut stream, from)) => {
+                let Ok(visitor) = Credentials::of_peer(&stream) else { continue };
+                if visitor.uid == geteuid().as_raw() && stream.write_all(key.as_bytes()).is_ok() {
+                    served.insert(identify(door, from.as_abstract_name(), visitor.pid, served.len()));
                 }
             }
             Err(_) => {
@@ -112,14 +134,28 @@ fn receive(listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: 
     }
 }
 
+/// The name of a visitor's own socket.
+fn visitor_name(door: &str, rank: u32) -> String {
+    format!("{door}-rank-{rank}")
+}
+
+/// Who a visitor is by the name of its socket, or else by its process.
+fn identify(door: &str, name: Option<&[u8]>, pid: Option<u32>, served: usize) -> Visitor {
+    let said = name.and_then(|name| std::str::from_utf8(name).ok()?.strip_prefix(door)?.strip_prefix("-rank-"));
+    match (said.and_then(|rank| rank.parse().ok()), pid) {
+        (Some(rank), _) => Visitor::Rank(rank),
+        (None, Some(pid)) => Visitor::Process(pid),
+        (None, None) => Visitor::Unknown(served),
+    }
+}
+
 /// Gets the key from rank 0, which may still have to open its door.
-pub(super) fn knock(door: &str, deadline: Instant) -> Result<Key> {
+pub(super) fn knock(door: &str, rank: Rank, deadline: Instant) -> Result<Key> {
     let deadline = Countdown::until(deadline);
-    let address = SocketAddr::from_abstract_name(door).map_err(|e| Error::local(format!("looking for {door}"), e))?;
     let began = Instant::now();
     let mut pause = PAUSES.0;
     loop {
-        let error = match enter(&address, &deadline) {
+        let error = match enter(door, rank, &deadline) {
             Ok(Ok(key)) => return Ok(key),
             Ok(Err(stranger)) => return Err(strange(door, &stranger)),
             Err(error) => error,
@@ -134,10 +170,14 @@ pub(super) fn knock(door: &str, deadline: Instant) -> Result<Key> {
 }
 
 /// One attempt: the key, or whoever is at the door without being this user's.
-fn enter(address: &SocketAddr, deadline: &Countdown) -> io::Result<std::result::Result<Key, UCred>> {
-    let mut stream = UnixStream::connect_addr(address)?;
-    let keeper = socket_peercred(&stream)?;
-    if keeper.uid != geteuid() {
+fn enter(door: &str, rank: Rank, deadline: &Countdown) -> io::Result<std::result::Result<Key, Credentials>> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Whoever else has the name, an earlier attempt or somebody who wants to disturb, the visit can do without it.
+    let _ = bind(&socket, &SocketAddrUnix::new_abstract_name(visitor_name(door, rank.0).as_bytes())?);
+    connect(&socket, &SocketAddrUnix::new_abstract_name(door.as_bytes())?)?;
+    let mut stream = UnixStream::from(socket);
+    let keeper = Credentials::of_peer(&stream)?;
+    if keeper.uid != geteuid().as_raw() {
         return Ok(Err(keeper));
     }
     // A timeout of zero would mean none.
@@ -151,26 +191,27 @@ fn enter(address: &SocketAddr, deadline: &Countdown) -> io::Result<std::result::
 
 /// Why rank 0 cannot open its door: whoever stands there is named.
 fn taken(door: &str, address: &SocketAddr, error: io::Error) -> Error {
-    let holder = UnixStream::connect_addr(address).and_then(|stream| Ok(socket_peercred(&stream)?));
+    let holder = UnixStream::connect_addr(address).and_then(|stream| Credentials::of_peer(&stream));
     match holder {
-        Ok(holder) if holder.uid != geteuid() => strange(door, &holder),
+        Ok(holder) if holder.uid != geteuid().as_raw() => strange(door, &holder),
         Ok(holder) => Error::Refused {
-            why: format!(
-                "process {} is rank 0 of this job already (it holds unix:@{door})",
-                holder.pid.as_raw_nonzero()
-            ),
+            why: format!("{} is rank 0 of this job already (it holds unix:@{door})", holder.process()),
         },
         Err(_) => Error::local(format!("opening the door unix:@{door}"), error),
     }
 }
 
-fn strange(door: &str, holder: &UCred) -> Error {
+fn strange(door: &str, holder: &Credentials) -> Error {
+    let container = match holder.pid {
+        Some(_) => "",
+        None => " (in containers with users of their own, your own ranks look like this)",
+    };
     Error::Refused {
         why: format!(
-            "unix:@{door}, where the ranks of this job meet, is held by process {} of user {}, who is not you; ask them to \
-             end it, or meet elsewhere (FARANDOLE_RENDEZVOUS=tcp:127.0.0.1:PORT and FARANDOLE_KEY)",
-            holder.pid.as_raw_nonzero(),
-            holder.uid.as_raw()
+            "unix:@{door}, where the ranks of this job meet, is held by {} of user {}, who is not you{container}; ask \
+             them to end it, or meet elsewhere (FARANDOLE_RENDEZVOUS=tcp:127.0.0.1:PORT and FARANDOLE_KEY)",
+            holder.process(),
+            holder.uid
         ),
     }
 }
@@ -193,7 +234,7 @@ mod tests {
         let key = Key::random().unwrap();
         let early = std::thread::spawn({
             let door = door.clone();
-            move || knock(&door, soon()).unwrap()
+            move || knock(&door, Rank(1), soon()).unwrap()
         });
         std::thread::sleep(Duration::from_millis(30));
         let _keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
@@ -204,7 +245,7 @@ mod tests {
     fn the_door_is_closed_once_everybody_has_come() {
         let door = own_door("once");
         let first = Doorkeeper::stand(&door, &Key::random().unwrap(), 1).unwrap();
-        knock(&door, soon()).unwrap();
+        knock(&door, Rank(1), soon()).unwrap();
         // The visitor may be back before the keeper has left its thread.
         let closed = soon();
         while UnixStream::connect_addr(&SocketAddr::from_abstract_name(&door).unwrap()).is_ok() {
@@ -213,14 +254,18 @@ mod tests {
         }
         let key = Key::random().unwrap();
         let _second = Doorkeeper::stand(&door, &key, 1).unwrap();
-        assert_eq!(knock(&door, soon()).unwrap(), key, "the key of this time, while the first keeper still lives");
+        assert_eq!(
+            knock(&door, Rank(1), soon()).unwrap(),
+            key,
+            "the key of this time, while the first keeper still lives"
+        );
         drop(first);
     }
 
     #[test]
     fn a_door_that_nobody_opens_is_given_up_at_the_deadline() {
         let began = Instant::now();
-        let error = knock(&own_door("none"), began + Duration::from_millis(200)).unwrap_err();
+        let error = knock(&own_door("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("which rank 0 opens"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5));
@@ -258,7 +303,7 @@ mod tests {
                 let _ = stream.unwrap().write_all("0".repeat(KEY_DIGITS).as_bytes());
             }
         });
-        let refused = knock(&door, soon()).unwrap_err().to_string();
+        let refused = knock(&door, Rank(1), soon()).unwrap_err().to_string();
         let not_opened = Doorkeeper::stand(&door, &Key::random().unwrap(), 1).unwrap_err().to_string();
         for error in [refused, not_opened] {
             assert!(error.contains("of user 65534, who is not you"), "{error}");
@@ -277,7 +322,7 @@ mod tests {
             bytes
         });
         assert!(got.is_empty(), "{got:?}");
-        assert_eq!(knock(&door, soon()).unwrap(), key, "the door is still open for its own");
+        assert_eq!(knock(&door, Rank(1), soon()).unwrap(), key, "the door is still open for its own");
     }
 
     #[test]
@@ -285,7 +330,57 @@ mod tests {
         let door = own_door("mute");
         let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&door).unwrap()).unwrap();
         let began = Instant::now();
-        knock(&door, began + Duration::from_millis(200)).unwrap_err();
+        knock(&door, Rank(1), began + Duration::from_millis(200)).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_visitor_is_counted_once_however_it_is_known() {
+        let name = visitor_name("farandole-7", 3);
+        let by_name = |name: &str, pid| identify("farandole-7", Some(name.as_bytes()), pid, 5);
+        assert_eq!(by_name(&name, Some(77)), Visitor::Rank(3));
+        assert_eq!(by_name(&name, None), Visitor::Rank(3), "ranks of other PID namespaces have no number");
+        assert_eq!(by_name("farandole-8-rank-3", Some(77)), Visitor::Process(77), "another door's visitor");
+        assert_eq!(identify("farandole-7", None, Some(77), 5), Visitor::Process(77));
+        assert_eq!(identify("farandole-7", None, None, 5), Visitor::Unknown(5));
+    }
+
+    /// What the copy of this test in another PID namespace is told.
+    const INSIDE: &str = "FARANDOLE_TEST_DOOR";
+
+    #[test]
+    fn ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted() {
+        if let Ok(told) = std::env::var(INSIDE) {
+            let (door, rank) = told.split_once(' ').unwrap();
+            println!("key {}", knock(door, Rank(rank.parse().unwrap()), soon()).unwrap().to_hex());
+            return;
+        }
+        let door = own_door("namespaces");
+        let key = Key::random().unwrap();
+        let keeper = Doorkeeper::stand(&door, &key, 2).unwrap();
+        let visit = |rank: u32| {
+            let itself = "environment::door::tests::ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted";
+            let mut copy = std::process::Command::new("unshare");
+            copy.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap());
+            copy.args([itself, "--exact", "--nocapture"]).env(INSIDE, format!("{door} {rank}"));
+            let output = copy.output().expect("this test needs unshare, and root to use it");
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(
+                said.contains(&format!("key {}", key.to_hex())),
+                "{said}{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        };
+        visit(1);
+        // The same rank once more is not another one.
+        visit(1);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!keeper.thread.as_ref().unwrap().is_finished(), "rank 2 has not come");
+        visit(2);
+        let closed = soon();
+        while !keeper.thread.as_ref().unwrap().is_finished() {
+            assert!(Instant::now() < closed, "the door stays open, though everybody has come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -19,6 +19,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use farandole_plan::Rank;
+use farandole_transport::JobId;
 
 use super::variables::{Variables, wrong};
 use super::{CROSS_RANK, CROSS_SIZE, LOCAL_RANK, LOCAL_SIZE, RANK, RENDEZVOUS, SIZE, hosts, slurm};
@@ -77,14 +78,29 @@ pub(super) struct Launch {
     pub(super) local: Option<Place>,
     /// This rank's host among the hosts, where the launcher says so.
     pub(super) cross: Option<Place>,
-    /// What the ranks of this job have in common and no other job on the host has at the same time. `None`: the process that
-    /// started them will have to do.
+    /// What all ranks of this job have in common, on all hosts, and no other job has at the same time. `None`: nothing
+    /// that a rank knows by itself; on one host the process that started them will have to do.
     pub(super) job: Option<String>,
+    /// Tells one start of the job from the next, where the launcher starts it again and again. The same on one host
+    /// only: each agent of torchrun counts for itself.
+    pub(super) attempt: Option<String>,
     /// Where rank 0 can be met from other hosts, where the launcher says so.
     pub(super) meeting: Option<Address>,
 }
 
 impl Launch {
+    /// What this job is called, for those who meet it: no other job of the same launcher has this name.
+    pub(super) fn job_id(&self) -> Option<JobId> {
+        let job = self.job.as_ref()?;
+        Some(JobId::named(&match self.launcher {
+            Launcher::Slurm => format!("Slurm step {job}"),
+            Launcher::OpenMpi => format!("mpirun {job}"),
+            Launcher::Torchrun => format!("torchrun {job}"),
+            Launcher::Horovod => format!("horovodrun {job}"),
+            Launcher::Nobody | Launcher::Farandole | Launcher::Mpich => job.clone(),
+        }))
+    }
+
     /// Whether the launcher has said that all ranks are on this host.
     pub(super) fn is_on_one_host(&self) -> bool {
         self.local.is_some_and(|local| local.of == self.size) || self.cross.is_some_and(|cross| cross.of == 1)
@@ -134,6 +150,7 @@ fn farandole(variables: Variables<'_>) -> Result<Option<Launch>> {
         local: place(variables, LOCAL_RANK, LOCAL_SIZE)?,
         cross: place(variables, CROSS_RANK, CROSS_SIZE)?,
         job: None,
+        attempt: None,
         meeting: None,
     }))
 }
@@ -155,6 +172,7 @@ fn horovod(variables: Variables<'_>) -> Result<Option<Launch>> {
         local: place(variables, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")?,
         cross: place(variables, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")?,
         job,
+        attempt: None,
         meeting: None,
     }))
 }
@@ -173,13 +191,16 @@ fn torchrun(variables: Variables<'_>) -> Result<Option<Launch>> {
     if local.is_none() && address.as_deref().is_some_and(is_loopback) {
         local = Some(Place { index: rank.index(), of: size });
     }
-    let run = [variables.text("TORCHELASTIC_RUN_ID"), variables.text("TORCHELASTIC_RESTART_COUNT")];
-    let job = (by_torchrun || port.is_some()).then(|| format!("{run:?} {port:?}"));
+    // Not the address: the master itself may be told that it is localhost.
+    let run = variables.text("TORCHELASTIC_RUN_ID").map(|run| format!("run {run}"));
+    let job: Vec<String> = run.into_iter().chain(port.map(|port| format!("port {port}"))).collect();
+    let job = (!job.is_empty()).then(|| job.join(", "));
+    let attempt = variables.text("TORCHELASTIC_RESTART_COUNT");
     // The port itself is taken: torchrun, or the first rank of a program that uses torch.distributed, serves its store there.
     let next = |port: u16| port.checked_add(1).unwrap_or(port - 1);
     let meeting = address.zip(port).map(|(host, port)| hosts::address(&host, next(port)));
     let cross = place(variables, "GROUP_RANK", "GROUP_WORLD_SIZE")?;
-    Ok(Some(Launch { launcher: Launcher::Torchrun, rank, size, local, cross, job, meeting }))
+    Ok(Some(Launch { launcher: Launcher::Torchrun, rank, size, local, cross, job, attempt, meeting }))
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -199,6 +220,7 @@ fn open_mpi(variables: Variables<'_>) -> Result<Option<Launch>> {
         local: place(variables, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")?,
         cross: None,
         job: variables.text("PMIX_NAMESPACE").or_else(|| variables.text("OMPI_MCA_ess_base_jobid")),
+        attempt: None,
         meeting: None,
     }))
 }
@@ -213,7 +235,16 @@ fn mpich(variables: Variables<'_>) -> Result<Option<Launch>> {
     }
     let (rank, size) = rank_and_size(variables, "PMI_RANK", "PMI_SIZE", "other variables of MPICH are")?;
     let local = place(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")?;
-    Ok(Some(Launch { launcher: Launcher::Mpich, rank, size, local, cross: None, job: None, meeting: None }))
+    Ok(Some(Launch {
+        launcher: Launcher::Mpich,
+        rank,
+        size,
+        local,
+        cross: None,
+        job: None,
+        attempt: None,
+        meeting: None,
+    }))
 }
 
 /// The rank and the number of ranks, which must be there and fit each other.
@@ -292,6 +323,8 @@ mod tests {
         let torch = found(&TORCHRUN);
         assert_eq!((torch.launcher, torch.rank, torch.size), (Launcher::Torchrun, Rank(3), 4));
         assert_eq!(torch.meeting, Some(Address::Tcp("node-7:29501".into())));
+        assert_eq!(torch.job_id().unwrap().as_str(), "torchrun run none, port 29500");
+        assert_eq!(mpi.job_id().unwrap().as_str(), "mpirun 12@1");
         let hydra = found(&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")]);
         assert_eq!((hydra.launcher, hydra.size, hydra.job.clone()), (Launcher::Mpich, 2, None));
         assert!(hydra.is_on_one_host());
@@ -304,7 +337,18 @@ mod tests {
         assert_eq!((horovod.launcher, horovod.rank), (Launcher::Horovod, Rank(1)));
         assert!(horovod.is_on_one_host());
         assert_eq!(found(&SLURM).launcher, Launcher::Slurm);
+        assert_eq!(found(&SLURM).job_id().unwrap().as_str(), "Slurm step 7.0");
+        assert_eq!(hydra.job_id(), None);
         assert_eq!(launch(&[]).unwrap(), None);
+    }
+
+    #[test]
+    fn ranks_of_a_job_agree_on_its_name_although_their_hosts_count_restarts_differently() {
+        let rank = |own: [(&'static str, &str); 2]| found(&[&TORCHRUN[..], &own].concat()).job_id();
+        let first = rank([("TORCHELASTIC_RESTART_COUNT", "0"), ("GROUP_RANK", "0")]);
+        assert_eq!(first, rank([("TORCHELASTIC_RESTART_COUNT", "2"), ("GROUP_RANK", "1")]));
+        let hand = |address| [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", address), ("MASTER_PORT", "1234")];
+        assert_eq!(found(&hand("localhost")).job_id(), found(&hand("master-0")).job_id());
     }
 
     #[test]

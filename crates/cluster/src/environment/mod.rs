@@ -9,6 +9,7 @@
 //! | `FARANDOLE_KEY_FD` | an open descriptor from which the job's key can be read, as 64 hexadecimal digits |
 //! | `FARANDOLE_KEY` | the key itself, for launchers that cannot pass descriptors on |
 //! | `FARANDOLE_KEY_FILE` | a file with the key (default: `~/.config/farandole/key`) |
+//! | `FARANDOLE_JOB` | what tells this job from others that have the same key (default: what the launcher calls it) |
 //! | `FARANDOLE_HOST` | which host this is, where its name does not say so (default: machine and boot identity) |
 //! | `FARANDOLE_ADDRESS` | the addresses of this host at which other hosts reach it, separated by commas (default: the one on the way to the meeting) |
 //! | `FARANDOLE_HEARTBEAT_TIMEOUT` | after so many seconds of silence a rank is missed (default 5; 0: never) |
@@ -38,7 +39,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{JobId, Key};
 
 pub use launcher::{Launcher, Place};
 pub use venue::Venue;
@@ -68,6 +69,8 @@ pub const KEY_FD: &str = "FARANDOLE_KEY_FD";
 pub const KEY: &str = "FARANDOLE_KEY";
 /// The variable that names the file with the job's key.
 pub const KEY_FILE: &str = "FARANDOLE_KEY_FILE";
+/// The variable that names the job.
+pub const JOB: &str = "FARANDOLE_JOB";
 /// The variable that names the host.
 pub const HOST: &str = "FARANDOLE_HOST";
 /// The variable that holds the address at which other hosts reach this one.
@@ -88,6 +91,8 @@ pub struct Environment {
     pub local: Option<Place>,
     /// This host among the hosts, where the launcher says so.
     pub cross: Option<Place>,
+    /// What the user or the launcher calls this job; the same on all its ranks.
+    pub job: Option<JobId>,
     /// Where they meet; `None` in a world of one.
     pub meeting: Option<Meeting>,
     /// Identity of the host: ranks with equal ones share memory.
@@ -134,11 +139,13 @@ impl Environment {
         let Some(launch) = launcher::detect(variables)? else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
-            return Ok(Environment { launcher, rank, size, local: None, cross: None, meeting: None, host, addresses });
+            let (local, cross, job, meeting) = (None, None, None, None);
+            return Ok(Environment { launcher, rank, size, local, cross, job, meeting, host, addresses });
         };
         let meeting = find_meeting(variables, &launch)?;
+        let job = variables.text(JOB).map(|name| JobId::named(&name)).or_else(|| launch.job_id());
         let Launch { launcher, rank, size, local, cross, .. } = launch;
-        Ok(Environment { launcher, rank, size, local, cross, meeting, host, addresses })
+        Ok(Environment { launcher, rank, size, local, cross, job, meeting, host, addresses })
     }
 
     /// Who this process is, in one line for logs.
@@ -148,13 +155,14 @@ impl Environment {
             return format!("rank 0 of 1: {launcher} was detected, the process is a world of its own");
         }
         let local = self.local.map(|local| format!(" ({} of {} on this host)", local.index, local.of));
+        let job = self.job.map(|job| format!(", job '{job}'")).unwrap_or_default();
         let meets = match &self.meeting {
             None => "nobody to meet".to_string(),
             Some(Meeting::AtLauncher { address, .. }) => format!("meets at {address}"),
             Some(Meeting::AtRankZero { address, .. }) => format!("meets at {address}, in rank 0"),
             Some(Meeting::OnThisHost { door }) => format!("meets at unix:@{door}, in rank 0"),
         };
-        format!("rank {rank} of {size}{}, started by {launcher}; {meets}", local.unwrap_or_default())
+        format!("rank {rank} of {size}{}{job}, started by {launcher}; {meets}", local.unwrap_or_default())
     }
 
     /// Says who this process is on standard error, if the user wants to know.

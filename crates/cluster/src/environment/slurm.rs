@@ -46,7 +46,7 @@ pub(super) fn detect(variables: Variables<'_>) -> Result<Option<Launch>> {
     let id = format!("{job}.{step}");
     let meeting = hosts.first().map(|host| hosts::address(host, port_of(&id)));
     let local = local_place(variables, node)?;
-    Ok(Some(Launch { launcher: Launcher::Slurm, rank, size, local, cross, job: Some(id), meeting }))
+    Ok(Some(Launch { launcher: Launcher::Slurm, rank, size, local, cross, job: Some(id), attempt: None, meeting }))
 }
 
 /// Where in its host this task is. The numbers of tasks come as `2(x3),1`: two on each of three hosts, one on the fourth.

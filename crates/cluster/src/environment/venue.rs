@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{Countdown, Key};
+use farandole_transport::{Countdown, JobId, Key};
 
 use super::door::{self, Doorkeeper};
 use super::route::{self, Seen};
@@ -30,6 +30,8 @@ const MOST_COMMAND_CHARS: usize = 200;
 pub struct Venue {
     /// What proves that a process belongs to the job.
     pub key: Key,
+    /// Which job that is; other jobs may have the same key.
+    pub job: JobId,
     /// The way to the meeting; `None` in a world of one.
     pub rendezvous: Option<Rendezvous>,
     /// Where this rank listens for its peers: at the addresses at which they reach it, loopback if they are all on this host.
@@ -55,7 +57,7 @@ impl Environment {
             Some(Meeting::AtLauncher { address, key }) => Ok(self.venue(key.clone(), Some(address.clone()), None)),
             Some(Meeting::OnThisHost { door }) if self.rank == Rank(0) => self.host_here(door),
             Some(Meeting::OnThisHost { door }) => {
-                let key = door::knock(door, deadline)?;
+                let key = door::knock(door, self.rank, deadline)?;
                 let address = behind_the_door(&key);
                 Ok(self.venue(key, Some(address), None))
             }
@@ -67,7 +69,7 @@ impl Environment {
     fn host_here(&self, door: &str) -> Result<Venue> {
         let key = new_key()?;
         let (board, stand) = self.show();
-        let server = Server::serve_shown(&behind_the_door(&key), self.size, &key, board)?;
+        let server = Server::serve_shown(&behind_the_door(&key), self.job(&key), self.size, &key, board)?;
         // The meeting is open before the door is: whoever gets the key can go there at once.
         let doorkeeper = Doorkeeper::stand(door, &key, self.size - 1)?;
         let address = server.address().clone();
@@ -88,7 +90,7 @@ impl Environment {
             at.set_ip(address);
         }
         let (board, stand) = self.show();
-        let server = Server::serve_shown(&Address::Tcp(at.to_string()), self.size, key, board);
+        let server = Server::serve_shown(&Address::Tcp(at.to_string()), self.job(key), self.size, key, board);
         let server = server.map_err(|error| match error {
             Error::Local { source, .. } => cure(source),
             other => other,
@@ -145,9 +147,21 @@ impl Environment {
         Ok(venue)
     }
 
+    /// The job as this rank knows it before it meets anybody. A launcher of ours makes a key for each job; rank 0 may
+    /// have one from the user, who has others.
+    fn job(&self, key: &Key) -> JobId {
+        match self.meeting {
+            None | Some(Meeting::AtLauncher { .. }) => JobId::of_key(key),
+            Some(Meeting::AtRankZero { .. } | Meeting::OnThisHost { .. }) => {
+                self.job.unwrap_or_else(|| JobId::of_key(key))
+            }
+        }
+    }
+
     fn venue(&self, key: Key, at: Option<Address>, hosted: Option<Hosted>) -> Venue {
+        let job = self.job(&key);
         let rendezvous = at.map(|address| {
-            let way = Rendezvous::new(address, self.size, key.clone()).on_host(self.host.clone());
+            let way = Rendezvous::new(address, self.size, key.clone()).of_job(job).on_host(self.host.clone());
             match self.meeting {
                 Some(Meeting::AtRankZero { .. } | Meeting::OnThisHost { .. }) => way.kept_by(Rank(0)),
                 _ => way,
@@ -158,7 +172,7 @@ impl Environment {
             given => given,
         };
         let listen_at = own.iter().map(|&address| SocketAddr::new(address, 0)).collect();
-        Venue { key, rendezvous, listen_at, _hosted: hosted }
+        Venue { key, job, rendezvous, listen_at, _hosted: hosted }
     }
 }
 
@@ -232,6 +246,29 @@ mod tests {
                 assert_eq!(listen_at, [SocketAddr::new(free.ip(), 0)]);
             }
         }
+    }
+
+    #[test]
+    fn a_rank_of_another_job_with_the_same_key_and_address_is_turned_away() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let meeting = Meeting::AtRankZero { address: Address::Tcp(free.to_string()), key: new_key().unwrap() };
+        let rank_of = |index: u32, job: &str| {
+            let mut environment = rank(index, meeting.clone());
+            environment.job = Some(JobId::named(job));
+            environment
+        };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let host = rank_of(0, "Slurm step 7.0").open(deadline).unwrap();
+        let stranger = rank_of(1, "Slurm step 8.0").open(deadline).unwrap();
+        let error = stranger.rendezvous.unwrap().exchange(Rank(1), b"stranger", deadline).unwrap_err().to_string();
+        assert!(error.contains("this is job 'Slurm step 7.0'"), "{error}");
+        assert!(error.contains("rank 1 belongs to job 'Slurm step 8.0'"), "{error}");
+        let own = rank_of(1, "Slurm step 7.0").open(deadline).unwrap();
+        assert_eq!((own.job, host.job), (JobId::named("Slurm step 7.0"), JobId::named("Slurm step 7.0")));
+        let second = std::thread::spawn(move || own.rendezvous.unwrap().exchange(Rank(1), b"one", deadline).unwrap());
+        let blobs = host.rendezvous.as_ref().unwrap().exchange(Rank(0), b"zero", deadline).unwrap();
+        assert_eq!(blobs, [b"zero".to_vec(), b"one".to_vec()], "the seat was still free");
+        assert_eq!(second.join().unwrap(), blobs);
     }
 
     #[test]

@@ -1,20 +1,82 @@
-//! Which processes are children of this one.
+//! Which processes descend from this one.
+//!
+//! A number of a process, or of a process group, is the kernel's to give away again once nobody has it. So a number
+//! that was written down is no address for a signal. What is signalled here is found by its descent from this process,
+//! which is the subreaper of all it has started, and is held by a descriptor from the look at it to the signal.
 
-use rustix::process::Pid;
+use std::collections::HashMap;
 
-/// This process's children, by looking at all processes: there is no other way to know adopted ones.
-pub(crate) fn children() -> Vec<Pid> {
-    let me = rustix::process::getpid().as_raw_nonzero().get();
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    numbers.filter(|&pid| parent_of(pid) == Some(me)).filter_map(Pid::from_raw).collect()
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// All processes, as they were at one moment.
+#[derive(Debug)]
+pub(crate) struct Kin {
+    processes: HashMap<i32, Process>,
 }
 
-fn parent_of(pid: i32) -> Option<i32> {
+/// What a process is among the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    parent: i32,
+    group: i32,
+}
+
+impl Kin {
+    /// Looks at all processes: there is no other way to know adopted ones.
+    pub(crate) fn look() -> Kin {
+        let Ok(entries) = std::fs::read_dir("/proc") else { return Kin { processes: HashMap::new() } };
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        Kin { processes: numbers.filter_map(|pid| Some((pid, process(pid)?))).collect() }
+    }
+
+    /// This process's children. Their numbers are safe until they are waited for, which only this process can do.
+    pub(crate) fn children(&self) -> Vec<Pid> {
+        let me = me();
+        let children = self.processes.iter().filter(|(_, process)| process.parent == me);
+        children.filter_map(|(pid, _)| Pid::from_raw(*pid)).collect()
+    }
+
+    /// Signals those members of a process group that descend from this process. The group's number may have been given
+    /// to others, who do not.
+    pub(crate) fn signal_group(&self, group: Pid, signals: &[Signal]) {
+        let group = group.as_raw_nonzero().get();
+        let members = self.processes.iter().filter(|(pid, process)| process.group == group && self.is_ours(**pid));
+        for pid in members.filter_map(|(pid, _)| Pid::from_raw(*pid)) {
+            let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            // Whoever had the number a moment ago may be gone; the one that is held now must be ours as well.
+            let still = process(pid.as_raw_nonzero().get());
+            if still.is_some_and(|now| now.group == group && (now.parent == me() || self.is_ours(now.parent))) {
+                for signal in signals {
+                    let _ = pidfd_send_signal(&held, *signal);
+                }
+            }
+        }
+    }
+
+    /// Whether a process descends from this one.
+    fn is_ours(&self, pid: i32) -> bool {
+        let mut at = pid;
+        // No line of descent is longer than there are processes; a look at changing ones could make a circle.
+        for _ in 0..=self.processes.len() {
+            match self.processes.get(&at) {
+                Some(process) if process.parent == me() => return true,
+                Some(process) => at = process.parent,
+                None => return false,
+            }
+        }
+        false
+    }
+}
+
+fn me() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+fn process(pid: i32) -> Option<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name stands in brackets and may contain anything; state and parent follow the last one.
-    let after_name = &stat[stat.rfind(')')? + 1..];
-    after_name.split_whitespace().nth(1)?.parse().ok()
+    // The command's name stands in brackets and may contain anything; state, parent and group follow the last one.
+    let mut after_name = stat[stat.rfind(')')? + 1..].split_whitespace().skip(1);
+    Some(Process { parent: after_name.next()?.parse().ok()?, group: after_name.next()?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -22,10 +84,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parents_are_found_in_the_list_of_processes() {
-        let me = rustix::process::getpid().as_raw_nonzero().get();
+    fn parents_and_groups_are_found_in_the_list_of_processes() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
-        assert_eq!(parent_of(me), Some(parent));
-        assert_eq!(parent_of(-1), None);
+        let group = rustix::process::getpgrp().as_raw_nonzero().get();
+        assert_eq!(process(me()), Some(Process { parent, group }));
+        assert_eq!(process(-1), None);
+    }
+
+    #[test]
+    fn descent_is_followed_and_circles_end() {
+        let kin = |list: &[(i32, i32)]| Kin {
+            processes: list.iter().map(|&(pid, parent)| (pid, Process { parent, group: 1 })).collect(),
+        };
+        let family = kin(&[(-2, me()), (-3, -2), (-4, -3), (-5, 1), (-6, -7), (-7, -6)]);
+        assert!([-2, -3, -4].iter().all(|&pid| family.is_ours(pid)));
+        assert!(![-5, -6, -7, -8].iter().any(|&pid| family.is_ours(pid)));
     }
 }

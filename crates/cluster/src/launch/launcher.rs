@@ -502,7 +502,7 @@ impl Launcher {
                 let _ = child.wait();
             }
         }
-        for orphan in kin::children() {
+        for orphan in kin::Kin::look().children() {
             let _ = rustix::process::kill_process(orphan, rustix::process::Signal::KILL);
         }
         self.supervision.exit_code()

@@ -8,8 +8,13 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use farandole_transport::descriptors;
+
 /// The variable that tells a stub its agent's process.
 pub const AGENT: &str = "FARANDOLE_AGENT_PID";
+
+/// The variable that tells a stub how many files a rank may open: its agent may have raised the limit for itself.
+pub const OPEN_FILES: &str = "FARANDOLE_OPEN_FILES";
 
 /// What a shell exits with when there is no such program, and when it cannot be run.
 const NOT_FOUND: u8 = 127;
@@ -23,7 +28,12 @@ pub fn become_program(words: &[OsString]) -> (u8, String) {
     if let Err(error) = end_with_agent() {
         return (NOT_RUNNABLE, format!("asking the kernel to end this rank with its agent: {error}"));
     }
-    let error = Command::new(program).args(arguments).env_remove(AGENT).exec();
+    if let Some(limit) = std::env::var(OPEN_FILES).ok().and_then(|limit| limit.parse().ok())
+        && let Err(error) = descriptors::set_soft_limit(limit)
+    {
+        return (NOT_RUNNABLE, format!("setting back the limit of open files: {error}"));
+    }
+    let error = Command::new(program).args(arguments).env_remove(AGENT).env_remove(OPEN_FILES).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE };
     let mut why = format!("cannot run {}: {error}", program.display());
     if error.kind() == io::ErrorKind::PermissionDenied && program.to_string_lossy().ends_with(".py") {

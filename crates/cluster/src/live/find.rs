@@ -8,7 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
+use farandole_transport::Credentials;
 use rustix::process::{Uid, geteuid};
 
 use super::snapshot::Snapshot;
@@ -68,7 +68,7 @@ fn names_in(list: &str) -> impl Iterator<Item = (u32, Uid, &str)> {
 fn visit(pid: u32, uid: Uid, name: &str) -> Option<Found> {
     let address = SocketAddr::from_abstract_name(name).ok()?;
     let mut stream = UnixStream::connect_addr(&address).ok()?;
-    if !socket_peercred(&stream).is_ok_and(|host| host.uid == uid) {
+    if !Credentials::of_peer(&stream).is_ok_and(|host| host.uid == uid.as_raw()) {
         return None;
     }
     let snapshot = match read_all(&mut stream) {

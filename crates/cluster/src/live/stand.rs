@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farandole_transport::Credentials;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Uid, geteuid};
 
 use super::board::Board;
@@ -165,7 +165,7 @@ impl Rounds {
 
     fn accept_here(&self, socket: &UnixListener) -> io::Result<()> {
         let (mut stream, _) = socket.accept()?;
-        if !socket_peercred(&stream).is_ok_and(|visitor| may_look(visitor.uid)) {
+        if !Credentials::of_peer(&stream).is_ok_and(|visitor| may_look(Uid::from_raw(visitor.uid))) {
             return Ok(());
         }
         let board = Arc::clone(&self.board);

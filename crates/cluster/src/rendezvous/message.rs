@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::Rank;
+use farandole_transport::JobId;
 
 use crate::verdict::Verdict;
 use crate::wire::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
@@ -35,6 +36,8 @@ pub(super) enum Up {
 /// What a rank says when it comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
+    /// Which job it is of.
+    pub(super) job: JobId,
     /// How many ranks it believes in.
     pub(super) ranks: u32,
     /// How long it will wait.
@@ -115,8 +118,9 @@ impl Up {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Up::Arrival(Arrival { ranks, patience, stay, blob }) => {
+            Up::Arrival(Arrival { job, ranks, patience, stay, blob }) => {
                 bytes.push(0);
+                put_text(&mut bytes, job.as_str());
                 put_u32(&mut bytes, *ranks);
                 put_u64(&mut bytes, patience.as_millis() as u64);
                 match stay {
@@ -158,6 +162,7 @@ impl Up {
         let mut reader = Reader::new(bytes);
         let up = match reader.byte()? {
             0 => Up::Arrival(Arrival {
+                job: JobId::from_text(&reader.text()?)?,
                 ranks: reader.u32()?,
                 patience: Duration::from_millis(reader.u64()?).min(MOST_PATIENCE),
                 stay: match reader.byte()? {
@@ -277,7 +282,8 @@ mod tests {
     use crate::verdict::VerdictKind;
 
     fn arrival(stay: Stay) -> Up {
-        Up::Arrival(Arrival { ranks: 5, patience: Duration::from_millis(1500), stay, blob: vec![1, 2, 3] })
+        let job = JobId::named("Slurm step 7.0");
+        Up::Arrival(Arrival { job, ranks: 5, patience: Duration::from_millis(1500), stay, blob: vec![1, 2, 3] })
     }
 
     #[test]
@@ -298,7 +304,8 @@ mod tests {
             ("pulse", Down::Pulse.encode()),
             ("verdict", Down::Verdict(Verdict::new(VerdictKind::Stopped).on_rank(Rank(1))).encode()),
             ("look", Down::Look { rank: Rank(1), pid: 77 }.encode()),
-            ("endless_patience", [&[0; 5][..], &[255; 8], &[0; 5]].concat()),
+            ("endless_patience", [&[0, 1, 0, 0, 0, b'a'][..], &[0; 4], &[255; 8], &[0; 5]].concat()),
+            ("arrival_without_a_job", [0; 22].to_vec()),
             ("longer_than_it_is", vec![2, 255, 255, 255, 255, 1]),
             ("half_a_rank", vec![1, 0, 0]),
             ("no_text", vec![2, 1, 0, 0, 0, 255]),
@@ -315,7 +322,7 @@ mod tests {
 
     #[test]
     fn damaged_messages_are_nothing() {
-        for bytes in [&[][..], &[9], &[0; 15], &[1, 1], &[3, 2], &[4, 0, 0, 0, 0, 9]] {
+        for bytes in [&[][..], &[9], &[0; 15], &[0; 22], &[1, 1], &[3, 2], &[4, 0, 0, 0, 0, 9]] {
             assert_eq!(Up::decode(bytes), None, "{bytes:?}");
         }
         for bytes in [&[][..], &[9], &[0, 1], &[0, 255, 255, 255, 255, 1], &[1, 0, 0], &[2, 255], &[3, 0], &[4, 0]] {

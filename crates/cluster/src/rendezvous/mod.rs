@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{Countdown, Key};
+use farandole_transport::{Countdown, JobId, Key};
 
 pub use address::Address;
 pub use lifeline::{DEFAULT_SILENCE, HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
@@ -55,6 +55,7 @@ const ANSWER_BYTES: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     address: Address,
+    job: JobId,
     ranks: usize,
     key: Key,
     host: String,
@@ -63,16 +64,22 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The meeting of `ranks` ranks at `address`, for holders of `key`.
+    /// The meeting of `ranks` ranks at `address`, for holders of `key`, which was made for their job alone.
     pub fn new(address: Address, ranks: usize, key: Key) -> Rendezvous {
         Rendezvous {
             address,
+            job: JobId::of_key(&key),
             ranks,
             key,
             host: environment::host_identity(),
             silence: Some(DEFAULT_SILENCE),
             keeper: None,
         }
+    }
+
+    /// The same for a rank of this job, where other jobs may have the same key.
+    pub fn of_job(self, job: JobId) -> Rendezvous {
+        Rendezvous { job, ..self }
     }
 
     /// The same for a rank on this host, where its identity is not what the machine says.
@@ -157,7 +164,8 @@ impl Rendezvous {
         let answered = &Countdown::new(deadline.left() + ANSWER_PATIENCE);
         let channel = Channel::connect(stream, &self.key, Purpose::Rendezvous, rank.0, answered)?;
         let mut channel = channel.with_most_bytes(self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES);
-        let arrival = Arrival { ranks: self.ranks as u32, patience, stay: stay.clone(), blob: blob.to_vec() };
+        let (job, ranks) = (self.job, self.ranks as u32);
+        let arrival = Arrival { job, ranks, patience, stay: stay.clone(), blob: blob.to_vec() };
         channel.send(&Up::Arrival(arrival).encode(), answered)?;
         match channel.receive(answered)? {
             Some(reply) => Ok((channel, reply)),

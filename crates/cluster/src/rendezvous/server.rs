@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_transport::{Bell, Key};
+use farandole_transport::descriptors::make_room;
+use farandole_transport::{Bell, JobId, Key};
 
 use super::address::Address;
 use super::reception::{Reception, Rule};
@@ -102,26 +103,31 @@ pub struct Server {
 }
 
 impl Server {
-    /// Hosts the rendezvous of `ranks` ranks that hold `key`. TCP is bound to exactly the given address.
+    /// Hosts the rendezvous of `ranks` ranks that hold `key`, which was made for their job alone. TCP is bound to
+    /// exactly the given address.
     pub fn serve(at: &Address, ranks: usize, key: &Key) -> Result<Server> {
-        let table = Table::new(ranks, (0..ranks).map(Rank::from));
+        let table = Table::new(JobId::of_key(key), ranks, (0..ranks).map(Rank::from));
         Server::start(at, table, key, Rule::Whole(None))
     }
 
-    /// The same, and writes up on a board how the ranks do.
-    pub fn serve_shown(at: &Address, ranks: usize, key: &Key, board: Arc<Board>) -> Result<Server> {
-        let table = Table::new(ranks, (0..ranks).map(Rank::from));
+    /// The same for ranks of `job`, where others may have the same key; and writes up on a board how the ranks do.
+    pub fn serve_shown(at: &Address, job: JobId, ranks: usize, key: &Key, board: Arc<Board>) -> Result<Server> {
+        let table = Table::new(job, ranks, (0..ranks).map(Rank::from));
         Server::start(at, table, key, Rule::Whole(Some(board)))
     }
 
-    /// Hosts the part of a rendezvous to which the ranks `seats` come, of `world` in all. `on_event` is told what happens.
+    /// Hosts the part of a rendezvous to which the ranks `seats` come, of `world` in all. `key` was made for their job
+    /// alone. `on_event` is told what happens.
     pub fn serve_part(at: &Address, world: usize, seats: &[Rank], key: &Key, on_event: OnEvent) -> Result<Server> {
-        let table = Table::new(world, seats.iter().copied());
+        let table = Table::new(JobId::of_key(key), world, seats.iter().copied());
         Server::start(at, table, key, Rule::Part(on_event))
     }
 
     fn start(at: &Address, table: Table, key: &Key, rule: Rule) -> Result<Server> {
         let listening = |error| Error::local(format!("listening at {at}"), error);
+        let seats = table.seats();
+        make_room(seats as u64, || format!("a meeting of {seats} ranks"))
+            .map_err(|error| listening(std::io::Error::other(error)))?;
         let (listener, address) = at.listen().map_err(listening)?;
         listener.set_nonblocking().map_err(listening)?;
         let orders = Arc::new(Orders::new().map_err(listening)?);

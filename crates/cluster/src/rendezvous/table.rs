@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farandole_plan::Rank;
+use farandole_transport::JobId;
 
 /// The number of a connection, in the order in which they came.
 pub(super) type GuestId = u64;
@@ -13,6 +14,8 @@ pub(super) type GuestId = u64;
 /// Where messages are gathered.
 #[derive(Debug)]
 pub(super) struct Table {
+    /// Whose seats these are. Other jobs may have the same key.
+    job: JobId,
     /// How many ranks the job has, here and elsewhere.
     world: usize,
     seats: BTreeMap<Rank, Option<Seat>>,
@@ -29,13 +32,24 @@ pub(super) struct Seat {
 }
 
 impl Table {
-    pub(super) fn new(world: usize, seats: impl Iterator<Item = Rank>) -> Table {
-        Table { world, seats: seats.map(|rank| (rank, None)).collect(), gave_up: BTreeSet::new() }
+    pub(super) fn new(job: JobId, world: usize, seats: impl Iterator<Item = Rank>) -> Table {
+        Table { job, world, seats: seats.map(|rank| (rank, None)).collect(), gave_up: BTreeSet::new() }
+    }
+
+    /// How many ranks sit here when all have come.
+    pub(super) fn seats(&self) -> usize {
+        self.seats.len()
     }
 
     /// Gives a rank its seat, or says why it gets none.
-    pub(super) fn sit_down(&mut self, rank: Rank, believed_ranks: u32, seat: Seat) -> Result<(), String> {
-        let world = self.world;
+    pub(super) fn sit_down(&mut self, rank: Rank, job: JobId, believed_ranks: u32, seat: Seat) -> Result<(), String> {
+        let (world, own) = (self.world, self.job);
+        if job != own {
+            return Err(format!(
+                "this is job '{own}', and rank {rank} belongs to job '{job}': both jobs have the same key and were \
+                 told the same address"
+            ));
+        }
         if believed_ranks as usize != world {
             return Err(format!("rank {rank} believes in {believed_ranks} ranks, but the job has {world}"));
         }
@@ -86,17 +100,21 @@ impl Table {
 mod tests {
     use super::*;
 
+    fn job() -> JobId {
+        JobId::named("Slurm step 7.0")
+    }
+
     fn seat(guest: GuestId) -> Seat {
         Seat { guest, blob: vec![guest as u8] }
     }
 
     #[test]
     fn a_table_for_some_ranks_fills_and_empties() {
-        let mut table = Table::new(6, [2, 5].map(Rank).into_iter());
+        let mut table = Table::new(job(), 6, [2, 5].map(Rank).into_iter());
         assert_eq!(table.missing(), [Rank(2), Rank(5)]);
-        table.sit_down(Rank(5), 6, seat(1)).unwrap();
+        table.sit_down(Rank(5), job(), 6, seat(1)).unwrap();
         assert!(!table.is_full());
-        table.sit_down(Rank(2), 6, seat(2)).unwrap();
+        table.sit_down(Rank(2), job(), 6, seat(2)).unwrap();
         assert!(table.is_full());
         assert_eq!(table.blobs(), [(Rank(2), vec![2]), (Rank(5), vec![1])]);
         assert_eq!(table.clear(), [2, 1]);
@@ -105,20 +123,25 @@ mod tests {
 
     #[test]
     fn whoever_does_not_belong_is_told_why() {
-        let mut table = Table::new(6, [2, 5].map(Rank).into_iter());
-        table.sit_down(Rank(5), 6, seat(1)).unwrap();
+        let mut table = Table::new(job(), 6, [2, 5].map(Rank).into_iter());
+        table.sit_down(Rank(5), job(), 6, seat(1)).unwrap();
         for (rank, believed, why) in [
             (5, 6, "another process is rank 5 already"),
             (0, 6, "rank 0 belongs to another host"),
             (6, 6, "there is no rank 6 in a job of 6"),
             (2, 7, "rank 2 believes in 7 ranks, but the job has 6"),
         ] {
-            assert_eq!(table.sit_down(Rank(rank), believed, seat(9)), Err(why.to_string()));
+            assert_eq!(table.sit_down(Rank(rank), job(), believed, seat(9)), Err(why.to_string()));
         }
+        let other = table.sit_down(Rank(2), JobId::named("Slurm step 8.0"), 6, seat(9)).unwrap_err();
+        assert!(
+            other.starts_with("this is job 'Slurm step 7.0', and rank 2 belongs to job 'Slurm step 8.0'"),
+            "{other}"
+        );
         table.stand_up(Rank(5), 9);
-        assert!(table.sit_down(Rank(5), 6, seat(9)).is_err(), "only who sits there can stand up");
+        assert!(table.sit_down(Rank(5), job(), 6, seat(9)).is_err(), "only who sits there can stand up");
         table.stand_up(Rank(5), 1);
         assert_eq!(table.missing(), [Rank(2)], "who did not wait is not the one who was waited for");
-        table.sit_down(Rank(5), 6, seat(3)).unwrap();
+        table.sit_down(Rank(5), job(), 6, seat(3)).unwrap();
     }
 }

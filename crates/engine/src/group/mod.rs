@@ -75,7 +75,7 @@ pub(crate) struct Settings {
     pub(crate) id: GroupId,
     /// World ranks of the members.
     pub(crate) ranks: Arc<[Rank]>,
-    /// Host names by world rank.
+    /// Names of hosts for messages, by world rank.
     pub(crate) hosts: Arc<[String]>,
     pub(crate) agree: farandole_plan::agree::Settings,
     /// Larger buffers are not kept.

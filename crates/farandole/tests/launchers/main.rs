@@ -12,8 +12,9 @@ mod stalls;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::time::Instant;
 
-use program::{Run, copy_of_this_program, run_all, start};
+use program::{DEADLINE, Job, Run, copy_of_this_program, run_all, start};
 
 /// Both ranks have said that they are, who started them, and that the sum is right.
 fn assert_both_are_well(run: &Run, launcher: &str) {
@@ -164,6 +165,28 @@ fn ranks_of_two_hosts_meet_in_rank_zero_if_they_hold_a_key() {
         rank
     });
     assert_both_met_again(&run_all(ranks, "reduce-again"), "torchrun");
+}
+
+#[test]
+fn a_rank_of_another_job_with_the_same_key_and_address_is_refused_and_takes_no_seat() {
+    let store = master_port();
+    let port = store.local_addr().expect("it has an address").port();
+    let ranks = || {
+        two_hosts(port).map(|mut rank| {
+            rank.env("FARANDOLE_KEY", "5a".repeat(32)).env("FARANDOLE_START_TIMEOUT", "100");
+            rank
+        })
+    };
+    let ([mut zero, mut one], [_, mut stranger]) = (ranks(), ranks());
+    let zero = Job::start(&mut zero, "reduce");
+    let refused = Run::of(stranger.env("TORCHELASTIC_RUN_ID", "y"), "reduce");
+    assert!(!refused.status.success(), "{}", refused.said);
+    let words =
+        format!("this is job 'torchrun run x, port {port}', and rank 1 belongs to job 'torchrun run y, port {port}'");
+    assert!(refused.said.contains(&words), "{}", refused.said);
+    let one = Run::of(&mut one, "reduce");
+    let zero = zero.finish(Instant::now() + DEADLINE);
+    assert_both_are_well(&Run { status: zero.status, said: zero.said + &one.said }, "torchrun");
 }
 
 /// This host may know itself by a loopback address. Rank 0 listens where others would find it, and its neighbour goes there.

@@ -19,7 +19,7 @@ use super::stalls;
 const ROLE: &str = "FARANDOLE_TEST_ROLE";
 
 /// The longest that any job may take. Launchers that are written in Python take seconds to start on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(90);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 
 /// How long a job that is over its time has to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
@@ -97,13 +97,14 @@ pub(crate) fn run_all<const COUNT: usize>(ranks: [Command; COUNT], role: &str) -
     all
 }
 
-struct Job {
+/// A process that has been started.
+pub(crate) struct Job {
     child: Child,
     ears: [thread::JoinHandle<String>; 2],
 }
 
 impl Job {
-    fn start(command: &mut Command, role: &str) -> Job {
+    pub(crate) fn start(command: &mut Command, role: &str) -> Job {
         let command = command.env(ROLE, role).process_group(0);
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| {
@@ -114,7 +115,7 @@ impl Job {
         Job { child, ears: [thread::spawn(|| hear(stdout)), thread::spawn(|| hear(stderr))] }
     }
 
-    fn finish(mut self, deadline: Instant) -> Run {
+    pub(crate) fn finish(mut self, deadline: Instant) -> Run {
         let status = match wait_until(&mut self.child, deadline) {
             Some(status) => status,
             None => {

@@ -50,7 +50,7 @@ pub enum Sight {
 pub struct Places<'a> {
     /// World rank of each rank of the group; empty if they are the same.
     pub world_ranks: &'a [Rank],
-    /// Identities of hosts by world rank; the part before a slash is what users know.
+    /// Names of hosts by world rank, as users know them.
     pub hosts: &'a [String],
 }
 
@@ -62,8 +62,7 @@ impl Places<'_> {
 
     /// The host of a rank of the group.
     pub fn host(&self, rank: Rank) -> &str {
-        let identity = self.hosts.get(self.world(rank).index()).map_or("?", String::as_str);
-        identity.split('/').next().unwrap_or(identity)
+        self.hosts.get(self.world(rank).index()).map_or("?", String::as_str)
     }
 }
 

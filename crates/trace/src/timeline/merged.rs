@@ -83,7 +83,9 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
 
     fn tell(mut self) -> io::Result<()> {
         let header = &self.trace.header;
-        let (rank, host) = (header.rank, Escaped(&header.host));
+        // The part of an identity that users know.
+        let name = header.host.split('/').next().unwrap_or_default();
+        let (rank, host) = (header.rank, Escaped(name));
         let naming = format_args!("\"name\": \"rank {rank} on {host}\"");
         self.page.event(format_args!(
             "\"name\": \"process_name\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{{naming}}}"

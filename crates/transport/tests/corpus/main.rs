@@ -11,10 +11,10 @@ mod hello;
 mod seeds;
 
 use farandole_plan::Rank;
-use farandole_transport::Tag;
 use farandole_transport::contact::{Contact, Process};
 use farandole_transport::frame::{Checksum, Header, Trailer};
 use farandole_transport::hello::{Hello, Purpose, Seal};
+use farandole_transport::{JobId, Tag};
 use seeds::{Seed, replay};
 
 fn header(operation: u64, payload_bytes: u64, (stripe, stripes): (u16, u16), checksum: Checksum) -> Header {
@@ -56,6 +56,7 @@ fn frames_of_the_corpus_decode_or_are_refused() {
 #[test]
 fn hellos_of_the_corpus_decode_or_are_refused() {
     let control = Hello {
+        job: JobId::named("Slurm step 7.0"),
         mesh: 7,
         from: Rank(0),
         to: Rank(3),
@@ -74,13 +75,15 @@ fn hellos_of_the_corpus_decode_or_are_refused() {
         bytes[at] = byte;
         bytes.to_vec()
     };
-    let made: [Seed; 8] = [
+    let made: [Seed; 10] = [
         ("control", control.encode().to_vec()),
         ("data_sealed", data.encode().to_vec()),
         ("another_version", spoilt(8, 99)),
         ("unknown_purpose", spoilt(10, 99)),
         ("unknown_seal", spoilt(11, 99)),
         ("control_with_a_place", spoilt(12, 1)),
+        ("no_job", spoilt(72, 0)),
+        ("job_with_a_gap", spoilt(75, 0)),
         ("short", b"FARANDOL".to_vec()),
         ("http", b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n".to_vec()),
     ];

@@ -3,6 +3,10 @@
 //! The agent is the *subreaper* of everything below it: a process whose parent dies becomes its child, wherever it has put
 //! itself. So the household is empty exactly when this process has no children left, and clearing it means killing children until
 //! there are none. A rank that leaves a process behind, in its group or not, leaves nothing behind.
+//!
+//! **Invariant:** only what descends from this process is signalled. The number of a rank, and of its group, is the
+//! rank's until it has been waited for; later the kernel may have given it to somebody else, and the group's members
+//! are found by their descent (`kin`).
 
 use std::fs::File;
 use std::process::Command;
@@ -11,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, WaitOptions};
 
 use super::rank::RankProcess;
-use crate::launch::kin::children;
+use crate::launch::kin::Kin;
 use crate::launch::message::{HowEnded, Report, Seat};
 
 /// While a household is being cleared, orphans appear as their parents die; it is looked at this often.
@@ -101,14 +105,8 @@ impl Household {
 
     /// Asks everybody to end, and kills whoever has not after the grace period.
     pub(super) fn clear(&mut self, grace: Duration, now: Instant) {
-        for rank in &self.ranks {
-            rank.signal(Signal::TERM);
-            // Who is stopped hears nothing before it goes on.
-            rank.signal(Signal::CONT);
-        }
-        for orphan in children() {
-            let _ = rustix::process::kill_process(orphan, Signal::TERM);
-        }
+        // Who is stopped hears nothing before it goes on.
+        self.signal_all(&[Signal::TERM, Signal::CONT], Signal::TERM);
         let kill_from = now + grace;
         let kill_from = self.leaving.map_or(kill_from, |leaving| leaving.kill_from.min(kill_from));
         self.leaving = Some(Leaving { kill_from, look_at: kill_from });
@@ -116,16 +114,125 @@ impl Household {
 
     /// Kills what is left, if its time has come. Returns when to come back.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
-        let leaving = self.leaving.as_mut()?;
-        if now >= leaving.look_at {
-            for rank in &self.ranks {
-                rank.signal(Signal::KILL);
-            }
-            for orphan in children() {
-                let _ = rustix::process::kill_process(orphan, Signal::KILL);
-            }
-            leaving.look_at = now + LOOK_AGAIN;
+        if now >= self.leaving?.look_at {
+            self.signal_all(&[Signal::KILL], Signal::KILL);
+            self.leaving.as_mut()?.look_at = now + LOOK_AGAIN;
         }
-        Some(leaving.look_at)
+        self.leaving.map(|leaving| leaving.look_at)
+    }
+
+    /// Signals the groups of all ranks, also of those that have ended, and every child.
+    fn signal_all(&self, to_groups: &[Signal], to_children: Signal) {
+        let kin = Kin::look();
+        for rank in &self.ranks {
+            match rank.ended {
+                None => to_groups.iter().for_each(|signal| rank.signal(*signal)),
+                Some(_) => kin.signal_group(rank.pid, to_groups),
+            }
+        }
+        for child in kin.children() {
+            let _ = rustix::process::kill_process(child, to_children);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    use rustix::process::{Pid, test_kill_process};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn seat() -> Seat {
+        Seat { rank: 0, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 }
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    /// A household whose only rank runs this and has ended and been waited for.
+    fn with_ended_rank(script: &str) -> Household {
+        let mut household = Household::default();
+        household.start(seat(), shell(script), None).unwrap();
+        let mut reports = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while household.ranks[0].ended.is_none() {
+            household.reap(&mut reports);
+            assert!(Instant::now() < end, "the rank does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        household
+    }
+
+    /// The number that a shell prints first.
+    fn first_number(mut command: Command) -> Pid {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        child.wait().unwrap();
+        Pid::from_raw(line.trim().parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn whoever_got_the_number_of_a_rank_that_ended_is_left_alone() {
+        // Leads a group of its own and is nobody's child here: the shell between has ended.
+        let bystander = first_number(shell("setsid sleep 300 >/dev/null 2>&1 & echo $!"));
+        let end = Instant::now() + PATIENCE;
+        while rustix::process::getpgid(Some(bystander)) != Ok(bystander) {
+            assert!(Instant::now() < end, "no group of its own");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let mut household = with_ended_rank("exit 0");
+        // What the kernel may do once a rank has been waited for: its number is somebody else's.
+        household.ranks[0].pid = bystander;
+        let now = Instant::now();
+        household.clear(Duration::ZERO, now);
+        household.tick(now + LOOK_AGAIN);
+        // A signal that was sent is delivered at once; a process that it has ended is gone or a zombie a moment later.
+        std::thread::sleep(Duration::from_millis(200));
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", bystander.as_raw_nonzero())).unwrap_or_default();
+        let alive = test_kill_process(bystander).is_ok() && !stat.contains(") Z ");
+        let _ = rustix::process::kill_process(bystander, Signal::KILL);
+        assert!(alive, "a process that is not ours was killed");
+    }
+
+    #[test]
+    fn what_a_rank_that_ended_has_left_in_its_group_is_asked_to_end() {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        let note = |word: &str| std::env::temp_dir().join(format!("farandole-household-{}-{word}", std::process::id()));
+        let (up, asked) = (note("up"), note("asked"));
+        // The inner one is not our child while the outer one lives, which SIGTERM does not end.
+        let inner = "trap 'echo > $ASKED; exit' TERM; echo > $UP; while :; do sleep 0.05; done";
+        let outer = r#"trap : TERM; sh -c "$INNER" & wait; sleep 300"#;
+        let mut household = Household::default();
+        let mut command = shell(r#"sh -c "$OUTER" & while ! test -e $UP; do sleep 0.05; done; exit 0"#);
+        command.env("INNER", inner).env("OUTER", outer).env("UP", &up).env("ASKED", &asked);
+        household.start(seat(), command, None).unwrap();
+        let (mut reports, end) = (Vec::new(), Instant::now() + PATIENCE);
+        while household.ranks[0].ended.is_none() {
+            household.reap(&mut reports);
+            assert!(Instant::now() < end, "the rank does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let now = Instant::now();
+        household.clear(PATIENCE, now);
+        while !asked.exists() {
+            assert!(Instant::now() < end, "what is left of the group was not asked");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        household.clear(Duration::ZERO, Instant::now());
+        while household.reap(&mut reports) == Reaped::SomeLeft {
+            household.tick(Instant::now() + LOOK_AGAIN);
+            assert!(Instant::now() < end, "something is left");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        [up, asked].iter().for_each(|note| std::fs::remove_file(note).unwrap());
     }
 }

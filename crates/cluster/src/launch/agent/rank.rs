@@ -106,9 +106,9 @@ impl RankProcess {
         reports.push(Report::Ended { rank, how, after_us });
     }
 
-    /// Sends a signal to the rank and whatever it has started in its group.
+    /// Sends a signal to a rank that has not been waited for, and whatever it has started in its group.
     pub(super) fn signal(&self, signal: Signal) {
-        // A group that is gone needs no signal.
+        debug_assert!(self.ended.is_none(), "invariant: the number of a rank that was waited for is not its own");
         let _ = kill_process_group(self.pid, signal);
     }
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use farandole_plan::Rank;
-use farandole_transport::Key;
+use farandole_transport::{Key, descriptors};
 
 use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
 use super::{Agent, News, Presence, alias};
@@ -19,6 +19,9 @@ use crate::error::{Error, Result};
 use crate::launch::message::{Report, Seat, Start};
 use crate::launch::stub;
 use crate::rendezvous::{Address, Server};
+
+/// Descriptors of an agent for each of its ranks: two outputs, a result, and the connection to the rendezvous.
+const AGENT_DESCRIPTORS: u64 = 4;
 
 impl Agent {
     /// Starts the ranks of this host. What cannot be done is reported; the launcher decides what follows.
@@ -36,6 +39,11 @@ impl Agent {
             let why = format!("there is no directory {} here", working_dir.display());
             return Err(Error::Refused { why });
         }
+        // Ranks get the limit that the user has given; they raise it themselves where they need to.
+        let open_files = descriptors::soft_limit();
+        let ranks = start.ranks.len();
+        descriptors::make_room(AGENT_DESCRIPTORS * ranks as u64, || format!("looking after {ranks} ranks"))
+            .map_err(|error| Error::Refused { why: error.to_string() })?;
         let stub = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
         let meeting = self.open_rendezvous(start)?;
         let key = key_file(&self.key)?;
@@ -58,6 +66,7 @@ impl Agent {
             command.envs(variables_of(seat, start, &meeting));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
             command.env(stub::AGENT, std::process::id().to_string());
+            command.envs(open_files.map(|limit| (stub::OPEN_FILES, limit.to_string())));
             command.envs(python_path.as_ref().map(|path| ("PYTHONPATH", path)));
             let report = match self.start_one(*seat, command, task) {
                 Ok(pid) => Report::Started { rank: seat.rank, pid },

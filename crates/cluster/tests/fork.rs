@@ -1,0 +1,57 @@
+//! A forked child has copies of the handles of its parent, but not the threads behind them: it can drop them, and the
+//! parent does not notice.
+
+#![allow(unsafe_code, clippy::unwrap_used, reason = "a test that cannot go on has failed, and forks")]
+
+use std::time::{Duration, Instant};
+
+use farandole_cluster::environment::{Environment, Meeting};
+use farandole_plan::Rank;
+
+/// Runs the closure in a forked child, which must end before long, and says how.
+fn in_child(body: impl FnOnce()) -> i32 {
+    // SAFETY: the child is a copy of this thread alone. It calls the closure, which must not wait for other threads,
+    // and leaves by `_exit`, so that nothing of the parent's runs twice.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        body();
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(0) };
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut status = 0;
+    loop {
+        // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
+        if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
+            return status;
+        }
+        if Instant::now() > deadline {
+            // SAFETY: the child has not been waited for, so this is its number still.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the child hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_child_can_drop_what_rank_zero_hosts() {
+    let rank = |rank: u32| {
+        let mut environment = Environment::from_lookup(|_| None).unwrap();
+        let door = format!("farandole-fork-{}", std::process::id());
+        (environment.rank, environment.size) = (Rank(rank), 2);
+        environment.meeting = Some(Meeting::OnThisHost { door });
+        environment
+    };
+    let deadline = Instant::now() + Duration::from_secs(40);
+    let mut hosted = Some(rank(0).open(deadline).unwrap());
+    assert_eq!(in_child(|| drop(hosted.take())), 0);
+    // The door and the meeting behind it are open as before.
+    let other = std::thread::spawn(move || {
+        let venue = rank(1).open(deadline).unwrap();
+        venue.rendezvous.unwrap().exchange(Rank(1), b"one", deadline).unwrap()
+    });
+    let blobs = hosted.as_ref().unwrap().rendezvous.as_ref().unwrap().exchange(Rank(0), b"zero", deadline).unwrap();
+    assert_eq!((blobs, other.join().unwrap().len()), (vec![b"zero".to_vec(), b"one".to_vec()], 2));
+}
