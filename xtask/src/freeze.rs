@@ -1,7 +1,8 @@
 //! Stops jobs for a while at any moment and lets them go on; all must end well.
 //!
-//! The freezing is done by a test, which continuous integration runs with a few rounds (`crates/cli/tests/freeze`); here it gets as many as one
-//! likes. `--seed` repeats the rounds of a run: the same parts are stopped after the same times.
+//! The freezing is done by a test, which continuous integration runs with a few rounds (`crates/cli/tests/freeze`);
+//! here it gets as many as one likes. `--seed` repeats the rounds of a run: the same parts are stopped after the same
+//! times.
 
 use anyhow::{Result, bail, ensure};
 

@@ -138,9 +138,9 @@ settings! {
     /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
     /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
     patience: Duration = Duration::from_millis(10), ["FARANDOLE_PATIENCE_SECONDS"];
-    /// An operation, named or direct, fails when nothing in it has moved for this long. Zero means never: a rank that is alive but
-    /// late is reported as a stall, and one that is dead, stopped or cut off is noticed by other means. A named request
-    /// counts from when all ranks have asked for it.
+    /// An operation, named or direct, fails when nothing in it has moved for this long. Zero means never: a rank that
+    /// is alive but late is reported as a stall, and one that is dead, stopped or cut off is noticed by other means. A
+    /// named request counts from when all ranks have asked for it.
     deadline: Duration = Duration::ZERO, ["FARANDOLE_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"];
     /// How long the ranks of a job or of a new group may take to find each other.
     meet_deadline: Duration = farandole_transport::connect::START_TIMEOUT, ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];

@@ -1,17 +1,20 @@
 //! How long an operation may wait for other ranks: one rule for named requests and direct calls.
 //!
-//! - A peer that is alive and only late is a **stall**. It is reported after the warning time, and again whenever the wait has doubled
-//!   ([`tell_again`]), but it ends nothing: a rank may load data, write a checkpoint or compute for as long as it likes.
-//! - A peer that is dead, cut off or stopped is not waited for: its connections end or are no longer acknowledged, or the
-//!   rendezvous pronounces a verdict on it (the alarm). Neither is this module's business.
-//! - A time limit that the **user** has set ends the wait, in either kind of call, with an error that says who was waited for, how
-//!   long, and which setting it was ([`Limits::exceeded`]). There is none by default.
+//! - A peer that is alive and only late is a **stall**. It is reported after the warning time, and again whenever the
+//!   wait has doubled ([`tell_again`]), but it ends nothing: a rank may load data, write a checkpoint or compute for as
+//!   long as it likes.
+//! - A peer that is dead, cut off or stopped is not waited for: its connections end or are no longer acknowledged, or
+//!   the rendezvous pronounces a verdict on it (the alarm). Neither is this module's business.
+//! - A time limit that the **user** has set ends the wait, in either kind of call, with an error that says who was
+//!   waited for, how long, and which setting it was ([`Limits::exceeded`]). There is none by default.
 //!
-//! Waits are measured in awake time (`farandole_transport::awake`): what passed while this process was stopped does not count.
+//! Waits are measured in awake time (`farandole_transport::awake`): what passed while this process was stopped does not
+//! count.
 
 use std::time::Duration;
 
-/// A stall is not reported more often than this, however short the warning time is: whoever reads the report has to act on it first.
+/// A stall is not reported more often than this, however short the warning time is: whoever reads the report has to act
+/// on it first.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(30);
 
 /// How long a wait must have taken before it is reported again, if it had taken `waited` when it was reported.

@@ -3,8 +3,8 @@
 //! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
 //! decided in `baton`. The driver is the only one who touches groups, meshes and regions under way.
 //!
-//! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this rank's clock: a rank that was
-//! stopped blames nobody for what it did not hear meanwhile.
+//! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this
+//! rank's clock: a rank that was stopped blames nobody for what it did not hear meanwhile.
 //!
 //! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause; trouble of
 //! another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its effect (`alarm`).

@@ -38,8 +38,8 @@ pub struct Setup {
     /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
     /// the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
-    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in seconds, or
-    /// [`START_TIMEOUT`]. Time in which this process is stopped does not count.
+    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in
+    /// seconds, or [`START_TIMEOUT`]. Time in which this process is stopped does not count.
     pub patience: Duration,
     /// Where rank 0 looks for a measured table; where the environment says, by default.
     pub tables: Option<Shelf>,

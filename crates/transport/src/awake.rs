@@ -1,23 +1,26 @@
 //! Time in which this thread was awake: whoever slept judges nobody.
 //!
-//! A process can be stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`), frozen with its container or cgroup, or asleep with its machine.
-//! The monotonic clock runs on meanwhile, but nothing was heard, sent or tried in that time, so it proves nothing about anybody else.
-//! Every limit on somebody else's silence or slowness is therefore measured on an [`AwakeClock`]: it advances as the real clock does, but a
-//! look that comes much later than it was meant to counts only for the time that the wait was meant to take.
+//! A process can be stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`), frozen with its container or cgroup, or asleep with
+//! its machine. The monotonic clock runs on meanwhile, but nothing was heard, sent or tried in that time, so it proves
+//! nothing about anybody else. Every limit on somebody else's silence or slowness is therefore measured on an
+//! [`AwakeClock`]: it advances as the real clock does, but a look that comes much later than it was meant to counts
+//! only for the time that the wait was meant to take.
 //!
-//! [`AwakeClock`] is pure: time is a parameter. A loop that waits looks at it once per turn, right after the wait, and says how long it meant to
-//! wait; the moments that it gets are then compared only with each other, never with [`Instant::now`]. [`Countdown`] is the same for code
-//! that blocks step by step until a deadline; it never lets a step be longer than [`Countdown::STEP`].
+//! [`AwakeClock`] is pure: time is a parameter. A loop that waits looks at it once per turn, right after the wait, and
+//! says how long it meant to wait; the moments that it gets are then compared only with each other, never with
+//! [`Instant::now`]. [`Countdown`] is the same for code that blocks step by step until a deadline; it never lets a step
+//! be longer than [`Countdown::STEP`].
 //!
-//! **Invariant:** awake time never goes back, never runs faster than real time, and always goes on: a look counts for at least what the wait was
-//! meant to take, so a machine that is always late still reaches every deadline.
+//! **Invariant:** awake time never goes back and never runs faster than real time, and it goes on: a look that comes late
+//! still counts for what the wait was meant to take, so a machine that is always late reaches every deadline.
 //!
 //! Not here: who is judged and by which limit. Durations that are only recorded or shown are real time.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A look that comes later than it was meant to by less than this is ordinary delay of a busy machine, and counts in full.
+/// A look that comes later than it was meant to by less than this is ordinary delay of a busy machine, and counts in
+/// full.
 const MOST_SLACK: Duration = Duration::from_millis(500);
 
 /// Limits are kept with at least this many slacks in them, so that the delay that counts cannot use up a short limit.
@@ -37,7 +40,8 @@ impl AwakeClock {
         AwakeClock { looked: now, slept: Duration::ZERO, slack: MOST_SLACK }
     }
 
-    /// The same for somebody who judges by this limit; zero: by none. Delays are taken for sleep sooner where the limit is short.
+    /// The same for somebody who judges by this limit; zero: by none. Delays are taken for sleep sooner where the limit
+    /// is short.
     pub fn judging_by(self, limit: Duration) -> AwakeClock {
         let slack = if limit.is_zero() { MOST_SLACK } else { MOST_SLACK.min(limit / SLACKS) };
         AwakeClock { slack, ..self }
@@ -79,7 +83,8 @@ pub struct Countdown {
 }
 
 impl Countdown {
-    /// The longest single wait under a countdown. Short enough that a stopped process loses little of its time, long enough to cost nothing.
+    /// The longest single wait under a countdown. Short enough that a stopped process loses little of its time, long
+    /// enough to cost nothing.
     pub const STEP: Duration = Duration::from_millis(250);
 
     /// Counts down from `patience`, beginning now.

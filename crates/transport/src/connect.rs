@@ -5,8 +5,9 @@
 //! descriptors travel over the control line before it becomes one. Between hosts everything goes over TCP; the control
 //! line is always sealed there, data if the options say so.
 //!
-//! This is the one part of the crate that blocks, for at most the given time, in which this process must have been awake (`awake`). A listener answers handshakes whether or not its
-//! rank has come here yet, so ranks may arrive in any order.
+//! This is the one part of the crate that blocks, for at most the given time, in which this process must have been
+//! awake (`awake`). A listener answers handshakes whether or not its rank has come here yet, so ranks may arrive in any
+//! order.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -29,9 +30,9 @@ use crate::shm::{Layout, Neighbour, Segment, Windows};
 use crate::stream::{Sealed, Shape, Socket, StreamControl, StreamLink};
 use crate::wait::{Bell, Waiter};
 
-/// How long the ranks and hosts of a job have to find each other, unless somebody says otherwise: the launcher waits so long for its agents, a
-/// rank for the others at the rendezvous, and members of a new group for each other. Horovod's default; a
-/// batch system starts the tasks of a job within seconds.
+/// How long the ranks and hosts of a job have to find each other, unless somebody says otherwise: the launcher waits so
+/// long for its agents, a rank for the others at the rendezvous, and members of a new group for each other. Horovod's
+/// default; a batch system starts the tasks of a job within seconds.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One attempt to connect to one address gets this long before the next is tried.

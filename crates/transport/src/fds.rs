@@ -73,7 +73,8 @@ pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: &Countdown) -> Res
     Ok(fds)
 }
 
-/// Blocks until the socket is ready, for one step of the countdown at most; fails when time is up. The caller looks and comes back.
+/// Blocks until the socket is ready, for one step of the countdown at most; fails when time is up. The caller looks and
+/// comes back.
 pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: &Countdown) -> Result<()> {
     let left = deadline.step();
     if left.is_zero() {

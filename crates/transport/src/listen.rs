@@ -274,8 +274,8 @@ struct Doorman {
     lobby: Arc<Lobby>,
     /// In the order of their arrival.
     handshakes: VecDeque<Visitor>,
-    /// A visitor that could not greet because this process was stopped, and most likely its own as well, is not dropped for that:
-    /// it may be about to take its greeting for accepted.
+    /// A visitor that could not greet because this process was stopped, and most likely its own as well, is not dropped
+    /// for that: it may be about to take its greeting for accepted.
     clock: AwakeClock,
 }
 

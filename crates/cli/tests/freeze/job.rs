@@ -1,7 +1,8 @@
 //! A job that can be frozen: its processes, found by their parents, stopped and continued.
 //!
-//! **Invariant:** only descendants of the launcher that this test has started get a signal, through a descriptor of the process, so that a number which
-//! is given out anew hits nobody else; and whatever was stopped is continued when a [`Frozen`] is dropped.
+//! **Invariant:** only descendants of the launcher that this test has started get a signal, through a descriptor of the
+//! process, so that a number which is given out anew hits nobody else; and whatever was stopped is continued when a
+//! [`Frozen`] is dropped.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};

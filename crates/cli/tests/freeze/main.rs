@@ -1,8 +1,8 @@
 //! Jobs that are stopped for a while, as a whole or in part, and go on as if nothing had happened.
 //!
-//! A job is frozen by SIGSTOP to its launcher, its agent, its ranks or all of them, and continued by SIGCONT: Ctrl-Z, a container that is
-//! paused, a suspended allocation, a laptop that is closed. However long that takes, and whenever it happens, nobody may take
-//! anybody else for dead; the job must end well and its results must be right.
+//! A job is frozen by SIGSTOP to its launcher, its agent, its ranks or all of them, and continued by SIGCONT: Ctrl-Z, a
+//! container that is paused, a suspended allocation, a laptop that is closed. However long that takes, and whenever it
+//! happens, nobody may take anybody else for dead; the job must end well and its results must be right.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

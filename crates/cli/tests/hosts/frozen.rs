@@ -1,7 +1,7 @@
 //! Jobs over three hosts that are stopped for a while, as a whole or in part, and go on.
 //!
-//! One host alone is the business of `tests/freeze`; here launcher and agents are joined by a network, over which a stopped process looks like one that
-//! is cut off, unless somebody looks closer.
+//! One host alone is the business of `tests/freeze`; here launcher and agents are joined by a network, over which a
+//! stopped process looks like one that is cut off, unless somebody looks closer.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! Drives a job: agents, their channels, the user's signals and the screen, in one loop.
 //!
-//! What is to be done is decided in [`super::supervision`]; here it is done. The loop never waits for anything but everything at
-//! once, and the time that it tells the supervision is awake time. Writing to a slow terminal happens on the screen's own thread; while that is behind, agents are not listened to.
+//! What is to be done is decided in [`super::supervision`]; here it is done. The loop never waits for anything but
+//! everything at once, and the time that it tells the supervision is awake time. Writing to a slow terminal happens on
+//! the screen's own thread; while that is behind, agents are not listened to.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};

@@ -15,8 +15,8 @@
 //! job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one ([`Report::Blamed`]), and the report
 //! follows these fingers to a rank that points at nobody.
 //!
-//! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver gives: while the launcher is
-//! stopped no limit comes nearer, neither an agent's silence nor a phase's end.
+//! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver
+//! gives: while the launcher is stopped no limit comes nearer, neither an agent's silence nor a phase's end.
 //!
 //! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop waiting.
 

@@ -5,11 +5,12 @@
 //! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
 //! whoever asked to be called is told, on the lifeline's thread, once.
 //!
-//! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which stands still while this
-//! process is stopped or the machine is suspended.
+//! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which
+//! stands still while this process is stopped or the machine is suspended.
 //!
-//! **A keeper that is stopped is not lost** if it is no rank: an agent that somebody has suspended together with its launcher goes on when it is
-//! continued, and until then the collectives do without it. Only a process of the same host can be seen to be stopped.
+//! **A keeper that is stopped is not lost** if it is no rank: an agent that somebody has suspended together with its
+//! launcher goes on when it is continued, and until then the collectives do without it. Only a process of the same host
+//! can be seen to be stopped.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -246,8 +247,8 @@ impl Watch {
         }
     }
 
-    /// A keeper that is seen to be stopped is not held to its silence. It is looked at well before the limit: when it goes on it has time to
-    /// answer.
+    /// A keeper that is seen to be stopped is not held to its silence. It is looked at well before the limit: when it
+    /// goes on it has time to answer.
     fn excuse_stopped_keeper(&mut self, now: Instant) {
         let Some(silence) = self.silence else { return };
         if self.keeper.rank.is_none()

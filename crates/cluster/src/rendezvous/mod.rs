@@ -97,8 +97,8 @@ impl Rendezvous {
         Rendezvous { silence, ..self }
     }
 
-    /// Brings this rank's message and waits, until the deadline, for those of all ranks. They come in rank order. Time in which this
-    /// process is stopped does not count.
+    /// Brings this rank's message and waits, until the deadline, for those of all ranks. They come in rank order. Time
+    /// in which this process is stopped does not count.
     pub fn exchange(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let (_, _, blobs) = self.meet(rank, blob, &Stay::No, &Countdown::until(deadline))?;
         Ok(blobs)

@@ -5,8 +5,8 @@
 //! What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and tells everybody; one
 //! for a part tells its owner.
 //!
-//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): while this process is
-//! stopped no limit comes nearer, neither a member's silence nor a guest's patience.
+//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): while
+//! this process is stopped no limit comes nearer, neither a member's silence nor a guest's patience.
 //!
 //! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes; when there are more than
 //! [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which needs one round trip, gets in.

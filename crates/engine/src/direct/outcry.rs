@@ -1,9 +1,9 @@
 //! How a direct call that waits too long comes to be looked into.
 //!
-//! A communicator has no thread that could ask the other ranks what they do, and its control lines carry nothing but goodbyes. The engine of the same process has
-//! both. So the caller's thread, which has been asleep for the warning time by then, leaves word with the engine and goes on waiting; it does so again
-//! whenever the wait has doubled. The engines find out what is to be found out and report it as they report stalls of named requests
-//! (`group::stalls`).
+//! A communicator has no thread that could ask the other ranks what they do, and its control lines carry nothing but
+//! goodbyes. The engine of the same process has both. So the caller's thread, which has been asleep for the warning
+//! time by then, leaves word with the engine and goes on waiting; it does so again whenever the wait has doubled. The
+//! engines find out what is to be found out and report it as they report stalls of named requests (`group::stalls`).
 //!
 //! A call that does not wait that long does nothing for this: the clock is looked at only by a thread that is about to sleep, as for the deadline.
 //! The engine is not kept alive by this; without one nothing is reported.

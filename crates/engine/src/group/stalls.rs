@@ -4,8 +4,8 @@
 //! only a process that is stopped or gone does not. Nothing here waits: an answer that this rank owes is made by another thread
 //! (`witness`) and leaves in the turn after it is there. What is asked and what is said is decided in `plan::stall`.
 //!
-//! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in which nothing moves is told by each rank
-//! that waits in it, without asking anybody: it knows whom it waits for.
+//! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in
+//! which nothing moves is told by each rank that waits in it, without asking anybody: it knows whom it waits for.
 //!
 //! A rank that waits in a direct call says so to the world's coordinator, which looks into it in the same way. Of a stall that holds up both
 //! requests and direct calls, because ranks do not make the same ones, there is one report: what was found in the other while the first was
@@ -51,7 +51,8 @@ pub(super) struct Stalls {
     verdict: Option<Arc<str>>,
     /// Direct calls that ranks wait in and that are looked into after the present inquest, on the coordinator.
     direct_waits: Vec<(Rank, DirectWait)>,
-    /// The last direct call of which all were told, and how long it had waited, on the coordinator. Earlier ones are over, or were told as well.
+    /// The last direct call of which all were told, and how long it had waited, on the coordinator. Earlier ones are
+    /// over, or were told as well.
     direct_told: (u64, Duration),
     /// The same of the direct call that is being looked into.
     direct_looked_into: (u64, Duration),
@@ -132,8 +133,8 @@ impl Group {
         Ok(())
     }
 
-    /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is stopped, or cut off, or has
-    /// no processor; unless the user has set a limit, the bucket waits on.
+    /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is
+    /// stopped, or cut off, or has no processor; unless the user has set a limit, the bucket waits on.
     fn watch_running(&mut self, around: &Surroundings<'_>) {
         let (Some(limits), Some(job)) = (self.settings.stall, &mut self.job) else { return };
         let still = around.now.saturating_sub(job.moved);

@@ -81,7 +81,8 @@ impl Meeting {
         }
     }
 
-    /// In the words in which all stalls are reported. The job does not end for this: whoever waits ends its call if the user has set a limit.
+    /// In the words in which all stalls are reported. The job does not end for this: whoever waits ends its call if the
+    /// user has set a limit.
     pub(super) fn report(&self, world_ranks: &[Rank], now: Duration) -> Report {
         let mut missing: Vec<Rank> = self.missing().collect();
         missing.sort_unstable();

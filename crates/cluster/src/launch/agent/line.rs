@@ -1,8 +1,9 @@
 //! Whether the host at the other end of a TCP connection still answers.
 //!
-//! A launcher that says nothing may be stopped (Ctrl-Z at the user's terminal), or its host may be down or cut off. The kernel knows: the host of a
-//! stopped process acknowledges what is sent to it, also when the process reads nothing and its buffers are full; one that is gone does not, and
-//! the kernel here sends the same bytes again and again. Heartbeats see to it that there is always something to acknowledge.
+//! A launcher that says nothing may be stopped (Ctrl-Z at the user's terminal), or its host may be down or cut off. The
+//! kernel knows: the host of a stopped process acknowledges what is sent to it, also when the process reads nothing and
+//! its buffers are full; one that is gone does not, and the kernel here sends the same bytes again and again.
+//! Heartbeats see to it that there is always something to acknowledge.
 //!
 //! How often that was in vain is in `/proc/net/tcp`. A connection that is not found there counts as unanswered.
 
@@ -22,8 +23,8 @@ pub(super) fn is_answered(socket: impl AsFd) -> bool {
     })
 }
 
-/// How often the oldest unacknowledged bytes of a connection were sent again. Columns: number, own and other address, state, queues, timer,
-/// repetitions, user, probes, inode.
+/// How often the oldest unacknowledged bytes of a connection were sent again. Columns: number, own and other address,
+/// state, queues, timer, repetitions, user, probes, inode.
 fn repetitions(table: &str, inode: &str) -> Option<u32> {
     let line = table.lines().skip(1).find(|line| line.split_whitespace().nth(9) == Some(inode))?;
     u32::from_str_radix(line.split_whitespace().nth(6)?, 16).ok()

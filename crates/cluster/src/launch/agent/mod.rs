@@ -4,8 +4,8 @@
 //! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the launcher
 //! is gone or silent, the job is over.
 //!
-//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): an agent that was stopped gives its
-//! launcher, and its ranks' last grace, the time that they had before.
+//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): an agent
+//! that was stopped gives its launcher, and its ranks' last grace, the time that they had before.
 //!
 //! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans are
 //! the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a rank whose
@@ -69,8 +69,8 @@ struct Agent {
     host: u32,
     /// Sets the rhythm of heartbeats.
     silence: Duration,
-    /// Silence of the launcher longer than this is its death, unless its host still answers (`line`): a launcher that a user has suspended is not
-    /// dead. Zero on its own host, where a closed socket says everything.
+    /// Silence of the launcher longer than this is its death, unless its host still answers (`line`): a launcher that a
+    /// user has suspended is not dead. Zero on its own host, where a closed socket says everything.
     launcher_silence: Duration,
     network: Vec<String>,
     launcher: Launcher,

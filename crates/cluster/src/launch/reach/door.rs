@@ -135,7 +135,8 @@ fn knock(probe: &Probe, key: &Key) -> std::result::Result<(), String> {
         let mut channel = Channel::connect(stream, key, Purpose::Probe, probe.host, &deadline)?;
         channel.receive(&deadline)
     };
-    // The kernel's limit for connecting may have passed while this process was stopped. Then the countdown has time left.
+    // The kernel's limit for connecting may have passed while this process was stopped. Then the countdown has time
+    // left.
     let reached = loop {
         match once() {
             Err(error) if error.kind() == io::ErrorKind::TimedOut && !deadline.is_over() => {}

@@ -1,8 +1,8 @@
 //! Agents that are not heard of: which are lost, and which are only stopped.
 //!
-//! An agent of another host that is silent for too long is lost, and its ranks with it. One of this host can be looked at: while its process is
-//! stopped (Ctrl-Z, a debugger, a suspended job) its ranks go on without it, and so does the job. The driver looks
-//! well before the limit, so that an agent which is continued has time to be heard.
+//! An agent of another host that is silent for too long is lost, and its ranks with it. One of this host can be looked
+//! at: while its process is stopped (Ctrl-Z, a debugger, a suspended job) its ranks go on without it, and so does the
+//! job. The driver looks well before the limit, so that an agent which is continued has time to be heard.
 
 use std::time::{Duration, Instant};
 

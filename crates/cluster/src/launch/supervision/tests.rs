@@ -303,7 +303,8 @@ fn silence_is_no_death_while_nobody_listens() {
     assert!(story.verdicts().is_empty());
 }
 
-/// Turns the launcher's loop as its driver does: the supervision is told awake time, and a turn is late by as much as the launcher sleeps.
+/// Turns the launcher's loop as its driver does: the supervision is told awake time, and a turn is late by as much as
+/// the launcher sleeps.
 fn turn_late(story: &mut Story, clock: &mut AwakeClock, real: &mut Instant, asleep: Duration) {
     let at_most = story.supervision.tick(story.now).saturating_duration_since(story.now);
     *real += at_most + asleep;
