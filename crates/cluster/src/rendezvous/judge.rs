@@ -55,6 +55,20 @@ impl Member {
         self.look_again = None;
     }
 
+    /// Why another process cannot come as this rank while this one stays: it is of a job that nothing tells from this
+    /// one. A process that initialises again is the same one.
+    pub(super) fn keeps_out(&self, rank: Rank, pid: u32, host: &str) -> Option<String> {
+        let is_another = self.rank == rank && (self.pid, self.host.as_str()) != (pid, host);
+        is_another.then(|| {
+            format!(
+                "process {} on host {} is rank {rank} already and still runs: another job of yours has the same key and \
+                 the same address (FARANDOLE_JOB tells jobs apart)",
+                self.pid,
+                host_name(&self.host)
+            )
+        })
+    }
+
     /// A verdict on it.
     pub(super) fn verdict(&self, kind: VerdictKind) -> Verdict {
         Verdict::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.pid)
