@@ -283,9 +283,8 @@ impl Reception {
         let Some(guest) = self.guests.get(&id) else { return };
         let rank = Rank(guest.channel.caller().unwrap_or(u32::MAX));
         let Arrival { job, ranks, patience, stay, blob } = arrival;
-        if let Stay::Yes { pid, host, .. } = &stay
-            && let Some(why) = self.members().find_map(|(_, member)| member.keeps_out(rank, *pid, host))
-        {
+        let kept_out = self.members().find_map(|(_, member)| member.keeps_out(rank, &stay));
+        if let Some(why) = kept_out {
             return self.dismiss(id, &Down::Refused(why), now);
         }
         if let Err(why) = self.table.sit_down(rank, job, ranks, Seat { guest: id, blob }) {
