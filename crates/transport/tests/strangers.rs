@@ -314,20 +314,6 @@ fn a_connection_that_was_given_up_takes_no_seat_from_the_one_that_follows() {
 }
 
 #[test]
-fn a_rank_that_dies_after_its_greeting_is_known_to_be_gone() {
-    let key = Key::random().unwrap();
-    let (zero, one) = (listener(&key), listener(&key));
-    let mut stream = welcomed(&zero, &key);
-    stream.write_all(b"!").unwrap();
-    drop(stream);
-    let contacts = [zero.contact("here"), one.contact("there")];
-    let (options, waiter, began) = (Options::default(), Waiter::new().unwrap(), Instant::now());
-    let error = Mesh::connect(5, Rank(0), &contacts, &zero, &options, &waiter, PATIENCE).unwrap_err();
-    assert!(matches!(error, Error::PeerGone { peer: Rank(1), .. }), "{error}");
-    assert!(began.elapsed() < PATIENCE, "the death of a rank is known before the deadline");
-}
-
-#[test]
 fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
     let key = Key::random().unwrap();
     let zero = listener(&key);
