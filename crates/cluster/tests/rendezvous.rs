@@ -135,6 +135,27 @@ fn two_processes_with_one_rank_or_other_sizes_are_turned_away_with_the_reason() 
 }
 
 #[test]
+fn a_process_cannot_come_as_a_rank_that_another_one_is_and_stays() {
+    let key = Key::random().unwrap();
+    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let way = Rendezvous::new(server.address().clone(), 2, key);
+    let join = |way: &Rendezvous| {
+        thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| scope.spawn(move || way.join(Rank(rank), b"", soon()).unwrap().1));
+            ranks.map(|rank| rank.join().unwrap())
+        })
+    };
+    let _staying = join(&way);
+    // Another job with the same key and address, and no name: its rank 1 would wait for the next meeting of this one.
+    match way.clone().on_host("elsewhere/boot/net").join(Rank(1), b"", soon()) {
+        Err(Error::Refused { why }) => assert!(why.contains("is rank 1 already and still runs"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    // The processes themselves may meet again.
+    let _again = join(&way);
+}
+
+#[test]
 fn nobody_at_the_address_is_an_error_at_the_deadline() {
     let at = Address::UnixAbstract(format!("nobody-{}", std::process::id()));
     let rendezvous = Rendezvous::new(at, 2, Key::random().unwrap());

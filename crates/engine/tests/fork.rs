@@ -94,7 +94,7 @@ fn sockets() -> usize {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     open.flatten()
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-        .filter(|at| at.starts_with("socket:"))
+        .filter(|at| at.to_string_lossy().starts_with("socket:"))
         .count()
 }
 

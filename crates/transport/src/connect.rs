@@ -133,10 +133,6 @@ struct Pair {
     data: Vec<Established<Socket>>,
 }
 
-/// So long after a connection was closed its connector may come again: many times the pause between its attempts, and
-/// short enough for somebody who waits for the news of its death.
-const RETURN_PATIENCE: Duration = Duration::from_secs(2);
-
 /// How long a builder looks away from the connections that it already has.
 const GLANCE: Duration = Duration::from_millis(100);
 
@@ -201,18 +197,13 @@ impl Building<'_> {
         if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
     }
 
-    /// Waits for a connection from a higher rank. One that is closed already does not count: its connector may come
-    /// again, and if it does not, it is gone.
+    /// Waits for a connection from a higher rank. It counts even if it has been closed meanwhile: its connector was welcome
+    /// and said thanks, so it has not come again, and what it sent before it left says why.
     fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };
-        let mut closed: Option<(Countdown, Error)> = None;
         loop {
             if let Some(arrived) = self.listener.take(place, Instant::now() + self.deadline.left().min(GLANCE)) {
-                if is_closed(&arrived.stream) {
-                    closed = Some((Countdown::new(RETURN_PATIENCE), last_words(peer, purpose, arrived)));
-                    continue;
-                }
                 if (Hello { nonce: [0; 32], ..arrived.hello }) == expected {
                     return Ok(arrived);
                 }
@@ -223,12 +214,8 @@ impl Building<'_> {
                 return Err(error);
             }
             self.check_alive()?;
-            match closed.take() {
-                Some((patience, error)) if patience.is_over() => return Err(error),
-                waiting => closed = waiting,
-            }
             if self.deadline.is_over() {
-                return Err(closed.map_or_else(|| self.never_came(peer), |(_, error)| error));
+                return Err(self.never_came(peer));
             }
         }
     }
@@ -410,19 +397,6 @@ fn is_closed(socket: &Socket) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
     let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut fds, Some(&none)), Ok(count) if count > 0)
-}
-
-/// Why a peer has closed a connection, if it said so before.
-fn last_words(peer: Rank, purpose: Purpose, closed: Established<Socket>) -> Error {
-    let how = "it closed its connection while the mesh was being built".to_owned();
-    let gone = Error::PeerGone { peer, how };
-    if purpose != Purpose::Control {
-        return gone;
-    }
-    match control_over(peer, closed).recv() {
-        Err(error @ Error::PeerAborted { .. }) => error,
-        _ => gone,
-    }
 }
 
 fn control_over(peer: Rank, control: Established<Socket>) -> Box<dyn Control> {

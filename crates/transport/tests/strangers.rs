@@ -314,28 +314,6 @@ fn a_connection_that_was_given_up_takes_no_seat_from_the_one_that_follows() {
 }
 
 #[test]
-fn a_rank_that_connects_and_dies_is_missed_and_its_next_connection_gets_the_seat() {
-    let key = Key::random().unwrap();
-    let (zero, one) = (listener(&key), listener(&key));
-    let die = || {
-        let mut stream = welcomed(&zero, &key);
-        stream.write_all(b"!").unwrap();
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-    };
-    die();
-    let (first, second) = two_ranks(&zero, &one, PATIENCE);
-    first.unwrap();
-    second.unwrap();
-    die();
-    let began = Instant::now();
-    let contacts = [zero.contact("here"), one.contact("there")];
-    let options = Options::default();
-    let error = Mesh::connect(5, Rank(0), &contacts, &zero, &options, &Waiter::new().unwrap(), PATIENCE).unwrap_err();
-    assert!(matches!(error, Error::PeerGone { peer: Rank(1), .. }), "{error}");
-    assert!(began.elapsed() < PATIENCE, "the death of a rank is known before the deadline");
-}
-
-#[test]
 fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
     let key = Key::random().unwrap();
     let zero = listener(&key);

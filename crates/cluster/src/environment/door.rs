@@ -326,6 +326,21 @@ mod tests {
     }
 
     #[test]
+    fn a_stranger_who_takes_the_name_of_a_rank_keeps_nobody_out() {
+        let door = own_door("namesake");
+        let key = Key::random().unwrap();
+        let keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
+        let name = SocketAddr::from_abstract_name(visitor_name(&door, 1)).unwrap();
+        let _namesake = as_somebody_else(move || UnixListener::bind_addr(&name).unwrap());
+        assert_eq!(knock(&door, Rank(1), soon()).unwrap(), key);
+        let closed = soon();
+        while !keeper.thread.as_ref().unwrap().is_finished() {
+            assert!(Instant::now() < closed, "the rank was not counted");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
     fn a_keeper_who_says_nothing_is_left_at_the_deadline() {
         let door = own_door("mute");
         let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&door).unwrap()).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 
-use super::message::ProcessState;
+use super::message::{ProcessState, Stay};
 use super::table::GuestId;
 use crate::verdict::{Verdict, VerdictKind};
 
@@ -53,6 +53,21 @@ impl Member {
         self.heard = now;
         self.asked.clear();
         self.look_again = None;
+    }
+
+    /// Why another process cannot come as this rank while this one stays: it is of a job that nothing tells from this
+    /// one. A process that initialises again is the same one.
+    pub(super) fn keeps_out(&self, rank: Rank, stay: &Stay) -> Option<String> {
+        let Stay::Yes { pid, host, .. } = stay else { return None };
+        let is_another = self.rank == rank && (self.pid, &self.host) != (*pid, host);
+        is_another.then(|| {
+            format!(
+                "process {} on host {} is rank {rank} already and still runs: another job of yours has the same key and \
+                 the same address (FARANDOLE_JOB tells jobs apart)",
+                self.pid,
+                host_name(&self.host)
+            )
+        })
     }
 
     /// A verdict on it.

@@ -275,7 +275,8 @@ impl Reception {
         let Some(guest) = self.guests.get(&id) else { return };
         let rank = Rank(guest.channel.caller().unwrap_or(u32::MAX));
         let Arrival { job, ranks, patience, stay, blob } = arrival;
-        if let Some(why) = self.occupied(rank, &stay) {
+        let kept_out = self.members().find_map(|(_, member)| member.keeps_out(rank, &stay));
+        if let Some(why) = kept_out {
             return self.dismiss(id, &Down::Refused(why), now);
         }
         if let Err(why) = self.table.sit_down(rank, job, ranks, Seat { guest: id, blob }) {
@@ -295,20 +296,6 @@ impl Reception {
                 Rule::Part(on_event) => on_event(Event::Gathered { epoch: self.epoch, blobs }),
             }
         }
-    }
-
-    /// Why a rank that wants to stay cannot be who it says: another process is that rank, and has not left. It is of a
-    /// job that nothing tells from this one. A process that initialises again is the same one.
-    fn occupied(&self, rank: Rank, stay: &Stay) -> Option<String> {
-        let Stay::Yes { pid, host, .. } = stay else { return None };
-        let (_, member) = self.members().find(|(_, member)| member.rank == rank)?;
-        let there = format!("process {} on host {}", member.pid, host_name(&member.host));
-        ((member.pid, &member.host) != (*pid, host)).then(|| {
-            format!(
-                "{there} is rank {rank} already and still runs: another job of yours has the same key and the same \
-                 address (FARANDOLE_JOB tells jobs apart)"
-            )
-        })
     }
 
     /// Everybody at the table gets all messages, and goes or stays.
