@@ -136,6 +136,22 @@ fn run_portable_tests() -> Result<Tally> {
         .run()
 }
 
+/// What cargo says where two documents go to one file. It is a warning of cargo and not of rustdoc, so `-D warnings` lets it pass;
+/// which of the two survives is left to chance, and at times neither does.
+const COLLISION: &str = "output filename collision";
+
+/// All libraries, and then the command, whose manifest takes it out of the first: it has the name of a library. Its documents go to a
+/// folder of their own; what both runs compile is in the same build folder, and is compiled once.
 fn build_documents() -> Result<Tally> {
-    Shell::cargo(&["doc", "--no-deps"]).words(&Scope::Everything.words(&[])).env("RUSTDOCFLAGS", "-D warnings").run()
+    let target = tools::target_dir();
+    let document = || {
+        let everything = Shell::cargo(&["doc", "--no-deps"]).words(&Scope::Everything.words(&[]));
+        everything.env("RUSTDOCFLAGS", "-D warnings").refuse(COLLISION)
+    };
+    document().run()?;
+    document()
+        .words(&["--bin", "farandole"])
+        .env("CARGO_TARGET_DIR", target.join("command").to_string_lossy())
+        .env("CARGO_BUILD_BUILD_DIR", target.to_string_lossy())
+        .run()
 }
