@@ -1,15 +1,16 @@
 //! What continuous integration runs, in order, and the chores that are one leg of it.
 //!
-//! The first leg that fails ends the run with the line that repeats it. After the last leg stand the times of all and, alone
-//! on the last line, how many tests ran: `N passed, 0 failed`.
+//! The first leg that fails ends the run with the line that repeats it. However it ends, the minutes of every leg that ran are
+//! printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests ran: `N passed, 0 failed`.
 
-use std::time::{Duration, Instant};
+use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::scope::Scope;
 use crate::shell::Shell;
 use crate::tally::Tally;
+use crate::times::Times;
 use crate::{deny, memcheck, model, no_words, python, tidy, tools, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, and what it does.
@@ -39,22 +40,23 @@ const LEGS: [Leg; 13] = [
 /// `cargo xtask ci`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("ci", words)?;
-    let started = Instant::now();
     let mut total = Tally::default();
-    let mut times: Vec<(&str, Duration)> = Vec::new();
+    let mut times = Times::start();
     for leg in &LEGS {
         println!("\n=== {} ===", leg.heading);
-        let leg_started = Instant::now();
-        total += (leg.run)().with_context(|| {
+        let outcome = (leg.run)().with_context(|| {
             format!("the leg \"{}\" failed; alone it runs as `cargo xtask {}`", leg.heading, leg.chore)
-        })?;
-        times.push((leg.heading, leg_started.elapsed()));
+        });
+        times.end_of(leg.heading);
+        match outcome {
+            Ok(tally) => total += tally,
+            Err(error) => {
+                println!("\n=== times ===\n{times}");
+                return Err(error);
+            }
+        }
     }
-    println!("\n=== times ===");
-    for (heading, time) in &times {
-        println!("{:7.1} s  {heading}", time.as_secs_f64());
-    }
-    println!("{:7.1} s  in all\n", started.elapsed().as_secs_f64());
+    println!("\n=== times ===\n{times}");
     if total.passed == 0 || total.failed > 0 {
         bail!("every leg ended well, yet the tests counted are: {total}");
     }
@@ -91,14 +93,24 @@ pub(crate) fn doc(words: &[String]) -> Result<()> {
     build_documents().map(drop)
 }
 
+/// Everything that the legs need. Packages and PyTorch are downloaded and unpacked, which mostly waits for the network and the
+/// disk, so cargo's subcommands are compiled meanwhile.
 fn install_tools() -> Result<Tally> {
+    let (downloaded, compiled) = thread::scope(|scope| {
+        let downloading = scope.spawn(download_tools);
+        let compiled = tools::need_subcommand(tools::NEXTEST).and_then(|()| tools::need_subcommand(tools::DENY));
+        (downloading.join(), compiled)
+    });
+    downloaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    compiled?;
+    Ok(Tally::default())
+}
+
+fn download_tools() -> Result<()> {
     tools::need_packages(&[tools::IPROUTE, tools::SSH, tools::SSHD, tools::VALGRIND])?;
     tools::need_packages(&tools::MPI)?;
     tools::need_packages(&tools::SLURM)?;
-    python::make_environment().context("installing PyTorch and what the tests in Python need")?;
-    tools::need_subcommand(tools::NEXTEST)?;
-    tools::need_subcommand(tools::DENY)?;
-    Ok(Tally::default())
+    python::make_environment().context("installing PyTorch and what the tests in Python need")
 }
 
 fn check_format() -> Result<Tally> {
@@ -136,6 +148,45 @@ fn run_portable_tests() -> Result<Tally> {
         .run()
 }
 
+/// What cargo says where two documents go to one file. It is a warning of cargo and not of rustdoc, so `-D warnings` lets it pass;
+/// which of the two survives is left to chance, and at times neither does.
+const COLLISION: &str = "output filename collision";
+
+/// All libraries, and then the command, whose manifest takes it out of the first: it has the name of a library. Its documents go to a
+/// folder of their own; what both runs compile is in the same build folder, and is compiled once.
 fn build_documents() -> Result<Tally> {
-    Shell::cargo(&["doc", "--no-deps"]).words(&Scope::Everything.words(&[])).env("RUSTDOCFLAGS", "-D warnings").run()
+    let target = tools::target_dir();
+    let document = || {
+        let everything = Shell::cargo(&["doc", "--no-deps"]).words(&Scope::Everything.words(&[]));
+        everything.env("RUSTDOCFLAGS", "-D warnings").refuse(COLLISION)
+    };
+    document().run()?;
+    document()
+        .words(&["--bin", "farandole"])
+        .env("CARGO_TARGET_DIR", target.join("command").to_string_lossy())
+        .env("CARGO_BUILD_BUILD_DIR", target.to_string_lossy())
+        .run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CHORES;
+    use crate::shell::root;
+
+    /// The page says what every chore does, which of them `ci` leaves out, and how long each leg takes.
+    #[test]
+    fn contributing_names_every_chore_and_every_leg() {
+        let page = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+        let left_out = page.split("`ci` runs none of these:").nth(1).unwrap().split("\n\n").next().unwrap();
+        for chore in CHORES.iter().filter(|chore| chore.name != "ci") {
+            let name = chore.name;
+            assert!(page.contains(&format!("\n| `cargo xtask {name}")), "no row for {name}");
+            let is_leg = LEGS.iter().any(|leg| leg.chore == name);
+            assert_eq!(left_out.contains(&format!("`{name}`")), !is_leg, "{name}");
+        }
+        for leg in &LEGS {
+            assert!(page.contains(&format!("\n| {} | ", leg.heading)), "no minutes for {}", leg.heading);
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod shell;
 mod startup;
 mod tally;
 mod tidy;
+mod times;
 mod tools;
 mod torch_bench;
 mod train_bench;

@@ -33,12 +33,13 @@ pub(crate) struct Shell {
     program: OsString,
     words: Vec<String>,
     env: Vec<(String, String)>,
+    refused: Vec<&'static str>,
 }
 
 impl Shell {
     /// A command without words so far.
     pub(crate) fn new(program: impl Into<OsString>) -> Shell {
-        Shell { program: program.into(), words: Vec::new(), env: Vec::new() }
+        Shell { program: program.into(), words: Vec::new(), env: Vec::new(), refused: Vec::new() }
     }
 
     /// `cargo` with these words, of the toolchain that the workspace names.
@@ -63,6 +64,12 @@ impl Shell {
         self
     }
 
+    /// Makes [`Shell::run`] fail if a line of the output holds this text, whatever the exit status says.
+    pub(crate) fn refuse(mut self, text: &'static str) -> Shell {
+        self.refused.push(text);
+        self
+    }
+
     /// The line that a person would type to run the same.
     pub(crate) fn line(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
@@ -81,16 +88,20 @@ impl Shell {
         let mut child = command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
         // The command holds both writing ends of the pipe; ours must go, or the reader would never see the end.
         drop(command);
-        let (tally_out, tally_in) = mpsc::channel();
-        let reading = thread::spawn(move || tally_out.send(pass_on(reader)));
+        let (heard_out, heard_in) = mpsc::channel();
+        let refused = self.refused.clone();
+        let reading = thread::spawn(move || heard_out.send(pass_on(reader, &refused)));
         let status = child.wait()?;
-        let tally = match tally_in.recv_timeout(LEFT_BEHIND) {
-            Ok(tally) => tally,
+        let Heard { tally, offence } = match heard_in.recv_timeout(LEFT_BEHIND) {
+            Ok(heard) => heard,
             Err(_) => bail!("the command ended, but a process that it left behind still runs: {}", self.line()),
         };
         let _ = reading.join();
         if !status.success() {
             bail!("{status}; {tally}\nto repeat it: {}", self.line());
+        }
+        if let Some(line) = offence {
+            bail!("it succeeded, but said: {line}\nto repeat it: {}", self.line());
         }
         Ok(tally)
     }
@@ -122,19 +133,30 @@ fn search_path() -> OsString {
     path
 }
 
-/// Copies lines to our own output and counts the tests they tell of.
-fn pass_on(reader: PipeReader) -> Tally {
-    let mut tally = Tally::default();
+/// What the output of a command told.
+struct Heard {
+    tally: Tally,
+    /// The first line with a refused text.
+    offence: Option<String>,
+}
+
+/// Copies lines to our own output, counts the tests they tell of and looks for refused texts.
+fn pass_on(reader: PipeReader, refused: &[&str]) -> Heard {
+    let mut heard = Heard { tally: Tally::default(), offence: None };
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while let Ok(1..) = reader.read_until(b'\n', &mut line) {
         let mut out = std::io::stdout().lock();
         // Nobody may be left to read us (a closed terminal); the command must still be drained.
         let _ = out.write_all(&line).and_then(|()| out.flush());
-        tally += Tally::of_line(&String::from_utf8_lossy(&line));
+        let text = String::from_utf8_lossy(&line);
+        heard.tally += Tally::of_line(&text);
+        if heard.offence.is_none() && refused.iter().any(|refused| text.contains(refused)) {
+            heard.offence = Some(text.trim_end().to_owned());
+        }
         line.clear();
     }
-    tally
+    heard
 }
 
 /// The word as a shell would need it.
@@ -161,6 +183,14 @@ mod tests {
     fn a_command_that_fails_names_itself() {
         let error = Shell::new("false").words(&["x"]).run().unwrap_err().to_string();
         assert!(error.contains("to repeat it: false x"), "{error}");
+    }
+
+    #[test]
+    fn a_refused_text_fails_a_command_that_succeeds() {
+        let echo = Shell::new("echo").words(&["warning: output filename collision at x"]);
+        let error = echo.refuse("output filename collision").run().unwrap_err().to_string();
+        assert!(error.contains("collision at x") && error.contains("to repeat it: echo"), "{error}");
+        Shell::new("echo").words(&["all is well"]).refuse("output filename collision").run().unwrap();
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) struct Subcommand {
     pub(crate) name: &'static str,
     /// What is compiled when none is on the path.
     version: &'static str,
+    /// More words for `cargo install`.
+    more: &'static [&'static str],
 }
 
 /// The tests join network namespaces by shaped links.
@@ -53,11 +55,13 @@ pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "va
 /// `page` looks at pages with it.
 pub(crate) const CHROMIUM: Package = Package { program: "chromium", package: "chromium" };
 /// Runs tests, each in a process of its own with a deadline.
-pub(crate) const NEXTEST: Subcommand = Subcommand { name: "cargo-nextest", version: "0.9.143" };
+/// Without what it is able to update itself with: sixty crates, a client for HTTPS among them.
+pub(crate) const NEXTEST: Subcommand =
+    Subcommand { name: "cargo-nextest", version: "0.9.143", more: &["--no-default-features"] };
 /// Looks at the licences and sources of dependencies.
-pub(crate) const DENY: Subcommand = Subcommand { name: "cargo-deny", version: "0.20.2" };
+pub(crate) const DENY: Subcommand = Subcommand { name: "cargo-deny", version: "0.20.2", more: &[] };
 /// Builds and runs fuzz targets.
-pub(crate) const FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0.13.2" };
+pub(crate) const FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0.13.2", more: &[] };
 
 /// Where cargo puts what it builds.
 pub(crate) fn target_dir() -> PathBuf {
@@ -103,6 +107,7 @@ pub(crate) fn need_subcommand(tool: Subcommand) -> Result<()> {
     let version = format!("={}", tool.version);
     Shell::cargo(&["install", "--locked", "--debug", "--version", &version, "--root"])
         .words(&[&tools.to_string_lossy(), tool.name])
+        .words(tool.more)
         .env("CARGO_TARGET_DIR", build.to_string_lossy())
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .run()?;

@@ -169,11 +169,13 @@ fn a_run_that_takes_too_long_is_ended_and_a_silent_one_is_told_the_format() {
 #[test]
 fn mistakes_are_told_before_anything_runs() {
     let folder = Folder::new("mistakes");
-    let wrong: [(&[&str], &str); 5] = [
+    let wrong: [(&[&str], &str); 7] = [
         (&["strong", "--ranks", "1,3", "--total-batch", "32", "--command", "true"], "cannot be divided among 3 ranks"),
         (&["weak", "--ranks", "1,2", "--baseline", "3", "--command", "true"], "--baseline 3"),
         (&["weak", "--ranks", "none", "--command", "true"], "1,2,4"),
         (&["weak", "--command", " "], "--command is empty"),
+        (&["weak", "--batches", "4,8", "--command", "true"], "--batches means nothing in a study of kind weak"),
+        (&["threads", "--cores", "4", "--ranks", "3", "--command", "true"], "4 cores cannot be divided evenly"),
         (&["wide", "--command", "true"], "possible values"),
     ];
     for (words, why) in wrong {
@@ -181,6 +183,26 @@ fn mistakes_are_told_before_anything_runs() {
         assert!(!output.status.success() && text(&output.stderr).contains(why), "{words:?}: {output:?}");
     }
     assert!(!folder.0.join("out").exists(), "nothing was begun");
+}
+
+#[test]
+fn batches_are_measured_on_all_given_ranks() {
+    let folder = Folder::new("batch-ranks");
+    let command = "echo rank throughput: {batch} samples/s";
+    let words =
+        ["batch", "--ranks", "1,2", "--batches", "8,16", "--repeats", "1", "--warm-up", "0", "--command", command];
+    let output = study(&folder, &words);
+    assert!(output.status.success(), "{output:?}");
+    let results = folder.results();
+    let point =
+        |row: &Value| [&row["point"]["ranks"], &row["point"]["batch"], &row["median"]].map(|one| one.as_f64().unwrap());
+    let rows: Vec<[f64; 3]> = results["rows"].as_array().unwrap().iter().map(point).collect();
+    assert_eq!(rows, [[1.0, 8.0, 8.0], [1.0, 16.0, 16.0], [2.0, 8.0, 16.0], [2.0, 16.0, 32.0]]);
+    let page = std::fs::read_to_string(folder.0.join("out/study.html")).unwrap();
+    assert!(
+        page.contains("16·2") && page.contains("samples of each rank in a step · ranks"),
+        "the page says which is which"
+    );
 }
 
 #[test]

@@ -268,6 +268,7 @@ fn what_cannot_be_is_said_before_anything_starts() {
         (&["--warmup", "9", "--epochs", "2"], "--warmup 9"),
         (&["--resume"], "--checkpoint DIR"),
         (&["--samples", "0"], "--samples 0"),
+        (&["--classes", "5"], "--classes 5: the number cannot be chosen for cifar-like"),
         (&["--model", "alexnet"], "alexnet needs images of at least 63"),
         (&["--model", "edsr"], "edsr makes images larger"),
         (&["--np", "0"], "-np 0"),
@@ -369,6 +370,34 @@ fn images_that_cannot_be_read_are_counted_and_training_goes_on() {
     assert!(text.contains("(1 sample could not be read)"), "{text}");
     let lines = log(&log_file);
     assert_eq!((&lines[1]["replaced"], &lines[1]["test_left_out"]), (&1.0.into(), &1.into()));
+}
+
+#[test]
+fn a_folder_gives_as_many_images_as_are_wanted() {
+    let folder = Folder::new("few");
+    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/images/ramp.jpg");
+    for class in ["cat", "dog"] {
+        std::fs::create_dir_all(folder.0.join("photos").join(class)).unwrap();
+        for number in 0..10 {
+            std::fs::copy(&jpeg, folder.0.join(format!("photos/{class}/{number}.jpg"))).unwrap();
+        }
+    }
+    let (data, log_file) = (folder.path("photos"), folder.path("log.jsonl"));
+    let words = ["--data", &data, "--model", "lenet", "--batch", "2", "-np", "2", "--epochs", "1"];
+    let more = |more: &[&'static str]| -> Vec<&str> { words.iter().copied().chain(more.iter().copied()).collect() };
+    let mut few = more(&["--samples", "6", "--test-samples", "3", "--classes", "2"]);
+    few.extend(["--log", &log_file]);
+    let text = trained(&few);
+    assert!(text.contains("6 + 3 images"), "{text}");
+    assert_eq!(log(&log_file)[1]["samples"].as_f64(), Some(6.0));
+    for (flags, why) in [
+        (&["--samples", "17"][..], "--samples 17: the folder has 16 images for this"),
+        (&["--test-samples", "5"], "--test-samples 5: the folder has 4 images for this"),
+        (&["--classes", "3"], "--classes 3: the folder has 2 classes"),
+    ] {
+        let text = refused(&more(flags));
+        assert!(text.contains(why), "{text}");
+    }
 }
 
 #[test]

@@ -284,3 +284,30 @@ fn fold_of(plan: &BucketPlan) -> Option<Fold> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::Dtype;
+    use farandole_transport::shm::Layout;
+
+    use super::*;
+    use crate::direct::DirectSettings;
+
+    /// The document quotes constants of three crates, all of which are in reach here.
+    #[test]
+    fn the_document_on_algorithms_has_the_sizes_that_are_used() {
+        let document = include_str!("../../../docs/algorithms.md");
+        let (tuning, layout) = (Tuning::for_dtype(Dtype::U8), Layout::standard(2));
+        let kib = |bytes: usize| bytes >> 10;
+        for said in [
+            format!("*segments* of at most {} MiB", tuning.segment_elems >> 20),
+            format!("*tiles* in {} *slots*", layout.slots),
+            format!("| named requests | {} KiB | `TILE_BYTES` in `crates/engine/src/route.rs` |", kib(TILE_BYTES)),
+            format!("| direct collectives | {} KiB |", kib(DirectSettings::default().tile_bytes)),
+            format!("(proofs and tests) | {} KiB |", kib(tuning.tile_elems as usize)),
+            format!("which no tile exceeds | {} MiB |", layout.tile_bytes >> 20),
+        ] {
+            assert!(document.contains(&said), "docs/algorithms.md should say: {said}");
+        }
+    }
+}

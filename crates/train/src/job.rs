@@ -79,13 +79,14 @@ pub struct Job {
 pub struct DataChoice {
     /// The name of a generated data set, or the folder of one.
     pub name: String,
-    /// Samples to learn from, where the data set is generated.
+    /// Samples to learn from: so many are generated, or chosen from the folder.
     pub samples: Option<usize>,
-    /// Samples to judge by, where the data set is generated.
+    /// Samples to judge by, likewise.
     pub test_samples: Option<usize>,
     /// Rows and columns of an image.
     pub image_size: Option<usize>,
-    /// Classes of a generated data set that can have any number of them.
+    /// Classes of a generated data set that can have any number of them, or of a folder's table. A folder of classes is refused where it
+    /// has another number.
     pub classes: Option<usize>,
     /// How samples are changed each time they are seen, in the words of the data's augmentation; as is usual for the task where nothing is
     /// said.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::data::folder::{self, FolderConfig, Meaning};
+use crate::data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
 use crate::data::generated::{self, Sizes};
 use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
@@ -33,8 +33,18 @@ const PAIR_SIDE: usize = 48;
 pub fn open(job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let choice = &job.data;
     let sizes = Sizes { train: choice.samples.unwrap_or(SIZES.train), test: choice.test_samples.unwrap_or(SIZES.test) };
-    if sizes.train == 0 {
+    if choice.samples == Some(0) {
         return Err(Error::Job("--samples 0: there is nothing to learn from".to_owned()));
+    }
+    if let Some(classes) = choice.classes.filter(|classes| !(1..=MAX_LABELS).contains(classes)) {
+        return Err(Error::Job(format!("--classes {classes}: 1 to {MAX_LABELS}")));
+    }
+    let fixed = ["cifar-like", "bigearthnet-like", "faces-like", "pairs-like"].contains(&choice.name.as_str());
+    if let Some(classes) = choice.classes.filter(|_| fixed) {
+        let name = &choice.name;
+        return Err(Error::Job(format!(
+            "--classes {classes}: the number cannot be chosen for {name}, only for imagenet-like and for tables of labels"
+        )));
     }
     let (seed, classes) = (job.seed, choice.classes.unwrap_or(CLASSES));
     let model_side = architecture.default_image_size();
@@ -75,6 +85,8 @@ fn folder(name: &str, job: &Job, architecture: Architecture) -> Result<Arc<dyn D
     }
     config.seed = job.seed;
     config.classes = job.data.classes;
+    config.train = job.data.samples;
+    config.test = job.data.test_samples;
     let opened = folder::open(path, &config);
     opened
         .map(|data| Arc::new(data) as Arc<dyn DataSet>)
@@ -110,6 +122,17 @@ mod tests {
         for name in GENERATED {
             let data = open(&job(name), Architecture::ResNet20).unwrap();
             assert_eq!((data.len(Split::Train), data.len(Split::Test)), (SIZES.train, SIZES.test), "{name}");
+        }
+    }
+
+    #[test]
+    fn classes_are_refused_where_they_would_be_ignored() {
+        for (name, classes) in [("cifar-like", 5), ("pairs-like", 2), ("imagenet-like", 0), ("imagenet-like", 1 << 40)]
+        {
+            let mut odd = job(name);
+            odd.data.classes = Some(classes);
+            let error = open(&odd, Architecture::ResNet20).err().unwrap().to_string();
+            assert!(error.contains(&format!("--classes {classes}")), "{name}: {error}");
         }
     }
 

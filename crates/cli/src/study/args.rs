@@ -33,25 +33,26 @@ pub(crate) struct StudyArgs {
     #[arg(long, value_name = "COMMAND", conflicts_with = "words")]
     pub(super) command: Option<String>,
 
-    /// Numbers of ranks [default: 1, 2, 4, … up to the number of cores; for batch and precision the last of them]
+    /// Numbers of ranks, each of which is measured [default: 1, 2, 4, … up to the number of cores; for batch and precision that number
+    /// alone; for threads all that divide --cores]
     #[arg(long, visible_alias = "np", value_name = "LIST")]
     ranks: Option<String>,
 
-    /// Samples of each rank in one step
-    #[arg(long, value_name = "SAMPLES", default_value_t = 32)]
-    batch: usize,
+    /// Samples of each rank in one step, for all but batch [default: 32]
+    #[arg(long, value_name = "SAMPLES")]
+    batch: Option<usize>,
 
-    /// Batches of a batch study
-    #[arg(long, value_name = "LIST", default_value = "4,8,16,32,64")]
-    batches: String,
+    /// Batches of a batch study [default: 4,8,16,32,64]
+    #[arg(long, value_name = "LIST")]
+    batches: Option<String>,
 
     /// Samples of all ranks in one step, for strong and threads [default: --batch for each of the most ranks]
     #[arg(long, value_name = "SAMPLES")]
     total_batch: Option<usize>,
 
-    /// Threads of each rank
-    #[arg(long, value_name = "THREADS", default_value_t = 1)]
-    threads: usize,
+    /// Threads of each rank, for all but threads [default: 1]
+    #[arg(long, value_name = "THREADS")]
+    threads: Option<usize>,
 
     /// Cores to divide, for threads [default: all that may be used here]
     #[arg(long, value_name = "CORES")]
@@ -113,7 +114,32 @@ const MODELS: [&str; 3] = ["lenet", "resnet20", "mobilenet-v2"];
 /// Ways for gradients to travel that the trainer knows.
 const PRECISIONS: [&str; 3] = ["f32", "bf16-wire", "f16-wire"];
 
+/// Samples of each rank where nothing is said.
+const BATCH: usize = 32;
+
+/// Batches of a batch study where nothing is said.
+const BATCHES: &str = "4,8,16,32,64";
+
 impl StudyArgs {
+    /// Refuses flags that mean nothing in a study of this kind.
+    fn refuse_what_would_be_ignored(&self) -> Result<()> {
+        use Kind::{Batch, Strong, Threads};
+        let divides = matches!(self.kind, Strong | Threads);
+        for (flag, given, used, instead) in [
+            ("--batches", self.batches.is_some(), self.kind == Batch, "--batch has the one batch of all points"),
+            ("--batch", self.batch.is_some(), self.kind != Batch, "--batches has those that are compared"),
+            ("--total-batch", self.total_batch.is_some(), divides, "--batch has the samples of each rank"),
+            ("--cores", self.cores.is_some(), self.kind == Threads, "--ranks and --threads say what is used"),
+            ("--threads", self.threads.is_some(), self.kind != Threads, "--cores are divided into ranks and threads"),
+        ] {
+            let kind = self.kind.word();
+            ensure!(used || !given, "{flag} means nothing in a study of kind {kind}: {instead}");
+        }
+        let both = self.batch.is_some() && self.total_batch.is_some();
+        ensure!(!both, "--batch and --total-batch: give one of them, the samples of each rank or of all together");
+        Ok(())
+    }
+
     /// Where results go.
     pub(super) fn folder(&self) -> PathBuf {
         self.out.clone().unwrap_or_else(|| PathBuf::from(format!("study-{}", self.kind.word())))
@@ -138,19 +164,26 @@ impl StudyArgs {
 
     /// What is varied over what, with the defaults of a machine with so many cores.
     pub(super) fn axes(&self, cores_here: usize) -> Result<Axes> {
+        self.refuse_what_would_be_ignored()?;
+        let (batch, threads) = (self.batch.unwrap_or(BATCH), self.threads.unwrap_or(1));
         for (name, value) in
-            [("--repeats", self.repeats), ("--steps", self.steps), ("--batch", self.batch), ("--threads", self.threads)]
+            [("--repeats", self.repeats), ("--steps", self.steps), ("--batch", batch), ("--threads", threads)]
         {
             ensure!(value > 0, "{name} 0: nothing would be measured");
         }
         let cores = self.cores.unwrap_or(cores_here);
         ensure!(cores > 0, "--cores 0: nothing would be measured");
-        let ranks = match &self.ranks {
-            Some(list) => numbers(list)?,
-            None => doublings(cores_here),
+        let ranks = match (&self.ranks, self.kind) {
+            (Some(list), _) => numbers(list)?,
+            (None, Kind::Batch | Kind::Precision) => vec![cores_here.max(1)],
+            (None, Kind::Threads) => Vec::new(),
+            (None, _) => doublings(cores_here),
         };
         let most = *ranks.last().unwrap_or(&1);
-        let batches = if self.kind == Kind::Batch { numbers(&self.batches)? } else { vec![self.batch] };
+        let batches = match self.kind {
+            Kind::Batch => numbers(self.batches.as_deref().unwrap_or(BATCHES))?,
+            _ => vec![batch],
+        };
         let several = |given: &[String], all: &[&str], varied: bool| -> Vec<String> {
             let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
             match (given.is_empty(), varied) {
@@ -174,13 +207,13 @@ impl StudyArgs {
             "--precision: only a study of precision has several"
         );
         let divided = if self.kind == Kind::Threads { cores } else { most };
-        let total_batch = self.total_batch.unwrap_or(self.batch * divided);
+        let total_batch = self.total_batch.unwrap_or(batch * divided);
         ensure!(total_batch > 0, "--total-batch 0: nothing would be measured");
         Ok(Axes {
             kind: self.kind,
             models,
             ranks,
-            threads: self.threads,
+            threads,
             batches,
             total_batch,
             precisions,
@@ -226,6 +259,34 @@ mod tests {
         assert_eq!(axes("strong --ranks 1,2,4 --batch 8").unwrap().total_batch, 32);
         assert_eq!(axes("threads --cores 4 --batch 8").unwrap().total_batch, 32);
         assert_eq!(axes("strong --total-batch 12").unwrap().total_batch, 12);
+    }
+
+    #[test]
+    fn batch_and_precision_take_all_given_ranks_and_otherwise_all_cores() {
+        for kind in ["batch", "precision"] {
+            assert_eq!(axes(kind).unwrap().ranks, [6], "{kind}");
+            assert_eq!(axes(&format!("{kind} --ranks 1,2,4")).unwrap().ranks, [1, 2, 4], "{kind}");
+        }
+        assert!(axes("threads").unwrap().ranks.is_empty());
+        assert_eq!(axes("threads --ranks 2,3").unwrap().ranks, [2, 3]);
+    }
+
+    #[test]
+    fn flags_that_would_be_ignored_are_refused() {
+        for line in [
+            "weak --batches 1,2",
+            "batch --batch 8",
+            "weak --total-batch 8",
+            "precision --cores 2",
+            "threads --threads 2",
+            "strong --batch 8 --total-batch 32",
+        ] {
+            let error = axes(line).unwrap_err().to_string();
+            assert!(error.contains(line.split_whitespace().nth(1).unwrap()), "{line}: {error}");
+        }
+        assert_eq!(axes("batch").unwrap().batches, [4, 8, 16, 32, 64]);
+        assert_eq!(axes("batch --batches 1,2 --threads 2").unwrap().batches, [1, 2]);
+        assert_eq!((axes("weak").unwrap().batches, axes("weak").unwrap().threads), (vec![32], 1));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Findings {
     }
 
     fn best(&self) -> Option<&Row> {
-        self.rows.iter().max_by(|a, b| a.median.unwrap_or(0.0).total_cmp(&b.median.unwrap_or(0.0)))
+        fastest_of(&self.rows.iter().collect::<Vec<_>>())
     }
 
     fn say_headline(&self) -> String {
@@ -127,18 +127,31 @@ impl Findings {
                 }
             }
             Kind::Batch => {
-                let knee = self.knee().unwrap_or(point.batch);
-                format!(
-                    "A batch of {knee} on each rank is enough; the best is {fastest:.0} {unit}/s at {}",
-                    point.batch
-                )
+                let (batch, place) = (point.batch, self.on_ranks(best));
+                let knee = |rows: &Vec<&Row>| Some((knee_of(rows)?, counted(rows[0].point.ranks, "rank")));
+                let knees: Vec<(usize, String)> = self.by_ranks().iter().filter_map(knee).collect();
+                let enough = match knees.as_slice() {
+                    [(knee, _)] => format!("A batch of {knee} on each rank is enough"),
+                    several => {
+                        let several = several.iter().map(|(knee, ranks)| format!("{knee} ({ranks})"));
+                        format!("A batch on each rank of {} is enough", several.collect::<Vec<_>>().join(", "))
+                    }
+                };
+                format!("{enough}; the best is {fastest:.0} {unit}/s at {batch}{place}")
             }
             Kind::Threads => format!(
                 "{} × {} is the best layout: {fastest:.0} {unit}/s",
                 counted(point.ranks, "rank"),
                 counted(point.threads, "thread")
             ),
-            Kind::Precision => format!("{} is fastest: {fastest:.0} {unit}/s", point.precision),
+            Kind::Precision => {
+                let fastest = |rows: &Vec<&Row>| -> Option<String> {
+                    let best = fastest_of(rows)?;
+                    let per_s = best.median.unwrap_or_default();
+                    Some(format!("{} is fastest{}: {per_s:.0} {unit}/s", best.point.precision, self.on_ranks(best)))
+                };
+                self.by_ranks().iter().filter_map(fastest).collect::<Vec<_>>().join("; ")
+            }
             Kind::Models => {
                 let beyond: Vec<&&Row> =
                     measured.iter().filter(|row| !row.baseline && row.efficiency.is_some()).collect();
@@ -159,18 +172,39 @@ impl Findings {
         }
     }
 
-    fn knee(&self) -> Option<usize> {
-        let points: Vec<(usize, f64)> =
-            self.rows.iter().filter_map(|row| Some((row.point.batch, row.median?))).collect();
-        knee(&points)
+    /// Rows by their number of ranks, in the order in which these first appear.
+    fn by_ranks(&self) -> Vec<Vec<&Row>> {
+        let mut groups: Vec<Vec<&Row>> = Vec::new();
+        for row in &self.rows {
+            match groups.iter_mut().find(|group| group[0].point.ranks == row.point.ranks) {
+                Some(group) => group.push(row),
+                None => groups.push(vec![row]),
+            }
+        }
+        groups
+    }
+
+    /// Whether points differ in their number of ranks.
+    pub(crate) fn has_several_ranks(&self) -> bool {
+        self.rows.iter().any(|row| row.point.ranks != self.rows[0].point.ranks)
+    }
+
+    /// On how many ranks a row was measured, where that is not the same for all.
+    fn on_ranks(&self, row: &Row) -> String {
+        let ranks = counted(row.point.ranks, "rank");
+        if self.has_several_ranks() { format!(" on {ranks}") } else { String::new() }
     }
 
     fn say_more(&self) -> Vec<String> {
         let mut sentences: Vec<String> = self.share.iter().map(Share::sentence).collect();
         if self.kind == Kind::Batch {
-            let time = |row: &Row| Some((row.point.batch as f64, row.point.total_batch() as f64 / row.median?));
-            let points: Vec<(f64, f64)> = self.rows.iter().filter_map(time).collect();
-            sentences.extend(StepTime::of(&points).map(|line| line.sentence()));
+            let time = |row: &&Row| Some((row.point.batch as f64, row.point.total_batch() as f64 / row.median?));
+            for rows in self.by_ranks() {
+                let points: Vec<(f64, f64)> = rows.iter().filter_map(time).collect();
+                let ranks = counted(rows[0].point.ranks, "rank");
+                let place = if self.has_several_ranks() { format!("{ranks}: ") } else { String::new() };
+                sentences.extend(StepTime::of(&points).map(|line| format!("{place}{}", line.sentence())));
+            }
             sentences.push(
                 "A larger batch changes what is learned: scale the learning rate, and compare accuracies.".to_owned(),
             );
@@ -201,14 +235,26 @@ impl Findings {
     }
 }
 
+/// The row with the highest throughput; none where nothing was measured.
+fn fastest_of<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+    let measured = rows.iter().filter(|row| row.median.is_some());
+    measured.max_by(|a, b| a.median.unwrap_or(0.0).total_cmp(&b.median.unwrap_or(0.0))).copied()
+}
+
+/// The batch from which on a larger one gains little.
+fn knee_of(rows: &[&Row]) -> Option<usize> {
+    let points: Vec<(usize, f64)> = rows.iter().filter_map(|row| Some((row.point.batch, row.median?))).collect();
+    knee(&points)
+}
+
 /// What distinguishes a point from others of its study.
 pub(crate) fn label(kind: Kind, point: &Point) -> String {
     match kind {
         Kind::Weak | Kind::Strong => counted(point.ranks, "rank"),
-        Kind::Batch => format!("batch {}", point.batch),
+        Kind::Batch => format!("batch {} on {}", point.batch, counted(point.ranks, "rank")),
         Kind::Threads => format!("{} × {}", counted(point.ranks, "rank"), counted(point.threads, "thread")),
         Kind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
-        Kind::Precision => point.precision.clone(),
+        Kind::Precision => format!("{} on {}", point.precision, counted(point.ranks, "rank")),
     }
 }
 

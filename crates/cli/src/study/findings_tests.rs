@@ -83,10 +83,35 @@ fn superlinear_points_and_outliers_are_flagged() {
 
 #[test]
 fn the_knee_of_the_batch_is_named() {
-    let findings = findings(Kind::Batch, &[&[100.0], &[190.0], &[200.0]]);
-    assert!(findings.headline.contains("batch of 16"), "{}", findings.headline);
+    let axes = Axes { ranks: vec![4], ..axes(Kind::Batch) };
+    let points = sweep::points(&axes).unwrap();
+    let findings = Findings::of(&axes, &points, &runs(&points, &[&[100.0], &[190.0], &[200.0]])).unwrap();
+    assert_eq!(findings.headline, "A batch of 16 on each rank is enough; the best is 200 samples/s at 32");
     assert!(findings.sentences[0].contains("for each sample"), "{:?}", findings.sentences);
     assert_eq!(findings.rows[2].efficiency, None);
+}
+
+#[test]
+fn every_number_of_ranks_has_its_own_knee_baseline_and_fastest_precision() {
+    let values: [&[f64]; 6] = [&[100.0], &[190.0], &[200.0], &[100.0], &[200.0], &[400.0]];
+    let axes_ = Axes { ranks: vec![1, 2], ..axes(Kind::Batch) };
+    let points = sweep::points(&axes_).unwrap();
+    let batch = Findings::of(&axes_, &points, &runs(&points, &values)).unwrap();
+    assert_eq!(
+        batch.headline,
+        "A batch on each rank of 16 (1 rank), 32 (2 ranks) is enough; the best is 400 samples/s at 32 on 2 ranks"
+    );
+    assert_eq!(batch.rows[5].speedup, Some(4.0));
+    assert_eq!(batch.rows.iter().filter(|row| row.baseline).count(), 2);
+    assert!(batch.sentences[0].starts_with("1 rank: ") && batch.sentences[1].starts_with("2 ranks: "));
+    let precisions = vec!["f32".to_owned(), "bf16-wire".to_owned()];
+    let axes_ = Axes { ranks: vec![1, 2], precisions, ..axes(Kind::Precision) };
+    let points = sweep::points(&axes_).unwrap();
+    let values: [&[f64]; 4] = [&[100.0], &[90.0], &[150.0], &[180.0]];
+    let precision = Findings::of(&axes_, &points, &runs(&points, &values)).unwrap();
+    let said = "f32 is fastest on 1 rank: 100 samples/s; bf16-wire is fastest on 2 ranks: 180 samples/s";
+    assert_eq!(precision.headline, said);
+    assert_eq!(precision.rows[3].speedup, Some(1.2));
 }
 
 #[test]

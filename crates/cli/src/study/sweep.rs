@@ -1,7 +1,7 @@
 //! Which points a study has, and which of them the others are compared with.
 //!
 //! A pure function from what was asked to a list of points. Everything that makes a study pointless is said here, before the
-//! first job runs: a total batch that some number of ranks does not divide, more computing threads than there are cores.
+//! first job runs: a total batch that some number of ranks does not divide, ranks that do not divide the cores.
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
@@ -40,6 +40,11 @@ impl Kind {
         }
     }
 
+    /// Whether ranks are varied beside something else, so that points are compared with those on as many ranks.
+    pub(crate) fn compares_within_ranks(self) -> bool {
+        matches!(self, Kind::Batch | Kind::Precision)
+    }
+
     /// Whether twice the ranks should do twice as much: otherwise there is no efficiency, only a ratio.
     pub(crate) fn scales(self) -> bool {
         matches!(self, Kind::Weak | Kind::Strong | Kind::Models)
@@ -51,6 +56,7 @@ impl Kind {
 pub(crate) struct Axes {
     pub(crate) kind: Kind,
     pub(crate) models: Vec<String>,
+    /// For threads, the numbers of ranks that are tried; all that divide the cores if there is none.
     pub(crate) ranks: Vec<usize>,
     pub(crate) threads: usize,
     pub(crate) batches: Vec<usize>,
@@ -77,7 +83,7 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
             let share = |&ranks: &usize| Ok(Point { ranks, batch: share(axes.total_batch, ranks)?, ..one.clone() });
             axes.ranks.iter().map(share).collect::<Result<_>>()?
         }
-        Kind::Batch => axes.batches.iter().map(|&batch| Point { batch, ..one.clone() }).collect(),
+        Kind::Batch => on_all_ranks(axes, axes.batches.iter().map(|&batch| Point { batch, ..one.clone() })),
         Kind::Threads => layouts(axes, &one)?,
         Kind::Models => {
             let ranks = |model: &String| {
@@ -87,11 +93,18 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
             axes.models.iter().flat_map(ranks).collect()
         }
         Kind::Precision => {
-            axes.precisions.iter().map(|precision| Point { precision: precision.clone(), ..one.clone() }).collect()
+            let precisions = axes.precisions.iter().map(|name| Point { precision: name.clone(), ..one.clone() });
+            on_all_ranks(axes, precisions)
         }
     };
     ensure!(!points.is_empty(), "nothing to measure");
     Ok(points)
+}
+
+/// The same points on each number of ranks.
+fn on_all_ranks(axes: &Axes, points: impl Iterator<Item = Point> + Clone) -> Vec<Point> {
+    let on = |&ranks: &usize| points.clone().map(move |point| Point { ranks, ..point });
+    axes.ranks.iter().flat_map(on).collect()
 }
 
 /// The batch of each rank where all ranks together have a fixed one.
@@ -105,10 +118,15 @@ fn share(total: usize, ranks: usize) -> Result<usize> {
     Ok(total / ranks)
 }
 
-/// Every way to divide the cores into equal ranks without leaving one idle.
+/// Every way to divide the cores into equal ranks without leaving one idle, or those with the wanted numbers of ranks.
 fn layouts(axes: &Axes, one: &Point) -> Result<Vec<Point>> {
-    let divisors = (1..=axes.cores).filter(|ranks| axes.cores.is_multiple_of(*ranks));
+    let cores = axes.cores;
+    if let Some(ranks) = axes.ranks.iter().find(|ranks| !cores.is_multiple_of(**ranks)) {
+        bail!("--ranks {ranks}: {cores} cores cannot be divided evenly among {ranks} ranks");
+    }
+    let divisors = (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks));
     divisors
+        .filter(|ranks| axes.ranks.is_empty() || axes.ranks.contains(ranks))
         .map(|ranks| {
             let batch = share(axes.total_batch, ranks)?;
             Ok(Point { ranks, threads: axes.cores / ranks, batch, ..one.clone() })
@@ -123,10 +141,19 @@ pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result
         Kind::Batch => point.batch.to_string(),
         Kind::Precision => point.precision.clone(),
     };
-    let alike = |point: &Point| axes.kind != Kind::Models || point.model == points[position].model;
+    let own = &points[position];
+    let alike = |point: &Point| match axes.kind {
+        Kind::Models => point.model == own.model,
+        kind => !kind.compares_within_ranks() || point.ranks == own.ranks,
+    };
     let wanted = |point: &Point| axes.baseline.as_ref().is_none_or(|baseline| *baseline == value(point));
     points.iter().position(|point| alike(point) && wanted(point)).ok_or_else(|| {
-        let known: Vec<String> = points.iter().map(value).collect();
+        let mut known: Vec<String> = Vec::new();
+        for value in points.iter().map(value) {
+            if !known.contains(&value) {
+                known.push(value);
+            }
+        }
         anyhow::anyhow!(
             "--baseline {}: this study has {}",
             axes.baseline.as_deref().unwrap_or_default(),
@@ -169,6 +196,30 @@ mod tests {
     fn layouts_use_all_cores_and_the_same_total_batch() {
         let a = || "a".to_owned();
         assert_eq!(shown(Kind::Threads), [(a(), 1, 4, 32), (a(), 2, 2, 16), (a(), 4, 1, 8)]);
+        let some = Axes { ranks: vec![1, 4], ..axes(Kind::Threads) };
+        let ranks = |axes: &Axes| points(axes).unwrap().iter().map(|point| point.ranks).collect::<Vec<_>>();
+        assert_eq!(ranks(&some), [1, 4]);
+        assert_eq!(ranks(&Axes { ranks: vec![], ..some.clone() }), [1, 2, 4]);
+        let error = points(&Axes { ranks: vec![1, 3], ..some }).unwrap_err().to_string();
+        assert!(error.contains("--ranks 3: 4 cores"), "{error}");
+    }
+
+    #[test]
+    fn batches_and_precisions_are_measured_on_every_number_of_ranks_and_compared_within_it() {
+        let batch = axes(Kind::Batch);
+        let measured = points(&batch).unwrap();
+        let shown: Vec<(usize, usize)> = measured.iter().map(|point| (point.ranks, point.batch)).collect();
+        assert_eq!(shown, [(1, 8), (1, 16), (2, 8), (2, 16), (4, 8), (4, 16)]);
+        assert_eq!(baseline(&batch, &measured, 3).unwrap(), 2);
+        let declared = Axes { baseline: Some("16".into()), ..batch };
+        assert_eq!(baseline(&declared, &measured, 4).unwrap(), 5);
+        let missing = Axes { baseline: Some("32".into()), ..declared };
+        assert!(baseline(&missing, &measured, 0).unwrap_err().to_string().ends_with("this study has 8, 16"));
+        let precision = axes(Kind::Precision);
+        let measured = points(&precision).unwrap();
+        let shown: Vec<(usize, &str)> = measured.iter().map(|point| (point.ranks, &*point.precision)).collect();
+        assert_eq!(&shown[..3], [(1, "f32"), (1, "bf16-wire"), (2, "f32")]);
+        assert_eq!(baseline(&precision, &measured, 5).unwrap(), 4);
     }
 
     #[test]

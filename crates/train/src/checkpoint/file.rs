@@ -15,20 +15,53 @@ pub const NAME: &str = "checkpoint.safetensors";
 /// What the name of an unfinished file ends with.
 const UNFINISHED: &str = "unfinished";
 
+/// Why a file was not replaced for good.
+#[derive(Debug)]
+pub enum ReplaceError {
+    /// The new file could not be written; the old one, if there was one, is untouched.
+    Untouched(io::Error),
+    /// The new file is in place and can be read, but the folder could not be synced: after a power cut the old file may be back.
+    Unsynced(io::Error),
+}
+
+impl std::fmt::Display for ReplaceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReplaceError::Untouched(why) => {
+                write!(f, "could not be written: {why}; one that was there before is untouched")
+            }
+            ReplaceError::Unsynced(why) => {
+                write!(f, "is in place, but may not survive a power cut, because its folder could not be synced: {why}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ReplaceError {}
+
 /// Puts the bytes where `path` says.
 ///
 /// # Errors
-/// With whatever the system says; the old file is untouched then.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// With whatever the system says, and which of the two files is there now.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
+    replace_and(path, bytes, |folder| File::open(folder)?.sync_all())
+}
+
+/// The same with another way to sync the folder.
+fn replace_and(
+    path: &Path,
+    bytes: &[u8],
+    sync_folder: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<(), ReplaceError> {
     let unfinished = beside(path);
     let written = write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
     if written.is_err() {
         // It may not even have been made; there is nothing to say about that.
         let _ = fs::remove_file(&unfinished);
     }
-    written?;
+    written.map_err(ReplaceError::Untouched)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+    sync_folder(folder).map_err(ReplaceError::Unsynced)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -84,12 +117,31 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_cannot_be_synced_is_not_reported_as_an_untouched_file() {
+        let folder = Folder::new("unsynced");
+        let path = folder.0.join(NAME);
+        replace(&path, b"old").unwrap();
+        let mut asked = None;
+        let failed = replace_and(&path, b"new", |folder| {
+            asked = Some(folder.to_owned());
+            Err(io::Error::other("the disk is on fire"))
+        });
+        assert_eq!(asked.as_deref(), Some(folder.0.as_path()));
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(folder.names(), [NAME]);
+        let text = failed.unwrap_err().to_string();
+        assert!(text.contains("is in place") && text.contains("power cut") && text.contains("on fire"), "{text}");
+        assert!(!text.contains("untouched"), "{text}");
+    }
+
+    #[test]
     fn what_cannot_be_written_leaves_the_old_file_and_nothing_else() {
         let folder = Folder::new("refused");
         let path = folder.0.join(NAME);
         // A folder that is not empty cannot be replaced by a file; this holds for root, too.
         fs::create_dir_all(path.join("inside")).unwrap();
-        assert!(replace(&path, b"new").is_err());
+        let text = replace(&path, b"new").unwrap_err().to_string();
+        assert!(text.contains("could not be written") && text.contains("untouched"), "{text}");
         assert_eq!(folder.names(), [NAME]);
         assert!(replace(&folder.0.join("missing").join(NAME), b"new").is_err());
     }

@@ -22,6 +22,8 @@ pub enum Purpose {
     World = 5,
     /// Which files of a folder are for tests.
     Split = 6,
+    /// Which files of a folder are used, where not all are wanted.
+    Choice = 7,
 }
 
 /// A stream of numbers. See the module's text.

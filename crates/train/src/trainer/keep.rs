@@ -116,20 +116,18 @@ impl Trainer<'_> {
         let outcome = share::outcome(self.world, written.map(|_| ()))?;
         self.watch.phases.checkpoint_s += began.elapsed().as_secs_f64();
         drop(guard);
-        outcome.map_err(|why| {
-            let before = "one that was there before is untouched";
-            Error::Checkpoint(format!("the checkpoint {} could not be written: {why}; {before}", path.display()))
-        })?;
+        outcome.map_err(|what| Error::Checkpoint(format!("the checkpoint {} {what}", path.display())))?;
         let facts =
             json!({ "file": path.display().to_string(), "bytes": bytes, "epoch": self.at.epoch, "step": self.at.step });
         self.log.write("checkpoint", facts)
     }
 
+    /// Writes the file and returns its length; or says what has become of it, for a sentence that begins with its name.
     fn write(&self, path: &Path) -> std::result::Result<usize, String> {
         let network = self.network.as_ref().expect("invariant: between steps the network is here");
         let named = weights::read(network);
-        let state =
-            State::from_record(self.optimizer.optimizer().to_record(), &named).map_err(|error| error.to_string())?;
+        let state = State::from_record(self.optimizer.optimizer().to_record(), &named)
+            .map_err(|error| format!("could not be written: {error}"))?;
         let meta = Meta {
             epoch: self.at.epoch,
             step: self.at.step,

@@ -32,7 +32,7 @@ const STYLE: &str = "
 
 /// The whole page. `subject` says what was measured and how.
 pub(crate) fn page(findings: &Findings, subject: &str) -> String {
-    let labels: Vec<String> = findings.rows.iter().map(|row| place(findings.kind, row)).collect();
+    let labels: Vec<String> = findings.rows.iter().map(|row| place(findings, row)).collect();
     let mut sections = vec![section("Throughput", "throughput", &throughput(findings, &labels))];
     if matches!(findings.kind, Kind::Weak | Kind::Strong) {
         sections.push(section("Speed-up", "speed-up", &speedup(findings, &labels)));
@@ -43,7 +43,7 @@ pub(crate) fn page(findings: &Findings, subject: &str) -> String {
         sections.push(section(
             "Efficiency",
             "efficiency",
-            &lines("Efficiency", (axis(findings.kind), &labels), &series, percent),
+            &lines("Efficiency", (axis(findings), &labels), &series, percent),
         ));
     }
     sections.push(section("Time of an iteration by phase", "phases", &phases(findings)));
@@ -66,25 +66,29 @@ fn column(findings: &Findings, value: impl Fn(&Row) -> Option<f64>) -> Vec<Optio
 }
 
 /// What stands below a place of the axis: short.
-fn place(kind: Kind, row: &Row) -> String {
+fn place(findings: &Findings, row: &Row) -> String {
     let point = &row.point;
-    match kind {
-        Kind::Weak | Kind::Strong => point.ranks.to_string(),
-        Kind::Batch => point.batch.to_string(),
-        Kind::Threads => format!("{}×{}", point.ranks, point.threads),
-        Kind::Models => format!("{}·{}", point.model, point.ranks),
-        Kind::Precision => point.precision.clone(),
+    match (findings.kind, findings.has_several_ranks()) {
+        (Kind::Weak | Kind::Strong, _) => point.ranks.to_string(),
+        (Kind::Batch, false) => point.batch.to_string(),
+        (Kind::Batch, true) => format!("{}·{}", point.batch, point.ranks),
+        (Kind::Threads, _) => format!("{}×{}", point.ranks, point.threads),
+        (Kind::Models, _) => format!("{}·{}", point.model, point.ranks),
+        (Kind::Precision, false) => point.precision.clone(),
+        (Kind::Precision, true) => format!("{}·{}", point.precision, point.ranks),
     }
 }
 
 /// What stands below the whole axis.
-fn axis(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Weak | Kind::Strong => "ranks",
-        Kind::Batch => "samples of each rank in a step",
-        Kind::Threads => "ranks × threads",
-        Kind::Models => "model · ranks",
-        Kind::Precision => "how gradients travel",
+fn axis(findings: &Findings) -> &'static str {
+    match (findings.kind, findings.has_several_ranks()) {
+        (Kind::Weak | Kind::Strong, _) => "ranks",
+        (Kind::Batch, false) => "samples of each rank in a step",
+        (Kind::Batch, true) => "samples of each rank in a step · ranks",
+        (Kind::Threads, _) => "ranks × threads",
+        (Kind::Models, _) => "model · ranks",
+        (Kind::Precision, false) => "how gradients travel",
+        (Kind::Precision, true) => "how gradients travel · ranks",
     }
 }
 
@@ -104,7 +108,7 @@ fn throughput(findings: &Findings, labels: &[String]) -> String {
         series.push(Series { name: "fastest run".into(), values: column(findings, best), measured: false });
         series.push(Series { name: "slowest run".into(), values: column(findings, worst), measured: false });
     }
-    lines("Throughput", (axis(findings.kind), labels), &series, |value| {
+    lines("Throughput", (axis(findings), labels), &series, |value| {
         if value > 0.0 && value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
     })
 }
@@ -121,7 +125,7 @@ fn speedup(findings: &Findings, labels: &[String]) -> String {
         let law = |row: &Row| Some(share.speedup(row.point.ranks as f64 / base));
         series.push(Series { name: name.into(), values: column(findings, law), measured: false });
     }
-    lines("Speed-up", (axis(findings.kind), labels), &series, |value| format!("{value}×"))
+    lines("Speed-up", (axis(findings), labels), &series, |value| format!("{value}×"))
 }
 
 fn phases(findings: &Findings) -> String {

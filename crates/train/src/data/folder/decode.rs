@@ -4,7 +4,6 @@
 //! a few kilobytes that pretends to be a wall of pixels costs nothing; decoders that panic over a file that nobody has thought of have failed to read it,
 //! and no more. A file that ends too early is not half an image but none. Transparency is dropped, and so is the turn that a camera has noted (EXIF).
 
-use std::fs::File;
 use std::io::{Cursor, Read as _};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -15,6 +14,7 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::super::resample::{Grid, resample};
+use super::regular;
 use crate::sample::{Shape, normalised};
 
 /// Bytes of a file, at most: more than any camera writes.
@@ -42,8 +42,7 @@ struct Raw {
 
 /// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
 pub(super) fn read(path: &Path, shape: Shape, fit: Fit) -> Result<Vec<f32>, String> {
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
-    let length = file.metadata().map_err(|error| error.to_string())?.len();
+    let (mut file, length) = regular::open(path).map_err(|error| error.to_string())?;
     if length > MAX_FILE_BYTES {
         return Err(format!("the file has {length} bytes; images may have {MAX_FILE_BYTES}"));
     }

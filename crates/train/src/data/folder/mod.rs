@@ -10,19 +10,23 @@
 //!
 //! Classes may lie in `train/` and `test/` (or `val/`, `validation/`), or be split by chance, always alike for one seed. A table's header says what
 //! it holds (`table`). Images alone are made into pairs, to learn how to enlarge them. The folder is looked through once (`scan`), when it is
-//! opened; files are read, by whichever thread wants a sample, when their turn comes (`decode`). What cannot be read then is the loader's to
+//! opened; files are read, by whichever thread wants a sample, when their turn comes (`decode`, `regular`). `draw` divides them and chooses some. What cannot be read then is the loader's to
 //! replace and to count. What can be known when the folder is opened is an error at once, with what to do about it.
 
 mod decode;
+mod draw;
+mod regular;
 mod scan;
 mod table;
 
 use std::path::{Path, PathBuf};
 
-use super::chance::{Chance, Purpose};
 use super::resample::{Grid, coarsen};
 use super::{DataError, DataSet, SampleError, Unit};
 use crate::sample::{Label, Sample, Shape, Split, Task};
+pub use table::MAX_LABELS;
+
+use draw::{NOTHING, hash, some_of, split_by_chance};
 
 /// How a folder is to be read.
 #[derive(Clone, Debug)]
@@ -35,14 +39,27 @@ pub struct FolderConfig {
     pub seed: u64,
     /// How many of them, then: between 0 and 1.
     pub test_share: f32,
-    /// How many classes or labels there are, where a table has numbers; without it the largest number tells.
+    /// How many classes or labels there are, where a table says which; without it the largest number, or the number of names, tells.
+    /// Folders of classes have as many as there are, and may not be given another number.
     pub classes: Option<usize>,
+    /// How many files are learned from; all of them where nothing is said.
+    pub train: Option<usize>,
+    /// How many files are judged by; all of them where nothing is said.
+    pub test: Option<usize>,
 }
 
 impl FolderConfig {
     /// Images of this shape with whatever is known about them; a fifth of them for tests, where the folder does not say which.
     pub fn new(shape: Shape) -> FolderConfig {
-        FolderConfig { shape, meaning: Meaning::Found, seed: 0, test_share: 0.2, classes: None }
+        FolderConfig {
+            shape,
+            meaning: Meaning::Found,
+            seed: 0,
+            test_share: 0.2,
+            classes: None,
+            train: None,
+            test: None,
+        }
     }
 }
 
@@ -131,7 +148,31 @@ pub fn open(root: &Path, config: &FolderConfig) -> Result<Folder, DataError> {
     if train.is_empty() {
         return Err(DataError(format!("{show} has no images to learn from: all of its {} are for tests", test.len())));
     }
+    check_classes(config.classes, task)?;
+    let limited = |entries: Vec<Entry>, wanted: Option<usize>, flag: &str| match wanted {
+        None => Ok(entries),
+        Some(wanted) if wanted > entries.len() => {
+            let there = entries.len();
+            Err(DataError(format!("{flag} {wanted}: the folder has {there} images for this")))
+        }
+        Some(wanted) => Ok(some_of(entries, root, config.seed, wanted)),
+    };
+    let (train, test) = (limited(train, config.train, "--samples")?, limited(test, config.test, "--test-samples")?);
     Ok(Folder { root: root.to_owned(), shape: *shape, task, train, test, names, unit })
+}
+
+/// The number of classes that was asked for must be the one that was found.
+fn check_classes(wanted: Option<usize>, task: Task) -> Result<(), DataError> {
+    let Some(wanted) = wanted else { return Ok(()) };
+    let found = match task {
+        Task::SingleLabel { classes } if classes == wanted => return Ok(()),
+        Task::MultiLabel { labels } if labels == wanted => return Ok(()),
+        Task::SingleLabel { classes } => format!("the folder has {classes} classes"),
+        Task::MultiLabel { labels } => format!("the folder has {labels} labels"),
+        Task::Regression => "the table has numbers and no classes".to_owned(),
+        Task::SuperResolution { .. } => "images that are to be made larger have no classes".to_owned(),
+    };
+    Err(DataError(format!("--classes {wanted}: {found}")))
 }
 
 /// A folder for each class.
@@ -217,33 +258,6 @@ fn pairs(root: &Path, config: &FolderConfig, scale: usize) -> Result<Found, Data
         return Err(DataError(format!("{} holds no JPEG or PNG image", root.display())));
     }
     Ok(Found { train, test, task: Task::SuperResolution { scale }, names: Vec::new(), unit: Unit::default() })
-}
-
-/// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the folder changes nothing.
-/// One of several files at least is learned from, and one judged by.
-fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (Vec<Entry>, Vec<Entry>) {
-    let count = entries.len();
-    let least = usize::from(share > 0.0 && count > 1);
-    let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
-    let draw = |entry: &Entry| {
-        let name = entry.path.strip_prefix(root).unwrap_or(&entry.path);
-        Chance::new(seed, Purpose::Split, hash(NOTHING, name.as_os_str().as_encoded_bytes()), 0).bits()
-    };
-    let mut draws: Vec<(u64, usize)> = entries.iter().enumerate().map(|(place, entry)| (draw(entry), place)).collect();
-    draws.sort_unstable();
-    let mut for_tests = vec![false; count];
-    draws.iter().take(judged).for_each(|(_, place)| for_tests[*place] = true);
-    let mut places = for_tests.into_iter();
-    let (test, train) = entries.into_iter().partition(|_| places.next().unwrap_or(false));
-    (train, test)
-}
-
-/// The hash of nothing.
-const NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// The hash (FNV-1a) of what was there `before` and these bytes.
-fn hash(before: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(before, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 impl Folder {

@@ -12,16 +12,21 @@
 //! `class` (or `label`) is one of several, `labels` any of several with semicolons between them, and any other word the unit of a number to be told.
 //! Classes and labels are numbers that begin with 0 if all of them look like it, else names, sorted. Every mistake is an error that names
 //! its line; whether the files are there shows when they are read.
+//!
+//! A table may come from somebody else, so it names files within the folder and no others: no absolute path, and no `..`. Links in the folder are
+//! followed wherever they lead, as everywhere in `scan`: whoever makes one can write to the folder.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io::Read as _;
+use std::path::{Component, Path};
 
 use super::super::{DataError, Unit};
-use super::{Entry, FolderConfig, Found, Known, split_by_chance};
+use super::draw::split_by_chance;
+use super::{Entry, FolderConfig, Found, Known, regular};
 use crate::sample::{Split, Task};
 
 /// Classes or labels, at most: a larger number is a slip, and would become a network of that size.
-const MAX_LABELS: usize = 100_000;
+pub const MAX_LABELS: usize = 100_000;
 
 /// One line that has been read.
 struct Row {
@@ -34,7 +39,9 @@ struct Row {
 /// Reads a table for files of a folder.
 pub(super) fn open(root: &Path, path: &Path, config: &FolderConfig) -> Result<Found, DataError> {
     let show = path.display();
-    let bytes = std::fs::read(path).map_err(|error| DataError(format!("the table {show} cannot be read: {error}")))?;
+    let mut bytes = Vec::new();
+    let read = regular::open(path).and_then(|(mut file, _)| file.read_to_end(&mut bytes));
+    read.map_err(|error| DataError(format!("the table {show} cannot be read: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let line =
             error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
@@ -124,7 +131,20 @@ fn row(line: usize, mut fields: Vec<String>, columns: usize) -> Result<Row, Mist
     if file.is_empty() {
         return mistake(line, "no file is named");
     }
+    if let Some(why) = outside(&file) {
+        return mistake(line, format!("`{file}` {why}: files are named within the folder of the data"));
+    }
     Ok(Row { line, file, said, split })
+}
+
+/// Why a path may lead out of the folder that it is meant in.
+fn outside(file: &str) -> Option<&'static str> {
+    let mut parts = Path::new(file).components();
+    parts.find_map(|part| match part {
+        Component::RootDir | Component::Prefix(_) => Some("is an absolute path"),
+        Component::ParentDir => Some("has `..` in it"),
+        Component::CurDir | Component::Normal(_) => None,
+    })
 }
 
 /// The fields of a line. One in quotes may have commas; a quote in it is doubled.

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::super::chance::{Chance, Purpose};
 use super::super::{Loader, LoaderConfig, Order};
 use super::*;
 
@@ -308,6 +309,118 @@ fn mistakes_in_a_table_are_errors_that_name_their_line() {
     says(b"file,age\n\"1.png,10\n", None, &["line 2", "a quote is not closed"]);
     says(b"file,class\n1.png,\xff\n", None, &["line 2", "UTF-8"]);
     says(b"file,age,split\n1.png,10,test\n2.png,12,test\n", None, &["no images to learn from"]);
+    // A table names files within its folder and no others.
+    says(b"file,age\n1.png,10\n/etc/hostname,12\n", None, &["line 3", "`/etc/hostname` is an absolute path"]);
+    says(b"file,age\n1.png,10\n../2.png,12\n", None, &["line 3", "`../2.png` has `..` in it"]);
+    says(b"file,age\n\"a/../../2.png\",10\n1.png,12\n", None, &["line 2", "`a/../../2.png` has `..` in it"]);
+}
+
+#[test]
+fn names_with_dots_that_stay_in_the_folder_are_files_as_any_other() {
+    let place = Place::new();
+    place.put("..a/1.png", &red()).put("b/..2.png", &red());
+    place.put("labels.csv", b"file,class,split\n./..a/1.png,cat,train\nb/..2.png,dog,train\n");
+    let folder = place.open().unwrap();
+    assert!((0..2).all(|index| folder.sample(Split::Train, index).is_ok()));
+}
+
+/// Opening a pipe waits for somebody who writes to it; a loader thread that does so never comes back.
+#[test]
+fn pipes_devices_and_sockets_are_refused_and_nobody_waits_for_them() {
+    let place = Place::new();
+    let at = |name: &str| place.0.join(name);
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe.png"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    symlink("/dev/zero", at("device.png")).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(at("socket.png")).unwrap();
+    fs::create_dir(at("folder.png")).unwrap();
+    let table = "file,age,split\npipe.png,1,train\ndevice.png,2,train\nsocket.png,3,train\nfolder.png,4,train\n";
+    place.put("labels.csv", table.as_bytes());
+    let folder = place.open().unwrap();
+    let (said, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        (0..4).for_each(|index| {
+            let _ = said.send(folder.sample(Split::Train, index).map(drop).unwrap_err().to_string());
+        });
+    });
+    for words in [
+        "pipe.png cannot be read: it is a pipe",
+        "device.png cannot be read: it is a device",
+        "socket.png",
+        "it is a folder",
+    ] {
+        let error = heard.recv_timeout(std::time::Duration::from_secs(60)).expect("nobody waits for a file");
+        assert!(error.contains(words), "{error}");
+    }
+    let config = FolderConfig { meaning: Meaning::Table(at("pipe.png")), ..FolderConfig::new(SHAPE) };
+    let error = open(&place.0, &config).unwrap_err().to_string();
+    assert!(error.contains("pipe.png cannot be read: it is a pipe"), "{error}");
+}
+
+#[test]
+fn links_in_a_table_are_followed_also_out_of_the_folder() {
+    let (place, elsewhere) = (Place::new(), Place::new());
+    elsewhere.put("1.png", &red());
+    symlink(elsewhere.0.join("1.png"), place.0.join("1.png")).unwrap();
+    place.put("2.png", &red()).put("labels.csv", b"file,age,split\n1.png,1,train\n2.png,2,train\n");
+    let folder = place.open().unwrap();
+    assert!((0..2).all(|index| folder.sample(Split::Train, index).is_ok()));
+}
+
+#[test]
+fn so_many_images_are_chosen_as_are_wanted_alike_for_one_seed_and_from_all_classes() {
+    let place = Place::new();
+    for number in 0..20 {
+        place.put(&format!("cat/{number}.png"), &red()).put(&format!("dog/{number}.png"), &red());
+    }
+    let with = |train, test, seed| {
+        let config = FolderConfig { train, test, seed, ..FolderConfig::new(SHAPE) };
+        open(&place.0, &config).map_err(|error| error.to_string())
+    };
+    let chosen = |train, test, seed| -> [Vec<String>; 2] {
+        let folder = with(train, test, seed).unwrap();
+        [Split::Train, Split::Test].map(|split| (0..folder.len(split)).map(|index| folder.name(split, index)).collect())
+    };
+    let all = chosen(None, None, 1);
+    assert_eq!(all.each_ref().map(Vec::len), [32, 8]);
+    let few = chosen(Some(6), Some(2), 1);
+    assert_eq!(few.each_ref().map(Vec::len), [6, 2]);
+    assert_eq!(few, chosen(Some(6), Some(2), 1));
+    assert_ne!(few, chosen(Some(6), Some(2), 2));
+    for (few, all) in few.iter().zip(&all) {
+        assert_eq!(few.iter().filter(|name| name.contains("/cat/")).count(), few.len() / 2, "{few:?}");
+        assert!(
+            few.iter().all(|name| all.contains(name))
+                && few.is_sorted_by_key(|name| all.iter().position(|one| one == name))
+        );
+    }
+    let more = chosen(Some(7), Some(0), 1);
+    assert!(few[0].iter().all(|name| more[0].contains(name)), "fewer images are a part of more");
+    assert!(more[1].is_empty());
+    assert!(with(Some(33), None, 1).unwrap_err().contains("--samples 33: the folder has 32 images"));
+    assert!(with(None, Some(9), 1).unwrap_err().contains("--test-samples 9: the folder has 8 images"));
+    let fewer_marks = with(Some(6), None, 1).unwrap().fingerprint();
+    assert_ne!(fewer_marks, with(None, None, 1).unwrap().fingerprint(), "hosts compare what is used");
+}
+
+#[test]
+fn a_number_of_classes_that_the_folder_does_not_have_is_refused() {
+    let place = Place::new();
+    place.put("cat/1.png", &red()).put("dog/2.png", &red());
+    let with = |meaning: Meaning, classes| {
+        let config = FolderConfig { meaning, classes: Some(classes), ..FolderConfig::new(SHAPE) };
+        open(&place.0, &config).map(|folder| folder.task()).map_err(|error| error.to_string())
+    };
+    assert_eq!(with(Meaning::Found, 2), Ok(Task::SingleLabel { classes: 2 }));
+    assert_eq!(with(Meaning::Found, 5).unwrap_err(), "--classes 5: the folder has 2 classes");
+    assert!(
+        with(Meaning::Pairs { scale: 2 }, 2).unwrap_err().contains("--classes 2: images that are to be made larger")
+    );
+    place.put("age.csv", b"file,age\ncat/1.png,1\ndog/2.png,2\n");
+    assert!(
+        with(Meaning::Table(place.0.join("age.csv")), 2).unwrap_err().contains("--classes 2: the table has numbers")
+    );
+    place.put("classes.csv", b"file,class\ncat/1.png,0\ndog/2.png,1\n");
+    assert_eq!(with(Meaning::Table(place.0.join("classes.csv")), 5), Ok(Task::SingleLabel { classes: 5 }));
 }
 
 #[test]
