@@ -47,6 +47,7 @@ mod adasum;
 mod alarm;
 mod baton;
 mod bucket;
+mod carrier;
 mod completion;
 pub mod config;
 mod diary;
