@@ -29,17 +29,17 @@ use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 use crate::diary::Mark;
 use crate::error::Error;
 use crate::fusion::FusionBuffer;
+use crate::owed::Owed;
 use crate::route::{Baggage, Road};
 use crate::run::Halves;
 use crate::submission::{Outcome, Returned};
-use crate::ticket::Promise;
 
 /// A request that has been submitted and is not done.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) name: Arc<str>,
     pub(crate) mark: Mark,
-    pub(crate) promise: Arc<Promise>,
+    pub(crate) promise: Owed,
     pub(crate) input: Option<Region>,
     pub(crate) output: Option<Region>,
 }
@@ -286,13 +286,15 @@ impl Workspace {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
             let mut outcome = Outcome { shape: result_shape(item, place), ..Outcome::default() };
-            let mut pending = table.take(id);
+            // It stays in the table, where a failure finds it, until its result is there.
+            let pending = table.get_mut(id);
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
                 Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, place).received_rows,
-                _ => unload_part(plan, part, place, carrier, work, finish, &mut pending),
+                _ => unload_part(plan, part, place, carrier, work, finish, pending),
             }
+            let mut pending = table.take(id);
             outcome.input = pending.input.take();
             outcome.output = pending.output.take();
             done.push((pending, outcome));

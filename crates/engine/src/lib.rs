@@ -59,6 +59,7 @@ mod fusion;
 mod group;
 mod intake;
 pub mod meeting;
+mod owed;
 mod roster;
 mod route;
 mod run;
