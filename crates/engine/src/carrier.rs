@@ -6,7 +6,9 @@
 //! - *All at once.* In shared memory one rank folds the contributions of all, in single precision, and finishes the result
 //!   before it is rounded. Contributions and results are halves; no partial result ever lies in memory.
 //! - *One by one.* Over links partial results travel from rank to rank. They travel as singles: contributions are widened as they are
-//!   loaded, results are finished and rounded as they are stored. This doubles the bytes on the wire.
+//!   loaded. Where an allreduce has only messages, results are finished and rounded where they become final and travel as halves (`run`);
+//!   elsewhere they are when they are stored. So an allreduce sends at most one and a half times (`doubling`: twice) the bytes of
+//!   its tensor's own type.
 //!
 //! Two cases differ. Minimum and maximum are exact in every type, so they need no wider carrier. A prescale is part
 //! of the arithmetic, so contributions that have one are widened on every road: scaled halves could overflow or be rounded
