@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
+use farandole_plan::{Arrival, Buffer, Dtype, Rank, Schedule, Span, Step};
 use farandole_tensor::adasum::combine;
 use farandole_transport::{Progress, Result};
 
@@ -52,19 +52,25 @@ impl Adasum {
         Adasum { run, now: None, to_come }
     }
 
-    /// Does what can be done now.
-    pub(crate) fn advance(&mut self, links: &mut dyn Links, plan: &BucketPlan, work: &mut [u8]) -> Result<Progress> {
-        let elem_bytes = plan.dtype.size_bytes();
+    /// Does what can be done now. The elements in `work` are of type `dtype`: the bucket's carrier.
+    pub(crate) fn advance(
+        &mut self,
+        links: &mut dyn Links,
+        plan: &BucketPlan,
+        dtype: Dtype,
+        work: &mut [u8],
+    ) -> Result<Progress> {
+        let elem_bytes = dtype.size_bytes();
         let mut moved = false;
         loop {
-            let mut memory = Memory { work: &mut *work, source: &[], elem_bytes, fold: None };
+            let mut memory = Memory { work: &mut *work, source: &[], elem_bytes, fold: None, halves: None };
             match self.run.advance(links, &mut memory)? {
                 Progress::Done => {}
                 progress if moved => return Ok(if progress == Progress::Pending { Progress::Moved } else { progress }),
                 progress => return Ok(progress),
             }
             if let Some(Combine::Halves) = self.now.take() {
-                combine_halves(plan, work);
+                combine_halves(plan, dtype, work);
             }
             let Some(next) = self.to_come.pop_front() else { return Ok(Progress::Done) };
             self.run.then(next.schedule);
@@ -79,12 +85,12 @@ impl Adasum {
     }
 }
 
-fn combine_halves(plan: &BucketPlan, work: &mut [u8]) {
-    let elem_bytes = plan.dtype.size_bytes();
+fn combine_halves(plan: &BucketPlan, dtype: Dtype, work: &mut [u8]) {
+    let elem_bytes = dtype.size_bytes();
     let (own, other) = work.split_at_mut(plan.elems as usize * elem_bytes);
     for part in &plan.parts {
         let range = part.span.start as usize * elem_bytes..part.span.end() as usize * elem_bytes;
-        combine(plan.dtype, &mut own[range.clone()], &other[range]);
+        combine(dtype, &mut own[range.clone()], &other[range]);
     }
 }
 

@@ -7,6 +7,10 @@
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
 //!
+//! The elements in it have the type of the reduction's *carrier* (`carrier`), which is wider than the callers' where half precision
+//! is added over links or has a prescale; then the callers' memory is not worked in. Over links results are finished (average,
+//! postscale) as they are unloaded; in shared memory whoever folds has finished them.
+//!
 //! A rank that has joined has no regions. It contributes what changes nothing, and drops what it gets.
 //!
 //! [`Workspace::load`] reads the callers' memory, and in the caller's workspace also writes it, so the driver runs the entry
@@ -18,23 +22,24 @@ use std::sync::Arc;
 use farandole_plan::agree::{Bucket, RequestId};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::item::Item;
-use farandole_plan::{Collective, Rank, ReduceOp, Shape, Span};
-use farandole_tensor::pack::unpack;
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Shape, Span};
+use farandole_tensor::pack::{pack, unpack};
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
 use crate::diary::Mark;
 use crate::error::Error;
 use crate::fusion::FusionBuffer;
+use crate::owed::Owed;
 use crate::route::{Baggage, Road};
+use crate::run::Halves;
 use crate::submission::{Outcome, Returned};
-use crate::ticket::Promise;
 
 /// A request that has been submitted and is not done.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) name: Arc<str>,
     pub(crate) mark: Mark,
-    pub(crate) promise: Arc<Promise>,
+    pub(crate) promise: Owed,
     pub(crate) input: Option<Region>,
     pub(crate) output: Option<Region>,
 }
@@ -125,9 +130,32 @@ pub(crate) struct Place {
     pub(crate) size: usize,
 }
 
-/// Where the ranks work on a bucket.
+/// Where the ranks work on a bucket, and in which element type.
 #[derive(Debug)]
-pub(crate) enum Workspace {
+pub(crate) struct Workspace {
+    room: Room,
+    /// The element type of what lies in the room.
+    carrier: Dtype,
+    /// What is done to results as they are folded: by windows, where one fold takes all contributions.
+    finish_in_fold: Finish,
+    /// What is done to results as they are unloaded.
+    finish_in_unload: Finish,
+    /// If results are halves and partial results are not, what lies behind them in the room: the halves.
+    halves: Option<Behind>,
+}
+
+/// Results of half precision behind partial results in single precision.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    /// Where they begin in the room.
+    offset: usize,
+    dtype: Dtype,
+    /// Applied before they are rounded.
+    finish: Finish,
+}
+
+#[derive(Debug)]
+enum Room {
     /// Nowhere: there are no elements.
     Nothing,
     /// In the first bytes of the group's own fusion buffer.
@@ -144,49 +172,58 @@ impl Workspace {
     /// Decides where to work on a bucket. Nothing is read or written.
     pub(crate) fn choose(bucket: &Bucket, road: Road, place: Place, fusion_limit_bytes: usize) -> Workspace {
         let plan = &*bucket.plan;
-        let bytes = bytes_of(plan, plan.elems);
-        if road == Road::Mapped {
-            return Workspace::Mapped(bytes);
-        }
-        let staging = |bytes: usize| {
-            if bytes <= fusion_limit_bytes { Workspace::Fusion(bytes) } else { fresh(bytes) }
-        };
-        match &plan.collective {
-            Collective::Barrier | Collective::Join => Workspace::Nothing,
+        let carrier = road.carrier(plan);
+        let offset = bytes_of(carrier, plan.elems);
+        let apart = road.rounds_results(plan);
+        let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
+        // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
+        let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
+        let staging = |bytes: usize| if bytes <= kept_bytes { Room::Fusion(bytes) } else { fresh(bytes) };
+        let room = match &plan.collective {
+            _ if road == Road::Mapped => Room::Mapped(bytes),
+            Collective::Barrier | Collective::Join => Room::Nothing,
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
             Collective::Allreduce { .. } | Collective::Broadcast { .. } => match bucket.requests[..] {
-                [Some(id)] if !plan.staged => Workspace::Caller(id),
+                [Some(id)] if !plan.staged && carrier == plan.dtype => Room::Caller(id),
                 _ => staging(bytes),
             },
             Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
             Collective::Allgather | Collective::ReduceScatter { .. } => staging(bytes),
             Collective::Alltoall { .. } => {
-                fresh(bytes_of(plan, Exchange::of(&plan.parts[0].item, place).received_elems()))
+                fresh(bytes_of(carrier, Exchange::of(&plan.parts[0].item, place).received_elems()))
             }
-        }
+        };
+        let finish = match plan.collective {
+            Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
+                Finish::new(plan.dtype, op, place.size as u64, postscale)
+            }
+            _ => Finish::Nothing,
+        };
+        let (finish_in_fold, finish_in_unload) = match road {
+            _ if apart => (Finish::Nothing, Finish::Nothing),
+            Road::Messages => (Finish::Nothing, finish),
+            Road::Windows | Road::Mapped => (finish, Finish::Nothing),
+        };
+        let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
+        Workspace { room, carrier, finish_in_fold, finish_in_unload, halves }
     }
 
     /// Lends everything that the bucket's travel works on.
     pub(crate) fn baggage<'a>(
         &'a mut self,
         bucket: &Bucket,
-        place: Place,
         table: &'a mut Table,
         fusion: &'a mut FusionBuffer,
     ) -> Baggage<'a> {
-        let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, finish: Finish::Nothing };
-        // In the callers' memory results are finished as they are stored, by whoever stores them: also by a rank that
-        // has joined and works elsewhere.
-        if let (Collective::Allreduce { .. }, false) = (&bucket.plan.collective, bucket.plan.staged) {
-            baggage.finish = finish_of(&bucket.plan, place).unwrap_or(Finish::Nothing);
-        }
-        match self {
-            Workspace::Nothing => {}
-            Workspace::Fusion(bytes) => baggage.work = fusion.own(*bytes),
-            Workspace::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
-            Workspace::Caller(id) => baggage.work = table.get_mut(*id).target(),
-            Workspace::Fresh(bytes) => {
+        let (dtype, finish) = (self.carrier, self.finish_in_fold);
+        let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, dtype, finish, halves: None };
+        match &mut self.room {
+            Room::Nothing => {}
+            Room::Fusion(bytes) => baggage.work = fusion.own(*bytes),
+            Room::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
+            Room::Caller(id) => baggage.work = table.get_mut(*id).target(),
+            Room::Fresh(bytes) => {
                 baggage.work = bytes;
                 // What a rank sends in an alltoall lies in its input, which stays as it is.
                 if let [Some(id)] = bucket.requests[..] {
@@ -194,23 +231,28 @@ impl Workspace {
                 }
             }
         }
+        if let Some(Behind { offset, dtype, finish }) = self.halves {
+            let (work, results) = std::mem::take(&mut baggage.work).split_at_mut(offset);
+            baggage.work = work;
+            baggage.halves = Some(Halves { results, dtype, finish });
+        }
         baggage
     }
 
     /// Brings this rank's contribution in.
     pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut FusionBuffer) {
-        let plan = &*bucket.plan;
-        let work = match self {
-            Workspace::Nothing => return,
-            Workspace::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
-            Workspace::Fusion(bytes) => fusion.own(*bytes),
-            Workspace::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
-            Workspace::Fresh(bytes) => &mut bytes[..],
+        let (plan, carrier) = (&*bucket.plan, self.carrier);
+        let work = match &mut self.room {
+            Room::Nothing => return,
+            Room::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
+            Room::Fusion(bytes) => fusion.own(*bytes),
+            Room::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
+            Room::Fresh(bytes) => &mut bytes[..],
         };
         for (part, id) in bucket.requests.iter().enumerate() {
             match id {
-                Some(id) => load_part(plan, part, place, work, table.input(*id)),
-                None => load_neutral(plan, part, work),
+                Some(id) => load_part(plan, part, place, carrier, work, table.input(*id)),
+                None => load_neutral(plan, part, carrier, work),
             }
         }
     }
@@ -219,37 +261,40 @@ impl Workspace {
     pub(crate) fn unload(
         self,
         bucket: &Bucket,
-        road: Road,
         place: Place,
         table: &mut Table,
         fusion: &mut FusionBuffer,
         done: &mut Vec<(Pending, Outcome)>,
     ) {
         let plan = &*bucket.plan;
-        // Windows have finished the results as they stored them.
-        if let (Workspace::Caller(id), Some(finish)) = (&self, finish_of(plan, place))
-            && road == Road::Messages
-        {
+        let finish = self.finish_in_unload;
+        if let Room::Caller(id) = &self.room {
             finish.apply(plan.dtype, table.get_mut(*id).target());
         }
-        let work: &[u8] = match &self {
-            Workspace::Fusion(bytes) => fusion.own(*bytes),
-            Workspace::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
-            Workspace::Fresh(bytes) => bytes,
-            Workspace::Nothing | Workspace::Caller(_) => &[],
+        let work: &[u8] = match &self.room {
+            Room::Fusion(bytes) => fusion.own(*bytes),
+            Room::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
+            Room::Fresh(bytes) => bytes,
+            Room::Nothing | Room::Caller(_) => &[],
         };
-        let in_place = matches!(self, Workspace::Caller(_));
+        let (work, carrier) = match self.halves {
+            Some(behind) => (&work[behind.offset..], behind.dtype),
+            None => (work, self.carrier),
+        };
+        let in_place = matches!(self.room, Room::Caller(_));
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
-            let mut pending = table.take(id);
             let item = &*plan.parts[part].item;
             let mut outcome = Outcome { shape: result_shape(item, place), ..Outcome::default() };
+            // It stays in the table, where a failure finds it, until its result is there.
+            let pending = table.get_mut(id);
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
                 Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, place).received_rows,
-                _ => unload_part(plan, part, place, work, &mut pending),
+                _ => unload_part(plan, part, place, carrier, work, finish, pending),
             }
+            let mut pending = table.take(id);
             outcome.input = pending.input.take();
             outcome.output = pending.output.take();
             done.push((pending, outcome));
@@ -264,7 +309,7 @@ impl Workspace {
             Collective::Allgather => plan.parts.len() == 1,
             _ => false,
         };
-        if let (Workspace::Fresh(bytes), Some((_, outcome)), true) = (self, last, is_result) {
+        if let (Room::Fresh(bytes), Some((_, outcome)), true) = (self.room, last, is_result) {
             outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
         }
     }
@@ -304,31 +349,22 @@ impl Exchange {
     }
 }
 
-fn fresh(bytes: usize) -> Workspace {
-    Workspace::Fresh(OwnedBytes::zeroed(bytes))
+fn fresh(bytes: usize) -> Room {
+    Room::Fresh(OwnedBytes::zeroed(bytes))
 }
 
-fn bytes_of(plan: &BucketPlan, elems: u64) -> usize {
-    elems as usize * plan.dtype.size_bytes()
+fn bytes_of(dtype: Dtype, elems: u64) -> usize {
+    elems as usize * dtype.size_bytes()
 }
 
-fn range(plan: &BucketPlan, span: Span) -> Range<usize> {
-    bytes_of(plan, span.start)..bytes_of(plan, span.end())
+fn range(dtype: Dtype, span: Span) -> Range<usize> {
+    bytes_of(dtype, span.start)..bytes_of(dtype, span.end())
 }
 
 fn prescale_of(plan: &BucketPlan) -> f64 {
     match plan.collective {
         Collective::Allreduce { prescale, .. } | Collective::ReduceScatter { prescale, .. } => prescale,
         _ => 1.0,
-    }
-}
-
-fn finish_of(plan: &BucketPlan, place: Place) -> Option<Finish> {
-    match plan.collective {
-        Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
-            Some(Finish::new(plan.dtype, op, place.size as u64, postscale))
-        }
-        _ => None,
     }
 }
 
@@ -345,21 +381,22 @@ fn load_in_place(plan: &BucketPlan, place: Place, pending: &mut Pending) {
     }
 }
 
-fn load_part(plan: &BucketPlan, part: usize, place: Place, work: &mut [u8], input: &[u8]) {
+fn load_part(plan: &BucketPlan, part: usize, place: Place, carrier: Dtype, work: &mut [u8], input: &[u8]) {
     match plan.collective {
         Collective::Allreduce { prescale, .. } => {
-            copy_scaled(&mut work[range(plan, plan.parts[part].span)], input, plan.dtype, prescale);
+            let offset = range(carrier, plan.parts[part].span).start;
+            pack(work, carrier, [(offset, input)], plan.dtype, prescale);
         }
         Collective::Broadcast { root } if root == place.me => {
-            work[range(plan, plan.parts[part].span)].copy_from_slice(input);
+            work[range(carrier, plan.parts[part].span)].copy_from_slice(input);
         }
-        Collective::Allgather => work[range(plan, plan.piece(part, place.me))].copy_from_slice(input),
+        Collective::Allgather => work[range(carrier, plan.piece(part, place.me))].copy_from_slice(input),
         Collective::ReduceScatter { prescale, .. } => {
             let mut rest = input;
             for rank in 0..place.size {
-                let target = &mut work[range(plan, plan.piece(part, Rank::from(rank)))];
-                let (rows, after) = rest.split_at(target.len());
-                copy_scaled(target, rows, plan.dtype, prescale);
+                let piece = plan.piece(part, Rank::from(rank));
+                let (rows, after) = rest.split_at(bytes_of(plan.dtype, piece.len));
+                pack(work, carrier, [(range(carrier, piece).start, rows)], plan.dtype, prescale);
                 rest = after;
             }
         }
@@ -367,32 +404,39 @@ fn load_part(plan: &BucketPlan, part: usize, place: Place, work: &mut [u8], inpu
     }
 }
 
-/// The contribution of a rank that has joined.
-fn load_neutral(plan: &BucketPlan, part: usize, work: &mut [u8]) {
+/// The contribution of a rank that has joined. It is not scaled: what changes nothing has no factor.
+fn load_neutral(plan: &BucketPlan, part: usize, carrier: Dtype, work: &mut [u8]) {
     let (op, work) = match plan.collective {
-        Collective::Allreduce { op, .. } => (op, &mut work[range(plan, plan.parts[part].span)]),
+        Collective::Allreduce { op, .. } => (op, &mut work[range(carrier, plan.parts[part].span)]),
         // All pieces of all parts are neutral, so the first part may fill everything.
         Collective::ReduceScatter { op, .. } if part == 0 => (op, work),
         _ => return,
     };
     match op {
         ReduceOp::Adasum => work.fill(0),
-        _ => Fold::new(plan.dtype, op).neutral(work),
+        _ => Fold::new(carrier, op).neutral(work),
     }
 }
 
-fn unload_part(plan: &BucketPlan, part: usize, place: Place, work: &[u8], pending: &mut Pending) {
+fn unload_part(
+    plan: &BucketPlan,
+    part: usize,
+    place: Place,
+    carrier: Dtype,
+    work: &[u8],
+    finish: Finish,
+    pending: &mut Pending,
+) {
     match plan.collective {
         Collective::Allreduce { .. } => {
-            let finish = finish_of(plan, place).expect("invariant: a reduction has a finish");
-            let offset = range(plan, plan.parts[part].span).start;
-            unpack(work, plan.dtype, [(offset, pending.target())], plan.dtype, finish);
+            let offset = range(carrier, plan.parts[part].span).start;
+            unpack(work, carrier, [(offset, pending.target())], plan.dtype, finish);
         }
         Collective::Broadcast { .. } => {
-            pending.target().copy_from_slice(&work[range(plan, plan.parts[part].span)]);
+            pending.target().copy_from_slice(&work[range(carrier, plan.parts[part].span)]);
         }
         Collective::Allgather if plan.parts.len() > 1 => {
-            let pieces = || (0..place.size).map(|rank| &work[range(plan, plan.piece(part, Rank::from(rank)))]);
+            let pieces = || (0..place.size).map(|rank| &work[range(carrier, plan.piece(part, Rank::from(rank)))]);
             let mut output = OwnedBytes::zeroed(pieces().map(<[u8]>::len).sum());
             let mut rest = &mut output[..];
             for piece in pieces() {
@@ -403,10 +447,9 @@ fn unload_part(plan: &BucketPlan, part: usize, place: Place, work: &[u8], pendin
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         Collective::ReduceScatter { .. } => {
-            let finish = finish_of(plan, place).expect("invariant: a reduction has a finish");
-            let range = range(plan, plan.piece(part, place.me));
-            let mut output = OwnedBytes::zeroed(range.len());
-            unpack(work, plan.dtype, [(range.start, &mut output[..])], plan.dtype, finish);
+            let piece = plan.piece(part, place.me);
+            let mut output = OwnedBytes::zeroed(bytes_of(plan.dtype, piece.len));
+            unpack(work, carrier, [(range(carrier, piece).start, &mut output[..])], plan.dtype, finish);
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         _ => {}

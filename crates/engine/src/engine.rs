@@ -25,6 +25,7 @@ use crate::group::{Group, Settings};
 use crate::intake::After;
 use crate::limits::Limits;
 use crate::meeting::{Meeting, number_in};
+use crate::owed::Owed;
 use crate::roster::Roster;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned, Submission};
@@ -232,7 +233,8 @@ impl Engine {
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
         let promise = Arc::new(Slot::new());
-        let mut pending = Pending { name: Arc::clone(&name), mark, promise: Arc::clone(&promise), input, output };
+        let mut pending =
+            Pending { name: Arc::clone(&name), mark, promise: Owed::new(Arc::clone(&promise)), input, output };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
         let after = if push == Push::Ringing && self.recorder.is_on() {
             self.shared.baton.push_stamped(|time_ns| {

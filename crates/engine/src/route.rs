@@ -15,15 +15,16 @@ use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::choose::{Choices, Formed, Means};
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::{Collective, Rank, ReduceOp, Schedule};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Schedule};
 use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Mapped, Windows};
 use farandole_transport::{Link, Mesh, Progress, Result};
 
 use crate::adasum::Adasum;
 use crate::bucket::{Exchange, Place};
+use crate::carrier::{Folding, carrier};
 use crate::footprints::Footprints;
-use crate::run::{Links, Memory, Run};
+use crate::run::{Halves, Links, Memory, Run};
 use crate::window::{Shared, WindowRun};
 
 /// Schedules kept at most. A training loop has some dozens of buckets; a program that never repeats itself must not
@@ -54,6 +55,30 @@ pub(crate) enum Road {
     Mapped,
 }
 
+impl Road {
+    /// The element type in which a bucket travels this road.
+    pub(crate) fn carrier(self, plan: &BucketPlan) -> Dtype {
+        let folding = if self == Road::Messages { Folding::OneByOne } else { Folding::AllAtOnce };
+        match plan.collective {
+            Collective::Allreduce { op, prescale, .. } | Collective::ReduceScatter { op, prescale, .. } => {
+                carrier(plan.dtype, op, prescale, folding)
+            }
+            _ => plan.dtype,
+        }
+    }
+
+    /// Whether partial results of a bucket are singles on this road, and results travel as halves.
+    pub(crate) fn rounds_results(self, plan: &BucketPlan) -> bool {
+        let folds = matches!(plan.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
+        self == Road::Messages && folds && self.carrier(plan) != plan.dtype
+    }
+
+    /// The bytes of a bucket on this road.
+    pub(crate) fn bytes(self, plan: &BucketPlan) -> u64 {
+        plan.elems * self.carrier(plan).size_bytes() as u64
+    }
+}
+
 /// The travel of one bucket.
 #[derive(Debug)]
 pub(crate) enum Travel {
@@ -75,26 +100,27 @@ pub(crate) struct Baggage<'a> {
     pub(crate) source: &'a [u8],
     /// The mapped buffer, on the mapped road.
     pub(crate) mapped: Option<&'a mut Mapped>,
+    /// The element type of all of them.
+    pub(crate) dtype: Dtype,
     /// Applied to results where windows store them.
     pub(crate) finish: Finish,
+    /// Where results of half precision go, if the buffer holds singles and messages carry the two apart.
+    pub(crate) halves: Option<Halves<'a>>,
 }
 
 impl Travel {
     /// Does what can be done now.
     pub(crate) fn advance(&mut self, mesh: &mut Mesh, plan: &BucketPlan, baggage: Baggage<'_>) -> Result<Progress> {
-        let elem_bytes = plan.dtype.size_bytes();
-        let Baggage { work, source, mapped, finish } = baggage;
+        let Baggage { work, source, mapped, dtype, finish, halves } = baggage;
+        let (elem_bytes, fold) = (dtype.size_bytes(), fold_of(plan, dtype));
         match self {
             Travel::Nothing => Ok(Progress::Done),
-            Travel::Messages(run) => run.advance(mesh, &mut Memory { work, source, elem_bytes, fold: fold_of(plan) }),
+            Travel::Messages(run) => run.advance(mesh, &mut Memory { work, source, elem_bytes, fold, halves }),
             Travel::Shared(run) => {
                 let windows = mesh.windows.as_mut().expect("invariant: this road is for ranks with windows");
-                run.advance(
-                    windows,
-                    &mut Shared { work, mapped, elem_bytes, fold: fold_of(plan), finish, stores: Stores::Streaming },
-                )
+                run.advance(windows, &mut Shared { work, mapped, elem_bytes, fold, finish, stores: Stores::Streaming })
             }
-            Travel::Adasum(adasum) => adasum.advance(mesh, plan, work),
+            Travel::Adasum(adasum) => adasum.advance(mesh, plan, dtype, work),
         }
     }
 
@@ -164,7 +190,7 @@ impl Router {
         match plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } | Collective::Alltoall { .. } => Road::Messages,
             Collective::Allreduce { .. } => {
-                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+                let bytes = Road::Windows.bytes(plan);
                 let means = Means { windows: true, mapped: plan.staged && bytes <= mapped_bytes as u64 };
                 match self.choices.allreduce(bytes, means) {
                     Algorithm::Mapped => Road::Mapped,
@@ -196,13 +222,16 @@ impl Router {
         if road != Road::Messages {
             return Travel::Shared(WindowRun::begun(schedule));
         }
-        let run = match entry {
+        let mut run = match entry {
             Some(mut run) => {
                 run.then(schedule);
                 run
             }
             None => Run::new(schedule, self.place.size, bucket.operation.0, self.descriptor(plan)),
         };
+        if road.rounds_results(plan) {
+            run.round_results(plan.elems);
+        }
         match plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => Travel::Adasum(Adasum::new(run, plan, self.place)),
             _ => Travel::Messages(run),
@@ -226,8 +255,8 @@ impl Router {
 
     fn message_schedule(&self, plan: &BucketPlan, mesh: &Mesh) -> Schedule {
         let (topology, me) = (mesh.topology(), self.place.me);
-        let tuning = Tuning::for_dtype(plan.dtype);
-        let bytes = plan.elems * plan.dtype.size_bytes() as u64;
+        let tuning = Tuning::for_dtype(Road::Messages.carrier(plan));
+        let bytes = Road::Messages.bytes(plan);
         match &plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => Schedule::default(),
             Collective::Allreduce { .. } => {
@@ -254,14 +283,14 @@ impl Router {
     fn shared_schedule(&self, plan: &BucketPlan, road: Road, mesh: &Mesh) -> Schedule {
         let Place { me, size } = self.place;
         let layout = mesh.windows.as_ref().expect("invariant: this road is for ranks with windows").layout();
-        let mut tuning = Tuning::for_dtype(plan.dtype);
-        tuning.tile_elems = (TILE_BYTES.min(layout.tile_bytes) / plan.dtype.size_bytes()) as u64;
+        let carrier = road.carrier(plan);
+        let mut tuning = Tuning::for_dtype(carrier);
+        tuning.tile_elems = (TILE_BYTES.min(layout.tile_bytes) / carrier.size_bytes()) as u64;
         tuning.slots = layout.slots as u32;
         match &plan.collective {
             Collective::Allreduce { .. } => {
-                let bytes = plan.elems * plan.dtype.size_bytes() as u64;
                 let means = Means { windows: true, mapped: road == Road::Mapped };
-                let chosen = self.choices.allreduce(bytes, means);
+                let chosen = self.choices.allreduce(road.bytes(plan), means);
                 let algorithm = if chosen.fits_windows() { chosen } else { Algorithm::WindowTiles };
                 algorithm::allreduce(algorithm, plan.elems, mesh.topology(), me, &tuning)
             }
@@ -278,9 +307,11 @@ pub(crate) fn shares_memory(mesh: &Mesh) -> bool {
     mesh.size() > 1 && mesh.windows.as_ref().is_some_and(|windows| windows.size() == mesh.size())
 }
 
-fn fold_of(plan: &BucketPlan) -> Option<Fold> {
+/// How a bucket is folded, with elements of this type. Adasum is no fold.
+fn fold_of(plan: &BucketPlan, dtype: Dtype) -> Option<Fold> {
     match plan.collective {
-        Collective::Allreduce { op, .. } | Collective::ReduceScatter { op, .. } => Some(Fold::new(plan.dtype, op)),
+        Collective::Allreduce { op: ReduceOp::Adasum, .. } => None,
+        Collective::Allreduce { op, .. } | Collective::ReduceScatter { op, .. } => Some(Fold::new(dtype, op)),
         _ => None,
     }
 }

@@ -10,13 +10,18 @@
 //! from the link (so that two ranks that exchange the same elements do not wait for each other) but put into place
 //! only when the send has left.
 //!
+//! Partial results of half precision travel as singles, results as halves (`carrier`). Then the work buffer holds singles, and
+//! results lie in a buffer of their own ([`Halves`]): those that arrive are put there, those that become final on this rank
+//! are finished and rounded into it, before they are sent and at the end.
+//!
 //! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What the
 //! elements mean before and after is not here (`bucket`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step};
+use farandole_plan::{Arrival, Buffer, Dtype, Rank, Results, Schedule, Span, Step};
+use farandole_tensor::pack::unpack;
 use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
@@ -43,12 +48,67 @@ pub(crate) struct Memory<'a> {
     pub(crate) elem_bytes: usize,
     /// Combines arriving elements with those that are there.
     pub(crate) fold: Option<Fold>,
+    /// Where results go that are halves while the work buffer holds singles; for runs that were told so
+    /// ([`Run::round_results`]).
+    pub(crate) halves: Option<Halves<'a>>,
+}
+
+/// Results of half precision.
+pub(crate) struct Halves<'a> {
+    /// As many elements as are worked on.
+    pub(crate) results: &'a mut [u8],
+    pub(crate) dtype: Dtype,
+    /// Applied to a result before it is rounded.
+    pub(crate) finish: Finish,
 }
 
 impl Memory<'_> {
     fn bytes(&self, span: Span) -> std::ops::Range<usize> {
-        span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
+        scaled(span, self.elem_bytes)
     }
+
+    /// What a message of these elements is sent from.
+    fn outgoing(&self, from: Buffer, span: Span, carries: Carries) -> &[u8] {
+        match (carries, from) {
+            (Carries::Results, _) => {
+                let halves = self.halves();
+                &halves.results[scaled(span, halves.dtype.size_bytes())]
+            }
+            (Carries::Elements, Buffer::Work) => &self.work[self.bytes(span)],
+            (Carries::Elements, Buffer::Source) => &self.source[self.bytes(span)],
+        }
+    }
+
+    /// Finishes and rounds elements whose last fold is done.
+    fn round(&mut self, span: Span) {
+        let (work, elem_bytes) = (&*self.work, self.elem_bytes);
+        let halves = self.halves.as_mut().expect("invariant: a run that rounds is lent a place for results");
+        let target = &mut halves.results[scaled(span, halves.dtype.size_bytes())];
+        unpack(work, Dtype::F32, [(span.start as usize * elem_bytes, target)], halves.dtype, halves.finish);
+    }
+
+    fn halves(&self) -> &Halves<'_> {
+        self.halves.as_ref().expect("invariant: a run that rounds is lent a place for results")
+    }
+}
+
+/// What a message carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carries {
+    /// Elements as they lie in the work buffer or the source.
+    Elements,
+    /// Results, which lie apart from it.
+    Results,
+}
+
+fn scaled(span: Span, elem_bytes: usize) -> std::ops::Range<usize> {
+    span.start as usize * elem_bytes..span.end() as usize * elem_bytes
+}
+
+/// The elements that two spans have in common.
+fn common(a: Span, b: Span) -> Option<Span> {
+    let (start, end) = (a.start.max(b.start), a.end().min(b.end()));
+    (start < end).then(|| Span::between(start, end))
 }
 
 /// A send that has been posted and not yet left.
@@ -57,6 +117,7 @@ struct Posted {
     tag: Tag,
     from: Buffer,
     span: Span,
+    carries: Carries,
     cursor: SendCursor,
 }
 
@@ -86,6 +147,8 @@ pub(crate) struct Run {
     messages_received: Vec<u32>,
     operation: u64,
     descriptor: u64,
+    /// Which messages carry results, if these are rounded.
+    results: Option<Box<Results>>,
     footprints: Option<Box<Footprints>>,
 }
 
@@ -104,8 +167,19 @@ impl Run {
             messages_received: vec![0; ranks],
             operation,
             descriptor,
+            results: None,
             footprints: None,
         }
+    }
+
+    /// From now on the work buffer holds singles, `elems` of them, and results are halves. Not for schedules with window steps, which
+    /// know one element type.
+    pub(crate) fn round_results(&mut self, elems: u64) {
+        assert!(
+            self.step == 0 && self.schedule.slots == 0,
+            "invariant: results are rounded in messages, from the first on"
+        );
+        self.results = Some(Box::new(self.schedule.results(elems)));
     }
 
     /// Goes on with another schedule of the same operation; messages are counted on.
@@ -131,7 +205,11 @@ impl Run {
                     if let Some(footprints) = &mut self.footprints {
                         // What the walk had come to before this call could not be taken then.
                         let taken = if self.step == before + 1 { Taken::AfterAWait } else { Taken::AtOnce };
-                        footprints.note(step, memory.elem_bytes, taken);
+                        let elem_bytes = match carries(&self.results, self.step - 1) {
+                            Carries::Results => memory.halves().dtype.size_bytes(),
+                            Carries::Elements => memory.elem_bytes,
+                        };
+                        footprints.note(step, elem_bytes, taken);
                     }
                 }
                 Progress::Moved => moved = true,
@@ -143,6 +221,11 @@ impl Run {
         }
         if self.unsent > 0 {
             moved |= self.push_out(links, memory)?;
+        }
+        if self.unsent == 0
+            && let Some(results) = &self.results
+        {
+            results.made_here.iter().for_each(|&span| memory.round(span));
         }
         if self.unsent == 0 && schedule.slots > 0 {
             let windows = links.windows().expect("invariant: window steps are for ranks with windows");
@@ -226,12 +309,23 @@ impl Run {
         }
     }
 
-    fn post(&mut self, to: Rank, from: Buffer, span: Span, links: &mut dyn Links, memory: &Memory<'_>) -> Result<()> {
+    fn post(
+        &mut self,
+        to: Rank,
+        from: Buffer,
+        span: Span,
+        links: &mut dyn Links,
+        memory: &mut Memory<'_>,
+    ) -> Result<()> {
+        let carries = carries(&self.results, self.step);
+        if let (Carries::Results, Some(results)) = (carries, &self.results) {
+            results.made_here.iter().filter_map(|&made| common(made, span)).for_each(|span| memory.round(span));
+        }
         let message = &mut self.messages_sent[to.index()];
         let tag = Tag { operation: self.operation, message: *message, descriptor: self.descriptor };
         *message += 1;
         let queue = &mut self.posted[to.index()];
-        queue.push_back(Posted { tag, from, span, cursor: SendCursor::default() });
+        queue.push_back(Posted { tag, from, span, carries, cursor: SendCursor::default() });
         self.unsent += 1;
         if queue.len() == 1 {
             self.push_to(to, links, memory)?;
@@ -247,6 +341,14 @@ impl Run {
         links: &mut dyn Links,
         memory: &mut Memory<'_>,
     ) -> Result<Progress> {
+        if carries(&self.results, self.step) == Carries::Results {
+            let (tag, halves) = (self.next_tag(from), memory.halves.as_mut());
+            let halves = halves.expect("invariant: a run that rounds is lent a place for results");
+            // Nothing is sent from there before it has come.
+            let target = &mut halves.results[scaled(span, halves.dtype.size_bytes())];
+            let progress = links.link(from).recv_into(tag, target, &mut self.cursor)?;
+            return Ok(self.received(from, progress));
+        }
         if self.cursor == RecvCursor::default() && self.aside == Aside::Unused && self.is_being_sent(span) {
             self.aside = Aside::Filling;
         }
@@ -266,11 +368,15 @@ impl Run {
                 })?
             }
         };
+        Ok(self.received(from, progress))
+    }
+
+    fn received(&mut self, from: Rank, progress: Progress) -> Progress {
         if progress == Progress::Done {
             self.cursor = RecvCursor::default();
             self.messages_received[from.index()] += 1;
         }
-        Ok(progress)
+        progress
     }
 
     /// Receives a message whose place is still being sent from: takes it from the link first, so that the peer can go on, and
@@ -304,9 +410,7 @@ impl Run {
             }
         }
         self.aside = Aside::Unused;
-        self.cursor = RecvCursor::default();
-        self.messages_received[from.index()] += 1;
-        Ok(Progress::Done)
+        Ok(self.received(from, Progress::Done))
     }
 
     fn next_tag(&self, from: Rank) -> Tag {
@@ -316,8 +420,8 @@ impl Run {
 
     /// Whether a posted send has yet to read some of these elements of the work buffer.
     fn is_being_sent(&self, span: Span) -> bool {
-        self.unsent > 0
-            && self.posted.iter().flatten().any(|posted| posted.from == Buffer::Work && posted.span.overlaps(span))
+        let reads_work = |posted: &Posted| posted.from == Buffer::Work && posted.carries == Carries::Elements;
+        self.unsent > 0 && self.posted.iter().flatten().any(|posted| reads_work(posted) && posted.span.overlaps(span))
     }
 
     /// Moves posted sends on, to all peers. Says whether anything moved.
@@ -334,11 +438,8 @@ impl Run {
     fn push_to(&mut self, peer: Rank, links: &mut dyn Links, memory: &Memory<'_>) -> Result<bool> {
         let mut moved = false;
         while let Some(posted) = self.posted[peer.index()].front_mut() {
-            let buffer = match posted.from {
-                Buffer::Work => &*memory.work,
-                Buffer::Source => memory.source,
-            };
-            match links.link(peer).send(posted.tag, &buffer[memory.bytes(posted.span)], &mut posted.cursor)? {
+            let bytes = memory.outgoing(posted.from, posted.span, posted.carries);
+            match links.link(peer).send(posted.tag, bytes, &mut posted.cursor)? {
                 Progress::Done => {
                     self.posted[peer.index()].pop_front();
                     self.unsent -= 1;
@@ -349,6 +450,14 @@ impl Run {
             }
         }
         Ok(moved)
+    }
+}
+
+/// What the message of a step carries.
+fn carries(results: &Option<Box<Results>>, step: usize) -> Carries {
+    match results {
+        Some(results) if results.carried[step] => Carries::Results,
+        _ => Carries::Elements,
     }
 }
 

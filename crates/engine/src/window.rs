@@ -60,6 +60,13 @@ fn show(stores: Stores, target: &mut [u8], source: &[u8]) {
 
 /// Takes a step if it can be taken now.
 pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
+    // What goes into a slot must have memory there.
+    match *step {
+        Step::Publish { span, .. } => windows.reserve_tiles(memory.range(span).len())?,
+        Step::Stage { span, at, .. } => windows.reserve_tiles(memory.range(Span { start: at, ..span }).end)?,
+        Step::FoldTile { chunk, .. } => windows.reserve_tiles(memory.range(chunk).len())?,
+        _ => {}
+    }
     let taken = match *step {
         Step::Publish { tile, span, except } => publish(windows, memory, tile.into(), span, except),
         Step::Stage { tile, span, at } => stage(windows, memory, tile.into(), span, at),

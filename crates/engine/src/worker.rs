@@ -25,7 +25,9 @@ use crate::completion::Slot;
 use crate::error::{Error, Failure};
 use crate::group::{Group, Look, StallNotice, Surroundings, Trouble};
 use crate::intake::Intake;
+use crate::owed::take_orphans;
 use crate::roster::Roster;
+use crate::submission::Returned;
 use crate::witness::Witness;
 
 /// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size theirs.
@@ -73,7 +75,7 @@ pub(crate) struct Driver {
     on_stall: OnStall,
     /// Says what this rank does when others wait for it.
     witness: Witness,
-    /// Orders of the current turn; empty between turns.
+    /// Orders of the current turn, the next one last; empty between turns, unless one has panicked.
     orders: Vec<Order>,
     took_something: bool,
     /// When the last turn began.
@@ -116,10 +118,29 @@ impl Driver {
         match catch_unwind(AssertUnwindSafe(|| self.turn_or_panic(intake, look))) {
             Ok(turn) => turn,
             Err(panic) => {
-                self.orders.clear();
-                self.fail_all(Trouble::Panicked(format!("the engine has a bug: {}", panic_text(&*panic))));
+                self.survive(&format!("the engine has a bug: {}", panic_text(&*panic)));
                 Turn::Moved
             }
+        }
+    }
+
+    /// Ends everything after a panic. Every request gets an answer that names it: those in the groups, and those that unwinding
+    /// has dropped. Orders that were not taken yet are taken in the next turn, and find their groups ended.
+    fn survive(&mut self, what: &str) {
+        let orphans = take_orphans();
+        let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(Trouble::Panicked(what.to_owned()))));
+        let error = self.roster.ended(GroupId::WORLD).unwrap_or_else(|| {
+            let what = what.to_owned();
+            Error::from(Failure { what, rank: None, tensor: None, elapsed: None, orderly: false })
+        });
+        if ended.is_err() {
+            // Whatever state the groups are in, the requests are there.
+            self.roster.end_all(&error);
+            let now = self.start.elapsed();
+            self.groups.iter_mut().for_each(|group| group.fail_requests(&error, now));
+        }
+        for promise in orphans.into_iter().chain(take_orphans()) {
+            promise.fulfil(Err(Returned::without_memory(error.clone())));
         }
     }
 
@@ -180,13 +201,15 @@ impl Driver {
     }
 
     fn take_orders(&mut self, intake: &Intake<Order>, now: Duration) -> bool {
-        let mut orders = std::mem::take(&mut self.orders);
-        intake.take_all(&mut orders);
-        let took_something = !orders.is_empty();
-        for order in orders.drain(..) {
+        // A panic may have left some. They come before whatever has been pushed since.
+        if self.orders.is_empty() {
+            intake.take_all(&mut self.orders);
+            self.orders.reverse();
+        }
+        let took_something = !self.orders.is_empty();
+        while let Some(order) = self.orders.pop() {
             self.take_order(order, now);
         }
-        self.orders = orders;
         took_something
     }
 
@@ -214,8 +237,8 @@ impl Driver {
             Order::RemoveGroup { group, done } => {
                 match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
                     Some(found) => {
-                        found.close(now);
                         self.ending.push((group, done));
+                        found.close(now);
                     }
                     None => done.fulfil(()),
                 }

@@ -1,26 +1,32 @@
-//! Random programs: collectives, sizes, element types, groups, joins, batches, priorities, orders and ways of waiting, on two to
-//! eight ranks over all transports. Results are compared with a plain reference, bit by bit.
+//! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of waiting, on two to
+//! eight ranks. Each program is run on every road: its requests in memory, in shared memory, over TCP and on two hosts, with
+//! different limits of fusion; and those of the first iteration that concern the whole world also as direct calls, on each of
+//! these and by each algorithm. Results are compared with a plain reference and between the roads, bit by bit.
 //!
 //! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order and replay
 //! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
 //! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
 //!
-//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_FIRST_PROGRAM=2500` begins with another one than the first,
-//! and `FARANDOLE_SEED=…` runs a single one. The test says how many it ran.
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_PROGRAMS_SEED=2500` begins with that one. The number of a program
+//! is its seed, so several processes can share the work. The test says how many it ran, and from which seed on.
 #![allow(clippy::unwrap_used)]
 
+#[path = "harness/direct_roads.rs"]
+mod direct_roads;
 mod harness;
 #[path = "harness/reference.rs"]
 mod reference;
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_engine::{Engine, Outcome, Submission, wait_all};
+use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
-use harness::{Transport, ranks, request};
-use reference::{Call, Dice, expected, input};
+use harness::{Transport, direct_ranks, ranks_with, request};
+use reference::{Call, Dice, Inputs, Solved};
 
 /// Programs run unless told otherwise, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
@@ -29,11 +35,13 @@ const TIME: Duration = Duration::from_secs(50);
 /// Somebody who runs ten thousand programs wants to see that they go on.
 const SAY_EVERY: u64 = 500;
 
+/// The serial number under which a rank tells who joined last.
+const JOIN: usize = usize::MAX;
+
 #[derive(Clone, Debug)]
 struct Program {
     seed: u64,
     size: usize,
-    transport: Transport,
     groups: Vec<Vec<Rank>>,
     iterations: Vec<Vec<Round>>,
     /// The round of the last iteration before which each rank joins.
@@ -51,15 +59,13 @@ impl Program {
     fn new(seed: u64) -> Program {
         let mut dice = Dice::new(seed);
         let size = 2 + dice.below(7) as usize;
-        // Sockets are dear; most bugs show in memory as well.
-        let transport = [Transport::Memory, Transport::Memory, Transport::Shm, Transport::Tcp][dice.below(4) as usize];
         let groups = groups(&mut dice, size);
         let rounds: Vec<Round> = (0..1 + dice.below(4)).map(|_| round(&mut dice, size, &groups)).collect();
         let iterations = (0..1 + dice.below(6))
             .map(|_| rounds.iter().map(|same| vary(&mut dice, same, size, &groups)).collect())
             .collect();
         let joins = (0..size).map(|_| dice.below(rounds.len() as u64 + 1) as usize).collect();
-        Program { seed, size, transport, groups, iterations, joins }
+        Program { seed, size, groups, iterations, joins }
     }
 
     fn members(&self, group: GroupId) -> Vec<Rank> {
@@ -82,6 +88,35 @@ impl Program {
         }
         let root_is_here = !matches!(call.collective, Collective::Broadcast { root } if joined[root.index()]);
         root_is_here && joined.iter().any(|joined| !joined)
+    }
+
+    /// Which members of a call's group have joined before it.
+    fn absent(&self, call: &Call, joined: &[bool]) -> Vec<bool> {
+        let members = self.members(call.group);
+        members.iter().map(|rank| call.group == GroupId::WORLD && joined[rank.index()]).collect()
+    }
+
+    /// All calls that are made, in the order of the program, by their serial number.
+    fn solve(&self) -> Vec<Option<Solved>> {
+        let mut solved = Vec::new();
+        for (iteration, rounds) in self.iterations.iter().enumerate() {
+            for (number, round) in rounds.iter().enumerate() {
+                let joined = self.joined(iteration, number);
+                for call in &round.calls {
+                    let salt = self.seed.wrapping_add(solved.len() as u64);
+                    let possible = self.is_possible(call, &joined);
+                    solved.push(possible.then(|| Solved::new(call, salt, &self.absent(call, &joined))));
+                }
+            }
+        }
+        solved
+    }
+
+    /// The calls of the first iteration that all ranks make, as they would be made directly.
+    fn solve_direct(&self) -> Vec<Solved> {
+        let calls = self.iterations[0].iter().flat_map(|round| &round.calls);
+        let world = calls.enumerate().filter(|(_, call)| call.group == GroupId::WORLD);
+        world.map(|(index, call)| Solved::new(call, self.seed ^ index as u64, &vec![false; self.size])).collect()
     }
 }
 
@@ -120,21 +155,28 @@ fn call(dice: &mut Dice, number: u64, size: usize, groups: &[Vec<Rank>]) -> Call
     let op = ReduceOp::ALL[dice.below(6) as usize];
     let mut dtype = Dtype::ALL[dice.below(13) as usize];
     if op == ReduceOp::Adasum {
-        dtype = [Dtype::F32, Dtype::F64][dice.below(2) as usize];
+        dtype = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::BF16][dice.below(4) as usize];
     }
+    // Powers of two before the fold, so that it stays exact; anything after it.
+    let (prescale, postscale) = match dice.below(4) {
+        0 => ([0.25, 0.5, 2.0, 4.0][dice.below(4) as usize], [1.0, 0.5, 0.3, 3.0][dice.below(4) as usize]),
+        1 => (1.0, [0.25, 0.1, 1.5, 7.0][dice.below(4) as usize]),
+        _ => (1.0, 1.0),
+    };
+    let inputs = if dice.below(2) == 0 { Inputs::Small } else { Inputs::Extreme };
     let collective = match dice.below(12) {
         0 => Collective::Allgather,
         1 => Collective::Broadcast { root: Rank(dice.below(members) as u32) },
         2 => Collective::Alltoall { splits: None },
-        3 if op != ReduceOp::Adasum => Collective::ReduceScatter { op, prescale: 1.0, postscale: 1.0 },
+        3 if op != ReduceOp::Adasum => Collective::ReduceScatter { op, prescale, postscale },
         4 => Collective::Barrier,
-        _ => Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 },
+        _ => Collective::Allreduce { op, prescale, postscale },
     };
     let row_elems = [1, 1, 3, 5, 64, 1000][dice.below(6) as usize];
     // Mostly small, now and then beyond every threshold below which things are copied.
     let rows = if dice.below(20) == 0 { 100_000 / row_elems } else { dice.below(40) };
     let priority = dice.below(3) as i32;
-    Call { number, group, collective, dtype, rows, row_elems, batch: None, priority }
+    Call { number, group, collective, dtype, rows, row_elems, batch: None, priority, inputs }
 }
 
 /// The round of one iteration: usually the same.
@@ -149,8 +191,8 @@ fn vary(dice: &mut Dice, same: &Round, size: usize, groups: &[Vec<Rank>]) -> Rou
     round
 }
 
-/// What one rank does. Returns a hash of every result that must be the same on all members.
-fn play(engine: &Engine, program: &Program) -> Vec<(usize, u64)> {
+/// What one rank does. Returns a hash of every result, by the serial number of its call.
+fn play(engine: &Engine, program: &Program, solved: &[Option<Solved>]) -> Vec<(usize, u64)> {
     let me = engine.rank();
     let mut dice = Dice::new(program.seed ^ (u64::from(me.0) + 1) << 32);
     for ranks in &program.groups {
@@ -178,15 +220,12 @@ fn play(engine: &Engine, program: &Program) -> Vec<(usize, u64)> {
             if !blocking {
                 dice.shuffle(&mut order);
             }
-            let outcomes = make_calls(engine, program, round, &order, first, blocking, &mut dice);
+            let outcomes = make_calls(engine, program, &solved[first..], &order, blocking, &mut dice);
             for (&index, outcome) in order.iter().zip(outcomes) {
-                let call = &round.calls[index];
-                let members = program.members(call.group);
-                let joined: Vec<bool> =
-                    members.iter().map(|rank| call.group == GroupId::WORLD && joined[rank.index()]).collect();
+                let members = program.members(round.calls[index].group);
                 let me = members.iter().position(|&rank| rank == me).unwrap();
-                let salt = program.seed.wrapping_add((first + index) as u64);
-                hashes.extend(check(call, salt, me, &joined, outcome).map(|hash| (first + index, hash)));
+                let solved = solved[first + index].as_ref().unwrap();
+                hashes.extend(check(solved, me, outcome).map(|hash| (first + index, hash)));
             }
         }
     }
@@ -194,24 +233,23 @@ fn play(engine: &Engine, program: &Program) -> Vec<(usize, u64)> {
         engine.submit(Submission::without_memory(request("join", Collective::Join, Dtype::U8, &[]))).unwrap()
     });
     let last = join.wait().unwrap().last_joined.unwrap();
-    hashes.push((usize::MAX, u64::from(last.0)));
+    hashes.push((JOIN, u64::from(last.0)));
     hashes
 }
 
 fn make_calls(
     engine: &Engine,
     program: &Program,
-    round: &Round,
+    solved: &[Option<Solved>],
     order: &[usize],
-    first: usize,
     blocking: bool,
     dice: &mut Dice,
 ) -> Vec<Outcome> {
     let submission = |index: usize| {
-        let call = &round.calls[index];
-        let members = program.members(call.group);
+        let solved = solved[index].as_ref().unwrap();
+        let members = program.members(solved.call.group);
         let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
-        submission(call, program.seed.wrapping_add((first + index) as u64), me, members.len())
+        submission(solved, me, members.len())
     };
     if blocking {
         return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
@@ -229,7 +267,8 @@ fn make_calls(
     }
 }
 
-fn submission(call: &Call, salt: u64, me: usize, size: usize) -> Submission {
+fn submission(solved: &Solved, me: usize, size: usize) -> Submission {
+    let call = &solved.call;
     let rows = call.rows_of(me, size);
     let collective = match call.collective {
         Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
@@ -247,56 +286,103 @@ fn submission(call: &Call, salt: u64, me: usize, size: usize) -> Submission {
     if call.collective == Collective::Barrier {
         return Submission::without_memory(request).in_group(call.group);
     }
-    let bytes = OwnedBytes::from_slice(&input(call, salt, me, size));
+    let bytes = OwnedBytes::from_slice(&solved.inputs[me]);
     Submission::new(request, Region::from_owned_bytes(bytes, call.dtype)).in_group(call.group)
 }
 
-fn check(call: &Call, salt: u64, me: usize, joined: &[bool], outcome: Outcome) -> Option<u64> {
+fn check(solved: &Solved, me: usize, outcome: Outcome) -> Option<u64> {
     let result = outcome.into_result()?;
-    if let Some(expected) = expected(call, salt, me, joined) {
-        assert!(result.as_bytes() == expected, "rank {me} got a wrong result of {call:?}");
+    if let Some(expected) = &solved.expected {
+        assert!(result.as_bytes() == &expected[me][..], "rank {me} got a wrong result of {:?}", solved.call);
     }
-    let differs = matches!(call.collective, Collective::Alltoall { .. } | Collective::ReduceScatter { .. });
-    (!differs).then(|| reference::hash(result.as_bytes()))
+    Some(reference::hash(result.as_bytes()))
 }
 
-fn try_program(seed: u64) {
-    let program = Program::new(seed);
-    let (size, transport) = (program.size, program.transport);
-    let of_all = ranks(size, transport, {
-        let program = program.clone();
-        move |engine| play(&engine, &program)
-    });
-    let mut seen = std::collections::HashMap::new();
-    for (serial, hash) in of_all.into_iter().flatten() {
-        assert_eq!(*seen.entry(serial).or_insert(hash), hash, "call {serial}: the ranks got different results");
+/// The limit of fusion on each transport: nothing is fused, some, or as much as can be.
+fn config(transport: Transport) -> Config {
+    let fusion_threshold_bytes = match transport {
+        Transport::Memory => 0,
+        Transport::Tcp => 8 << 10,
+        Transport::Shm | Transport::Hosts => Config::default().fusion_threshold_bytes,
+    };
+    Config { fusion_threshold_bytes, ..harness::config() }
+}
+
+/// Runs a program on every road. Says how many results of direct calls were compared.
+fn try_program(seed: u64) -> usize {
+    let program = Arc::new(Program::new(seed));
+    let solved = Arc::new(program.solve());
+    let direct = Arc::new(program.solve_direct());
+    // Which rank of the world got which result.
+    let mut results: HashMap<(usize, usize), u64> = HashMap::new();
+    let mut directly = 0;
+    for transport in Transport::EVERY {
+        let (played, solved) = (Arc::clone(&program), Arc::clone(&solved));
+        let of_all =
+            ranks_with(program.size, transport, config(transport), move |engine| play(&engine, &played, &solved));
+        let mut last_joined = None;
+        for (rank, (serial, hash)) in
+            of_all.into_iter().enumerate().flat_map(|(rank, hashes)| hashes.into_iter().map(move |hash| (rank, hash)))
+        {
+            if serial == JOIN {
+                // Who joins last is a matter of time; the ranks must agree on it.
+                let last = *last_joined.get_or_insert(hash);
+                assert_eq!(last, hash, "the ranks disagree about who joined last");
+                continue;
+            }
+            let first = *results.entry((rank, serial)).or_insert(hash);
+            assert_eq!(first, hash, "call {serial} gave rank {rank} another result in {transport:?} than before");
+        }
+        let direct = Arc::clone(&direct);
+        let made = direct_ranks(program.size, transport, direct_roads::settings(), move |mut communicator| {
+            direct.iter().map(|solved| direct_roads::check(&mut communicator, solved)).sum::<usize>()
+        });
+        directly += made.iter().sum::<usize>();
+    }
+    check_ranks_agree(&program, &results);
+    directly
+}
+
+/// Results that all members of a group share are the same on all of them.
+fn check_ranks_agree(program: &Program, results: &HashMap<(usize, usize), u64>) {
+    let calls: Vec<&Call> = program.iterations.iter().flatten().flat_map(|round| &round.calls).collect();
+    let mut seen = HashMap::new();
+    for (&(rank, serial), &hash) in results {
+        let differs =
+            matches!(calls[serial].collective, Collective::Alltoall { .. } | Collective::ReduceScatter { .. });
+        if !differs {
+            let first = *seen.entry(serial).or_insert(hash);
+            assert_eq!(first, hash, "call {serial}: rank {rank} got another result than others");
+        }
     }
 }
 
 #[test]
-fn random_programs_give_the_results_of_the_reference() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    if let Some(seed) = number("FARANDOLE_SEED") {
-        return try_program(seed);
-    }
+fn random_programs_give_the_same_bits_on_every_road() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let begun = Instant::now();
     let programs = number("FARANDOLE_PROGRAMS");
-    let first = number("FARANDOLE_FIRST_PROGRAM").unwrap_or(0);
-    let mut ran = 0;
+    let first = number("FARANDOLE_PROGRAMS_SEED").unwrap_or(0);
+    let (mut ran, mut directly) = (0, 0);
     for seed in first..first + programs.unwrap_or(PROGRAMS) {
         if programs.is_none() && begun.elapsed() > TIME {
             break;
         }
         let watch = SayOnPanic(seed);
-        try_program(seed);
+        directly += try_program(seed);
         std::mem::forget(watch);
         ran += 1;
         if ran % SAY_EVERY == 0 {
             println!("{ran} programs so far, in {:.0} s", begun.elapsed().as_secs_f64());
         }
     }
-    println!("{ran} programs, from {first} on, in {:.0} s", begun.elapsed().as_secs_f64());
     assert!(ran > 0, "a run without a program shows nothing");
+    println!(
+        "{ran} programs, seeds {first} to {}, on {} transports, {directly} results of direct calls besides, in {:.0} s",
+        first + ran - 1,
+        Transport::EVERY.len(),
+        begun.elapsed().as_secs_f64()
+    );
 }
 
 /// Says which program it was.
@@ -304,6 +390,10 @@ struct SayOnPanic(u64);
 
 impl Drop for SayOnPanic {
     fn drop(&mut self) {
-        eprintln!("program {} failed; FARANDOLE_SEED={} runs it alone:\n{:#?}", self.0, self.0, Program::new(self.0));
+        let seed = self.0;
+        eprintln!(
+            "program {seed} failed; FARANDOLE_PROGRAMS=1 FARANDOLE_PROGRAMS_SEED={seed} runs it alone:\n{:#?}",
+            Program::new(seed)
+        );
     }
 }

@@ -44,5 +44,5 @@ mod wire;
 
 pub use algorithm::{Algorithm, Tuning};
 pub use request::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
-pub use schedule::{Arrival, Buffer, Schedule, Span, Step};
+pub use schedule::{Arrival, Buffer, Results, Schedule, Span, Step};
 pub use topology::Topology;

@@ -47,6 +47,8 @@
 //!
 //! What a step waits for is part of its meaning, so that a schedule cannot forget to wait. `verify` checks the rest.
 
+use std::collections::BTreeMap;
+
 use crate::request::Rank;
 
 /// A range of elements.
@@ -230,5 +232,81 @@ impl Schedule {
     /// A schedule of message or mapped steps.
     pub fn new(steps: Vec<Step>) -> Schedule {
         Schedule { steps, slots: 0 }
+    }
+
+    /// Which messages of an allreduce over links carry *results*, and which elements become results on this rank.
+    ///
+    /// Before an element is a result it is a partial result; drivers may carry the two in different element types. A receive
+    /// that folds takes a partial result, one that places takes a result. A send carries results exactly if nothing is
+    /// received into its span afterwards: what is still to be folded, or to be replaced by the result, is partial. Sender and
+    /// receiver come to the same answer, for every algorithm (`tests/schedules.rs`).
+    pub fn results(&self, elems: u64) -> Results {
+        let mut carried = vec![false; self.steps.len()];
+        let (mut received_later, mut placed) = (SpanSet::default(), SpanSet::default());
+        for (index, step) in self.steps.iter().enumerate().rev() {
+            match *step {
+                Step::Recv { span, arrival, .. } => {
+                    carried[index] = arrival == Arrival::Place;
+                    received_later.insert(span);
+                    if arrival == Arrival::Place {
+                        placed.insert(span);
+                    }
+                }
+                Step::Send { span, .. } => carried[index] = !received_later.overlaps(span),
+                _ => {}
+            }
+        }
+        Results { carried, made_here: placed.complement(elems) }
+    }
+}
+
+/// See [`Schedule::results`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Results {
+    /// For each step, whether its message carries results.
+    pub carried: Vec<bool>,
+    /// Elements whose last fold is on this rank; the others arrive as results. In order.
+    pub made_here: Vec<Span>,
+}
+
+/// Elements, as spans that do not touch each other.
+#[derive(Debug, Default)]
+struct SpanSet {
+    /// End of each span by its start.
+    ends: BTreeMap<u64, u64>,
+}
+
+impl SpanSet {
+    fn insert(&mut self, span: Span) {
+        let (mut start, mut end) = (span.start, span.end());
+        if span.is_empty() {
+            return;
+        }
+        // Spans that overlap or touch become one with it. Their ends grow with their starts.
+        while let Some((&other_start, &other_end)) = self.ends.range(..=end).next_back().filter(|(_, e)| **e >= start) {
+            (start, end) = (start.min(other_start), end.max(other_end));
+            self.ends.remove(&other_start);
+        }
+        self.ends.insert(start, end);
+    }
+
+    fn overlaps(&self, span: Span) -> bool {
+        self.ends.range(..span.end()).next_back().is_some_and(|(_, &end)| end > span.start)
+    }
+
+    /// The elements below `elems` that are not in it.
+    fn complement(&self, elems: u64) -> Vec<Span> {
+        let mut spans = Vec::new();
+        let mut start = 0;
+        for (&taken, &end) in &self.ends {
+            if taken > start {
+                spans.push(Span::between(start, taken));
+            }
+            start = end;
+        }
+        if elems > start {
+            spans.push(Span::between(start, elems));
+        }
+        spans
     }
 }

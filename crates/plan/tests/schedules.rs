@@ -1,8 +1,10 @@
 //! Every schedule of every collective, for every small world and some large ones, checked by running all ranks symbolically.
 
+use std::collections::BTreeMap;
+
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::verify::{self, Flaw};
-use farandole_plan::{Rank, Schedule, Span, Topology};
+use farandole_plan::{Rank, Schedule, Span, Step, Topology};
 use proptest::prelude::*;
 
 /// Sizes so small that every way of cutting happens with a handful of elements.
@@ -69,6 +71,56 @@ fn every_allreduce_holds_in_every_small_world() {
                 }
             }
         }
+    }
+}
+
+/// For each pair of ranks, whether the messages from the one to the other carry results, as the sender or the receiver sees it.
+fn result_messages(schedules: &[Schedule], elems: u64) -> [BTreeMap<(Rank, Rank), Vec<bool>>; 2] {
+    let [mut sent, mut received] = [BTreeMap::new(), BTreeMap::new()];
+    for (me, schedule) in schedules.iter().enumerate() {
+        let results = schedule.results(elems);
+        for (step, &carries) in schedule.steps.iter().zip(&results.carried) {
+            match *step {
+                Step::Send { to, .. } => sent.entry((Rank::from(me), to)).or_insert_with(Vec::new).push(carries),
+                Step::Recv { from, .. } => {
+                    received.entry((from, Rank::from(me))).or_insert_with(Vec::new).push(carries)
+                }
+                _ => {}
+            }
+        }
+    }
+    [sent, received]
+}
+
+#[test]
+fn sender_and_receiver_agree_which_messages_carry_results() {
+    let messages = [Algorithm::Ring, Algorithm::Doubling, Algorithm::Halving, Algorithm::Tree, Algorithm::Hierarchical];
+    for n in 1..=19 {
+        for topology in [Topology::one_host(n), Topology::all_apart(n), filled(n, 2), filled(n, 5)] {
+            for algorithm in messages {
+                for elems in [0, 1, n as u64 - 1, 2 * n as u64 + 1, 90] {
+                    let schedule = |me| algorithm::allreduce(algorithm, elems, &topology, me, &TIGHT);
+                    let schedules: Vec<Schedule> = ranks(n).map(schedule).collect();
+                    let [sent, received] = result_messages(&schedules, elems);
+                    assert_eq!(
+                        sent,
+                        received,
+                        "{algorithm}, {n} ranks on {} hosts, {elems} elements",
+                        topology.hosts()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_element_becomes_a_result_once_where_chunks_have_owners() {
+    for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+        let topology = Topology::all_apart(7);
+        let schedules = ranks(7).map(|me| algorithm::allreduce(algorithm, 100, &topology, me, &TIGHT));
+        let made: u64 = schedules.flat_map(|schedule| schedule.results(100).made_here).map(|span| span.len).sum();
+        assert_eq!(made, 100, "{algorithm}");
     }
 }
 

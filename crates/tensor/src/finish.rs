@@ -28,7 +28,7 @@ impl Finish {
     /// The finish of a reduction over this many ranks.
     ///
     /// An average of integers with a postscale other than one is a single multiplication by `postscale / ranks`, so
-    /// that it is cut off only once.
+    /// that it is cut off only once. Where that is one, nothing is done: integers keep all their bits.
     ///
     /// # Panics
     /// If there are no ranks.
@@ -38,9 +38,8 @@ impl Finish {
         match dtype {
             Dtype::Bool => Finish::Nothing,
             _ if averages && !dtype.is_float() && postscale == 1.0 => Finish::Divide(Divisor::new(ranks)),
-            _ if averages => Finish::Multiply(postscale / ranks as f64),
-            _ if postscale == 1.0 => Finish::Nothing,
-            _ => Finish::Multiply(postscale),
+            _ if averages => Finish::factor(postscale / ranks as f64),
+            _ => Finish::factor(postscale),
         }
     }
 
@@ -170,6 +169,7 @@ mod tests {
         assert_eq!(Finish::new(I32, ReduceOp::Average, 4, 1.0), Finish::Divide(Divisor::new(4)));
         assert_eq!(Finish::new(I32, ReduceOp::Average, 1, 1.0), Finish::Nothing);
         assert_eq!(Finish::new(I32, ReduceOp::Average, 4, 2.0), Finish::Multiply(0.5));
+        assert_eq!(Finish::new(I32, ReduceOp::Average, 4, 4.0), Finish::Nothing);
         assert_eq!(Finish::new(Bool, ReduceOp::Average, 4, 2.0), Finish::Nothing);
         assert_eq!(Finish::new(F32, ReduceOp::Max, 4, 3.0), Finish::Multiply(3.0));
     }

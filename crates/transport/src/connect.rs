@@ -343,7 +343,7 @@ impl Building<'_> {
         let ranks = local.len() + 1;
         let layout = Layout { ranks, ..self.options.layout.unwrap_or_else(|| Layout::standard(ranks)) };
         let note = layout_note(&layout);
-        let segment = Segment::create(layout.fixed_bytes())?;
+        let segment = layout.create_segment()?;
         let bell = self.waiter.bell();
         for pair in &local {
             send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], &self.deadline)?;

@@ -7,13 +7,16 @@ use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::choose::Formed;
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
+use farandole_tensor::pack::unpack;
 use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
 
+use super::descriptor::Detail;
 use super::operation::Operation;
 use super::small;
 use super::{Call, Communicator, Descriptor, Kind};
+use crate::carrier::{Folding, carrier, widened};
 use crate::error::{Error, Result};
-use crate::run::{Memory, Run};
+use crate::run::{Halves, Memory, Run};
 use crate::window::{Shared, WindowRun};
 
 impl Communicator {
@@ -31,20 +34,45 @@ impl Communicator {
         prescale: f64,
         postscale: f64,
     ) -> Result<()> {
-        let elems = whole_elements(data.len(), dtype)?;
-        let descriptor = Descriptor::new(Kind::Allreduce, dtype, Some(op), 0, elems);
-        if op == ReduceOp::Adasum {
-            return Err(wrong("Adasum works on named tensors; submit it to the engine"));
-        }
+        let elems = reducible_elements(data.len(), dtype, op)?;
+        let descriptor = Descriptor::new(Kind::Allreduce, dtype, Some(op), Detail::Nothing, elems);
+        self.allreduce_described(descriptor, data, dtype, op, [prescale, postscale])
+    }
+
+    /// An allreduce that the ranks take to be this. `factors` are for each contribution and for the result.
+    pub(super) fn allreduce_described(
+        &mut self,
+        descriptor: Descriptor,
+        data: &mut [u8],
+        dtype: Dtype,
+        op: ReduceOp,
+        factors: [f64; 2],
+    ) -> Result<()> {
+        let [prescale, postscale] = factors;
         let number = self.next_operation()?;
         if self.size() > 1 && data.is_empty() {
             return self.meet_at(number, descriptor);
         }
+        let finish = Finish::new(dtype, op, self.size() as u64, postscale);
+        let call = Reduction { number, descriptor, op, finish };
+        if carrier(dtype, op, prescale, Folding::AllAtOnce) != dtype {
+            let mut wide = widened(data, dtype, prescale);
+            self.reduce(call, &mut wide, Dtype::F32)?;
+            unpack(&wide, Dtype::F32, [(0, data)], dtype, Finish::Nothing);
+            return Ok(());
+        }
         if prescale != 1.0 {
             scale(dtype, data, prescale);
         }
+        self.reduce(call, data, dtype)
+    }
+
+    /// Combines the data of all ranks, which is scaled, and finishes the result.
+    #[inline]
+    fn reduce(&mut self, call: Reduction, data: &mut [u8], dtype: Dtype) -> Result<()> {
+        let Reduction { number, descriptor, op, finish } = call;
+        let elems = (data.len() / dtype.size_bytes()) as u64;
         let fold = Fold::new(dtype, op);
-        let finish = Finish::new(dtype, op, self.size() as u64, postscale);
         let one_host = self.is_one_host();
         let forced = self.settings.algorithm.filter(|algorithm| {
             algorithm.fits(self.topology())
@@ -68,16 +96,41 @@ impl Communicator {
             return self.drive(descriptor, Operation::Small { data, fold, finish });
         }
         let algorithm = forced.unwrap_or_else(|| self.chooser.allreduce(data.len()));
-        let call = Call { kind: algorithm as u8 | 0x80, dtype, root: 0, counts: vec![elems], more_counts: vec![] };
+        let by_windows = algorithm.needs_windows() && one_host && algorithm != Algorithm::HierarchicalWindow;
+        let folding = if by_windows { Folding::AllAtOnce } else { Folding::OneByOne };
+        let travels_as = carrier(dtype, op, 1.0, folding);
+        let call =
+            Call { kind: algorithm as u8 | 0x80, dtype: travels_as, root: 0, counts: vec![elems], more_counts: vec![] };
         let schedule = self.schedule(call, |this| {
-            algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(dtype))
+            algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(travels_as))
         });
-        let fold = Some(fold);
-        let work = Work { number, descriptor, schedule, bytes: data, source: &[], dtype, fold, finish };
-        if algorithm.needs_windows() && one_host && algorithm != Algorithm::HierarchicalWindow {
-            return self.through_windows(work);
+        let fold = Some(Fold::new(travels_as, op));
+        let (dtype_of_data, dtype, source): (_, _, &[u8]) = (dtype, travels_as, &[]);
+        if by_windows {
+            return self.through_windows(Work {
+                number,
+                descriptor,
+                schedule,
+                bytes: data,
+                source,
+                dtype,
+                fold,
+                finish,
+            });
         }
-        self.over_links(work)
+        if dtype == dtype_of_data {
+            return self.over_links(Work { number, descriptor, schedule, bytes: data, source, dtype, fold, finish });
+        }
+        let mut wide = widened(data, dtype_of_data, 1.0);
+        let bytes = &mut wide[..];
+        if schedule.slots == 0 {
+            let work = Work { number, descriptor, schedule, bytes, source, dtype, fold, finish: Finish::Nothing };
+            return self.over_links_into(work, Some(Halves { results: data, dtype: dtype_of_data, finish }));
+        }
+        let unfinished = Finish::Nothing;
+        self.over_links(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish: unfinished })?;
+        unpack(&wide, dtype, [(0, data)], dtype_of_data, finish);
+        Ok(())
     }
 
     /// All ranks get the root's data.
@@ -86,7 +139,7 @@ impl Communicator {
             return Err(wrong(format!("there is no rank {root} in a world of {}", self.size())));
         }
         let elems = data.len() as u64;
-        let descriptor = Descriptor::new(Kind::Broadcast, T::DTYPE, None, root.index(), elems);
+        let descriptor = Descriptor::new(Kind::Broadcast, T::DTYPE, None, Detail::Root(root.index()), elems);
         let number = self.next_operation()?;
         let call = Call {
             kind: Kind::Broadcast as u8,
@@ -118,7 +171,7 @@ impl Communicator {
         if own.len() as u64 != mine.len || all.len() as u64 != blocks[blocks.len() - 1].end() {
             return Err(wrong("the counts do not add up to the lengths of the buffers"));
         }
-        let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, 0, all.len() as u64);
+        let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, Detail::Counts(counts), all.len() as u64);
         let number = self.next_operation()?;
         all[mine.start as usize..mine.end() as usize].copy_from_slice(own);
         let call = self.call(Kind::Allgather, T::DTYPE, counts, &[]);
@@ -153,12 +206,15 @@ impl Communicator {
         if op == ReduceOp::Adasum {
             return Err(wrong("reducescatter cannot be combined with Adasum"));
         }
-        let descriptor = Descriptor::new(Kind::ReduceScatter, T::DTYPE, Some(op), 0, data.len() as u64);
+        let (detail, elems) = (Detail::Counts(counts), data.len() as u64);
+        let descriptor = Descriptor::new(Kind::ReduceScatter, T::DTYPE, Some(op), detail, elems);
         let number = self.next_operation()?;
-        let call = self.call(Kind::ReduceScatter, T::DTYPE, counts, &[]);
         let one_host = self.is_one_host();
+        let folding = if one_host { Folding::AllAtOnce } else { Folding::OneByOne };
+        let dtype = carrier(T::DTYPE, op, 1.0, folding);
+        let call = self.call(Kind::ReduceScatter, dtype, counts, &[]);
         let schedule = self.schedule(call, |this| {
-            let tuning = this.tuning(T::DTYPE);
+            let tuning = this.tuning(dtype);
             if one_host {
                 algorithm::reduce_scatter_window(&blocks, this.rank(), &tuning)
             } else {
@@ -166,13 +222,14 @@ impl Communicator {
             }
         });
         // The contributions of others are folded into a copy: the caller's data stays as it is.
-        let mut work = OwnedBytes::from_slice(as_bytes(data));
-        let elem_bytes = T::DTYPE.size_bytes();
-        let (dtype, fold, finish) = (T::DTYPE, Some(Fold::new(T::DTYPE, op)), Finish::Nothing);
-        self.run(Work { number, descriptor, schedule, bytes: &mut work, source: &[], dtype, fold, finish })?;
-        let result = &mut work[mine.start as usize * elem_bytes..mine.end() as usize * elem_bytes];
-        Finish::new(T::DTYPE, op, self.size() as u64, 1.0).apply(T::DTYPE, result);
-        with_bytes_mut(own, |bytes| bytes.copy_from_slice(result));
+        let data = as_bytes(data);
+        let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(data) } else { widened(data, T::DTYPE, 1.0) };
+        let (fold, finish) = (Some(Fold::new(dtype, op)), Finish::new(T::DTYPE, op, self.size() as u64, 1.0));
+        // One fold takes all contributions in windows, so it can finish the result; over links the last one is not known.
+        let (in_fold, after) = if one_host { (finish, Finish::Nothing) } else { (Finish::Nothing, finish) };
+        self.run(Work { number, descriptor, schedule, bytes: &mut work, source: &[], dtype, fold, finish: in_fold })?;
+        let start = mine.start as usize * dtype.size_bytes();
+        with_bytes_mut(own, |bytes| unpack(&work, dtype, [(start, bytes)], T::DTYPE, after));
         Ok(())
     }
 
@@ -192,7 +249,7 @@ impl Communicator {
         if send[self.rank().index()].len != recv[self.rank().index()].len {
             return Err(wrong("what a rank sends to itself it also receives"));
         }
-        let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, 0, 0);
+        let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, Detail::Nothing, 0);
         let number = self.next_operation()?;
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
         let schedule =
@@ -205,7 +262,7 @@ impl Communicator {
 
     /// Nobody returns before everybody has called.
     pub fn barrier(&mut self) -> Result<()> {
-        self.meet(Descriptor::new(Kind::Barrier, Dtype::U8, None, 0, 0))
+        self.meet(Descriptor::new(Kind::Barrier, Dtype::U8, None, Detail::Nothing, 0))
     }
 
     /// Waits until all ranks have come to this operation.
@@ -293,13 +350,22 @@ impl Communicator {
     }
 
     fn over_links(&mut self, work: Work<'_>) -> Result<()> {
+        self.over_links_into(work, None)
+    }
+
+    /// As `over_links`. If there is a place for halves, the work is on singles and the results go there.
+    fn over_links_into(&mut self, work: Work<'_>, halves: Option<Halves<'_>>) -> Result<()> {
         let Work { number, descriptor, schedule, bytes, source, dtype, fold, finish } = work;
         // Windows count on every operation being begun on them, and not being finished before all have begun it.
         if let Some(windows) = &mut self.mesh.windows {
             windows.begin(number, descriptor.word(), &[]);
         }
-        let run = Run::new(schedule, self.size(), number, descriptor.word());
-        let memory = Memory { work: &mut *bytes, source, elem_bytes: dtype.size_bytes(), fold };
+        let elem_bytes = dtype.size_bytes();
+        let mut run = Run::new(schedule, self.size(), number, descriptor.word());
+        if halves.is_some() {
+            run.round_results((bytes.len() / elem_bytes) as u64);
+        }
+        let memory = Memory { work: &mut *bytes, source, elem_bytes, fold, halves };
         self.journal.started(number, descriptor, memory.work.len());
         self.walk(descriptor, Operation::Messages { run, memory })?;
         if self.mesh.windows.is_some() {
@@ -309,6 +375,16 @@ impl Communicator {
         self.journal.finished();
         Ok(())
     }
+}
+
+/// An allreduce whose contributions have been scaled.
+struct Reduction {
+    /// Number of the operation.
+    number: u64,
+    descriptor: Descriptor,
+    op: ReduceOp,
+    /// Applied to the result.
+    finish: Finish,
 }
 
 /// A schedule and everything that is needed to carry it out.
@@ -327,14 +403,17 @@ struct Work<'a> {
     finish: Finish,
 }
 
-fn wrong(what: impl Into<String>) -> Error {
+pub(super) fn wrong(what: impl Into<String>) -> Error {
     Error::WrongMemory { name: "direct call".into(), what: what.into().into() }
 }
 
-fn whole_elements(bytes: usize, dtype: Dtype) -> Result<u64> {
-    if bytes.is_multiple_of(dtype.size_bytes()) {
-        Ok((bytes / dtype.size_bytes()) as u64)
-    } else {
-        Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")))
+/// The number of elements, if they can be reduced by a direct call.
+pub(super) fn reducible_elements(bytes: usize, dtype: Dtype, op: ReduceOp) -> Result<u64> {
+    if !bytes.is_multiple_of(dtype.size_bytes()) {
+        return Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")));
     }
+    if op == ReduceOp::Adasum {
+        return Err(wrong("Adasum works on named tensors; submit it to the engine"));
+    }
+    Ok((bytes / dtype.size_bytes()) as u64)
 }

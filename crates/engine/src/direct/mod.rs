@@ -27,6 +27,7 @@ mod small;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
@@ -59,6 +60,9 @@ const DIRECT_GROUP: GroupId = GroupId(u32::MAX);
 
 /// How long a failing rank listens for a peer that knows the first cause.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How many communicators this process has made. Only counted, by whichever thread makes one.
+static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
 
 /// What can be set for a communicator. Must be the same on all ranks.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +113,10 @@ pub struct Communicator {
     limits: Limits,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
+    /// Tells the communicators of this process apart.
+    id: u64,
+    /// Shared buffers that were made; the same on all ranks.
+    buffers_made: u64,
 }
 
 impl Communicator {
@@ -135,6 +143,8 @@ impl Communicator {
             outcry: None,
             limits: Limits { timeout: settings.deadline, ..Limits::default() },
             left_after,
+            id: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
+            buffers_made: 0,
         })
     }
 
@@ -176,6 +186,12 @@ impl Communicator {
     /// Whether all ranks share memory.
     pub fn is_one_host(&self) -> bool {
         self.mesh.windows.as_ref().is_some_and(|windows| windows.size() == self.mesh.size())
+    }
+
+    /// Takes this algorithm for every allreduce that it fits from now on, or, with `None`, the chosen one again. All ranks call this
+    /// between the same two operations.
+    pub fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
+        self.settings.algorithm = algorithm;
     }
 
     fn tuning(&self, dtype: Dtype) -> Tuning {
@@ -349,10 +365,8 @@ impl Communicator {
         }
         let what = match &error {
             Cause::Disagree { peer, ours, theirs, .. } => format!(
-                "rank {peer} called {}, rank {} called {}: the ranks do not make the same calls in the same order",
-                Descriptor::describe(*theirs),
-                self.mesh.me(),
-                Descriptor::describe(*ours)
+                "{}: the ranks do not make the same calls in the same order",
+                Descriptor::describe_both((peer.0, *theirs), (self.mesh.me().0, *ours))
             ),
             Cause::PeerAborted { cause, .. } => cause.clone(),
             other => format!("{other}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),

@@ -105,7 +105,7 @@ impl Group {
             }
         }
         if let Stage::Work(travel) = &mut job.stage {
-            let baggage = job.workspace.baggage(&job.bucket, self.place, &mut self.table, &mut self.fusion);
+            let baggage = job.workspace.baggage(&job.bucket, &mut self.table, &mut self.fusion);
             progress = travel.advance(&mut self.mesh, &job.bucket.plan, baggage)?;
             if progress != Progress::Pending {
                 self.diary.moved(&job.bucket, now);
@@ -128,14 +128,14 @@ impl Group {
 
     /// The running bucket is done on this rank.
     pub(super) fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
-        let Job { bucket, road, workspace, .. } =
-            self.job.take().expect("invariant: a bucket that is done was running");
+        let Job { bucket, workspace, .. } = self.job.take().expect("invariant: a bucket that is done was running");
         self.diary.travelled(&bucket, around.now);
-        workspace.unload(&bucket, road, self.place, &mut self.table, &mut self.fusion, &mut self.done);
+        workspace.unload(&bucket, self.place, &mut self.table, &mut self.fusion, &mut self.done);
         self.diary.finished(&bucket, self.done.iter().map(|(pending, _)| pending), around.now);
         self.member.finished(bucket.operation, around.now);
         around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
-        for (pending, outcome) in self.done.drain(..) {
+        // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still here.
+        while let Some((pending, outcome)) = self.done.pop() {
             pending.promise.fulfil(Ok(outcome));
         }
         self.prepare_mapped(&bucket)
@@ -149,7 +149,7 @@ impl Group {
         }
         let plan = &bucket.plan;
         let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
-        let wanted_bytes = if wants { plan.elems as usize * plan.dtype.size_bytes() } else { 0 };
+        let wanted_bytes = if wants { Road::Mapped.bytes(plan) as usize } else { 0 };
         let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
         Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
     }
@@ -169,7 +169,7 @@ fn waiting_for_peer(stage: &Stage, mesh: &Mesh) -> Option<Rank> {
 /// Waits until all ranks have come to the bucket.
 fn gather(mesh: &mut Mesh, barrier: &mut Option<Run>) -> Result<Progress, TransportError> {
     if let Some(run) = barrier {
-        return run.advance(mesh, &mut Memory { work: &mut [], source: &[], elem_bytes: 1, fold: None });
+        return run.advance(mesh, &mut Memory { work: &mut [], source: &[], elem_bytes: 1, fold: None, halves: None });
     }
     let windows = mesh.windows.as_mut().expect("invariant: ranks gather by a barrier or in their windows");
     Ok(if windows.all_begun()? { Progress::Done } else { Progress::Pending })

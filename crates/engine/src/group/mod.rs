@@ -452,6 +452,18 @@ impl Group {
         moved
     }
 
+    /// Fails all requests under way, also those of a bucket that was being completed.
+    pub(crate) fn fail_requests(&mut self, error: &Error, now: Duration) {
+        while let Some((mut pending, outcome)) = self.done.pop() {
+            (pending.input, pending.output) = (outcome.input, outcome.output);
+            pending.fail(error.clone());
+        }
+        for pending in self.table.take_all() {
+            self.diary.failed(&pending, now);
+            pending.fail(error.clone());
+        }
+    }
+
     /// A world rank is lost: its last words are not waited for.
     pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
         if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
@@ -477,10 +489,7 @@ impl Group {
         let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
         self.mesh.abort(blamed, &error.to_string());
         self.unflushed = true;
-        for pending in self.table.take_all() {
-            self.diary.failed(&pending, around.now);
-            pending.fail(error.clone());
-        }
+        self.fail_requests(error, around.now);
         self.diary.trouble(&error.to_string(), around.now);
         self.linger();
     }

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use farandole_engine::meeting::{Contacts, Hall, Medium, Meeting};
-use farandole_engine::{Config, Engine, Hooks, Submission};
+use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::{Element, Region};
 use farandole_transport::Key;
@@ -25,10 +25,15 @@ pub enum Transport {
     Shm,
     /// TCP over the loopback interface, every rank as if on a host of its own.
     Tcp,
+    /// Two hosts, ranks on them in turn: shared memory within, TCP between.
+    Hosts,
 }
 
 impl Transport {
+    /// Those that every test of collectives runs on.
     pub const ALL: [Transport; 3] = [Transport::Memory, Transport::Shm, Transport::Tcp];
+    /// All that there are.
+    pub const EVERY: [Transport; 4] = [Transport::Memory, Transport::Shm, Transport::Tcp, Transport::Hosts];
 }
 
 /// Nothing here takes longer unless it hangs.
@@ -80,19 +85,40 @@ pub fn run_hooked<R: Send + 'static>(
     body: impl Fn(Engine) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
     let body = Arc::new(body);
-    let n = meetings.len();
+    let each = meetings.into_iter().enumerate().map(|(rank, meeting)| {
+        let (body, config, hooks) = (Arc::clone(&body), config.clone(), hooks(rank));
+        move || body(Engine::start_with(Boxed(meeting), config, hooks).unwrap())
+    });
+    as_threads(each)
+}
+
+/// Runs the closure on `n` ranks with a communicator for direct calls each.
+pub fn direct_ranks<R: Send + 'static>(
+    n: usize,
+    transport: Transport,
+    settings: DirectSettings,
+    body: impl Fn(Communicator) -> R + Send + Sync + 'static,
+) -> Vec<R> {
+    let body = Arc::new(body);
+    as_threads(meetings(n, transport).into_iter().map(|meeting| {
+        let body = Arc::clone(&body);
+        move || body(Communicator::join(&mut Boxed(meeting), settings, Duration::from_secs(20)).unwrap())
+    }))
+}
+
+/// Runs every rank on a thread of its own and collects what they return.
+fn as_threads<R: Send + 'static>(ranks: impl Iterator<Item = impl FnOnce() -> R + Send + 'static>) -> Vec<R> {
     let (sender, receiver) = mpsc::channel();
     let mut threads = Vec::new();
-    for (rank, meeting) in meetings.into_iter().enumerate() {
-        let (body, sender, config, hooks) = (Arc::clone(&body), sender.clone(), config.clone(), hooks(rank));
+    for (rank, body) in ranks.enumerate() {
+        let sender = sender.clone();
         let work = move || {
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                body(Engine::start_with(Boxed(meeting), config, hooks).unwrap())
-            }));
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
             let _ = sender.send((rank, result));
         };
         threads.push(std::thread::Builder::new().name(format!("rank-{rank}")).spawn(work).unwrap());
     }
+    let n = threads.len();
     drop(sender);
     let mut results: Vec<Option<R>> = (0..n).map(|_| None).collect();
     for _ in 0..n {
@@ -146,6 +172,7 @@ pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Meeting>> {
         }
         Transport::Shm => by_contacts(n, |_| "host".to_owned()),
         Transport::Tcp => by_contacts(n, |rank| format!("host-{rank}")),
+        Transport::Hosts => by_contacts(n, |rank| format!("host-{}", rank % 2)),
     }
 }
 

@@ -5,13 +5,14 @@
 //! at 2 GB/s or less, far below what memory itself does. A streaming store goes around the caches, so the
 //! reader fetches the line like any other: 10 to 12 GB/s in both cases (AMD Zen 4, two ranks, 64 KB to 256 KB; at 16 KB still
 //! 7 against 2). Which cores share a cache is not ours to know (a virtual machine's cores may move), so
-//! contributions and results always go out this way once they are larger than a few pages.
+//! contributions and results always go out this way once they are larger than a few pages. A build with `--cfg farandole_portable` knows
+//! only ordinary stores.
 
 #![allow(unsafe_code)]
 
 /// Below this, waiting for streaming stores to reach memory takes longer than handing the lines over: at 4 KB by 0.5 µs where
 /// cores share a cache. Where they do not, the break-even point has not been measured as closely.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 const STREAM_MIN_BYTES: usize = 8 << 10;
 
 /// Copies `source` to `target` around this core's cache, for a reader on another core that would otherwise have to fetch
@@ -21,7 +22,7 @@ const STREAM_MIN_BYTES: usize = 8 << 10;
 /// If they differ in length.
 pub fn copy_out(target: &mut [u8], source: &[u8]) {
     assert_eq!(target.len(), source.len(), "a copy is as long as its source");
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
     if target.len() >= STREAM_MIN_BYTES && is_x86_feature_detected!("avx") {
         let head = target.as_ptr().align_offset(x86::BLOCK_BYTES);
         let whole = (target.len() - head) / x86::BLOCK_BYTES * x86::BLOCK_BYTES;
@@ -35,7 +36,7 @@ pub fn copy_out(target: &mut [u8], source: &[u8]) {
     target.copy_from_slice(source);
 }
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 mod x86 {
     use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 

@@ -6,7 +6,8 @@
 //!
 //! All ranks of a host compute the same layout from the same numbers, which therefore travel in the hello of a mesh.
 
-use super::segment::PAGE_BYTES;
+use super::segment::{PAGE_BYTES, Segment};
+use crate::error::Result;
 
 /// Sizes that all ranks of a host must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,20 @@ impl Layout {
     /// Offset of the ring towards this local rank.
     pub(crate) fn ring_offset(&self, to: usize) -> usize {
         self.result_offset(self.slots) + to * (PAGE_BYTES + page_up(self.ring_bytes))
+    }
+
+    /// A segment for one of the ranks. What peers look at before its owner has sent anything is reserved: the board, the
+    /// small slots behind it and the counters of every ring. The rest is reserved when it is first used, because most of it never is.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn create_segment(&self) -> Result<Segment> {
+        let segment = Segment::create(self.fixed_bytes())?;
+        segment.reserve(0, self.small_offset(2))?;
+        for to in 0..self.ranks {
+            segment.reserve(self.ring_offset(to), PAGE_BYTES)?;
+        }
+        Ok(segment)
     }
 
     /// Bytes of everything but mapped buffers.

@@ -41,7 +41,10 @@ impl Windows {
         self.may_grow(Point::Reserve)?;
         let offset = self.mapped_end;
         let end = offset + page_up(bytes.max(1));
-        self.seats[self.me()].segment.grow(end)?;
+        let segment = &self.seats[self.me()].segment;
+        segment.grow(end)?;
+        // The peers write here, too, and count on it that the pages are there.
+        segment.reserve(offset, end - offset)?;
         self.mapped_end = end;
         Ok(Reserved { offset, bytes })
     }

@@ -97,6 +97,8 @@ pub struct ShmLink {
     unread: u64,
     bell: Bell,
     peer_mapping: Arc<Mapping>,
+    /// Whether the ring towards the peer has its memory. It gets it with the first message: most pairs never send one.
+    reserved: bool,
 }
 
 impl std::fmt::Debug for ShmLink {
@@ -124,6 +126,7 @@ impl Windows {
             unread: 0,
             bell: self.seats[seat].bell.clone(),
             peer_mapping: self.seats[seat].mapping.clone(),
+            reserved: false,
         }
     }
 }
@@ -229,6 +232,10 @@ fn padded(len: u64) -> u64 {
 impl Link for ShmLink {
     fn send(&mut self, tag: Tag, payload: &[u8], cursor: &mut SendCursor) -> Result<Progress> {
         let mut moved = false;
+        if !self.reserved {
+            self.out.mapping.reserve(self.out.offset + PAGE_BYTES, self.out.capacity as usize)?;
+            self.reserved = true;
+        }
         if cursor.state == 0 {
             if !self.pay() || self.free() < HEADER_BYTES {
                 return Ok(Progress::Pending);

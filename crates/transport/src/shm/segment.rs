@@ -4,6 +4,11 @@
 //! it is gone, whatever killed it: there is nothing to clean up and nothing to leak. The owner decides its
 //! size; peers get the descriptor over a Unix socket and map the same bytes.
 //!
+//! A page of the file costs memory only once it is there. It could come with the first access, but where there is no memory for it
+//! that access ends the process (SIGBUS). So the owner *reserves* ([`Mapping::reserve`]) every part before it hands it out or writes to
+//! it: the pages are there afterwards, or there is an error that says how much was wanted and how much is left. Parts that
+//! are never used are never reserved.
+//!
 //! This file owns the raw mapping and nothing else. Who may read or write which bytes when is decided by the
 //! protocols in `board`, `window`, `ring` and `mapped`, which alone turn parts of a mapping into references.
 
@@ -11,10 +16,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::scarcity::{available, megabytes};
 use crate::error::{Error, Result};
 
 /// Alignment of everything that has a place of its own inside a segment.
@@ -23,15 +30,16 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// A shared memory file.
 #[derive(Debug)]
 pub struct Segment {
-    fd: OwnedFd,
+    /// Shared with its mappings, which reserve pages.
+    fd: Arc<OwnedFd>,
 }
 
 impl Segment {
-    /// A new segment of this many bytes. Pages cost memory only once they are touched.
+    /// A new segment of this many bytes. Pages cost memory only once they are reserved or touched.
     pub fn create(bytes: usize) -> Result<Segment> {
         let fd = rustix::fs::memfd_create("farandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::local("creating shared memory (memfd_create)", e))?;
-        let segment = Segment { fd };
+        let segment = Segment { fd: Arc::new(fd) };
         segment.grow(bytes)?;
         // A peer that could shrink the file would turn our next access into SIGBUS.
         rustix::fs::fcntl_add_seals(&segment.fd, SealFlags::SHRINK)
@@ -41,13 +49,12 @@ impl Segment {
 
     /// A segment that a peer has passed to us.
     pub fn from_fd(fd: OwnedFd) -> Segment {
-        Segment { fd }
+        Segment { fd: Arc::new(fd) }
     }
 
     /// Another handle on the same memory.
-    pub fn duplicate(&self) -> Result<Segment> {
-        let fd = self.fd.try_clone().map_err(|e| Error::local("duplicating a descriptor", e))?;
-        Ok(Segment { fd })
+    pub fn duplicate(&self) -> Segment {
+        Segment { fd: Arc::clone(&self.fd) }
     }
 
     /// The descriptor, to be passed to peers.
@@ -70,6 +77,11 @@ impl Segment {
         Ok(stat.st_size as usize)
     }
 
+    /// Gives a part of the file its pages, so that no later access finds none. Takes nothing if there are not enough.
+    pub(crate) fn reserve(&self, offset: usize, bytes: usize) -> Result<()> {
+        reserve(&self.fd, offset, bytes)
+    }
+
     /// Maps a part of the file, page by page when it is touched.
     pub(crate) fn map(&self, offset: usize, bytes: usize) -> Result<Mapping> {
         self.map_with(offset, bytes, MapFlags::SHARED)
@@ -82,7 +94,7 @@ impl Segment {
 
     /// Gives the pages of a part of the file back to the system.
     pub(crate) fn release(&self, offset: usize, bytes: usize) {
-        use rustix::fs::FallocateFlags as How;
+        use FallocateFlags as How;
         // Only memory is at stake: if the system refuses, the pages are freed with the segment.
         let _ = rustix::fs::fallocate(&self.fd, How::PUNCH_HOLE | How::KEEP_SIZE, offset as u64, bytes as u64);
     }
@@ -107,8 +119,18 @@ impl Segment {
         }
         .map_err(|e| Error::local(format!("mapping {bytes} bytes of shared memory"), e))?;
         let start = NonNull::new(start.cast::<u8>()).expect("mmap does not return null");
-        Ok(Mapping { start, bytes })
+        Ok(Mapping { start, bytes, file: Arc::clone(&self.fd), offset })
     }
+}
+
+fn reserve(file: &OwnedFd, offset: usize, bytes: usize) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    rustix::fs::fallocate(file, FallocateFlags::empty(), offset as u64, bytes as u64).map_err(|error| {
+        let doing = format!("reserving {} ({bytes} bytes) of shared memory; {}", megabytes(bytes as u64), available());
+        Error::local(doing, error)
+    })
 }
 
 /// A mapped part of a segment, unmapped when dropped.
@@ -116,6 +138,9 @@ impl Segment {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    file: Arc<OwnedFd>,
+    /// Where in the file it begins.
+    offset: usize,
 }
 
 // SAFETY: a mapping is plain memory that stays where it is until dropped; which thread holds the handle is irrelevant.
@@ -125,6 +150,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Gives a part of the mapping its pages. Only the owner of the segment does this, before it writes there.
+    pub(crate) fn reserve(&self, offset: usize, bytes: usize) -> Result<()> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "access stays inside its mapping");
+        reserve(&self.file, self.offset + offset, bytes)
+    }
+
     /// Pointer to the byte at `offset`, with at least `bytes` bytes behind it.
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "access stays inside its mapping");
@@ -155,6 +186,37 @@ mod tests {
             two.at(7, 1).read()
         };
         assert_eq!(seen, 42);
+    }
+
+    /// Bytes of pages that the file has.
+    fn resident_bytes(segment: &Segment) -> i64 {
+        rustix::fs::fstat(segment.fd()).unwrap().st_blocks as i64 * 512
+    }
+
+    #[test]
+    fn only_what_is_reserved_has_pages() {
+        let segment = Segment::create(64 * PAGE_BYTES).unwrap();
+        assert_eq!(resident_bytes(&segment), 0);
+        segment.reserve(PAGE_BYTES, 3 * PAGE_BYTES).unwrap();
+        assert_eq!(resident_bytes(&segment), 3 * PAGE_BYTES as i64);
+        let mapping = segment.map(8 * PAGE_BYTES, 8 * PAGE_BYTES).unwrap();
+        mapping.reserve(PAGE_BYTES, PAGE_BYTES).unwrap();
+        mapping.reserve(PAGE_BYTES, PAGE_BYTES).unwrap();
+        mapping.reserve(0, 0).unwrap();
+        assert_eq!(resident_bytes(&segment), 4 * PAGE_BYTES as i64);
+        assert_eq!(segment.len().unwrap(), 64 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_reservation_that_fails_takes_nothing_and_says_how_much_is_left() {
+        let segment = Segment::create(2 * PAGE_BYTES).unwrap();
+        // The kernel refuses to give this file more pages than it has now.
+        rustix::fs::fcntl_add_seals(segment.fd(), SealFlags::GROW).unwrap();
+        let words = segment.reserve(0, 100 * PAGE_BYTES).unwrap_err().to_string();
+        assert!(words.contains("reserving 409 kB (409600 bytes) of shared memory; left: "), "{words}");
+        assert!(words.contains(" on this host"), "{words}");
+        assert_eq!(resident_bytes(&segment), 0);
+        segment.reserve(0, 2 * PAGE_BYTES).unwrap();
     }
 
     #[test]

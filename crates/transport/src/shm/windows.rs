@@ -92,6 +92,8 @@ pub struct Windows {
     unannounced: Cell<Option<u32>>,
     /// End of the last mapped buffer in every segment.
     pub(crate) mapped_end: usize,
+    /// How much of each of this rank's slots for tiles and results has been reserved.
+    reserved_tile_bytes: usize,
     /// Where faults strike, in tests.
     gate: Option<Box<dyn Gate>>,
 }
@@ -121,22 +123,21 @@ impl Windows {
             fetches: 0,
             unannounced: Cell::new(None),
             mapped_end,
+            reserved_tile_bytes: 0,
             gate: None,
         })
     }
 
     /// The windows of several ranks that are threads of this process, one for each bell.
     pub fn for_threads(layout: Layout, bells: &[Bell]) -> Result<Vec<Windows>> {
-        let segments = bells.iter().map(|_| Segment::create(layout.fixed_bytes())).collect::<Result<Vec<Segment>>>()?;
-        let neighbours = || {
-            let mut neighbours = Vec::with_capacity(bells.len());
-            for (index, (segment, bell)) in segments.iter().zip(bells).enumerate() {
-                let segment = segment.duplicate()?;
-                neighbours.push(Neighbour { rank: Rank::from(index), segment, bell: bell.clone() });
-            }
-            Ok(neighbours)
+        let segments = bells.iter().map(|_| layout.create_segment()).collect::<Result<Vec<Segment>>>()?;
+        let neighbour = |(index, (segment, bell)): (usize, (&Segment, &Bell))| Neighbour {
+            rank: Rank::from(index),
+            segment: segment.duplicate(),
+            bell: bell.clone(),
         };
-        (0..bells.len()).map(|me| Windows::open(me, layout, neighbours()?)).collect()
+        let neighbours = || segments.iter().zip(bells).enumerate().map(neighbour).collect();
+        (0..bells.len()).map(|me| Windows::open(me, layout, neighbours())).collect()
     }
 
     /// Lets this gate decide what happens from now on.
@@ -269,6 +270,28 @@ impl Windows {
         // SAFETY: the owner has begun this operation (asserted), so it has written the slot; it writes it again after we
         // have begun the next operation, which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    }
+
+    /// Makes sure that there is memory for tiles of this length, in all slots for them and for their results. To be called before
+    /// [`Windows::vacant_slot`]; costs a comparison unless tiles are longer than ever before.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    #[inline]
+    pub fn reserve_tiles(&mut self, len: usize) -> Result<()> {
+        if len <= self.reserved_tile_bytes { Ok(()) } else { self.reserve_longer_tiles(len) }
+    }
+
+    #[cold]
+    fn reserve_longer_tiles(&mut self, len: usize) -> Result<()> {
+        let mapping = &self.seats[self.me].mapping;
+        for slot in 0..self.layout.slots {
+            for start in [self.layout.tile_offset(slot), self.layout.result_offset(slot)] {
+                mapping.reserve(start, len)?;
+            }
+        }
+        self.reserved_tile_bytes = len;
+        Ok(())
     }
 
     /// This rank's slot for a tile, once no peer reads it any more. Call [`Windows::publish`] when it is filled.
