@@ -15,7 +15,7 @@ from typing import Any
 class HorovodInternalError(RuntimeError):
     """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
 
-def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool) -> None:
+def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool, wire_protection: str | None = None) -> None:
     """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing
     while it is one; may be called again after shutdown."""
 

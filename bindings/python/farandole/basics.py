@@ -66,6 +66,8 @@ class HorovodBasics:
         self,
         comm: Union[Sequence[int], Any, None] = None,
         process_sets: Union[Sequence[ProcessSet], str, None] = None,
+        *,
+        wire_protection: Optional[str] = None,
     ) -> None:
         """Makes this process a rank of its job.
 
@@ -74,6 +76,8 @@ class HorovodBasics:
         process_sets: sets to register, the same on all ranks; or `"dynamic"`, to add sets later. Sets that are the same are
             refused with a `ValueError`; the job is initialised nevertheless and may be initialised again with
             a proper list.
+        wire_protection: how tensors are protected between hosts, the same on all ranks: `"off"`, `"checksum"` (CRC32C) or
+            `"encrypt"` (AES-256-GCM). `None`: what FARANDOLE_WIRE_PROTECTION says. Not in Horovod.
 
         Does nothing to the engine if it runs already. May be called again after `shutdown`.
         """
@@ -91,7 +95,8 @@ class HorovodBasics:
         if not _native.is_initialized():
             _reset()
             _process_sets.forget()
-            _native.init(distinct, dynamic=_is_true(_first_set(_DYNAMIC_VARIABLES)))
+            dynamic = _is_true(_first_set(_DYNAMIC_VARIABLES))
+            _native.init(distinct, dynamic=dynamic, wire_protection=wire_protection)
             try:
                 _check_covers_job(comm)
             except ValueError:

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use farandole::{EngineError, Rank, Setup, World};
+use farandole::{EngineError, Protection, Rank, Setup, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -66,8 +66,14 @@ pub(crate) fn peek() -> Option<Arc<Job>> {
 /// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing while it
 /// is one.
 #[pyfunction]
-#[pyo3(signature = (process_sets, *, dynamic))]
-pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -> PyResult<()> {
+#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None))]
+pub(crate) fn init(
+    py: Python<'_>,
+    process_sets: Vec<Vec<u32>>,
+    dynamic: bool,
+    wire_protection: Option<&str>,
+) -> PyResult<()> {
+    let wire_protection = wire_protection.map(read_protection).transpose()?;
     if let Some(job) = peek() {
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
@@ -81,7 +87,7 @@ pub(crate) fn init(py: Python<'_>, process_sets: Vec<Vec<u32>>, dynamic: bool) -
         if Python::attach(|_| peek()).is_some() {
             return Ok(());
         }
-        let world = Setup { stacks, ..Setup::default() }.init().map_err(errors::raised)?;
+        let world = Setup { stacks, wire_protection, ..Setup::default() }.init().map_err(errors::raised)?;
         for ranks in &process_sets {
             let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank(rank)).collect();
             match world.engine().add_group(&ranks) {
@@ -237,6 +243,12 @@ pub(crate) fn process_sets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         sets.set_item(group.0, PyList::new(py, ranks.iter().map(|rank| rank.0))?)?;
     }
     Ok(sets)
+}
+
+fn read_protection(word: &str) -> PyResult<Protection> {
+    Protection::from_word(word).ok_or_else(|| {
+        PyValueError::new_err(format!("wire_protection is \"off\", \"checksum\" or \"encrypt\", not {word:?}"))
+    })
 }
 
 fn check_dynamic(job: &Job, doing: &str) -> PyResult<()> {

@@ -9,6 +9,7 @@
 //! | `exit RANK CODE` | the same, but after a while this rank says `enough of pid …` and ends with this code |
 //! | `again TIMES` | joins, sums and leaves so many times, now this rank first, now that; says so if nothing has piled up |
 //! | `without RANK` | joins and leaves; then all but this rank, which has had enough, want to join again, and say who is missing |
+//! | `send TEXT` | rank 0 broadcasts a text many times over, by both doors, and all reduce it; says so when everybody has it |
 //! | `show NAME…` | says what these variables are, without joining anybody |
 //! | `speak LINES` | says that many long lines on both streams |
 //!
@@ -44,6 +45,7 @@ fn main() {
             let (rank, code) = (rank.parse().expect("a rank"), code.parse().expect("a code"));
             joined(|world| dance(world, Some((rank, code))))
         }
+        ["send", text] => joined(|world| send(world, text)),
         ["again", times] => again(times.parse().expect("a number of times")),
         ["without", rank] => without(rank.parse().expect("a rank")),
         ["show", ref names @ ..] => {
@@ -205,6 +207,20 @@ fn work(world: &mut World, time: Duration) -> Result<(), Error> {
             return Ok(());
         }
     }
+}
+
+/// Has one text travel between all ranks, many times over: broadcast directly, and reduced by name (the greatest of equal bytes).
+fn send(world: &mut World, text: &str) -> Result<(), Error> {
+    let whole = text.repeat(1000).into_bytes();
+    let mut data = if world.rank() == 0 { whole.clone() } else { vec![0; whole.len()] };
+    world.broadcast(&mut data, 0)?;
+    let ticket = world.submit_allreduce("text", data, ReduceOp::Max)?;
+    if farandole::wait::<u8>(ticket)? != whole {
+        eprintln!("wrong: the text was garbled");
+        exit(WRONG);
+    }
+    println!("sent");
+    Ok(())
 }
 
 fn dance(world: &mut World, tired: Option<(usize, i32)>) -> Result<(), Error> {

@@ -289,5 +289,6 @@ fn what_horovods_users_know_as_check_build_is_there() {
     });
     assert_eq!(output.status.code(), Some(0));
     let table = text(&output.stdout);
-    assert!(table.contains("Available Frameworks:\n    [X] Rust\n"), "{table}");
+    assert!(table.contains("Available Frameworks:\n    [ ] TensorFlow "), "{table}");
+    assert!(table.contains("    [X] Burn ") && table.contains("    [X] Candle "), "{table}");
 }

@@ -136,6 +136,28 @@ fn wait_until_gone(pids: &[Pid]) {
 }
 
 #[test]
+fn settings_and_flags_without_effect_get_one_line_each_whatever_the_ranks_are() {
+    let rank = std::path::Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples").join("obedient_rank");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+    command.args(["run", "-np", "2", "--disable-cache", "--gloo", "-x", "HOROVOD_AUTOTUNE=1"]).arg(rank).arg("once");
+    command.envs([("HOROVOD_CYCLE_TIME", "5"), ("FARANDOLE_REPLAI", "0"), ("HOROVOD_CACHE_CAPACITY", "1024")]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ended = Run { child: command.spawn().unwrap() }.end();
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    let mut lines: Vec<&str> = ended.stderr.lines().collect();
+    lines.sort_unstable();
+    let expected = [
+        "farandole: note: --disable-cache has no effect: ",
+        "farandole: note: --gloo has no effect: ",
+        "farandole: note: FARANDOLE_REPLAI is set, but there is no such setting; did you mean FARANDOLE_REPLAY?",
+        "farandole: note: HOROVOD_AUTOTUNE has no effect: ",
+        "farandole: note: HOROVOD_CYCLE_TIME has no effect: ",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{}", ended.stderr);
+    assert!(lines.iter().zip(expected).all(|(line, begin)| line.starts_with(begin)), "{}", ended.stderr);
+}
+
+#[test]
 fn every_rank_has_its_number_and_its_prefix() {
     let ended = Run::start(&["-np", "3"], "echo I am $FARANDOLE_RANK of $HOROVOD_SIZE; echo oh >&2").end();
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use farandole_transport::Protection;
+
 use crate::error::{Error, Result};
 
 /// A type that a setting can have.
@@ -59,6 +61,40 @@ impl SettingValue for Option<u64> {
     }
     fn show(&self) -> String {
         self.map_or_else(|| "auto".to_owned(), |number| number.to_string())
+    }
+}
+
+impl SettingValue for Option<bool> {
+    const KIND: &'static str = "0, 1 or auto";
+    fn parse(text: &str) -> Option<Option<bool>> {
+        if text == "auto" { Some(None) } else { bool::parse(text).map(Some) }
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| "auto".to_owned(), |switch| switch.show())
+    }
+}
+
+/// Cores by number; none: wherever the scheduler likes.
+pub type Cores = Vec<u64>;
+
+impl SettingValue for Cores {
+    const KIND: &'static str = "a list of cores, such as 0,2";
+    fn parse(text: &str) -> Option<Cores> {
+        let words = text.split(',').map(str::trim).filter(|_| !text.is_empty());
+        words.map(|word| word.parse().ok()).collect()
+    }
+    fn show(&self) -> String {
+        self.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl SettingValue for Protection {
+    const KIND: &'static str = "off, checksum or encrypt";
+    fn parse(text: &str) -> Option<Protection> {
+        Protection::from_word(text)
+    }
+    fn show(&self) -> String {
+        self.word().to_owned()
     }
 }
 
@@ -129,6 +165,12 @@ settings! {
     /// let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter on any
     /// link we know, and bounds the memory of the fusion buffer.
     fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
+    /// Keeps the requests of a group (a grouped allreduce) out of buckets with other requests. The same on all ranks.
+    disable_group_fusion: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];
+    /// Whether a named allreduce between hosts that have several ranks each is hierarchical: 1 always, 0 never, `auto` where that is
+    /// the fastest. The same on all ranks.
+    hierarchical_allreduce: Option<bool> = None,
+        ["FARANDOLE_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE"];
     /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
     /// response cache); any other number leaves it on.
     replay: u64 = 1, ["FARANDOLE_REPLAY", "HOROVOD_CACHE_CAPACITY"];
@@ -152,9 +194,15 @@ settings! {
         ["FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"];
     /// Switches the stall watch off.
     stall_check_disable: bool = false, ["FARANDOLE_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"];
+    /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret and
+    /// unchanged. The same on all ranks.
+    wire_protection: Protection = Protection::Off, ["FARANDOLE_WIRE_PROTECTION"];
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = None, ["FARANDOLE_SPIN_US"];
+    /// The core that the engine's worker thread of each rank of a host is bound to, in the order of local ranks. Threads of the
+    /// program are not bound, also while they drive the engine.
+    thread_affinity: Cores = Cores::new(), ["FARANDOLE_THREAD_AFFINITY", "HOROVOD_THREAD_AFFINITY"];
     /// How many records of what it does a rank keeps in memory for each group, 32 bytes each; the oldest are overwritten. Zero
     /// switches the recorder off. 8 MiB hold the last 500 iterations of a model with 160 tensors.
     recorder_records: u64 = farandole_trace::DEFAULT_RECORDS as u64, ["FARANDOLE_RECORDER_RECORDS"];

@@ -5,6 +5,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
+use farandole_plan::choose::Hierarchical;
+use farandole_plan::fuse::BatchFusion;
 use farandole_plan::table::Table;
 use farandole_plan::topology::host_names;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
@@ -14,6 +16,7 @@ use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
 
+use crate::affinity;
 use crate::alarm::Alarm;
 use crate::baton::{Baton, Push, Spin};
 use crate::bucket::Pending;
@@ -84,6 +87,7 @@ impl Engine {
         let mut meeting: Box<dyn Meeting> = Box::new(meeting);
         let (rank, hosts): (Rank, Arc<[String]>) = (meeting.rank(), meeting.hosts().into());
         let ranks: Arc<[Rank]> = (0..hosts.len()).map(Rank::from).collect();
+        let core = affinity::core_of(&config, rank, &hosts)?;
         let waiter = Arc::new(Waiter::new().map_err(not_started)?);
         let fork = ForkGuard::new().map_err(not_started)?;
         let mesh = meeting.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
@@ -103,13 +107,23 @@ impl Engine {
         let driver = Driver::new(world, start.instant, known, woken, alarm.clone(), on_stall, witness);
         let baton = Baton::new(driver, waiter, spin);
         let shared = Arc::new(Shared { baton, roster, fork, recorder: Arc::clone(&recorder) });
+        let (is_bound, bound) = std::sync::mpsc::sync_channel(1);
         let worker = std::thread::Builder::new()
             .name(format!("farandole-{rank}"))
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.baton.work()
+                move || {
+                    let bound = core.map_or(Ok(()), affinity::bind_to);
+                    let works = bound.is_ok();
+                    // The engine waits for this word, unless it has gone already.
+                    let _ = is_bound.send(bound);
+                    if works {
+                        shared.baton.work();
+                    }
+                }
             })
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
+        bound.recv().expect("invariant: the worker says first whether it is bound")?;
         let forming = Mutex::new(Forming { meeting, rounds: 0 });
         let table = hooks.table;
         let worker = Some(worker);
@@ -422,6 +436,7 @@ fn settings(
         patience_limit: defaults.patience_limit.min(longest),
         run_limit: defaults.run_limit.min(longest),
         replay: if config.replay == 0 { Replay::Never } else { Replay::Allowed },
+        batches: if config.disable_group_fusion { BatchFusion::Apart } else { BatchFusion::WithOthers },
         joining: if config.join_everything { Joining::Everything } else { Joining::LikeHorovod },
         world_ranks: ranks.to_vec(),
         ..defaults
@@ -438,6 +453,11 @@ fn settings(
         wait,
         stall: (!config.stall_check_disable).then_some(limits),
         table,
+        hierarchical: match config.hierarchical_allreduce {
+            None => Hierarchical::Chosen,
+            Some(true) => Hierarchical::Always,
+            Some(false) => Hierarchical::Never,
+        },
     }
 }
 

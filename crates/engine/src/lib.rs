@@ -44,6 +44,7 @@
 #![cfg(not(loom))]
 
 mod adasum;
+mod affinity;
 mod alarm;
 mod baton;
 mod bucket;

@@ -18,6 +18,8 @@ pub enum Error {
     Lost(farandole_cluster::Verdict),
     /// A peer's message at the rendezvous cannot be understood.
     Rendezvous(String),
+    /// The ranks have different values of a setting that must be the same on all of them.
+    Settings(String),
     /// The result has another element type than was asked for.
     WrongElement,
     /// The parts into which data is to be divided do not fit it.
@@ -36,9 +38,11 @@ impl fmt::Display for Error {
             Error::Transport(error) => error.fmt(f),
             Error::Engine(error) => error.fmt(f),
             Error::Lost(verdict) => verdict.fmt(f),
-            Error::Rendezvous(what) | Error::Parts(what) | Error::Parameters(what) | Error::Overflow(what) => {
-                f.write_str(what)
-            }
+            Error::Rendezvous(what)
+            | Error::Settings(what)
+            | Error::Parts(what)
+            | Error::Parameters(what)
+            | Error::Overflow(what) => f.write_str(what),
             Error::WrongElement => f.write_str("the result has another element type than the one asked for"),
         }
     }

@@ -34,6 +34,7 @@ pub mod burn;
 pub mod candle;
 mod direct;
 mod error;
+mod introduction;
 mod measured;
 mod named;
 mod records;
@@ -54,6 +55,7 @@ pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, Reduce
 pub use farandole_tensor::{Element, Region};
 pub use farandole_trace::event::Phase;
 pub use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
+pub use farandole_transport::Protection;
 pub use named::{Named, Pending, wait};
 pub use sets::ProcessSet;
 pub use world::{Setup, World, init};

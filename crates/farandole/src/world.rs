@@ -17,12 +17,13 @@ use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
 use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
-use farandole_transport::Countdown;
 use farandole_transport::connect::{Options, START_TIMEOUT};
+use farandole_transport::{Countdown, Protection};
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 
 use crate::error::{Error, Result};
+use crate::introduction::{self, Introduction};
 use crate::measured;
 use crate::records::{Place, Records, Wishes};
 
@@ -35,6 +36,9 @@ pub struct Setup {
     pub direct: DirectSettings,
     /// How ranks are connected.
     pub options: Options,
+    /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options` where that
+    /// says nothing.
+    pub wire_protection: Option<Protection>,
     /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
     /// the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
@@ -63,6 +67,7 @@ impl Default for Setup {
             config: None,
             direct: DirectSettings::default(),
             options: Options::default(),
+            wire_protection: None,
             address: None,
             patience: start_timeout(),
             tables: None,
@@ -86,7 +91,7 @@ impl Setup {
     pub fn init(self) -> Result<World> {
         let environment = Environment::from_process()?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
-        let config = match self.config {
+        let mut config = match self.config {
             Some(config) => config,
             None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
         };
@@ -95,9 +100,15 @@ impl Setup {
         if direct.deadline.is_zero() {
             direct.deadline = config.deadline;
         }
+        let options = match self.wire_protection.unwrap_or(config.wire_protection) {
+            Protection::Off if self.wire_protection.is_none() => self.options,
+            protection => self.options.with_protection(protection),
+        };
+        config.wire_protection = options.protection();
         let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
         spawn::die_with_parent()?;
         environment.log();
+        environment.warn_of_settings();
         // In awake time; each step is told what is left.
         let countdown = Countdown::new(self.patience);
         let venue = environment.open(Instant::now() + countdown.left())?;
@@ -108,12 +119,13 @@ impl Setup {
         let listener = Arc::new(Listener::bind_for(venue.job, listen_at, &venue.key)?);
         let own = listener.contact(environment.host.clone());
         let way = venue.rendezvous.clone().map(|way| way.with_silence(silence));
-        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, &own, Instant::now() + countdown.left())?;
+        let own = Introduction::new(own, &config);
+        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, own, Instant::now() + countdown.left())?;
         let meeting = |epoch| Contacts {
             rank: environment.rank,
             contacts: contacts.clone(),
             listener: Arc::clone(&listener),
-            options: self.options,
+            options,
             epoch,
         };
         if let Some(lifeline) = &lifeline {
@@ -167,28 +179,16 @@ impl Setup {
     }
 }
 
-/// Passes this rank's contact to all others and gets theirs; and keeps the connection, to hear of the others' end.
+/// Introduces this rank to all others and gets their contacts; and keeps the connection, to hear of the others' end.
 fn exchange(
     way: Option<&Rendezvous>,
     rank: Rank,
-    own: &Contact,
+    own: Introduction,
     deadline: Instant,
 ) -> Result<(Vec<Contact>, Option<Lifeline>)> {
-    let Some(rendezvous) = way else { return Ok((vec![own.clone()], None)) };
+    let Some(rendezvous) = way else { return Ok((vec![own.contact], None)) };
     let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
-    let contacts: Result<Vec<Contact>> = blobs
-        .iter()
-        .enumerate()
-        .map(|(rank, blob)| {
-            Contact::decode(blob).ok_or_else(|| {
-                Error::Rendezvous(format!(
-                    "rank {rank} came to the rendezvous with something that is not an address: \
-                     does it run the same version of farandole?"
-                ))
-            })
-        })
-        .collect();
-    Ok((contacts?, Some(lifeline)))
+    Ok((introduction::read_all(&blobs)?, Some(lifeline)))
 }
 
 /// A number that all ranks of this job have and other jobs have not: it is made of where they are reached, which is different each time.

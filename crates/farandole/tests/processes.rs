@@ -103,6 +103,19 @@ fn a_killed_process_is_named_to_the_others_at_once() {
 }
 
 #[test]
+fn ranks_that_protect_data_differently_are_told_so_on_all_of_them() {
+    let words = ["encrypt", "encrypt", "off"];
+    let differently = |rank: usize, command: &mut Command| {
+        command.env("FARANDOLE_WIRE_PROTECTION", words[rank]);
+    };
+    for (output, _) in Job::start_with(3, "differ", differently).finish() {
+        assert!(output.status.success(), "{}", said(&output));
+        let expected = "the ranks differ in FARANDOLE_WIRE_PROTECTION: encrypt on rank 0, off on rank 2;";
+        assert!(said(&output).contains(expected), "{}", said(&output));
+    }
+}
+
+#[test]
 fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
     let folder = |rank: usize| std::env::temp_dir().join(format!("farandole-world-{}-{rank}", std::process::id()));
     let class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
@@ -112,7 +125,8 @@ fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
         Shelf::in_folder(folder(rank)).put(&this_machine(), &table).expect("a table can be kept");
     }
     let in_folders = |rank: usize, command: &mut Command| {
-        command.env("FARANDOLE_TABLES", folder(rank)).env("FARANDOLE_LOG_LEVEL", "debug");
+        // Horovod's number for "debug".
+        command.env("FARANDOLE_TABLES", folder(rank)).env("HOROVOD_LOG_LEVEL", "1");
     };
     let told = |which: &str| -> Vec<String> {
         let ends = Job::start_with(2, which, in_folders).finish();
@@ -139,6 +153,10 @@ fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
 #[test]
 fn a_rank_plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "differ" {
+        println!("{}", farandole::init().expect_err("the ranks have different settings"));
+        return;
+    }
     let mut world = farandole::init().expect("ranks find each other");
     match role.as_str() {
         "work" => work(&mut world),

@@ -51,6 +51,20 @@ pub struct Limits {
     pub hierarchical_min_bytes: u64,
     /// A ring needs chunks of at least this size to be worth its many steps; below, the tree is used.
     pub ring_chunk_min_bytes: u64,
+    /// Whether the user has taken the choice of the hierarchical algorithm away.
+    pub hierarchical: Hierarchical,
+}
+
+/// When an allreduce between several hosts is hierarchical.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hierarchical {
+    /// Where it is the fastest.
+    #[default]
+    Chosen,
+    /// At every size, wherever every host has several ranks.
+    Always,
+    /// Never.
+    Never,
 }
 
 impl Default for Limits {
@@ -68,6 +82,7 @@ impl Default for Limits {
             hierarchical_min_bytes: 64 << 10,
             // The time of these bytes at 10 Gbit/s is about the latency of a message.
             ring_chunk_min_bytes: 16 << 10,
+            hierarchical: Hierarchical::Chosen,
         }
     }
 }
@@ -88,13 +103,20 @@ pub fn choose(
 ) -> Algorithm {
     let usual = choose_unmeasured(bytes, Class::of(topology), means, limits);
     let Some(table) = table else { return usual };
+    if limits.hierarchical == Hierarchical::Always && usual.is_hierarchical() {
+        return usual;
+    }
     if means.mapped && !table.points().iter().any(|point| point.way == Way::Allreduce(Algorithm::Mapped)) {
         // Times on memory that must be copied say nothing about memory that need not be.
         return usual;
     }
     let time_us = |algorithm| table.time_us(Way::Allreduce(algorithm), bytes, topology, rates);
     let mut best = (usual, time_us(usual).map(|time_us| time_us * (1.0 - MARGIN)));
-    for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| means.allow(algorithm, topology)) {
+    let allowed = |&algorithm: &Algorithm| {
+        let forbidden = limits.hierarchical == Hierarchical::Never && algorithm.is_hierarchical();
+        means.allow(algorithm, topology) && !forbidden
+    };
+    for algorithm in Algorithm::ALL.into_iter().filter(allowed) {
         if let Some(time_us) = time_us(algorithm).filter(|&time_us| best.1.is_none_or(|least_us| time_us < least_us)) {
             best = (algorithm, Some(time_us));
         }
@@ -116,7 +138,12 @@ pub fn choose_unmeasured(bytes: u64, class: Class, means: Means, limits: &Limits
             return Algorithm::WindowTiles;
         }
     }
-    if class.hosts > 1 && class.smallest > 1 && bytes >= limits.hierarchical_min_bytes {
+    let hierarchical = match limits.hierarchical {
+        Hierarchical::Chosen => bytes >= limits.hierarchical_min_bytes,
+        Hierarchical::Always => true,
+        Hierarchical::Never => false,
+    };
+    if class.hosts > 1 && class.smallest > 1 && hierarchical {
         return if means.windows { Algorithm::HierarchicalWindow } else { Algorithm::Hierarchical };
     }
     let whole_max_bytes = if ranks == 2 { limits.pair_max_bytes } else { limits.doubling_max_bytes };
@@ -375,6 +402,28 @@ mod tests {
         };
         assert_eq!(chosen(100.0 * (1.0 - MARGIN) + 0.1), Algorithm::Doubling);
         assert_eq!(chosen(100.0 * (1.0 - MARGIN) - 0.1), Algorithm::Ring);
+    }
+
+    #[test]
+    fn hierarchy_can_be_forced_and_forbidden_with_and_without_a_table() {
+        let topology = Topology::from_host_names(&["a", "a", "b", "b"]);
+        let measured = table(&topology, &[(Algorithm::Hierarchical, 64, 1.0), (Algorithm::Ring, 64, 9.0)]);
+        let ring = table(&topology, &[(Algorithm::Hierarchical, 64, 9.0), (Algorithm::Ring, 64, 1.0)]);
+        let chosen = |table, bytes, hierarchical| {
+            let limits = Limits { hierarchical, ..Limits::default() };
+            choose(table, bytes, &topology, NOTHING, &Rates::TYPICAL, &limits).is_hierarchical()
+        };
+        for table in [None, Some(&measured), Some(&ring)] {
+            for bytes in [4, 64, 1 << 20] {
+                assert!(chosen(table, bytes, Hierarchical::Always));
+                assert!(!chosen(table, bytes, Hierarchical::Never));
+            }
+        }
+        assert!(!chosen(None, 4, Hierarchical::Chosen) && chosen(None, 1 << 20, Hierarchical::Chosen));
+        assert!(chosen(Some(&measured), 64, Hierarchical::Chosen) && !chosen(Some(&ring), 64, Hierarchical::Chosen));
+        // Nothing to be hierarchical about.
+        let limits = Limits { hierarchical: Hierarchical::Always, ..Limits::default() };
+        assert!(!choose_unmeasured(64, Class::of(&Topology::all_apart(4)), NOTHING, &limits).is_hierarchical());
     }
 
     #[test]

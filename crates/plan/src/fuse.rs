@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::item::{Item, Placement};
 use crate::message::put_item;
-use crate::request::{Collective, Dtype, Rank, ReduceOp};
+use crate::request::{Batch, Collective, Dtype, Rank, ReduceOp};
 use crate::schedule::Span;
 
 /// Tensors in a bucket start at multiples of this: a cache line, and the widest vector register.
@@ -39,6 +39,18 @@ pub struct Limits {
     pub threshold_bytes: u64,
     /// An allreduce of one tensor up to this size is staged as well.
     pub stage_below_bytes: u64,
+    /// Whether requests of a batch may share a bucket with requests outside of it.
+    pub batches: BatchFusion,
+}
+
+/// With what the requests of a batch fuse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchFusion {
+    /// With everything that has the same key.
+    #[default]
+    WithOthers,
+    /// With each other only.
+    Apart,
 }
 
 /// One tensor of a bucket.
@@ -169,7 +181,7 @@ pub struct Fused {
 /// if it depends on none of them.
 pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits) -> Vec<Fused> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<Open<'_>> = Vec::new();
     let mut passed_bytes = 0_u64;
     for (position, item) in items.iter().enumerate() {
         let bytes = bytes_in_bucket(item, limits.size);
@@ -178,6 +190,7 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
             bucket.bytes + bytes <= limits.threshold_bytes
                 && (passed_bytes - bucket.opened_at).saturating_sub(bucket.bytes) <= limits.threshold_bytes
                 && bucket.first >= after(position)
+                && (limits.batches == BatchFusion::WithOthers || bucket.batch == item.batch.as_ref())
         });
         match joinable {
             Some(bucket) => {
@@ -189,7 +202,8 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
                 open.retain(|bucket| bucket.key != Key::of(item));
                 if key.is_some() {
                     let number = buckets.len();
-                    open.push(Open { key, number, first: position, bytes, opened_at: passed_bytes });
+                    let batch = item.batch.as_ref();
+                    open.push(Open { key, batch, number, first: position, bytes, opened_at: passed_bytes });
                 }
                 buckets.push(vec![position]);
             }
@@ -202,8 +216,10 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
 }
 
 /// A bucket that may still get items.
-struct Open {
+struct Open<'a> {
     key: Option<Key>,
+    /// The batch of its first item.
+    batch: Option<&'a Batch>,
     number: usize,
     first: usize,
     bytes: u64,

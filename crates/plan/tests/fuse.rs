@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farandole_plan::fuse::{ALIGN_BYTES, Limits, fuse};
+use farandole_plan::fuse::{ALIGN_BYTES, BatchFusion, Limits, fuse};
 use farandole_plan::item::{Item, Placement};
-use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Span};
+use farandole_plan::{Batch, Collective, Dtype, Rank, ReduceOp, Span};
 use proptest::prelude::*;
 
 const SUM: Collective = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
@@ -25,7 +25,7 @@ fn item(name: &str, collective: Collective, dtype: Dtype, shape: &[u64], rows: &
 }
 
 fn limits(threshold_bytes: u64) -> Limits {
-    Limits { size: 3, threshold_bytes, stage_below_bytes: 1024 }
+    Limits { size: 3, threshold_bytes, stage_below_bytes: 1024, batches: BatchFusion::WithOthers }
 }
 
 fn positions(items: &[Arc<Item>], after: impl Fn(usize) -> usize, threshold_bytes: u64) -> Vec<Vec<usize>> {
@@ -71,6 +71,19 @@ fn different_operations_and_factors_do_not_mix() {
 }
 
 #[test]
+fn batches_fuse_with_others_unless_they_are_kept_apart() {
+    let member = |batch: Option<&str>| {
+        let batch = batch.map(|name| Batch { name: name.into(), members: 2 });
+        Arc::new(Item { batch, ..(*item("x", SUM, Dtype::F32, &[4], &[])).clone() })
+    };
+    let items = [None, Some("a"), Some("a"), Some("b"), Some("b"), None].map(member);
+    assert_eq!(positions(&items, |_| 0, 1 << 20), [vec![0, 1, 2, 3, 4, 5]]);
+    let apart = fuse(&items, |_| 0, &Limits { batches: BatchFusion::Apart, ..limits(1 << 20) });
+    let apart: Vec<Vec<usize>> = apart.into_iter().map(|bucket| bucket.positions).collect();
+    assert_eq!(apart, [vec![0], vec![1, 2], vec![3, 4], vec![5]]);
+}
+
+#[test]
 fn tensors_start_at_aligned_places() {
     let buckets = fuse(&sums(&[(Dtype::F32, 3), (Dtype::F32, 17), (Dtype::F32, 1)]), |_| 0, &limits(1 << 20));
     let plan = &buckets[0].plan;
@@ -110,7 +123,7 @@ fn only_staged_reductions_and_barriers_hold_until_all_have_entered() {
 #[test]
 fn the_hash_tells_buckets_apart() {
     let hash = |items: &[Arc<Item>], size| {
-        fuse(items, |_| 0, &Limits { size, threshold_bytes: 1 << 20, stage_below_bytes: 0 })[0].plan.hash
+        fuse(items, |_| 0, &Limits { size, stage_below_bytes: 0, ..limits(1 << 20) })[0].plan.hash
     };
     let one = sums(&[(Dtype::F32, 3)]);
     let all = [

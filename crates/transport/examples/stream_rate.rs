@@ -13,11 +13,9 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 use farandole_transport::contact::Process;
-use farandole_transport::frame::Checksum;
-use farandole_transport::hello::Seal;
 use farandole_transport::stream::Shape;
 use farandole_transport::{
-    Contact, Key, Listener, Local, Mesh, Options, Progress, RecvCursor, Result, SendCursor, Tag, Waiter,
+    Contact, Key, Listener, Local, Mesh, Options, Progress, Protection, RecvCursor, Result, SendCursor, Tag, Waiter,
 };
 
 const ROUNDS: usize = 7;
@@ -45,11 +43,10 @@ fn variants() -> Vec<Variant> {
         tcp("tcp, 2, stripes from 32 KiB", striped(2, 32 << 10)),
         tcp("tcp, 1, buffers 1 MiB", Options { socket_buffer_bytes: Some(1 << 20), ..striped(1, 256 << 10) }),
         tcp("tcp, 1, buffers 4 MiB", Options { socket_buffer_bytes: Some(4 << 20), ..striped(1, 256 << 10) }),
-        tcp(
-            "tcp, 2, crc32c",
-            Options { shape: Shape { checksum: Checksum::Crc32c, ..Shape::default() }, ..striped(2, 256 << 10) },
-        ),
-        tcp("tcp, 2, sealed", Options { seal: Seal::On, ..striped(2, 256 << 10) }),
+        tcp("tcp, 1, checksum", striped(1, 256 << 10).with_protection(Protection::Checksum)),
+        tcp("tcp, 1, encrypt", striped(1, 256 << 10).with_protection(Protection::Encrypt)),
+        tcp("tcp, 2, checksum", striped(2, 256 << 10).with_protection(Protection::Checksum)),
+        tcp("tcp, 2, encrypt", striped(2, 256 << 10).with_protection(Protection::Encrypt)),
         Variant { name: "unix", options: base, same_host: true },
     ]
 }

@@ -29,6 +29,17 @@ def resident_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
+def test_a_word_for_wire_protection_that_is_none_is_refused() -> None:
+    _native.shutdown()
+    with pytest.raises(ValueError, match='wire_protection is "off", "checksum" or "encrypt", not "tls"'):
+        _native.init([], dynamic=False, wire_protection="tls")
+    assert not _native.is_initialized()
+    for word in ("off", "checksum", "Encrypt"):
+        _native.init([], dynamic=False, wire_protection=word)
+        assert _native.size() == 1
+        _native.shutdown()
+
+
 def test_without_a_world_every_question_is_refused() -> None:
     _native.shutdown()
     assert not _native.is_initialized()

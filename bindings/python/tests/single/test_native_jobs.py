@@ -183,3 +183,25 @@ def test_an_exception_in_one_rank_ends_the_others_waits() -> None:
     assert last.startswith("farandole: rank 1 ") and "the loss is not a number" in last, job
     heard = [line for line in job.errors.splitlines() if line.startswith("[0]<stderr>:") and "HorovodInternalError" in line]
     assert "rank 1 ended with an exception: ArithmeticError: the loss is not a number" in heard[-1], job
+
+
+def test_ranks_that_protect_data_differently_are_told_so_and_may_try_again() -> None:
+    job = run_job(
+        2,
+        """
+        import os
+        import farandole.torch as hvd
+        from farandole import _native
+        try:
+            hvd.init(wire_protection="encrypt" if os.environ["FARANDOLE_RANK"] == "0" else "off")
+        except _native.HorovodInternalError as error:
+            print("caught:", error)
+        hvd.init(wire_protection="checksum")
+        print(hvd.size())
+        """,
+    )
+    assert job.code == 0, job
+    for rank in (0, 1):
+        caught, size = job.lines(rank)
+        expected = "caught: the ranks differ in FARANDOLE_WIRE_PROTECTION: encrypt on rank 0, off on rank 1;"
+        assert caught.startswith(expected) and size == "2", job

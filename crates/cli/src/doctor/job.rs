@@ -4,11 +4,12 @@ use std::env;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use farandole_cluster::Environment;
+use farandole_cluster::{Environment, settings};
 use farandole_engine::Config;
 use farandole_tensor::Level;
 
 use super::finding::{Finding, Group};
+use super::protection::{self, Aes};
 
 /// Files on a shared disk may come from a clock that is a little ahead of ours.
 const FUTURE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -23,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) environment: Result<String, String>,
     /// The engine's settings, or which of them is wrong.
     pub(crate) settings: Result<Config, String>,
+    /// All variables.
+    pub(crate) variables: Vec<(String, String)>,
     /// The instruction set, or what is wrong with the wish for one.
     pub(crate) level: Result<Level, String>,
     /// How the time of day compares with the time at which this program was written to disk.
@@ -49,6 +52,7 @@ impl Job {
                 .map(|environment| environment.describe())
                 .map_err(|error| error.to_string()),
             settings: Config::from_env().map_err(|error| error.to_string()),
+            variables: settings::of_this_process(),
             level: level(env::var("FARANDOLE_SIMD").ok().as_deref()),
             clock: Clock::of_this_machine(),
             missing_directory,
@@ -56,7 +60,11 @@ impl Job {
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        let mut findings = vec![self.launcher(), self.settings(), self.simd(), self.clock.finding()];
+        let mut findings = vec![self.launcher(), self.settings()];
+        findings.extend(self.without_effect());
+        let protection = self.settings.as_ref().map(|config| config.wire_protection);
+        findings.extend(protection.ok().map(|how| protection::finding(how, Aes::of_this_processor())));
+        findings.extend([self.simd(), self.clock.finding()]);
         findings.extend(self.missing_directory.as_ref().map(|directory| {
             Finding::problem(
                 Group::Job,
@@ -105,6 +113,13 @@ impl Job {
                 Finding::problem(Group::Job, "settings", problem, why, fix)
             }
         }
+    }
+
+    /// Variables that are set in vain.
+    fn without_effect(&self) -> Option<Finding> {
+        let lines = settings::notices(self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let why = "These variables of Horovod's or ours do nothing here; docs/settings.md lists all.";
+        (!lines.is_empty()).then(|| Finding::note(Group::Job, "unused", lines.join("; "), why))
     }
 
     fn simd(&self) -> Finding {
@@ -194,7 +209,8 @@ mod tests {
     fn job() -> Job {
         let clock = Clock { now: at(1_700_000_000), program_written: None, source: None };
         let settings = Ok(Config::default());
-        Job { environment: Ok("none".into()), settings, level: level(None), clock, missing_directory: None }
+        let (environment, variables) = (Ok("none".into()), Vec::new());
+        Job { environment, settings, variables, level: level(None), clock, missing_directory: None }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -234,6 +250,17 @@ mod tests {
         let half = Environment::from_lookup(|name| (name == "FARANDOLE_RANK").then(|| "0".to_owned())).unwrap_err();
         let finding = Job { environment: Err(half.to_string()), ..job() }.launcher();
         assert_eq!(finding.state, State::Problem);
+    }
+
+    #[test]
+    fn variables_that_are_set_in_vain_are_noted_with_the_reason() {
+        assert!(job().findings().iter().all(|finding| finding.key != "unused"));
+        let variables = [("HOROVOD_CYCLE_TIME", "1"), ("FARANDOLE_REPLAI", "0")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let found = Job { variables, ..job() }.without_effect().unwrap();
+        assert_eq!(found.state, State::Note);
+        assert!(found.found.contains("HOROVOD_CYCLE_TIME has no effect: there is no cycle"), "{}", found.found);
+        assert!(found.found.contains("did you mean FARANDOLE_REPLAY?"), "{}", found.found);
     }
 
     #[test]

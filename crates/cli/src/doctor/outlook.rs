@@ -89,14 +89,35 @@ fn between_hosts(facts: &Facts, planned: Planned) -> Option<String> {
 }
 
 fn gpu(facts: &Facts) -> String {
-    match (&facts.vendors.cuda, Vendors::first(&facts.vendors.nccl)) {
-        (Library::Found(_), Some(nccl)) => format!(
-            "CUDA and NCCL {} are here, but this version works on memory of the processor only and uses neither.",
-            nccl.version
-        ),
-        (Library::Found(_), None) => {
-            "CUDA is here, but this version works on memory of the processor only and does not use it.".to_owned()
+    gpu_with(&facts.vendors.cuda, Vendors::first(&facts.vendors.nccl).map(|nccl| nccl.version.as_str()))
+}
+
+fn gpu_with(cuda: &Library, nccl: Option<&str>) -> String {
+    match (cuda, nccl) {
+        (Library::Found(_), nccl) => {
+            let unused =
+                nccl.map_or_else(|| "NCCL is not needed".to_owned(), |version| format!("NCCL {version} is not used"));
+            format!(
+                "Tensors of a GPU (PyTorch) can be used: they are copied to pinned host memory, reduced on the processor and \
+                 copied back; {unused}."
+            )
         }
         _ => "Everything runs on the processor; no GPU library is used.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::library::Sighting;
+
+    #[test]
+    fn tensors_of_a_gpu_can_be_used_and_how_is_said() {
+        let cuda = Library::Found(Sighting { version: "12.4".into(), path: None, more: None });
+        for nccl in [None, Some("2.21.5")] {
+            let said = gpu_with(&cuda, nccl);
+            assert!(said.starts_with("Tensors of a GPU (PyTorch) can be used") && said.contains("NCCL"), "{said}");
+        }
+        assert!(!gpu_with(&Library::Absent, None).contains("can be used"));
     }
 }

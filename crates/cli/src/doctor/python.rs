@@ -96,6 +96,7 @@ impl Python {
         let mut findings = vec![self.interpreter()];
         if let Ok(known) = &self.known {
             findings.push(frameworks(known));
+            findings.push(front_ends(known));
             findings.extend(package(known, own_version));
         }
         if let Some((folder, known)) = &self.idle {
@@ -136,6 +137,28 @@ impl Python {
 
 /// Python packages that are worked with, less those that only help to explain something.
 const FRAMEWORKS: [&str; 6] = ["torch", "tensorflow", "keras", "jax", "mxnet", "numpy"];
+
+/// Packages for which the Python package has a front end: `farandole.torch`, and so on.
+pub(crate) const FRONT_ENDS: [&str; 1] = ["torch"];
+
+/// The front ends that a job in this Python can use.
+fn front_ends(known: &Known) -> Finding {
+    let why = "Scripts import one of them, or run under the name horovod with `farandole run --horovod`.";
+    let frameworks: Vec<&str> = FRONT_ENDS.into_iter().filter(|name| known.packages.contains_key(*name)).collect();
+    let names =
+        |frameworks: &[&str]| frameworks.iter().map(|name| format!("farandole.{name}")).collect::<Vec<_>>().join(", ");
+    match (frameworks.as_slice(), known.packages.contains_key("farandole")) {
+        ([], _) => {
+            let found = format!("none; there is one for {}, which is not installed", FRONT_ENDS.join(", "));
+            Finding::ok(Group::Python, "front-ends", found, why)
+        }
+        (found, true) => Finding::ok(Group::Python, "front-ends", format!("{} can be used", names(found)), why),
+        (found, false) => {
+            let found = format!("{} could be used, but the package farandole is not installed", names(found));
+            Finding::note(Group::Python, "front-ends", found, why).with_fix("`pip install farandole`.")
+        }
+    }
+}
 
 fn list(known: &Known) -> String {
     let found = FRAMEWORKS.iter().filter_map(|name| Some(format!("{name} {}", known.packages.get(*name)?)));
@@ -213,8 +236,22 @@ mod tests {
             Python { choice: Choice::Path, known: Ok(known(&[("torch", "2.6.0+cpu"), ("numpy", "2.1")])), idle };
         let findings = python.findings("1.0.0");
         assert_eq!(findings[1].found, "torch 2.6.0+cpu, numpy 2.1");
-        assert!(findings[2].found.contains("jax 0.5.0"));
-        assert!(findings[2].fix.as_ref().unwrap().contains("`source /p/.venv/bin/activate`"));
+        let idle = findings.iter().find(|finding| finding.key == "virtual-env").unwrap();
+        assert!(idle.found.contains("jax 0.5.0"));
+        assert!(idle.fix.as_ref().unwrap().contains("`source /p/.venv/bin/activate`"));
+    }
+
+    #[test]
+    fn front_ends_are_named_that_can_be_used_and_what_is_missing_for_others() {
+        assert_eq!(
+            front_ends(&known(&[("torch", "2.6.0"), ("farandole", "1.0.0")])).found,
+            "farandole.torch can be used"
+        );
+        let without = front_ends(&known(&[("torch", "2.6.0")]));
+        assert_eq!(without.state, State::Note);
+        assert!(without.fix.unwrap().contains("pip install farandole"));
+        let nothing = front_ends(&known(&[("jax", "0.5.0"), ("farandole", "1.0.0")]));
+        assert!(nothing.state == State::Ok && nothing.found.starts_with("none; there is one for torch"));
     }
 
     #[test]

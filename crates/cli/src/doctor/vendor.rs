@@ -87,7 +87,11 @@ impl Vendors {
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        vec![self.cuda(), several("nccl", &self.nccl, "GPU collectives"), several("mpi", &self.mpi, "comparing speed")]
+        vec![
+            self.cuda(),
+            several("nccl", &self.nccl, "PyTorch's own collectives on GPUs"),
+            several("mpi", &self.mpi, "comparing speed"),
+        ]
     }
 
     /// The first of these libraries that works.

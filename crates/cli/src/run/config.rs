@@ -20,7 +20,7 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// What a key becomes.
 #[derive(Clone, Copy)]
-enum Becomes {
+pub(super) enum Becomes {
     /// `--flag=value`.
     Value(&'static str),
     /// The first flag where the key is true, the second where it is false.
@@ -32,7 +32,7 @@ enum Becomes {
 use Becomes::{Switch, Value, Word};
 
 /// Every key: its section (none for the first), its name, its flag.
-const KEYS: &[(&str, &str, Becomes)] = &[
+pub(super) const KEYS: &[(&str, &str, Becomes)] = &[
     ("", "controller", Word(&["gloo", "mpi", "jsrun"])),
     ("params", "fusion_threshold_mb", Value("fusion-threshold-mb")),
     ("params", "cycle_time_ms", Value("cycle-time-ms")),
@@ -55,6 +55,7 @@ const KEYS: &[(&str, &str, Becomes)] = &[
     ("library_options", "num_nccl_streams", Value("num-nccl-streams")),
     ("library_options", "thread_affinity", Value("thread-affinity")),
     ("library_options", "gloo_timeout_seconds", Value("gloo-timeout-seconds")),
+    ("library_options", "wire_protection", Value("wire-protection")),
     ("logging", "level", Value("log-level")),
     ("logging", "with_timestamp", Switch("log-with-timestamp", "log-without-timestamp")),
 ];
@@ -173,7 +174,7 @@ fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::settings;
+    use crate::run::flags_of_files as settings;
     use proptest::prelude::*;
 
     fn flags_of(text: &str) -> Vec<String> {
@@ -188,6 +189,7 @@ mod tests {
     fn fitting(key: &str, becomes: Becomes) -> &'static str {
         match (key, becomes) {
             ("level", _) => "INFO",
+            ("wire_protection", _) => "encrypt",
             (_, Value(_)) => "7",
             (_, Switch(..)) => "true",
             (_, Word(words)) => words[0],

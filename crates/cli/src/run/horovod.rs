@@ -1,20 +1,23 @@
 //! Flags of horovodrun that farandole has another answer to than doing something.
 //!
-//! There are three answers. *Granted*: what the flag asks for is so anyway, or it is a detail of something that is not
-//! switched on. *Noted*: the flag tunes a mechanism that is not there, and one line says so; the job runs, since nobody loses anything.
-//! *Refused*: somebody relies on what it asks for, and one line says what to use instead. No flag is overlooked in silence that
-//! would have changed anything. The table below is all there is; flags that do something are in [`super::args`] and [`super::tuning`].
+//! There are two answers. *Noted*: the flag has no effect, one line says why, and the job runs. *Refused*: somebody relies on what it
+//! asks for, and one line says what to use instead. No flag is overlooked in silence. Where a flag stands for a variable of Horovod's
+//! that has no effect either, the reason is that of the table of settings. Flags that do something are in [`super::args`] and
+//! [`super::tuning`].
 
 use anyhow::{Result, bail};
 use clap::error::Error;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use farandole_cluster::settings::{self, Effect};
 
 /// What farandole says to a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    Granted,
+    /// It has no effect, for this reason.
     Noted(&'static str),
+    /// It has no effect, for the reason for which this variable of Horovod's has none.
+    NotedLike(&'static str),
     Refused(&'static str),
 }
 
@@ -30,13 +33,12 @@ pub(super) struct ForeignFlag {
     pub(super) answer: Answer,
 }
 
-use Answer::{Granted, Noted, Refused};
+use Answer::{Noted, NotedLike, Refused};
 
 const ELASTIC: &str =
     "elastic jobs are not available yet; give a fixed number of ranks with -np, and hosts with -H or --hostfile";
-const AUTOTUNE: &str = "autotuning is not available yet; set --fusion-threshold-mb yourself, or leave the default";
-const ALGORITHM: &str =
-    "has no effect: the algorithm of each operation is chosen by its size and by which ranks share a host";
+const AUTOTUNE: &str = "nothing is tuned while a job runs; set --fusion-threshold-mb yourself, or leave the default, and measure \
+                        algorithms once with farandole calibrate";
 const MPI: &str =
     "farandole run starts ranks itself; to have MPI start them, run mpirun -np N COMMAND without farandole run";
 
@@ -52,28 +54,39 @@ const fn also(long: &'static str, also: &'static str, answer: Answer) -> Foreign
     ForeignFlag { long, also: Some(also), values: 1, unless: None, answer }
 }
 
+const fn stamp(long: &'static str, also: &'static str, unless: &'static str) -> ForeignFlag {
+    ForeignFlag { long, also: Some(also), values: 0, unless: Some(unless), answer: NotedLike("HOROVOD_LOG_HIDE_TIME") }
+}
+
+/// Why a variable of Horovod's has no effect.
+fn reason(variable: &str) -> &'static str {
+    match settings::find(variable).map(|setting| setting.effect) {
+        Some(Effect::None(why)) => why,
+        other => unreachable!("invariant: {variable} has no effect by the table, not {other:?}"),
+    }
+}
+
 /// Every flag of horovodrun that is not one of ours.
 pub(super) const FLAGS: &[ForeignFlag] = &[
-    flag("disable-cache", 0, Granted),
-    flag("gloo", 0, Granted),
-    flag("cycle-time-ms", 1, Noted("has no effect: there is no cycle, requests start when they are ready")),
-    switch("hierarchical-allreduce", "no-hierarchical-allreduce", Noted(ALGORITHM)),
-    switch("no-hierarchical-allreduce", "hierarchical-allreduce", Noted(ALGORITHM)),
-    switch("hierarchical-allgather", "no-hierarchical-allgather", Noted(ALGORITHM)),
-    switch("no-hierarchical-allgather", "hierarchical-allgather", Noted(ALGORITHM)),
-    switch("torus-allreduce", "no-torus-allreduce", Noted(ALGORITHM)),
-    switch("no-torus-allreduce", "torus-allreduce", Noted(ALGORITHM)),
-    switch("mpi-threads-disable", "no-mpi-threads-disable", Granted),
-    switch("no-mpi-threads-disable", "mpi-threads-disable", Granted),
-    flag("num-nccl-streams", 1, Noted("has no effect: NCCL is not used yet")),
-    flag("thread-affinity", 1, Refused("threads are not bound; start the command under taskset or numactl")),
+    flag("disable-cache", 0, Noted("nothing about hosts is kept from one job to the next")),
+    flag("gloo", 0, NotedLike("HOROVOD_CONTROLLER")),
+    flag("cycle-time-ms", 1, NotedLike("HOROVOD_CYCLE_TIME")),
+    switch("hierarchical-allgather", "no-hierarchical-allgather", NotedLike("HOROVOD_HIERARCHICAL_ALLGATHER")),
+    switch("no-hierarchical-allgather", "hierarchical-allgather", NotedLike("HOROVOD_HIERARCHICAL_ALLGATHER")),
+    switch("torus-allreduce", "no-torus-allreduce", NotedLike("HOROVOD_TORUS_ALLREDUCE")),
+    switch("no-torus-allreduce", "torus-allreduce", NotedLike("HOROVOD_TORUS_ALLREDUCE")),
+    switch("mpi-threads-disable", "no-mpi-threads-disable", NotedLike("HOROVOD_MPI_THREADS_DISABLE")),
+    switch("no-mpi-threads-disable", "mpi-threads-disable", NotedLike("HOROVOD_MPI_THREADS_DISABLE")),
+    flag("num-nccl-streams", 1, NotedLike("HOROVOD_NUM_NCCL_STREAMS")),
+    stamp("log-with-timestamp", "no-log-hide-timestamp", "log-without-timestamp"),
+    stamp("log-without-timestamp", "log-hide-timestamp", "log-with-timestamp"),
     switch("autotune", "no-autotune", Refused(AUTOTUNE)),
-    switch("no-autotune", "autotune", Granted),
-    flag("autotune-log-file", 1, Granted),
-    flag("autotune-warmup-samples", 1, Granted),
-    flag("autotune-steps-per-sample", 1, Granted),
-    flag("autotune-bayes-opt-max-samples", 1, Granted),
-    flag("autotune-gaussian-process-noise", 1, Granted),
+    switch("no-autotune", "autotune", NotedLike("HOROVOD_AUTOTUNE")),
+    flag("autotune-log-file", 1, NotedLike("HOROVOD_AUTOTUNE_LOG")),
+    flag("autotune-warmup-samples", 1, NotedLike("HOROVOD_AUTOTUNE_WARMUP_SAMPLES")),
+    flag("autotune-steps-per-sample", 1, NotedLike("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE")),
+    flag("autotune-bayes-opt-max-samples", 1, NotedLike("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES")),
+    flag("autotune-gaussian-process-noise", 1, NotedLike("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE")),
     also("min-np", "min-num-proc", Refused(ELASTIC)),
     also("max-np", "max-num-proc", Refused(ELASTIC)),
     also("slots-per-host", "slots", Refused(ELASTIC)),
@@ -99,8 +112,8 @@ impl Foreign {
         let mut notes = Vec::new();
         for flag in FLAGS.iter().filter(|flag| self.given.contains(&flag.long)) {
             match flag.answer {
-                Granted => {}
-                Noted(text) => notes.push(format!("--{} {text}", flag.long)),
+                Noted(why) => notes.push(format!("--{} has no effect: {why}", flag.long)),
+                NotedLike(variable) => notes.push(format!("--{} has no effect: {}", flag.long, reason(variable))),
                 Refused(text) => bail!("--{}: {text}", flag.long),
             }
         }

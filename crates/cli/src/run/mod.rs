@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use farandole_cluster::launch::{self, Order};
+use farandole_cluster::settings;
 
 pub(crate) use args::{LaunchArgs, RunArgs};
 use horovod::Foreign;
@@ -41,7 +42,7 @@ pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<O
 pub(crate) fn prepare_for(words: impl IntoIterator<Item = OsString>, flags: &Command) -> Result<Vec<OsString>> {
     let words = Words::divide(words, flags);
     let from_file = match words.value_of("config-file") {
-        Some(path) => config::read(Path::new(&path), &settings())?,
+        Some(path) => config::read(Path::new(&path), &flags_of_files())?,
         None => Vec::new(),
     };
     Ok(words.join(from_file))
@@ -76,12 +77,23 @@ pub(crate) fn order_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<Ord
 
 /// Carries an order out, or shows it where the flags ask for that. Returns the exit code of the job.
 pub(crate) fn carry_out(args: &LaunchArgs, order: Order) -> Result<u8> {
+    warn_of_settings(&order);
     if args.dry_run {
         let text = show::show(&order, std::env::vars_os());
         std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")?;
         return Ok(0);
     }
     Ok(launch::run(order)?)
+}
+
+/// Says which variables of the ranks have no effect, and why; ranks that this launcher starts say nothing about them.
+fn warn_of_settings(order: &Order) {
+    let mut variables = settings::of_this_process();
+    let set = order.set.iter().map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned()));
+    variables.extend(set);
+    for line in settings::notices(variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))) {
+        eprintln!("farandole: note: {line}");
+    }
 }
 
 /// Says what there is to say to flags that do nothing here; an error if one of them is refused.
@@ -102,6 +114,6 @@ fn flags() -> Command {
 }
 
 /// The flags that a configuration file may hold.
-fn settings() -> Command {
+fn flags_of_files() -> Command {
     Foreign::augment_args(Insight::augment_args(Tuning::augment_args(Command::new("settings"))))
 }

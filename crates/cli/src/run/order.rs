@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farandole_cluster::launch::{
     Alias, Colour, Order, Output, Placement, Prefix, Ssh, Task, Timestamps, Verbose, hostfile, hosts, variables,
 };
-use farandole_cluster::live;
+use farandole_cluster::{environment, live};
 use farandole_engine::config::SettingValue;
 
 use super::args::{ColourArg, LaunchArgs, RunArgs};
@@ -70,7 +70,12 @@ pub(super) fn order_for(
         words: args.ssh_option.clone(),
     };
     order.verbose = if args.verbose { Verbose::Yes } else { Verbose::No };
-    order.network = args.network_interface.iter().map(|name| name.trim().to_owned()).collect();
+    let named =
+        environment::INTERFACE.iter().find_map(|variable| text(variable)).filter(|names| !names.trim().is_empty());
+    order.network = match (args.network_interface.as_slice(), named) {
+        ([], Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
+        (flags, _) => flags.iter().map(|name| name.trim().to_owned()).collect(),
+    };
     ensure!(
         order.network.iter().all(|name| !name.is_empty()),
         "--network-interface: an empty name; expected for instance eth0"

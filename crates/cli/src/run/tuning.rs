@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use farandole_engine::config::{Config, SettingValue};
+use farandole_engine::config::{Config, Cores, SettingValue};
+use farandole_transport::Protection;
 
 use super::args::ENGINE;
 
@@ -22,6 +23,18 @@ pub(super) struct Tuning {
     /// 0: agree on every request anew. Any other number: repeat a learned order without talking [default: 1]
     #[arg(long, value_name = "COUNT", help_heading = ENGINE)]
     cache_capacity: Option<u64>,
+
+    /// Always use the hierarchical allreduce between hosts that have several ranks each, or (--no-hierarchical-allreduce) never
+    /// [default: where it is the fastest]
+    #[arg(long, overrides_with = "no_hierarchical_allreduce", help_heading = ENGINE)]
+    hierarchical_allreduce: bool,
+
+    #[arg(long, overrides_with = "hierarchical_allreduce", hide = true)]
+    no_hierarchical_allreduce: bool,
+
+    /// Bind the engine's worker thread of each rank of a host to a core, in the order of local ranks: 0,2
+    #[arg(long, value_name = "CORES", value_parser = cores, help_heading = ENGINE)]
+    thread_affinity: Option<Affinity>,
 
     /// An operation fails when nothing has moved for so many seconds [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = ENGINE)]
@@ -42,19 +55,18 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = ENGINE)]
     stall_check_shutdown_time_seconds: Option<Duration>,
 
+    /// How tensors are protected between hosts: checksum (CRC32C, finds damage) or encrypt (AES-256-GCM). Control messages are
+    /// always encrypted [default: off]
+    #[arg(long, value_name = "HOW", value_parser = protection, help_heading = ENGINE)]
+    wire_protection: Option<Protection>,
+
     /// Between hosts farandole speaks TCP anyway; this keeps NCCL off InfiniBand, too (NCCL_IB_DISABLE=1)
     #[arg(long, help_heading = ENGINE)]
     tcp: bool,
 
-    /// Sets HOROVOD_LOG_LEVEL, for scripts that look at it
+    /// INFO: each rank says at its start who it is; DEBUG: rank 0 also says which measured table is used [default: WARNING]
     #[arg(long, value_enum, ignore_case = true, value_name = "LEVEL", help_heading = ENGINE)]
     log_level: Option<LogLevel>,
-
-    #[arg(long, alias = "no-log-hide-timestamp", overrides_with = "log_without_timestamp", hide = true)]
-    log_with_timestamp: bool,
-
-    #[arg(long, alias = "log-hide-timestamp", overrides_with = "log_with_timestamp", hide = true)]
-    log_without_timestamp: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,11 +97,16 @@ impl Tuning {
         set("FARANDOLE_STALL_CHECK_DISABLE", watch.then(|| self.no_stall_check.show()));
         set("FARANDOLE_STALL_CHECK_TIME_SECONDS", self.stall_check_warning_time_seconds.map(|time| time.show()));
         set("FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", self.stall_check_shutdown_time_seconds.map(|time| time.show()));
+        let hierarchical = self.hierarchical_allreduce || self.no_hierarchical_allreduce;
+        set("FARANDOLE_HIERARCHICAL_ALLREDUCE", hierarchical.then(|| self.hierarchical_allreduce.show()));
+        set("FARANDOLE_THREAD_AFFINITY", self.thread_affinity.as_ref().map(|Affinity(cores)| cores.show()));
+        set("FARANDOLE_WIRE_PROTECTION", self.wire_protection.map(|protection| protection.show()));
         set("NCCL_IB_DISABLE", self.tcp.then(|| "1".to_owned()));
         let level = self.log_level.and_then(|level| level.to_possible_value());
-        set("HOROVOD_LOG_LEVEL", level.map(|level| level.get_name().to_owned()));
-        let stamp = self.log_with_timestamp || self.log_without_timestamp;
-        set("HOROVOD_LOG_HIDE_TIME", stamp.then(|| self.log_without_timestamp.show()));
+        let level = level.map(|level| level.get_name().to_owned());
+        // The second one is for scripts that look at it.
+        set("FARANDOLE_LOG_LEVEL", level.clone());
+        set("HOROVOD_LOG_LEVEL", level);
         Ok(variables)
     }
 }
@@ -105,6 +122,19 @@ pub(super) fn check(lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         warning.as_secs_f64()
     );
     Ok(())
+}
+
+/// Cores, as one value: clap would take a list for several.
+#[derive(Clone, Debug)]
+struct Affinity(Cores);
+
+fn cores(text: &str) -> Result<Affinity, String> {
+    let cores = Cores::parse(text).filter(|cores| !cores.is_empty());
+    cores.map(Affinity).ok_or_else(|| format!("expected {}", Cores::KIND))
+}
+
+fn protection(text: &str) -> Result<Protection, String> {
+    Protection::parse(text).ok_or_else(|| format!("expected {}", Protection::KIND))
 }
 
 /// A time in seconds, with decimals if need be.

@@ -5,8 +5,9 @@
 //! there. The other files are tests: `laboratory.rs` of the laboratory itself, `jobs.rs` of jobs that go well,
 //! `faults.rs` of jobs that are hit by something, `frozen.rs` of jobs that are stopped for a while, `unreachable.rs` of
 //! jobs that cannot start, `cycles.rs` of what is left after many, `tasks.rs` of jobs with more than a command,
-//! `doctoring.rs` of the doctor's visits, `training.rs` of the built-in trainer. Everything here needs root, iproute2
-//! and openssh-server; where one of these is missing, tests fail with a line that says so.
+//! `doctoring.rs` of the doctor's visits, `training.rs` of the built-in trainer, `wire.rs` of what can be read on the
+//! network. Everything here needs root, iproute2 and openssh-server; where one of these is missing, tests fail with a
+//! line that says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -23,3 +24,4 @@ mod tasks;
 #[cfg(feature = "train")]
 mod training;
 mod unreachable;
+mod wire;

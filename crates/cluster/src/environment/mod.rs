@@ -12,6 +12,7 @@
 //! | `FARANDOLE_JOB` | what tells this job from others that have the same key (default: what the launcher calls it) |
 //! | `FARANDOLE_HOST` | which host this is, where its name does not say so (default: machine and boot identity) |
 //! | `FARANDOLE_ADDRESS` | the addresses of this host at which other hosts reach it, separated by commas (default: the one on the way to the meeting) |
+//! | `FARANDOLE_INTERFACE` | the interfaces whose addresses these are, where none are given (also: `HOROVOD_GLOO_IFACE`) |
 //! | `FARANDOLE_HEARTBEAT_TIMEOUT` | after so many seconds of silence a rank is missed (default 5; 0: never) |
 //! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
 //!
@@ -29,23 +30,28 @@ mod door;
 mod hosts;
 mod key;
 mod launcher;
+mod level;
 mod route;
 mod slurm;
 mod variables;
 mod venue;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::net::IpAddr;
+use std::sync::Once;
 
 use farandole_plan::Rank;
 use farandole_transport::{JobId, Key};
 
 pub use launcher::{Launcher, Place};
+pub use level::{LOG_LEVEL, LogLevel};
 pub use venue::Venue;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rendezvous::Address;
+use crate::settings;
 use launcher::Launch;
 use variables::{Variables, wrong};
 
@@ -75,8 +81,8 @@ pub const JOB: &str = "FARANDOLE_JOB";
 pub const HOST: &str = "FARANDOLE_HOST";
 /// The variable that holds the address at which other hosts reach this one.
 pub const ADDRESS: &str = "FARANDOLE_ADDRESS";
-/// The variables that say how much is logged, the one that counts first.
-pub const LOG_LEVEL: [&str; 2] = ["FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"];
+/// The variables that name interfaces for other hosts, the one that counts first.
+pub const INTERFACE: [&str; 2] = ["FARANDOLE_INTERFACE", "HOROVOD_GLOO_IFACE"];
 
 /// Who this process is.
 #[derive(Clone, Debug)]
@@ -135,7 +141,7 @@ impl Environment {
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Environment> {
         let variables = Variables::new(&lookup);
         let host = variables.text(HOST).unwrap_or_else(host_identity);
-        let addresses = read_addresses(variables.text(ADDRESS))?;
+        let mut addresses = read_addresses(variables.text(ADDRESS))?;
         let Some(launch) = launcher::detect(variables)? else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
@@ -144,6 +150,9 @@ impl Environment {
         };
         let meeting = find_meeting(variables, &launch)?;
         let job = variables.text(JOB).map(|name| JobId::named(&name)).or_else(|| launch.job_id());
+        if addresses.is_empty() && matches!(meeting, Some(Meeting::AtRankZero { .. })) {
+            addresses = addresses_of_interfaces(variables)?;
+        }
         let Launch { launcher, rank, size, local, cross, .. } = launch;
         Ok(Environment { launcher, rank, size, local, cross, job, meeting, host, addresses })
     }
@@ -167,16 +176,52 @@ impl Environment {
 
     /// Says who this process is on standard error, if the user wants to know.
     pub fn log(&self) {
-        let level = LOG_LEVEL.iter().find_map(|variable| env::var(variable).ok()).unwrap_or_default();
-        if is_informative(&level) {
+        if LogLevel::of_this_process() <= LogLevel::Info {
             eprintln!("farandole: {}", self.describe());
         }
     }
+
+    /// Says on standard error which variables are set and have no effect, or are unknown. Rank 0 says it for all; where our launcher
+    /// started the ranks, it has said it already.
+    pub fn warn_of_settings(&self) {
+        if self.rank != Rank(0) || matches!(self.meeting, Some(Meeting::AtLauncher { .. })) {
+            return;
+        }
+        // A process may initialise again and again; once is enough.
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            let variables = settings::of_this_process();
+            for line in settings::notices(variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))) {
+                eprintln!("farandole: note: {line}");
+            }
+        });
+    }
 }
 
-/// Whether messages of the level "info" are wanted. Horovod has numbers for levels, too: 0 is trace, 2 is info.
-fn is_informative(level: &str) -> bool {
-    matches!(level.trim().to_ascii_lowercase().as_str(), "trace" | "debug" | "info" | "0" | "1" | "2")
+/// The addresses of the interfaces that the user names, if any.
+fn addresses_of_interfaces(variables: Variables<'_>) -> Result<Vec<IpAddr>> {
+    let Some((variable, names)) = INTERFACE.into_iter().find_map(|name| Some((name, variables.text(name)?))) else {
+        return Ok(Vec::new());
+    };
+    let names: Vec<&str> = names.split(',').map(str::trim).collect();
+    let interfaces = if_addrs::get_if_addrs().map_err(|error| Error::local("listing the interfaces", error))?;
+    // A link-local address means nothing without the name of an interface on the other side.
+    let usable = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let mut addresses = Vec::new();
+    for name in names {
+        let of_it = interfaces.iter().filter(|interface| interface.name == name).map(if_addrs::Interface::ip);
+        let before = addresses.len();
+        addresses.extend(of_it.filter(usable));
+        if addresses.len() == before {
+            let known: BTreeSet<&str> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
+            let known: Vec<&str> = known.into_iter().collect();
+            return Err(wrong(
+                variable,
+                format!("there is no interface '{name}' with an address; there are {}", known.join(", ")),
+            ));
+        }
+    }
+    Ok(addresses)
 }
 
 fn read_addresses(text: Option<String>) -> Result<Vec<IpAddr>> {
@@ -238,7 +283,6 @@ pub fn host_identity() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use std::collections::HashMap;
 
     fn read(variables: &[(&'static str, &str)]) -> Result<Environment> {
@@ -352,8 +396,21 @@ mod tests {
     }
 
     #[test]
-    fn levels_of_both_names_are_understood() {
-        assert!(["info", "DEBUG", " trace ", "2"].into_iter().all(is_informative));
-        assert!(!["", "warning", "error", "fatal", "3", "off"].into_iter().any(is_informative));
+    fn interfaces_stand_for_their_addresses_where_ranks_are_on_several_hosts() {
+        let hex = "1".repeat(64);
+        let named = |interface: &str| {
+            let by_mpi =
+                [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), (RENDEZVOUS, "tcp:h:1"), (KEY, &hex)];
+            read(&[&by_mpi[..], &[("HOROVOD_GLOO_IFACE", interface)]].concat())
+        };
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        assert!(named("lo").unwrap().addresses.contains(&loopback));
+        let error = named("lo,nic77").unwrap_err().to_string();
+        assert!(
+            error.starts_with("HOROVOD_GLOO_IFACE: there is no interface 'nic77' with an address; there are "),
+            "{error}"
+        );
+        // Ranks of one host need no address, so the interface need not exist.
+        assert!(read(&[("HOROVOD_GLOO_IFACE", "nic77")]).unwrap().addresses.is_empty());
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
-use farandole_plan::choose::{Choices, Limits};
+use farandole_plan::choose::{Choices, Hierarchical, Limits};
 use farandole_plan::message::Message;
 use farandole_plan::stall::{self, Word};
 use farandole_plan::table::Table as Measured;
@@ -86,6 +86,8 @@ pub(crate) struct Settings {
     pub(crate) stall: Option<stall::Limits>,
     /// By which ways are chosen; the same on all ranks.
     pub(crate) table: Option<Arc<Measured>>,
+    /// Whether the user has taken a part of that choice away; the same on all ranks.
+    pub(crate) hierarchical: Hierarchical,
 }
 
 /// See the module's text.
@@ -136,7 +138,8 @@ impl Group {
     pub(crate) fn new(settings: Settings, mesh: Mesh, diary: Diary) -> Group {
         let place = Place { me: mesh.me(), size: mesh.size() };
         let member = Member::new(place.me, place.size, settings.agree.clone());
-        let choices = Choices::new(settings.table.clone(), mesh.topology(), Limits::default());
+        let limits = Limits { hierarchical: settings.hierarchical, ..Limits::default() };
+        let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
         let router = Router::new(place, choices);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
         Group {

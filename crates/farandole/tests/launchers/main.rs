@@ -95,6 +95,25 @@ fn ranks_with_horovods_variables_find_each_other() {
 }
 
 #[test]
+fn rank_0_says_once_which_variables_have_no_effect_where_no_launcher_of_ours_has() {
+    let ranks = ["0", "1"].map(|rank| {
+        let mut command = program::this_program();
+        command.envs([("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", "2")]);
+        command.envs([("OMPI_COMM_WORLD_LOCAL_RANK", rank), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]);
+        command.envs([("PMIX_NAMESPACE", "settings"), ("HOROVOD_CYCLE_TIME", "5"), ("HOROVOD_FUSION_TRESHOLD", "1")]);
+        command
+    });
+    let run = run_all(ranks, "reduce-again");
+    assert_both_met_again(&run, "Open MPI's mpirun");
+    for line in [
+        "farandole: note: HOROVOD_CYCLE_TIME has no effect: there is no cycle: requests start when they are ready",
+        "farandole: note: HOROVOD_FUSION_TRESHOLD is set, but there is no such setting; did you mean HOROVOD_FUSION_THRESHOLD?",
+    ] {
+        assert_eq!(run.said.matches(line).count(), 1, "{line}\n{}", run.said);
+    }
+}
+
+#[test]
 fn ranks_of_one_host_come_together_again_and_again() {
     let ranks = ["0", "1"].map(|rank| {
         let mut command = program::this_program();

@@ -30,7 +30,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::fuse::BucketPlan;
+use crate::fuse::{BatchFusion, BucketPlan};
 use crate::request::Rank;
 
 mod coordinator;
@@ -107,7 +107,7 @@ pub enum Joining {
     LikeHorovod,
 }
 
-/// What can be set. `threshold_bytes`, `stage_below_bytes`, `joining` and `replay` must be equal on all ranks of the group.
+/// What can be set. `threshold_bytes`, `stage_below_bytes`, `batches`, `joining` and `replay` must be equal on all ranks of the group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.
@@ -115,6 +115,8 @@ pub struct Settings {
     /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that its
     /// replay needs no entry barrier.
     pub stage_below_bytes: u64,
+    /// With what the requests of a batch fuse.
+    pub batches: BatchFusion,
     /// How long a replaying rank with waiting requests may see no progress before it asks for a break. Doubles each
     /// time such a break turns out to have been needless.
     pub patience: Duration,
@@ -138,6 +140,7 @@ impl Default for Settings {
             threshold_bytes: 64 << 20,
             // Copying 256 KiB in and out costs about as much as the barrier that it saves.
             stage_below_bytes: 256 << 10,
+            batches: BatchFusion::WithOthers,
             // Longer than any pause of the scheduler, short against a training iteration.
             patience: Duration::from_millis(10),
             patience_limit: Duration::from_secs(10),

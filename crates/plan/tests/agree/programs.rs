@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::agree::Settings;
+use farandole_plan::fuse::BatchFusion;
 use farandole_plan::request::{Batch, Request};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
 
@@ -134,6 +135,7 @@ fn run_program(seed: u64, totals: &mut Totals) {
     let settings = Settings {
         threshold_bytes: [0, 256, 4096, 64 << 20][random.below(4)],
         stage_below_bytes: [0, 1 << 20][random.below(2)],
+        batches: if seed.is_multiple_of(3) { BatchFusion::Apart } else { BatchFusion::WithOthers },
         ..Settings::default()
     };
     let size = 1 + random.below(5);

@@ -1,0 +1,132 @@
+//! What a rank tells all others at the rendezvous: where it is reached, and its values of the settings that must be the same on all.
+//!
+//! ```text
+//! u8 format 1 · u8 settings · each: name, value (u16 length, bytes each) · contact (the rest)
+//! ```
+//! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every rank, with the
+//! same words, before any of them connects to another. Decoding is total: any bytes give an introduction or nothing.
+
+use farandole_engine::Config;
+use farandole_engine::config::SettingValue;
+use farandole_transport::contact::Contact;
+
+use crate::error::{Error, Result};
+
+const FORMAT: u8 = 1;
+
+/// One rank, as it introduces itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Introduction {
+    /// Variables and values, in the same order on all ranks.
+    settings: Vec<(String, String)>,
+    pub(crate) contact: Contact,
+}
+
+impl Introduction {
+    pub(crate) fn new(contact: Contact, config: &Config) -> Introduction {
+        let settings = [
+            ("FARANDOLE_WIRE_PROTECTION", config.wire_protection.show()),
+            ("FARANDOLE_HIERARCHICAL_ALLREDUCE", config.hierarchical_allreduce.show()),
+            ("FARANDOLE_DISABLE_GROUP_FUSION", config.disable_group_fusion.show()),
+        ];
+        Introduction { settings: settings.map(|(name, value)| (name.to_owned(), value)).into(), contact }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![FORMAT, self.settings.len() as u8];
+        for text in self.settings.iter().flat_map(|(name, value)| [name, value]) {
+            bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(text.as_bytes());
+        }
+        bytes.extend_from_slice(&self.contact.encode());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Introduction> {
+        let (&[format, count], mut rest) = bytes.split_first_chunk()?;
+        if format != FORMAT {
+            return None;
+        }
+        let mut text = || {
+            let (length, behind) = rest.split_first_chunk()?;
+            let (text, behind) = behind.split_at_checked(u16::from_le_bytes(*length).into())?;
+            rest = behind;
+            String::from_utf8(text.to_vec()).ok()
+        };
+        let settings = (0..count).map(|_| Some((text()?, text()?))).collect::<Option<Vec<_>>>()?;
+        Some(Introduction { settings, contact: Contact::decode(rest)? })
+    }
+}
+
+/// The contacts of all ranks, by what each has said at the rendezvous.
+///
+/// # Errors
+/// If a rank said something else, or ranks differ in a setting; the text names the ranks and both values.
+pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Vec<Contact>> {
+    let read = |(rank, blob): (usize, &Vec<u8>)| {
+        Introduction::decode(blob).ok_or_else(|| {
+            Error::Rendezvous(format!(
+                "rank {rank} came to the rendezvous with something that is not an address: does it run the same version of \
+                 farandole?"
+            ))
+        })
+    };
+    let ranks = blobs.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
+    compare(&ranks)?;
+    Ok(ranks.into_iter().map(|rank| rank.contact).collect())
+}
+
+/// Fails if a rank has other settings than rank 0.
+fn compare(ranks: &[Introduction]) -> Result<()> {
+    let Some(first) = ranks.first() else { return Ok(()) };
+    let other = ranks.iter().enumerate().find(|(_, rank)| rank.settings != first.settings);
+    let Some((number, other)) = other else { return Ok(()) };
+    let differing = first.settings.iter().zip(&other.settings).find(|(ours, theirs)| ours != theirs);
+    Err(Error::Settings(match differing {
+        Some(((name, ours), (theirs_name, theirs))) if name == theirs_name => format!(
+            "the ranks differ in {name}: {ours} on rank 0, {theirs} on rank {number}; it must be the same on all ranks (farandole \
+             run sets it for all of them)"
+        ),
+        _ => format!("rank {number} has other settings than rank 0: does it run the same version of farandole?"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farandole_transport::Protection;
+
+    fn introduction(protection: Protection) -> Introduction {
+        let contact = Contact {
+            host: "h".to_owned(),
+            unix: Some("u".to_owned()),
+            addresses: vec!["10.0.0.1:7".parse().expect("an address")],
+            connections: 2,
+            process: farandole_transport::contact::Process { pid: 7, namespace: 9 },
+        };
+        Introduction::new(contact, &Config { wire_protection: protection, ..Config::default() })
+    }
+
+    #[test]
+    fn an_introduction_survives_the_rendezvous_and_no_part_of_it_does() {
+        let whole = introduction(Protection::Encrypt);
+        let bytes = whole.encode();
+        assert_eq!(Introduction::decode(&bytes), Some(whole));
+        assert!((0..bytes.len()).all(|end| Introduction::decode(&bytes[..end]).is_none()));
+    }
+
+    #[test]
+    fn ranks_with_different_settings_are_told_which() {
+        let blob = |protection| introduction(protection).encode();
+        let alike = [blob(Protection::Encrypt), blob(Protection::Encrypt)];
+        assert_eq!(read_all(&alike).expect("the same settings").len(), 2);
+        let mixed = [blob(Protection::Encrypt), blob(Protection::Encrypt), blob(Protection::Off)];
+        let error = read_all(&mixed).expect_err("different settings").to_string();
+        assert!(
+            error.starts_with("the ranks differ in FARANDOLE_WIRE_PROTECTION: encrypt on rank 0, off on rank 2;"),
+            "{error}"
+        );
+        let error = read_all(&[blob(Protection::Off), vec![9]]).expect_err("garbage").to_string();
+        assert!(error.starts_with("rank 1 came to the rendezvous with something"), "{error}");
+    }
+}
