@@ -23,7 +23,7 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "COUNT", help_heading = ENGINE)]
     cache_capacity: Option<u64>,
 
-    /// An operation fails when nothing has moved for so many seconds [default: 60]
+    /// An operation, named or direct, fails when nothing has moved for so many seconds; 0: never [default: 0]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = ENGINE)]
     gloo_timeout_seconds: Option<Duration>,
 
