@@ -11,8 +11,8 @@
 //! [`Instant::now`]. [`Countdown`] is the same for code that blocks step by step until a deadline; it never lets a step
 //! be longer than [`Countdown::STEP`].
 //!
-//! **Invariant:** awake time never goes back and never runs faster than real time, and it goes on: a look that comes late
-//! still counts for what the wait was meant to take, so a machine that is always late reaches every deadline.
+//! **Invariant:** awake time never goes back and never runs faster than real time, and it goes on: a look that comes
+//! late still counts for what the wait was meant to take, so a machine that is always late reaches every deadline.
 //!
 //! Not here: who is judged and by which limit. Durations that are only recorded or shown are real time.
 

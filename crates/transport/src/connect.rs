@@ -346,13 +346,16 @@ impl Building<'_> {
         let segment = layout.create_segment()?;
         let bell = self.waiter.bell();
         for pair in &local {
-            send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], &self.deadline)?;
+            send_fds(&pair.control.stream, &note, &[segment.fd(), bell.as_fd()], &self.deadline)
+                .map_err(|error| gone_while_building(pair.peer, error))?;
         }
         let mut neighbours = vec![Neighbour { rank: self.me, segment, bell }];
         for pair in &local {
             let peer = pair.peer;
             let mut theirs = [0; NOTE_BYTES];
-            let fds = recv_fds(&pair.control.stream, &mut theirs, &self.deadline)?;
+            let check = || self.listener.interruption();
+            let fds = recv_fds(&pair.control.stream, &mut theirs, &self.deadline, check)
+                .map_err(|error| gone_while_building(peer, error))?;
             let Ok([segment, bell]) = <[_; 2]>::try_from(fds) else {
                 return Err(Error::Garbled { peer, what: "no shared memory: it gave up".to_owned() });
             };
@@ -364,6 +367,18 @@ impl Building<'_> {
         neighbours.sort_by_key(|neighbour| neighbour.rank);
         let seat = neighbours.iter().position(|neighbour| neighbour.rank == self.me).expect("this rank is in the list");
         Windows::open(seat, layout, neighbours).map(Some)
+    }
+}
+
+/// A connection that ends while the mesh is being built is a peer that is gone.
+fn gone_while_building(peer: Rank, error: Error) -> Error {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    match error {
+        Error::Local { source, .. } if matches!(source.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) => {
+            let how = "it closed its connection while the mesh was being built".to_owned();
+            Error::PeerGone { peer, how }
+        }
+        other => other,
     }
 }
 

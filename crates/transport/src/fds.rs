@@ -45,8 +45,14 @@ pub fn send_fds(socket: impl AsFd, note: &[u8], fds: &[BorrowedFd<'_>], deadline
     Ok(())
 }
 
-/// Takes what the peer passes with [`send_fds`]; its note must fill `note`.
-pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: &Countdown) -> Result<Vec<OwnedFd>> {
+/// Takes what the peer passes with [`send_fds`]; its note must fill `note`. `check` is asked again and again whether
+/// there is still use in waiting.
+pub fn recv_fds(
+    socket: impl AsFd,
+    note: &mut [u8],
+    deadline: &Countdown,
+    check: impl Fn() -> Result<()>,
+) -> Result<Vec<OwnedFd>> {
     let failed = |e: io::Error| Error::local("taking passed file descriptors", e);
     let (mut filled, mut fds) = (0, Vec::new());
     while filled < note.len() {
@@ -60,7 +66,10 @@ pub fn recv_fds(socket: impl AsFd, note: &mut [u8], deadline: &Countdown) -> Res
                 return Err(no_room(2, "taking the shared memory of a peer".to_owned()));
             }
             Ok(received) => filled += received.bytes,
-            Err(Errno::AGAIN) => wait_for(&socket, PollFlags::IN, deadline)?,
+            Err(Errno::AGAIN) => {
+                check()?;
+                wait_for(&socket, PollFlags::IN, deadline)?;
+            }
             Err(Errno::INTR) => {}
             Err(error) => return Err(failed(error.into())),
         }
@@ -116,7 +125,7 @@ mod tests {
         send_fds(&one, b"note", &[near.as_fd()], &soon()).unwrap();
         io::Write::write_all(&mut &one, b"next").unwrap();
         let mut note = [0; 4];
-        let fds = recv_fds(&other, &mut note, &soon()).unwrap();
+        let fds = recv_fds(&other, &mut note, &soon(), || Ok(())).unwrap();
         assert_eq!((&note, fds.len()), (b"note", 1));
         let mut next = [0; 4];
         other.read_exact(&mut next).unwrap();
@@ -129,9 +138,12 @@ mod tests {
     fn a_silent_peer_and_a_dead_one_are_errors() {
         let (one, other) = pair();
         let began = Instant::now();
-        assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20))).is_err());
+        assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20)), || Ok(())).is_err());
         assert!(began.elapsed() < Duration::from_secs(2));
+        let interrupted = || Err(Error::Interrupted { peer: None, cause: "enough".to_owned() });
+        let error = recv_fds(&other, &mut [0; 4], &soon(), interrupted).unwrap_err();
+        assert_eq!(error.to_string(), "enough", "there is no use in waiting");
         drop(one);
-        assert!(recv_fds(&other, &mut [0; 4], &soon()).is_err());
+        assert!(recv_fds(&other, &mut [0; 4], &soon(), || Ok(())).is_err());
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "CORES", value_parser = cores, help_heading = ENGINE)]
     thread_affinity: Option<Affinity>,
 
-    /// An operation fails when nothing has moved for so many seconds [default: 60]
+    /// An operation, named or direct, fails when nothing has moved for so many seconds; 0: never [default: 0]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = ENGINE)]
     gloo_timeout_seconds: Option<Duration>,
 

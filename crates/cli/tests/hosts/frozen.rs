@@ -25,6 +25,7 @@ fn goes_on(what: &str, part: impl Fn(&Process) -> bool) {
     stopped.iter().for_each(|process| process.signal(Signal::STOP));
     std::thread::sleep(BEYOND);
     stopped.iter().for_each(|process| process.signal(Signal::CONT));
+    job.go_on();
     let ended = job.wait();
     assert_eq!(ended.code(), 0, "{what}: {}", ended.said());
     let right = ended.stdout.iter().filter(|line| line.ends_with("worked, and all was right")).count();

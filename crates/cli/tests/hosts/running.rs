@@ -77,6 +77,11 @@ impl Running {
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Lets the process that has entered the host go on: nsenter stops itself when the command is stopped.
+    pub(crate) fn go_on(&self) {
+        rustix::process::kill_process(Pid::from_child(&self.outside), Signal::CONT).unwrap();
+    }
+
     /// What it has said on standard output by now.
     pub(crate) fn output_so_far(&self) -> Vec<String> {
         self.stdout.so_far()

@@ -328,11 +328,13 @@ fn a_launcher_that_was_stopped_judges_nobody() {
     assert!(!story.take_done().iter().any(|action| matches!(action, Action::Send(_, Directive::Pronounce { .. }))));
     assert_eq!(story.supervision.phase, Phase::Running);
     // Awake, it notices a silent host as ever.
-    for _ in 0..6 {
+    let mut turns = 0;
+    while story.supervision.phase == Phase::Running {
         turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
         story.hear(0, Report::Alive);
+        turns += 1;
+        assert!(turns < 20, "the silent host is not missed");
     }
-    assert!(matches!(story.supervision.phase, Phase::Settling { .. }));
     assert!(story.supervision.failures[0].host == 1 && story.supervision.failures.len() == 1);
 }
 
