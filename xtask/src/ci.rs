@@ -1,7 +1,8 @@
 //! What continuous integration runs, in order, and the chores that are one leg of it.
 //!
-//! The first leg that fails ends the run with the line that repeats it. However it ends, the minutes of every leg that ran are
-//! printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests ran: `N passed, 0 failed`.
+//! The first leg that fails ends the run with the line that repeats it. However it ends, the minutes of every leg that
+//! ran are printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests ran: `N
+//! passed, 0 failed`.
 
 use std::thread;
 
@@ -93,8 +94,8 @@ pub(crate) fn doc(words: &[String]) -> Result<()> {
     build_documents().map(drop)
 }
 
-/// Everything that the legs need. Packages and PyTorch are downloaded and unpacked, which mostly waits for the network and the
-/// disk, so cargo's subcommands are compiled meanwhile.
+/// Everything that the legs need. Packages and PyTorch are downloaded and unpacked, which mostly waits for the network
+/// and the disk, so cargo's subcommands are compiled meanwhile.
 fn install_tools() -> Result<Tally> {
     let (downloaded, compiled) = thread::scope(|scope| {
         let downloading = scope.spawn(download_tools);
@@ -148,12 +149,12 @@ fn run_portable_tests() -> Result<Tally> {
         .run()
 }
 
-/// What cargo says where two documents go to one file. It is a warning of cargo and not of rustdoc, so `-D warnings` lets it pass;
-/// which of the two survives is left to chance, and at times neither does.
+/// What cargo says where two documents go to one file. It is a warning of cargo and not of rustdoc, so `-D warnings`
+/// lets it pass; which of the two survives is left to chance, and at times neither does.
 const COLLISION: &str = "output filename collision";
 
-/// All libraries, and then the command, whose manifest takes it out of the first: it has the name of a library. Its documents go to a
-/// folder of their own; what both runs compile is in the same build folder, and is compiled once.
+/// All libraries, and then the command, whose manifest takes it out of the first: it has the name of a library. Its
+/// documents go to a folder of their own; what both runs compile is in the same build folder, and is compiled once.
 fn build_documents() -> Result<Tally> {
     let target = tools::target_dir();
     let document = || {

@@ -1,7 +1,8 @@
 //! How long each leg of a run took, in minutes on the wall and of processor time, as rows of a table in Markdown.
 //!
-//! Processor time says what a leg costs on a machine that does something else as well, and beside the minutes on the wall it
-//! shows how many cores were busy. It counts processes that were started and have ended, those that they had started included.
+//! Processor time says what a leg costs on a machine that does something else as well, and beside the minutes on the
+//! wall it shows how many cores were busy. It counts processes that were started and have ended, those that they had
+//! started included.
 
 use std::fmt;
 use std::time::{Duration, Instant};

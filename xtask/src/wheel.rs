@@ -1,9 +1,10 @@
 //! The wheels: built into `dist/`, checked, and tried in an environment that has nothing else.
 //!
-//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and not a script, because it
-//! starts itself again on every host of a job; it has the trainer in it. `horovod` is the alias, Python alone. Both parts in Rust are built in release and
-//! stripped. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol of the C library which
-//! the command asks for. That look is taken here; maturin looks into the module, and refuses to give a tag that is too old for it.
+//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and
+//! not a script, because it starts itself again on every host of a job; it has the trainer in it. `horovod` is the
+//! alias, Python alone. Both parts in Rust are built in release and stripped. The tag says how old a system may be:
+//! the oldest of the manylinux policies that has every symbol of the C library which the command asks for. That look
+//! is taken here; maturin looks into the module, and refuses to give a tag that is too old for it.
 
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,8 @@ const LIMIT_BYTES: u64 = 25_000_000;
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built. Package and features are those of README's first command, so that whoever has run that compiles
-/// nothing of it again here, and the other way round.
+/// How the command is built. Package and features are those of README's first command, so that whoever has run that
+/// compiles nothing of it again here, and the other way round.
 const COMMAND: [&str; 7] =
     ["build", "--release", "--package", "farandole-cli", "--features", "train", "--bin=farandole"];
 
@@ -129,9 +130,10 @@ fn look_into(wheel: &Path, tag: &str) -> Result<()> {
     Ok(())
 }
 
-/// Installs the wheels into an empty environment and trains small models on two ranks with nothing else on the path: no Rust, no
-/// compiler, no tools. One is a script for PyTorch, the other is the built-in trainer. PyTorch is not installed a second time, it has gigabytes; a `.pth` file adds the folder of `.venv`, in which
-/// there is no farandole, behind the environment's own.
+/// Installs the wheels into an empty environment and trains small models on two ranks with nothing else on the path:
+/// no Rust, no compiler, no tools. One is a script for PyTorch, the other is the built-in trainer. PyTorch is not
+/// installed a second time, it has gigabytes; a `.pth` file adds the folder of `.venv`, in which there is no
+/// farandole, behind the environment's own.
 fn try_out(wheels: &[PathBuf]) -> Result<()> {
     let trial = tools::target_dir().join("wheel-trial");
     if trial.exists() {

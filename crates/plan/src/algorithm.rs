@@ -148,8 +148,8 @@ pub struct Tuning {
 /// bytes take on a fast network (80 µs at 100 Gbit/s); small enough that a tensor of a few mebibytes still overlaps. Between two
 /// namespaces of one machine, 4 MB took 0.66 ms with segments of this size, 0.73 with half of it and 0.86 with a quarter.
 const SEGMENT_BYTES: u64 = 1 << 20;
-/// A few tiles of all ranks of a host together should fit into a core's second-level cache. The engine sets longer tiles of its own, which
-/// it has measured; this is for schedules that are made without it.
+/// A few tiles of all ranks of a host together should fit into a core's second-level cache. The engine sets longer
+/// tiles of its own, which it has measured; this is for schedules that are made without it.
 const TILE_BYTES: u64 = 64 << 10;
 /// One slot being filled, one or two being folded, one being fetched.
 const SLOTS: u32 = 4;

@@ -6,8 +6,9 @@
 //! * **The same bits everywhere.** The portable code and every SIMD level give identical results, bit for bit, so
 //!   ranks on different machines may fold the same contributions and agree. Nothing is contracted into fused
 //!   multiply-adds, and every calculation whose result is not a number stores the one canonical NaN of its type.
-//! * **Alignment does not matter.** Byte slices may start anywhere, as tensors of callers do. In a bucket of several tensors each
-//!   starts at a multiple of 64 bytes (`farandole_plan::fuse`), for speed and not because anything here needs it.
+//! * **Alignment does not matter.** Byte slices may start anywhere, as tensors of callers do. In a bucket of several
+//!   tensors each starts at a multiple of 64 bytes (`farandole_plan::fuse`), for speed and not because anything here
+//!   needs it.
 //! * **Half precision is added in single precision** and rounded once per fold, however many contributions there are.
 //!
 //! There is no I/O, no thread and no allocation in the hot paths. Unsafe code lives in `element`, `owned`, `region` and `simd`

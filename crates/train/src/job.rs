@@ -85,8 +85,8 @@ pub struct DataChoice {
     pub test_samples: Option<usize>,
     /// Rows and columns of an image.
     pub image_size: Option<usize>,
-    /// Classes of a generated data set that can have any number of them, or of a folder's table. A folder of classes is refused where it
-    /// has another number.
+    /// Classes of a generated data set that can have any number of them, or of a folder's table. A folder of classes
+    /// is refused where it has another number.
     pub classes: Option<usize>,
     /// How samples are changed each time they are seen, in the words of the data's augmentation; as is usual for the task where nothing is
     /// said.

@@ -33,8 +33,8 @@ pub(crate) struct StudyArgs {
     #[arg(long, value_name = "COMMAND", conflicts_with = "words")]
     pub(super) command: Option<String>,
 
-    /// Numbers of ranks, each of which is measured [default: 1, 2, 4, … up to the number of cores; for batch and precision that number
-    /// alone; for threads all that divide --cores]
+    /// Numbers of ranks, each of which is measured [default: 1, 2, 4, … up to the number of cores; for batch and
+    /// precision that number alone; for threads all that divide --cores]
     #[arg(long, visible_alias = "np", value_name = "LIST")]
     ranks: Option<String>,
 

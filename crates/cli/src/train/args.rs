@@ -40,11 +40,13 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "NAME|FOLDER", help_heading = WHAT)]
     data: Option<String>,
 
-    /// Samples to learn from: so many are generated [default: 10240], or chosen from a folder, alike for one seed [default: all]
+    /// Samples to learn from: so many are generated [default: 10240], or chosen from a folder, alike for one seed
+    /// [default: all]
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     samples: Option<usize>,
 
-    /// Samples to judge by: so many are generated [default: 1024], or chosen from a folder [default: all of its test images]
+    /// Samples to judge by: so many are generated [default: 1024], or chosen from a folder [default: all of its test
+    /// images]
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     test_samples: Option<usize>,
 
@@ -52,7 +54,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "PIXELS", help_heading = WHAT)]
     image_size: Option<usize>,
 
-    /// Classes, of imagenet-like [default: 1000], or of a folder's table [default: as many as it has]; other data has a number of its own
+    /// Classes, of imagenet-like [default: 1000], or of a folder's table [default: as many as it has]; other data has
+    /// a number of its own
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     classes: Option<usize>,
 

@@ -20,7 +20,8 @@ const UNFINISHED: &str = "unfinished";
 pub enum ReplaceError {
     /// The new file could not be written; the old one, if there was one, is untouched.
     Untouched(io::Error),
-    /// The new file is in place and can be read, but the folder could not be synced: after a power cut the old file may be back.
+    /// The new file is in place and can be read, but the folder could not be synced: after a power cut the old file
+    /// may be back.
     Unsynced(io::Error),
 }
 

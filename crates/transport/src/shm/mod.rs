@@ -5,8 +5,8 @@
 //! buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `copy` writes
 //! for other cores to read, `gate` is where faults strike, `scarcity` says how much memory is left, `fork` tells a forked child that none of this is its own.
 //!
-//! This folder is the only room for unsafe code in this crate (`xtask/src/tidy/rooms.rs` lists those of all crates). Each file says which
-//! protocol makes its references exclusive.
+//! This folder is the only room for unsafe code in this crate (`xtask/src/tidy/rooms.rs` lists those of all crates).
+//! Each file says which protocol makes its references exclusive.
 
 pub mod board;
 mod copy;

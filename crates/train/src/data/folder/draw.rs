@@ -1,7 +1,7 @@
 //! Which files are for tests, and which are used at all where not all are wanted.
 //!
-//! Both are drawn by chance out of the seed and the names within the folder, and of nothing else: copying the folder changes nothing, and
-//! all ranks draw alike. Files keep their order.
+//! Both are drawn by chance out of the seed and the names within the folder, and of nothing else: copying the folder
+//! changes nothing, and all ranks draw alike. Files keep their order.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,8 +9,8 @@ use std::path::Path;
 use super::super::chance::{Chance, Purpose};
 use super::{Entry, Known};
 
-/// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the folder changes nothing.
-/// One of several files at least is learned from, and one judged by.
+/// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the
+/// folder changes nothing. One of several files at least is learned from, and one judged by.
 pub(super) fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (Vec<Entry>, Vec<Entry>) {
     let count = entries.len();
     let least = usize::from(share > 0.0 && count > 1);

@@ -8,10 +8,12 @@
 //! photos/dog/2.png                 faces/a/1.jpg                landscapes/2.png
 //! ```
 //!
-//! Classes may lie in `train/` and `test/` (or `val/`, `validation/`), or be split by chance, always alike for one seed. A table's header says what
-//! it holds (`table`). Images alone are made into pairs, to learn how to enlarge them. The folder is looked through once (`scan`), when it is
-//! opened; files are read, by whichever thread wants a sample, when their turn comes (`decode`, `regular`). `draw` divides them and chooses some. What cannot be read then is the loader's to
-//! replace and to count. What can be known when the folder is opened is an error at once, with what to do about it.
+//! Classes may lie in `train/` and `test/` (or `val/`, `validation/`), or be split by chance, always alike for one
+//! seed. A table's header says what it holds (`table`). Images alone are made into pairs, to learn how to enlarge
+//! them. The folder is looked through once (`scan`), when it is opened; files are read, by whichever thread wants a
+//! sample, when their turn comes (`decode`, `regular`). `draw` divides them and chooses some. What cannot be read then
+//! is the loader's to replace and to count. What can be known when the folder is opened is an error at once, with what
+//! to do about it.
 
 mod decode;
 mod draw;
@@ -39,8 +41,8 @@ pub struct FolderConfig {
     pub seed: u64,
     /// How many of them, then: between 0 and 1.
     pub test_share: f32,
-    /// How many classes or labels there are, where a table says which; without it the largest number, or the number of names, tells.
-    /// Folders of classes have as many as there are, and may not be given another number.
+    /// How many classes or labels there are, where a table says which; without it the largest number, or the number of
+    /// names, tells. Folders of classes have as many as there are, and may not be given another number.
     pub classes: Option<usize>,
     /// How many files are learned from; all of them where nothing is said.
     pub train: Option<usize>,

@@ -1,8 +1,9 @@
 //! Opens files that can be read to an end without waiting for anybody.
 //!
-//! Opening a pipe waits until somebody writes to it, and reading a device may never end; either would hold up a loader thread, and with it all
-//! ranks. So a file is opened without waiting (`O_NONBLOCK`, which means nothing to an ordinary file) and looked at before it
-//! is read: what was opened counts and not what had the name a moment before. Links are followed, and what they lead to counts.
+//! Opening a pipe waits until somebody writes to it, and reading a device may never end; either would hold up a loader
+//! thread, and with it all ranks. So a file is opened without waiting (`O_NONBLOCK`, which means nothing to an
+//! ordinary file) and looked at before it is read: what was opened counts and not what had the name a moment before.
+//! Links are followed, and what they lead to counts.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;

@@ -13,8 +13,9 @@
 //! Classes and labels are numbers that begin with 0 if all of them look like it, else names, sorted. Every mistake is an error that names
 //! its line; whether the files are there shows when they are read.
 //!
-//! A table may come from somebody else, so it names files within the folder and no others: no absolute path, and no `..`. Links in the folder are
-//! followed wherever they lead, as everywhere in `scan`: whoever makes one can write to the folder.
+//! A table may come from somebody else, so it names files within the folder and no others: no absolute path, and no
+//! `..`. Links in the folder are followed wherever they lead, as everywhere in `scan`: whoever makes one can write to
+//! the folder.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
