@@ -1,4 +1,5 @@
-//! The table of settings against the sources and against docs/settings.md: neither knows a name that the other does not know.
+//! The table of settings against the sources and against docs/settings.md: neither knows a name that the other does
+//! not know.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

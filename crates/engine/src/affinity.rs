@@ -1,7 +1,7 @@
 //! Binds the worker thread to a core, where the user names cores for it.
 //!
-//! One core for each rank of a host, in the order of local ranks, as Horovod's variable has them. Only the worker is bound: threads
-//! of the program belong to the program.
+//! One core for each rank of a host, in the order of local ranks, as Horovod's variable has them. Only the worker is
+//! bound: threads of the program belong to the program.
 
 use farandole_plan::Rank;
 use rustix::thread::{CpuSet, sched_setaffinity};

@@ -1,7 +1,7 @@
 //! Every setting of the engine, once: field, type, default, environment variables and text.
 //!
 //! The first variable of a setting is its own name; the others are the names under which Horovod's users know it. The first one that
-//! is set counts. Times are in seconds and may have decimals. The settings of all ranks must agree where they
+//! is set counts; set to nothing is not set. Times are in seconds and may have decimals. The settings of all ranks must agree where they
 //! decide what fuses with what; ranks that differ there find out when they first replay an order, and say so.
 
 use std::time::Duration;
@@ -132,7 +132,7 @@ macro_rules! settings {
             pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
                 let mut config = Config::default();
                 $(for variable in [$($variable),+] {
-                    if let Some(text) = lookup(variable) {
+                    if let Some(text) = lookup(variable).filter(|text| !text.trim().is_empty()) {
                         config.$name = read(variable, &text)?;
                         break;
                     }
@@ -233,6 +233,16 @@ mod tests {
         assert_eq!(config.fusion_threshold_bytes, 1024);
         let config = with(&[("HOROVOD_FUSION_THRESHOLD", "1024"), ("FARANDOLE_FUSION_THRESHOLD", "2048")]).unwrap();
         assert_eq!(config.fusion_threshold_bytes, 2048);
+    }
+
+    #[test]
+    fn a_variable_that_is_set_to_nothing_is_not_set() {
+        let config = with(&[("FARANDOLE_FUSION_THRESHOLD", " "), ("HOROVOD_FUSION_THRESHOLD", "1024")]).unwrap();
+        assert_eq!(config.fusion_threshold_bytes, 1024);
+        assert_eq!(
+            with(&[("FARANDOLE_TIMEOUT_SECONDS", ""), ("FARANDOLE_JOIN_EVERYTHING", "")]).unwrap(),
+            Config::default()
+        );
     }
 
     #[test]

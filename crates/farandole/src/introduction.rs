@@ -1,10 +1,12 @@
-//! What a rank tells all others at the rendezvous: where it is reached, and its values of the settings that must be the same on all.
+//! What a rank tells all others at the rendezvous: where it is reached, and its values of the settings that must be
+//! the same on all.
 //!
 //! ```text
 //! u8 format 1 · u8 settings · each: name, value (u16 length, bytes each) · contact (the rest)
 //! ```
-//! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every rank, with the
-//! same words, before any of them connects to another. Decoding is total: any bytes give an introduction or nothing.
+//! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every
+//! rank, with the same words, before any of them connects to another. Decoding is total: any bytes give an
+//! introduction or nothing.
 
 use farandole_engine::Config;
 use farandole_engine::config::SettingValue;
@@ -66,8 +68,8 @@ pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Vec<Contact>> {
     let read = |(rank, blob): (usize, &Vec<u8>)| {
         Introduction::decode(blob).ok_or_else(|| {
             Error::Rendezvous(format!(
-                "rank {rank} came to the rendezvous with something that is not an address: does it run the same version of \
-                 farandole?"
+                "rank {rank} came to the rendezvous with something that is not an address: does it run the same \
+                 version of farandole?"
             ))
         })
     };
@@ -84,8 +86,8 @@ fn compare(ranks: &[Introduction]) -> Result<()> {
     let differing = first.settings.iter().zip(&other.settings).find(|(ours, theirs)| ours != theirs);
     Err(Error::Settings(match differing {
         Some(((name, ours), (theirs_name, theirs))) if name == theirs_name => format!(
-            "the ranks differ in {name}: {ours} on rank 0, {theirs} on rank {number}; it must be the same on all ranks (farandole \
-             run sets it for all of them)"
+            "the ranks differ in {name}: {ours} on rank 0, {theirs} on rank {number}; it must be the same on all ranks \
+             (farandole run sets it for all of them)"
         ),
         _ => format!("rank {number} has other settings than rank 0: does it run the same version of farandole?"),
     }))

@@ -1,7 +1,7 @@
 //! How tensors are protected on their way between hosts: one word for the two mechanisms that [`Options`] has.
 //!
-//! The control lines between hosts are always encrypted; this is about data. All ranks of a job must use the same protection. Data
-//! between ranks of one host never leaves the machine and is never protected.
+//! The control lines between hosts are always encrypted; this is about data. All ranks of a job must use the same
+//! protection. Data between ranks of one host never leaves the machine and is never protected.
 
 use crate::connect::Options;
 use crate::frame::Checksum;

@@ -1,7 +1,7 @@
 //! The table that `horovodrun --check-build` prints, with what stands in each place here.
 //!
-//! A cross means: this build has it and it can be used on this machine now. What Horovod had and Farandole does without is
-//! listed too, with the reason, so that nobody looks for a missing build flag.
+//! A cross means: this build has it and it can be used on this machine now. What Horovod had and Farandole does
+//! without is listed too, with the reason, so that nobody looks for a missing build flag.
 
 use anyhow::Result;
 

@@ -38,8 +38,8 @@ pub(super) fn finding(protection: Protection, aes: Aes) -> Finding {
         Protection::Checksum => format!("checksum: CRC32C finds damage, nothing is hidden; {processor}"),
         Protection::Encrypt => format!("encrypt: AES-256-GCM between hosts; {processor}"),
     };
-    let why = "FARANDOLE_WIRE_PROTECTION (farandole run --wire-protection) protects tensors between hosts. A checksum costs little; \
-               encryption takes about a second of a core for every 2 GB on either side, with AES instructions. Within a host \
+    let why = "FARANDOLE_WIRE_PROTECTION (farandole run --wire-protection) protects tensors between hosts. A checksum \
+               and, far more, encryption take processor time on both sides (docs/run.md has measurements). Within a host \
                nothing is protected or slowed down; control messages are always encrypted.";
     match (protection, aes) {
         (Protection::Encrypt, Aes::Software) => Finding::note(Group::Job, "protection", found, why)

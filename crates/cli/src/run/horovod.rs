@@ -1,9 +1,9 @@
 //! Flags of horovodrun that farandole has another answer to than doing something.
 //!
-//! There are two answers. *Noted*: the flag has no effect, one line says why, and the job runs. *Refused*: somebody relies on what it
-//! asks for, and one line says what to use instead. No flag is overlooked in silence. Where a flag stands for a variable of Horovod's
-//! that has no effect either, the reason is that of the table of settings. Flags that do something are in [`super::args`] and
-//! [`super::tuning`].
+//! There are two answers. *Noted*: the flag has no effect, one line says why, and the job runs. *Refused*: somebody
+//! relies on what it asks for, and one line says what to use instead. No flag is overlooked in silence. Where a flag
+//! stands for a variable of Horovod's that has no effect either, the reason is that of the table of settings. Flags
+//! that do something are in [`super::args`] and [`super::tuning`].
 
 use anyhow::{Result, bail};
 use clap::error::Error;
@@ -37,8 +37,8 @@ use Answer::{Noted, NotedLike, Refused};
 
 const ELASTIC: &str =
     "elastic jobs are not available yet; give a fixed number of ranks with -np, and hosts with -H or --hostfile";
-const AUTOTUNE: &str = "nothing is tuned while a job runs; set --fusion-threshold-mb yourself, or leave the default, and measure \
-                        algorithms once with farandole calibrate";
+const AUTOTUNE: &str = "nothing is tuned while a job runs; set --fusion-threshold-mb yourself, or leave the default, \
+                        and measure algorithms once with farandole calibrate";
 const MPI: &str =
     "farandole run starts ranks itself; to have MPI start them, run mpirun -np N COMMAND without farandole run";
 

@@ -146,7 +146,8 @@ fn time(
     text: &impl Fn(&str) -> Option<String>,
     default: Duration,
 ) -> Result<Duration> {
-    let from_environment = names.iter().find_map(|name| Some((name, text(name)?)));
+    let from_environment =
+        names.iter().find_map(|name| Some((name, text(name).filter(|value| !value.trim().is_empty())?)));
     match (flag, from_environment) {
         (Some(time), _) => Ok(time),
         (None, Some((name, value))) => {

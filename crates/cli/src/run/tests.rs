@@ -219,6 +219,8 @@ fn a_flag_counts_before_our_variable_and_that_before_horovods() {
     ] {
         let (order, _) = order_with(&[(variable, "2.5")], &["-np", "1", "a"]).unwrap();
         assert_eq!(read(&order), Duration::from_millis(2500), "{variable}");
+        let (order, _) = order_with(&[(variable, "")], &["-np", "1", "a"]).unwrap();
+        assert_eq!(read(&order), Duration::from_secs(5), "{variable} set to nothing");
         let error = order_with(&[(variable, "soon")], &["-np", "1", "a"]).unwrap_err().to_string();
         assert_eq!(error, format!("{variable}=soon is not a number of seconds"));
     }

@@ -1,7 +1,7 @@
 //! What somebody on the network can read of a job: everything without protection, no tensor with encryption.
 //!
-//! The listener is a packet socket in the network namespace of the second host. It sees every frame of every device there, as
-//! `tcpdump` would.
+//! The listener is a packet socket in the network namespace of the second host. It sees every frame of every device
+//! there, as `tcpdump` would.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! How much is said on standard error, in the words and numbers that Horovod's users know.
 //!
-//! Errors and warnings are always said. At `info` each rank says at its start who it is, at `debug` also by what it chooses
-//! algorithms. There is no other log.
+//! Errors and warnings are always said. At `info` each rank says at its start who it is, at `debug` also by what it
+//! chooses algorithms. There is no other log.
 
 /// The variables that say how much is logged, the one that counts first.
 pub const LOG_LEVEL: [&str; 2] = ["FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"];

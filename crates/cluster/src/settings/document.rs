@@ -7,17 +7,17 @@ use super::table::{Effect, SECTIONS, Section, Setting};
 const BEGIN: &str = "\
 # Settings
 
-Every variable that Farandole reads, and every variable of Horovod's with what it does here. This page is made of the table in
-`crates/cluster/src/settings/table.rs`; a test compares them, and
-`FARANDOLE_TEST_WRITE_DOCS=1 cargo nextest run -p farandole-cluster --test settings` writes it anew.
+Every variable that Farandole reads, and every variable of Horovod's with what it does here. This page is made of the
+table in `crates/cluster/src/settings/table.rs`; a test compares them, and `FARANDOLE_TEST_WRITE_DOCS=1 cargo nextest
+run -p farandole-cluster --test settings` writes it anew.
 
-What counts, in this order: a flag of `farandole run`, the key of its `--config-file`, the variable under our name, the variable under
-Horovod's name, the default. A variable that is set to nothing counts as not set. Switches take 0 or 1. Times are in seconds and may have
-decimals.
+What counts, in this order: a flag of `farandole run`, the key of its `--config-file`, the variable under our name,
+the variable under Horovod's name, the default. A variable that is set to nothing counts as not set. Switches take 0
+or 1. Times are in seconds and may have decimals.
 
-A variable that is set and has no effect, and one that begins with `FARANDOLE_` or `HOROVOD_` and is not on this page, gets one line on
-standard error when a job starts: from `farandole run`, or from rank 0 where something else started the ranks. Values are not
-shown.
+A variable that is set and has no effect, and one that begins with `FARANDOLE_` or `HOROVOD_` and is not on this page,
+gets one line on standard error when a job starts: from `farandole run`, or from rank 0 where something else started
+the ranks. Values are not shown.
 ";
 
 /// The page.

@@ -1,11 +1,13 @@
 //! Every variable whose name begins with `FARANDOLE_` or `HOROVOD_`: what it does here, or why it does nothing.
 //!
-//! The data is in [`table`]; `docs/settings.md` is made of it ([`document`]). This module answers the one question that a start of a
-//! job has: which of the variables that are set deserve a line, because they have no effect or because nobody knows them.
-//! The launcher asks for all ranks; where another launcher started them, rank 0 does ([`crate::Environment::warn_of_settings`]).
+//! The data is in [`table`]; `docs/settings.md` is made of it ([`document`]). This module answers the one question
+//! that a start of a job has: which of the variables that are set deserve a line, because they have no effect or
+//! because nobody knows them. The launcher asks for all ranks; where another launcher started them, rank 0 does
+//! ([`crate::Environment::warn_of_settings`]).
 //!
-//! The invariant: every such name in the sources of Farandole is in the table, and every name that the table gives an effect is read
-//! by some source. A test of this crate compares both. Reading settings is the business of those who use them.
+//! The invariant: every such name in the sources of Farandole is in the table, and every name that the table gives an
+//! effect is read by some source. A test of this crate compares both. Reading settings is the business of those who
+//! use them.
 
 pub mod document;
 pub mod table;
@@ -35,8 +37,9 @@ pub fn of_this_process() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What there is to say about variables that are set, a line for each, by name: those that have no effect, and why; those that
-/// nobody knows, and the nearest name. Variables that are set to nothing count as not set. Values are not shown.
+/// What there is to say about variables that are set, a line for each, by name: those that have no effect, and why;
+/// those that nobody knows, and the nearest name. Variables that are set to nothing count as not set. Values are not
+/// shown.
 pub fn notices<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let looked_at = |(name, value): &(&str, &str)| {
         PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !value.trim().is_empty()
@@ -63,8 +66,8 @@ fn notice(name: &str, value: &str) -> Option<String> {
     }
 }
 
-/// The known name that is most like this one, unless none is like it. What comes after the prefix is compared; among equals, the
-/// one with the same prefix counts.
+/// The known name that is most like this one, unless none is like it. What comes after the prefix is compared; among
+/// equals, the one with the same prefix counts.
 fn nearest(name: &str) -> Option<&'static str> {
     let split = |name: &str| PREFIXES.iter().find_map(|prefix| Some((*prefix, name.strip_prefix(prefix)?.to_owned())));
     let (prefix, rest) = split(name)?;

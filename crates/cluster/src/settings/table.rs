@@ -1,4 +1,5 @@
-//! The data: every name, what may be written, the default, and the effect in a sentence, or the reason why there is none.
+//! The data: every name, what may be written, the default, and the effect in a sentence, or the reason why there is
+//! none.
 //!
 //! A name that ends in `*` stands for all that begin so. Values and defaults of the engine's settings are those of
 //! `farandole_engine::Config`, flags and keys those of `farandole run`; tests of the command compare them.
@@ -83,8 +84,8 @@ const fn none(name: &'static str, why: &'static str) -> Setting {
 pub const SECTIONS: &[Section] = &[
     Section {
         title: "The engine",
-        text: "How collectives run. Where a setting must be the same on all ranks, a difference ends `init` with an error that names \
-               both values.",
+        text: "How collectives run. Where a setting must be the same on all ranks, a difference ends `init` with an error that \
+               names both values.",
         settings: ENGINE,
     },
     Section {
