@@ -53,7 +53,7 @@ pub(crate) struct Frozen(BTreeMap<i32, OwnedFd>);
 
 impl Job {
     /// Ranks that do named and direct collectives for so long.
-    pub(crate) fn start(ranks: usize, work: Duration, silence: Duration) -> Job {
+    pub(crate) fn start(ranks: usize, work: Duration, silence: Duration, limit: Option<Duration>) -> Job {
         let farandole = Path::new(env!("CARGO_BIN_EXE_farandole"));
         let program = farandole.with_file_name("examples").join("obedient_rank");
         assert!(program.exists(), "{} is missing: cargo build --package farandole-cli --examples", program.display());
@@ -61,6 +61,7 @@ impl Job {
             .args(["run", "-np", &ranks.to_string(), "--heartbeat-timeout", &silence.as_secs_f64().to_string()])
             .arg(program)
             .args(["work", &work.as_millis().to_string()])
+            .envs(limit.map(|limit| ("FARANDOLE_TIMEOUT_SECONDS", limit.as_secs_f64().to_string())))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -78,7 +78,7 @@ impl Round {
 
     /// Plays it; says how many processes were stopped in each freeze, or what went wrong.
     fn play(&self, chance: &mut Chance) -> Result<Vec<usize>, String> {
-        let job = Job::start(self.ranks, self.work, self.silence);
+        let job = Job::start(self.ranks, self.work, self.silence, None);
         let mut stopped = Vec::new();
         for freeze in &self.freezes {
             std::thread::sleep(freeze.after);
@@ -125,9 +125,9 @@ fn jobs_that_are_frozen_at_any_moment_end_well() {
 }
 
 /// Stops a part of a working job for longer than every silence limit, and lets it go on.
-fn goes_on(part: Part) {
+fn goes_on(part: Part, limit: Option<Duration>) {
     let mut chance = Chance::new(2, 0);
-    let mut job = Job::start(2, Duration::from_secs(2), SILENCE);
+    let mut job = Job::start(2, Duration::from_secs(2), SILENCE, limit);
     job.wait_until_all_work(2);
     let frozen = job.freeze(part, &mut chance);
     assert!(frozen.count() >= part.least(2), "{part:?}: only {} were stopped", frozen.count());
@@ -138,20 +138,26 @@ fn goes_on(part: Part) {
 
 #[test]
 fn a_job_that_was_stopped_as_a_whole_goes_on() {
-    goes_on(Part::All);
+    goes_on(Part::All, None);
 }
 
 #[test]
 fn a_job_whose_launcher_was_stopped_goes_on() {
-    goes_on(Part::Launcher);
+    goes_on(Part::Launcher, None);
 }
 
 #[test]
 fn a_job_whose_launcher_and_agent_were_stopped_goes_on() {
-    goes_on(Part::LauncherAndAgent);
+    goes_on(Part::LauncherAndAgent, None);
 }
 
 #[test]
 fn a_job_whose_agent_was_stopped_goes_on() {
-    goes_on(Part::Agent);
+    goes_on(Part::Agent, None);
+}
+
+/// The user's limit on operations in which nothing moves counts awake time as well.
+#[test]
+fn a_job_that_was_stopped_for_longer_than_the_users_limit_goes_on() {
+    goes_on(Part::All, Some(Duration::from_secs(4)));
 }
