@@ -69,6 +69,21 @@ fn counts_of_a_reduce_scatter_are_compared() {
     });
 }
 
+/// Ranks that are ahead used to overwrite what others had yet to see.
+#[test]
+fn empty_shared_buffers_keep_the_ranks_together() {
+    direct_ranks(4, Transport::Shm, settings(), |mut communicator| {
+        for round in 0..300 {
+            let mut empty = communicator.shared_buffer(0).unwrap();
+            communicator.allreduce_shared(&mut empty, Dtype::F32, ReduceOp::Sum).unwrap();
+            communicator.drop_shared_buffer(empty);
+            let mut data = [round; 3];
+            communicator.allreduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [4 * round; 3]);
+        }
+    });
+}
+
 #[test]
 fn a_shared_buffer_of_another_communicator_is_refused() {
     let buffers =

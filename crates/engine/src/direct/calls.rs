@@ -271,7 +271,7 @@ impl Communicator {
         self.meet_at(number, descriptor)
     }
 
-    fn meet_at(&mut self, number: u64, descriptor: Descriptor) -> Result<()> {
+    pub(super) fn meet_at(&mut self, number: u64, descriptor: Descriptor) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
         }

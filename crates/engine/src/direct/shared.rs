@@ -119,6 +119,10 @@ impl Communicator {
         let schedule = self.schedule(call, |this| {
             algorithm::allreduce(Algorithm::Mapped, elems, this.topology(), this.rank(), &this.tuning(dtype))
         });
+        if schedule.steps.is_empty() {
+            // Nothing to fold. Windows still count on every operation being begun on them.
+            return self.meet_at(operation, descriptor);
+        }
         let windows = self.mesh.windows.as_mut().expect("a mapped buffer has windows");
         let run = WindowRun::begin(schedule, windows, operation, descriptor.word());
         let (fold, finish) = (Fold::new(dtype, op), Finish::new(dtype, op, self.size() as u64, 1.0));
