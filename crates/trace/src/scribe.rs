@@ -126,6 +126,9 @@ impl Scribe {
         let keeping = duties.keep_in.as_ref().map(|folder| Keeping::create(folder, recorder)).transpose()?;
         let timeline = duties.timeline.as_ref();
         let timeline = timeline.map(|(path, cycles)| LiveTimeline::create(path, *cycles, recorder)).transpose()?;
+        if keeping.is_some() {
+            recorder.want_samples();
+        }
         recorder.on_ring({
             let desk = Arc::clone(&desk);
             move |occasion| desk.lay(Order::Save(occasion))
@@ -256,6 +259,7 @@ impl Work {
             let path = keeping.path.display();
             eprintln!("farandole: rank {rank}: writing the trace {path}: {error}; it ends here");
             self.keeping = None;
+            self.recorder.want_no_samples();
         }
         if let Some(timeline) = &mut self.timeline
             && let Err(error) = timeline.follow(&self.recorder)
@@ -299,6 +303,7 @@ impl Work {
     }
 
     fn end(mut self) {
+        self.recorder.want_no_samples();
         self.follow();
         if let Some(keeping) = &mut self.keeping
             && let Err(error) = keeping.end()

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::gap::{self, Usable};
 use super::lane::{self, Blocked};
-use super::{CollectiveKind, History, Operation, Passage, RankHistory};
+use super::{CollectiveKind, History, Operation, Passage, RankHistory, own};
 use crate::event::{self, Collective, Event, Group, NameId, Record};
 use crate::trace::Trace;
 
@@ -150,6 +150,7 @@ fn rank_history(
     let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| found.get(&key).copied()));
     let blocked: Vec<Blocked> = account.waits.iter().map(blocked).collect();
     let phases = thread.map_or(Vec::new(), |thread| lane::phases(trace, thread, account.there, clock));
+    let lane = lane::stretches(&phases, blocked, account.there, end_ns);
     let number = |key: &str| trace.header.setting(key).and_then(|value| value.parse().ok());
     RankHistory {
         missing: false,
@@ -157,8 +158,9 @@ fn rank_history(
         cores: number("cores"),
         cpus: trace.header.setting("cpus").map(str::to_owned),
         threads: number("threads"),
-        lane: lane::stretches(&phases, blocked, account.there, end_ns),
         iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, account.there.1, clock)),
+        samples: thread.map_or(Vec::new(), |thread| own::samples_of(trace, thread, &lane, clock)),
+        lane,
         phases,
     }
 }

@@ -25,9 +25,19 @@ pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
         case.history.recorded().filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
     let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
     let host = ranks[late].host_name();
+    let more = match finding.phase.as_deref() {
+        Some(phase @ "evaluation") => {
+            format!("It takes longer in “{phase}”: give every rank the same share of what is evaluated.")
+        }
+        Some(phase) => format!(
+            "It takes longer in “{phase}”: see whether it has more to do there (a larger batch, longer samples, code for this rank alone) or a \
+             slower device."
+        ),
+        None => "See whether it has more to do (a larger batch, longer samples, code for this rank alone) or a slower device."
+            .to_owned(),
+    };
     let change = format!(
-        "Rank {late} on {host} works {} where the others need {}: look for another job on its cores, a device that is slower or hot, or \
-         more data than the others have; otherwise leave that host out.",
+        "Rank {late} on {host} works {} where the others need {}. {more}",
         time_text(ranks[late].useful_ns()),
         time_text(mean_ns)
     );
