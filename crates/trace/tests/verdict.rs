@@ -88,7 +88,7 @@ fn own_code_of_one_rank_is_no_slow_rank() {
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code-of-some"]));
     assert!(verdict.headline.contains("to the script's own code on rank 0"), "{}", verdict.headline);
     let text = text::report(&verdict);
-    assert!(!text.contains("another job") && !text.contains("arriving late"), "{text}");
+    assert!(!text.contains("another program") && !text.contains("arriving late"), "{text}");
     // 30 ms of 99 on rank 0, and without own code 1 ms less for the others as well.
     assert!((saved(&verdict, "own-code-of-some") - 100.0 * 300.0 / 990.0).abs() < 1e-9);
 }
@@ -109,7 +109,7 @@ fn a_late_rank_is_told_with_the_phase_in_which_it_is_slow() {
     assert!(finding.advice[0].change.contains("It takes longer in “forward”"), "{}", finding.advice[0].change);
     assert!(finding.sentences.iter().any(|said| said.contains("90 % in “forward”, 10 % in “backward”")));
     assert_eq!(json::report(&verdict)["findings"][0]["phase"], "forward");
-    assert!(!text::report(&verdict).contains("another job"));
+    assert!(!text::report(&verdict).contains("another program"));
 }
 
 #[test]
@@ -118,6 +118,29 @@ fn a_slow_rank_is_named() {
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
     assert!(verdict.headline.contains("38 % to rank 3 arriving late"), "{}", verdict.headline);
     assert!((saved(&verdict, "slow-rank") - 50.0).abs() < 1e-9);
+}
+
+#[test]
+fn another_program_on_the_cores_is_suspected_only_where_the_kernel_says_so() {
+    let said = |shares: [Option<f64>; 4]| {
+        let mut history = jobs::late();
+        history.ranks.iter_mut().zip(shares).for_each(|(rank, share)| rank.core_wait = share);
+        judged(&history).findings[0].advice[0].change.clone()
+    };
+    let suspected = said([Some(0.02), Some(0.03), Some(0.01), Some(0.4)]);
+    assert!(
+        suspected.contains("had no core in 40 % of the run") && suspected.contains("another program"),
+        "{suspected}"
+    );
+    for shares in [
+        [None; 4],
+        [Some(0.02), None, Some(0.01), Some(0.4)],
+        [Some(0.02), Some(0.03), Some(0.01), Some(0.05)],
+        [Some(0.4), Some(0.35), Some(0.4), Some(0.45)],
+    ] {
+        let said = said(shares);
+        assert!(!said.contains("another program") && said.contains("works 980.0 ms where"), "{said}");
+    }
 }
 
 #[test]

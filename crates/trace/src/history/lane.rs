@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Activity, Iteration, Phase, PhaseKind, Stretch, own};
+use super::{Activity, Iteration, Phase, PhaseKind, Stretch};
 use crate::event::{self, Event, Group, ThreadId};
 use crate::trace::Trace;
 
@@ -102,10 +102,17 @@ pub(super) fn iterations(trace: &Trace, thread: ThreadId, to_ns: u64, clock: &dy
     iterations
 }
 
-/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the two given moments.
-pub(super) fn stretches(phases: &[Phase], mut blocked: Vec<Blocked>, there: (u64, u64), end_ns: u64) -> Vec<Stretch> {
+/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the two given moments. In its
+/// training loop, if there is one, what lies in no phase is own code.
+pub(super) fn stretches(
+    phases: &[Phase],
+    mut blocked: Vec<Blocked>,
+    training_loop: Option<(u64, u64)>,
+    there: (u64, u64),
+    end_ns: u64,
+) -> Vec<Stretch> {
     blocked.sort_by_key(|&(from_ns, to_ns, _)| (from_ns, to_ns));
-    let mut lane = Lane { training_loop: own::training_loop(phases), ..Lane::default() };
+    let mut lane = Lane { training_loop, ..Lane::default() };
     lane.until(there.0, Activity::NotBegun);
     for (from_ns, to_ns, operation) in blocked {
         lane.work_until(from_ns, phases);

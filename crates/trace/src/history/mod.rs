@@ -29,7 +29,7 @@ pub use cut::{Window, WindowError};
 pub use gap::{Gap, Lack};
 pub use legs::Legs;
 pub use own::Places;
-pub(crate) use own::own_code;
+pub(crate) use own::{OwnCode, own_code};
 pub use sketch::{Cost, Sketch};
 
 /// What a job did.
@@ -64,6 +64,8 @@ pub struct RankHistory {
     pub cpus: Option<String>,
     /// Threads with which its framework computes, if known.
     pub threads: Option<usize>,
+    /// Share of its recording in which its main thread could have run and had no core, if known.
+    pub core_wait: Option<f64>,
     /// What the program did, stretch after stretch, from zero to the history's end.
     pub lane: Vec<Stretch>,
     /// Named parts of the program, by their beginning; they may contain each other.

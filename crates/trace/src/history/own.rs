@@ -6,7 +6,8 @@
 //!
 //! **Invariant:** own code is only told where the forward pass is known to be marked. A front end that does not see where forward begins (a script that
 //! makes its batches itself, a program that marks backward alone) leaves the forward pass outside of every phase, and calling that own code would be
-//! wrong. So there must be forward and backward phases, and the middle forward one must not be far shorter than the middle backward one.
+//! wrong. So there must be forward and backward phases, and forward ones must not be far shorter than backward ones. All ranks run the same script, so this is
+//! decided once for all of them.
 //!
 //! Samples ([`Event::Sampled`]) say where the thread was. They are statistics: how long own code took is known from the phases.
 
@@ -15,28 +16,32 @@ use super::{Activity, Phase, PhaseKind, Sample, Stretch};
 use crate::event::{self, Event, ThreadId};
 use crate::trace::Trace;
 
-/// A forward pass takes about half as long as its backward pass. One that takes less than a tenth is not what is marked as forward.
-const SHORTEST_FORWARD: u64 = 10;
+/// A forward pass takes about half as long as its backward pass. If it takes less than this part of it, it is not what is marked as forward. (Far less, because
+/// the gradients of a tiny network are handed over during backward, which takes longer than the network.)
+const SHORTEST_FORWARD: u64 = 20;
 
-/// The training loop, if own code can be told: see the module's text.
-pub(super) fn training_loop(phases: &[Phase]) -> Option<(u64, u64)> {
-    let forward_ns = middle_ns(phases, event::Phase::Forward)?;
-    let backward_ns = middle_ns(phases, event::Phase::Backward)?;
-    if forward_ns * SHORTEST_FORWARD < backward_ns {
-        return None;
-    }
+/// The training loop of each rank, if own code can be told: see the module's text.
+pub(super) fn training_loops(ranks: &[Vec<Phase>]) -> Vec<Option<(u64, u64)>> {
+    let forward_ns = usual_ns(ranks, event::Phase::Forward);
+    let backward_ns = usual_ns(ranks, event::Phase::Backward);
+    let is_marked =
+        forward_ns.zip(backward_ns).is_some_and(|(forward, backward)| forward * SHORTEST_FORWARD >= backward);
+    ranks.iter().map(|phases| is_marked.then(|| training_loop(phases)).flatten()).collect()
+}
+
+fn training_loop(phases: &[Phase]) -> Option<(u64, u64)> {
     let training = || phases.iter().filter(|phase| phase.kind == PhaseKind::Training);
     let from_ns = training().map(|phase| phase.from_ns).min()?;
     let to_ns = training().map(|phase| phase.to_ns).max()?;
     Some((from_ns, to_ns))
 }
 
-/// How long the phases of a kind are, in the middle.
-fn middle_ns(phases: &[Phase], kind: event::Phase) -> Option<u64> {
-    let lengths = phases.iter().filter(|phase| phase.name == kind.word()).map(|phase| phase.to_ns - phase.from_ns);
-    let mut lengths: Vec<u64> = lengths.collect();
+/// How long phases of a kind are when nothing interrupts them: three quarters of all ranks' are longer.
+fn usual_ns(ranks: &[Vec<Phase>], kind: event::Phase) -> Option<u64> {
+    let phases = ranks.iter().flatten().filter(|phase| phase.name == kind.word());
+    let mut lengths: Vec<u64> = phases.map(|phase| phase.to_ns - phase.from_ns).collect();
     lengths.sort_unstable();
-    lengths.get(lengths.len() / 2).copied()
+    lengths.get(lengths.len() / 4).copied()
 }
 
 /// Where the program's thread was seen in own code, in order. What was seen before the training loop is no part of it.
@@ -72,11 +77,21 @@ pub(crate) struct OwnCode {
     pub(crate) place: Option<String>,
 }
 
-/// Every time of own code in a trace, in order.
-pub(crate) fn own_code(trace: &Trace) -> Vec<OwnCode> {
-    let (Some(thread), Some(there)) = (lane::program_thread(trace), trace.span_ns()) else { return Vec::new() };
-    let phases = lane::phases(trace, thread, there, &|time_ns| time_ns);
-    let Some((mut at_ns, until_ns)) = training_loop(&phases) else { return Vec::new() };
+/// Every time of own code in each of the traces of a job, in order.
+pub(crate) fn own_code(traces: &[Trace]) -> Vec<Vec<OwnCode>> {
+    let phases_of = |trace: &Trace| {
+        let (thread, there) = (lane::program_thread(trace), trace.span_ns());
+        thread.zip(there).map_or(Vec::new(), |(thread, there)| lane::phases(trace, thread, there, &|time_ns| time_ns))
+    };
+    let phases: Vec<Vec<Phase>> = traces.iter().map(phases_of).collect();
+    let loops = training_loops(&phases);
+    let each = traces.iter().zip(&phases).zip(loops);
+    each.map(|((trace, phases), training)| training.map_or(Vec::new(), |span| between(trace, phases, span))).collect()
+}
+
+/// What lies between these phases of a trace, within its training loop.
+fn between(trace: &Trace, phases: &[Phase], (mut at_ns, until_ns): (u64, u64)) -> Vec<OwnCode> {
+    let Some(thread) = lane::program_thread(trace) else { return Vec::new() };
     let samples = samples(trace, thread, &|time_ns| time_ns);
     let mut found = Vec::new();
     for phase in phases.iter().filter(|phase| phase.from_ns < until_ns) {
@@ -138,12 +153,16 @@ mod tests {
     #[test]
     fn own_code_is_told_only_where_the_forward_pass_is_marked() {
         let marked = [phase("forward", 10, 20), phase("backward", 20, 40), phase("optimizer step", 45, 50)];
-        assert_eq!(training_loop(&marked), Some((10, 50)));
-        assert_eq!(training_loop(&marked[1..]), None, "nobody has marked forward");
-        assert_eq!(training_loop(&marked[..1]), None, "nobody has marked backward");
+        let told = |ranks: &[&[Phase]]| training_loops(&ranks.iter().map(|phases| phases.to_vec()).collect::<Vec<_>>());
+        assert_eq!(told(&[&marked]), [Some((10, 50))]);
+        assert_eq!(told(&[&marked[1..]]), [None], "nobody has marked forward");
+        assert_eq!(told(&[&marked[..1]]), [None], "nobody has marked backward");
         // What is marked as forward is the moment between zero_grad() and backward().
-        let elsewhere = [phase("forward", 19, 20), phase("backward", 20, 40)];
-        assert_eq!(training_loop(&elsewhere), None);
+        let elsewhere = [phase("forward", 199, 200), phase("backward", 200, 240)];
+        assert_eq!(told(&[&elsewhere]), [None]);
+        // A rank whose backward passes were interrupted again and again runs the same script as the other one.
+        let interrupted = [phase("forward", 10, 11), phase("backward", 20, 900), phase("optimizer step", 900, 950)];
+        assert_eq!(told(&[&marked, &interrupted]), [Some((10, 50)), Some((10, 950))]);
     }
 
     #[test]

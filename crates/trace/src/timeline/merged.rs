@@ -11,7 +11,7 @@ use std::io::{self, Write};
 
 use crate::align::Fit;
 use crate::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
-use crate::history::own_code;
+use crate::history::{OwnCode, own_code};
 use crate::json::{Escaped, Micros};
 use crate::trace::Trace;
 
@@ -26,8 +26,8 @@ pub fn write(traces: &[Trace], fits: &[Fit], out: &mut dyn Write) -> io::Result<
     let start_ns = traces.iter().filter_map(Trace::span_ns).map(|(first, _)| first).min().unwrap_or(0);
     writeln!(out, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
     let mut page = Page { out, start_ns, first: true };
-    for trace in traces {
-        Story::new(trace, &mut page).tell()?;
+    for (trace, own_code) in traces.iter().zip(own_code(traces)) {
+        Story::new(trace, &mut page).tell(own_code)?;
     }
     writeln!(page.out, "\n], \"otherData\": {{")?;
     for (index, (trace, fit)) in traces.iter().zip(fits).enumerate() {
@@ -82,7 +82,7 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         Story { trace, page, phases: BTreeMap::new(), under_way: BTreeMap::new(), rows: BTreeMap::new() }
     }
 
-    fn tell(mut self) -> io::Result<()> {
+    fn tell(mut self, own_code: Vec<OwnCode>) -> io::Result<()> {
         let header = &self.trace.header;
         let (rank, host) = (header.rank, Escaped(&header.host));
         let naming = format_args!("\"name\": \"rank {rank} on {host}\"");
@@ -95,7 +95,7 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         for record in &self.trace.records {
             self.tell_one(record)?;
         }
-        for own in own_code(self.trace) {
+        for own in own_code {
             let row = self.thread_row(own.thread);
             let place = own.place.map_or_else(String::new, |place| format!(" ({place})"));
             self.bar(row, &format!("own code{place}"), own.from_ns, own.to_ns, "")?;
