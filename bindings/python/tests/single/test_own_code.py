@@ -57,7 +57,7 @@ def test_native_code_that_holds_the_interpreter_s_lock_is_seen_where_it_was_call
     train(8, between)
     hvd.shutdown()
 """
-    job = run_job(2, script, seconds=90, flags=["--trace", str(tmp_path)])
+    job = run_job(2, script, seconds=150, flags=["--trace", str(tmp_path)])
     assert job.code == 0, job
     places = {entry["place"]: entry["percent"] for entry in first_finding(tmp_path)["evidence"]["places"]}
     sorting, hashing = line_of(script, "sorted(numbers"), line_of(script, "hash(tuple")
@@ -74,7 +74,7 @@ def test_a_script_without_a_loader_has_its_forward_pass_from_zero_grad_on(tmp_pa
     train(20, between)
     hvd.shutdown()
 """
-    job = run_job(2, script, flags=["--trace", str(tmp_path)])
+    job = run_job(2, script, seconds=150, flags=["--trace", str(tmp_path)])
     assert job.code == 0, job
     first = first_finding(tmp_path)
     assert first["evidence"]["places"][0]["place"] == f"<string>:{line_of(script, 'time.sleep(0.03)')} in between", first
@@ -110,7 +110,7 @@ def test_programs_end_while_they_are_looked_at(end, tmp_path):
     print("trained", flush=True)
     {end}
 """
-    job = run_job(2, script, seconds=90, flags=["--trace", str(tmp_path)])
+    job = run_job(2, script, seconds=150, flags=["--trace", str(tmp_path)])
     if end != "os._exit(0)":
         assert job.code == 0, job
     assert "trained" in job.output, job
@@ -126,7 +126,7 @@ def test_nobody_is_looked_at_without_a_trace():
     print("sampled" if any(name.startswith("farandole-sampl") for name in names()) else "left alone")
     hvd.shutdown()
 """
-    job = run_job(1, script)
+    job = run_job(1, script, seconds=150)
     assert job.code == 0 and job.lines(0) == ["left alone"], job
 
 
