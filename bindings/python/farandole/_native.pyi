@@ -187,6 +187,9 @@ def phase_of(row: str, name: str, begin_ns: int, end_ns: int) -> None:
 def name_thread(name: str) -> None:
     """What the row of this thread is called. Never fails."""
 
+def watch_own_code(ident: int) -> None:
+    """Looks where this thread (`threading.get_ident()`) is while it is in no phase, if a trace is kept. Never fails."""
+
 def note_setting(name: str, value: str) -> None:
     """A setting for the trace that has become known, or has changed. Never fails."""
 

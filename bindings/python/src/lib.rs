@@ -23,6 +23,7 @@ mod records;
 mod region;
 mod request;
 mod result;
+mod sampling;
 mod stacks;
 mod waiting;
 mod world;
@@ -49,6 +50,8 @@ mod _native {
     use crate::request::{allgather, allreduce, allreduce_many, alltoall, barrier, broadcast, join, reducescatter};
     #[pymodule_export]
     use crate::result::Result;
+    #[pymodule_export]
+    use crate::sampling::watch_own_code;
     #[pymodule_export]
     use crate::world::{
         add_process_set, cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size,

@@ -10,10 +10,11 @@ use farandole::Cycles;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::sampling;
 use crate::world::{Job, current, peek};
 
 /// The job, if this process records.
-fn recording() -> Option<Arc<Job>> {
+pub(crate) fn recording() -> Option<Arc<Job>> {
     // A child may have inherited the recorder's lock in the hands of a thread that it did not inherit.
     peek().filter(|job| !job.world.engine().is_forked())
 }
@@ -40,6 +41,7 @@ pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn phase_begin(name: &str) {
     if let Some(job) = recording() {
+        sampling::entered();
         job.world.recorder().begin_phase(name);
     }
 }
@@ -49,6 +51,7 @@ pub(crate) fn phase_begin(name: &str) {
 pub(crate) fn phase_end(name: &str) {
     if let Some(job) = recording() {
         job.world.recorder().end_phase(name);
+        sampling::left();
     }
 }
 

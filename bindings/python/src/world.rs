@@ -20,6 +20,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
 use crate::request::read_group;
+use crate::sampling;
 use crate::stacks;
 use crate::waiting::let_waiting_threads_return;
 
@@ -106,7 +107,11 @@ pub(crate) fn init(
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
     let Some(job) = peek().filter(|job| !job.world.engine().is_forked()) else { return };
+    let stop_sampler = sampling::take_sampler(py);
     py.detach(|| {
+        if let Some(stop_sampler) = stop_sampler {
+            stop_sampler(COME_BACK);
+        }
         let _life = lock_life_or_end_it(&job);
         drop(job);
         if let Some(job) = Python::attach(|_| lock_job().take()) {

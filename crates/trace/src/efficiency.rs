@@ -9,6 +9,7 @@
 //! transfer efficiency        = T_ideal / T
 //! communication efficiency   = max(u_r) / T       = serialisation × transfer
 //! parallel efficiency        = mean(u_r) / T      = load balance × communication
+//! own-code efficiency        = T_ideal without the script's own code / T_ideal, a factor of the serialisation efficiency
 //! ```
 //!
 //! The model knows work and everything else. An input pipeline that starves all ranks alike leaves the load balanced and
@@ -18,7 +19,7 @@
 //! product with the parallel efficiency. What the same work is depends on the study: [`Scaling`].
 
 use crate::history::History;
-use crate::replay::{IDEAL_NETWORK, predicted_ns};
+use crate::replay::{Change, IDEAL_NETWORK, predicted_ns};
 
 /// The efficiencies of one history, each between zero and one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +32,8 @@ pub struct Efficiencies {
     pub communication: f64,
     /// What waiting for each other leaves, were the network ideal.
     pub serialisation: f64,
+    /// The part of it that the script's own code leaves: one if there is none.
+    pub own_code: f64,
     /// What the network leaves.
     pub transfer: f64,
 }
@@ -42,6 +45,9 @@ impl Efficiencies {
         let most_ns = useful_ns.iter().copied().max().unwrap_or(0);
         let mean_ns = useful_ns.iter().sum::<u64>() as f64 / useful_ns.len().max(1) as f64;
         let ideal_ns = predicted_ns(history, &IDEAL_NETWORK).clamp(most_ns, history.end_ns.max(most_ns));
+        let mut without_own = IDEAL_NETWORK.to_vec();
+        without_own.push(Change::NoOwnCode);
+        let without_own_ns = predicted_ns(history, &without_own).clamp(most_ns, ideal_ns);
         let communication = ratio(most_ns as f64, history.end_ns as f64);
         let load_balance = ratio(mean_ns, most_ns as f64);
         Efficiencies {
@@ -49,17 +55,22 @@ impl Efficiencies {
             load_balance,
             communication,
             serialisation: ratio(most_ns as f64, ideal_ns as f64),
+            own_code: ratio(without_own_ns as f64, ideal_ns as f64),
             transfer: ratio(ideal_ns as f64, history.end_ns as f64),
         }
     }
 
+    /// How deep the rows of [`Efficiencies::named`] lie in a table: each is a factor of the one above it that lies less deep.
+    pub const DEPTHS: [usize; 6] = [0, 1, 1, 2, 3, 2];
+
     /// Names and values, as tables and `--fail-below` have them.
-    pub fn named(&self) -> [(&'static str, f64); 5] {
+    pub fn named(&self) -> [(&'static str, f64); 6] {
         [
             ("parallel-efficiency", self.parallel),
             ("load-balance", self.load_balance),
             ("communication-efficiency", self.communication),
             ("serialisation-efficiency", self.serialisation),
+            ("own-code-efficiency", self.own_code),
             ("transfer-efficiency", self.transfer),
         ]
     }

@@ -5,7 +5,7 @@
 //! *submitted*; the bucket that it was *fused* into is *started*, *entered* by all ranks where that matters, *packed*; it takes
 //! *steps*, between which it may be *waiting* for a peer and then *moving* again; it has *travelled*; it is unpacked and with
 //! that *finished*; and each request is *done*. Beside these there are the *phases* of the program (forward, backward, waiting
-//! for input, …), marks for iterations and epochs, and troubles.
+//! for input, …), samples of where its thread is while it is in none, marks for iterations and epochs, and troubles.
 //!
 //! Every record is four words of 64 bits ([`Record::to_words`]), so that it can be kept in a ring of words and lie in a file as it
 //! is. Texts are not in it: names stand in a table beside the records, and a record has their number.
@@ -252,6 +252,9 @@ pub enum Event {
     PhaseBegin { phase: Phase, name: NameId },
     /// It ends. Phases of one thread nest.
     PhaseEnd { phase: Phase, name: NameId },
+    /// This thread was seen at a place of the program (the name: file, line and function) while it was in no phase. The sample stands for so
+    /// many nanoseconds before this moment.
+    Sampled { name: NameId, ns: u64 },
     /// An iteration of training begins, with the number that the program gives it.
     Iteration { number: u64 },
     /// An epoch of training begins.
@@ -424,6 +427,7 @@ impl Event {
             }
             Event::Trouble { name } => Fields { kind: 22, small: name.0, ..plain },
             Event::Waited { name, since_ns } => Fields { kind: 23, small: name.0, number: since_ns, ..plain },
+            Event::Sampled { name, ns } => Fields { kind: 24, small: name.0, number: ns, ..plain },
         }
     }
 
@@ -463,6 +467,7 @@ impl Event {
             21 => Event::Stalled { name, group, missing: (number >> 32) as u32, rank: number as u32 },
             22 => Event::Trouble { name },
             23 => Event::Waited { name, since_ns: number },
+            24 => Event::Sampled { name, ns: number },
             _ => return None,
         })
     }
@@ -478,6 +483,7 @@ impl Event {
             | Event::Waited { name, .. }
             | Event::PhaseBegin { name, .. }
             | Event::PhaseEnd { name, .. }
+            | Event::Sampled { name, .. }
             | Event::Stalled { name, .. }
             | Event::Trouble { name } => Some(name).filter(|name| *name != NameId::NONE),
             _ => None,
@@ -520,6 +526,7 @@ mod tests {
             Event::Stalled { name, group, missing: 2, rank: 1 },
             Event::Trouble { name },
             Event::Waited { name, since_ns: u64::MAX - 2 },
+            Event::Sampled { name, ns: u64::MAX },
         ];
         for event in events {
             let record = Record { time_ns: u64::MAX - 1, thread: ThreadId(500), event };

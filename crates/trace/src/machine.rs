@@ -18,6 +18,19 @@ pub(crate) fn settings() -> Vec<(String, String)> {
     known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
+/// The setting that says how long a rank's main thread could have run while it had no core, from the beginning of its trace to the end, in nanoseconds.
+pub(crate) const CORE_WAIT: &str = "core_wait_ns";
+
+/// How long the main thread of this process has so far been ready to run while another thread had its core. `None` where the kernel does not count it.
+pub(crate) fn core_wait_ns() -> Option<u64> {
+    waited_in(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
+}
+
+/// The kernel writes three numbers: time on a core, time waiting for one, and how often it was given one.
+fn waited_in(schedstat: &str) -> Option<u64> {
+    schedstat.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// OpenMP takes a list, with a number for each level of nesting; the first is that of the outermost.
 fn threads(word: &str) -> Option<String> {
     let count: usize = word.split(',').next()?.trim().parse().ok()?;
@@ -51,6 +64,14 @@ mod tests {
         let cores: usize = value("cores").unwrap().parse().unwrap();
         let cpus = cpus(&value("cpus").unwrap()).unwrap();
         assert!(cores >= 1 && cores <= cpus.len(), "{settings:?}");
+    }
+
+    #[test]
+    fn waiting_for_a_core_is_counted_by_the_kernel() {
+        assert_eq!(waited_in("8231201 2252106 14\n"), Some(2_252_106));
+        assert_eq!((waited_in(""), waited_in("12")), (None, None));
+        let before_ns = core_wait_ns().unwrap();
+        assert!(core_wait_ns().unwrap() >= before_ns);
     }
 
     #[test]

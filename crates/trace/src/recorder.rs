@@ -59,6 +59,9 @@ pub struct Recorder {
     crews: Mutex<Crews>,
     /// Whether somebody shows where the driver took requests in.
     cycles: AtomicBool,
+    /// Whether a trace of the whole run is kept, so that samples of the program's stack are worth taking. Set by the scribe's thread; read by
+    /// whoever samples.
+    samples: AtomicBool,
     bell: OnceLock<Bell>,
     /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and after a wait, of several the
     /// last one counts; read by whoever samples (`live`), because the record of a wait comes when it is over.
@@ -111,6 +114,7 @@ impl Recorder {
             settings: Mutex::new(Vec::new()),
             crews: Mutex::default(),
             cycles: AtomicBool::new(false),
+            samples: AtomicBool::new(false),
             bell: OnceLock::new(),
             blocked_since_ns: AtomicU64::new(0),
             records,
@@ -203,6 +207,31 @@ impl Recorder {
         self.cycles.store(true, Ordering::Relaxed);
     }
 
+    /// Whether anybody wants to know where the program is while it is in no phase ([`Event::Sampled`]).
+    #[inline]
+    pub fn wants_samples(&self) -> bool {
+        self.samples.load(Ordering::Relaxed) && self.is_on()
+    }
+
+    /// From now on somebody does.
+    pub(crate) fn want_samples(&self) {
+        self.samples.store(true, Ordering::Relaxed);
+    }
+
+    /// Nobody does any more.
+    pub(crate) fn want_no_samples(&self) {
+        self.samples.store(false, Ordering::Relaxed);
+    }
+
+    /// Records that a thread was seen at this place of the program while it was in no phase; the sample stands for so many nanoseconds.
+    pub fn note_sample(&self, thread: ThreadId, place: &str, ns: u64) {
+        if self.is_on() {
+            let name = self.intern(&place.into(), &[]);
+            let record = Record { time_ns: clock::now_ns(), thread, event: Event::Sampled { name, ns } };
+            lock(&self.marks).write(record.to_words());
+        }
+    }
+
     /// Records an event of this thread, now.
     pub fn mark(&self, event: Event) {
         if self.is_on() {
@@ -225,7 +254,7 @@ impl Recorder {
     }
 
     /// Since when a thread waits, if one does.
-    pub(crate) fn blocked_since_ns(&self) -> Option<u64> {
+    pub fn blocked_since_ns(&self) -> Option<u64> {
         Some(self.blocked_since_ns.load(Ordering::Acquire)).filter(|since_ns| *since_ns > 0)
     }
 

@@ -23,6 +23,8 @@ use crate::history::{Activity, History, Legs};
 pub enum Change {
     /// Nobody waits for input.
     NoInputWait,
+    /// The script's own code takes no time.
+    NoOwnCode,
     /// Checkpoints take no time.
     NoCheckpoint,
     /// This rank never takes longer for its work than the others do on average.
@@ -310,6 +312,7 @@ impl<'a> Pace<'a> {
         }
         match activity {
             Activity::Input if self.has(&Change::NoInputWait) => 0.0,
+            Activity::Own if self.has(&Change::NoOwnCode) => 0.0,
             Activity::Checkpoint if self.has(&Change::NoCheckpoint) => 0.0,
             Activity::Copy if self.has(&Change::NoPacking) => 0.0,
             // A batch of any size has the same gradients.

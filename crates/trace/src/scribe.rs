@@ -25,6 +25,7 @@ use signal_hook::SigId;
 
 use crate::event::{NameId, words_to_bytes};
 use crate::file::{Draft, EXTENSION, name_of};
+use crate::machine;
 use crate::recorder::{Occasion, Recorder};
 use crate::saved::Saved;
 use crate::tail::Tail;
@@ -126,11 +127,22 @@ impl Scribe {
         let keeping = duties.keep_in.as_ref().map(|folder| Keeping::create(folder, recorder)).transpose()?;
         let timeline = duties.timeline.as_ref();
         let timeline = timeline.map(|(path, cycles)| LiveTimeline::create(path, *cycles, recorder)).transpose()?;
+        if keeping.is_some() {
+            recorder.want_samples();
+        }
         recorder.on_ring({
             let desk = Arc::clone(&desk);
             move |occasion| desk.lay(Order::Save(occasion))
         });
-        let work = Work { recorder: Arc::clone(recorder), desk: Arc::clone(&desk), ear, duties, keeping, timeline };
+        let work = Work {
+            recorder: Arc::clone(recorder),
+            desk: Arc::clone(&desk),
+            ear,
+            duties,
+            keeping,
+            timeline,
+            core_wait_ns: machine::core_wait_ns(),
+        };
         let thread = std::thread::Builder::new().name("farandole-scribe".to_owned()).spawn(move || work.run())?;
         Ok(Scribe { desk, thread: Some(thread), signals, pid: std::process::id() })
     }
@@ -190,6 +202,8 @@ struct Work {
     duties: Duties,
     keeping: Option<Keeping>,
     timeline: Option<LiveTimeline>,
+    /// How long the main thread had waited for a core when this began.
+    core_wait_ns: Option<u64>,
 }
 
 impl Work {
@@ -256,6 +270,7 @@ impl Work {
             let path = keeping.path.display();
             eprintln!("farandole: rank {rank}: writing the trace {path}: {error}; it ends here");
             self.keeping = None;
+            self.recorder.want_no_samples();
         }
         if let Some(timeline) = &mut self.timeline
             && let Err(error) = timeline.follow(&self.recorder)
@@ -299,6 +314,10 @@ impl Work {
     }
 
     fn end(mut self) {
+        self.recorder.want_no_samples();
+        if let Some((before_ns, now_ns)) = self.core_wait_ns.zip(machine::core_wait_ns()) {
+            self.recorder.note_setting(machine::CORE_WAIT, &now_ns.saturating_sub(before_ns).to_string());
+        }
         self.follow();
         if let Some(keeping) = &mut self.keeping
             && let Err(error) = keeping.end()

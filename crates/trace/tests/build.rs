@@ -224,3 +224,47 @@ fn a_thread_that_loads_is_not_the_program() {
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     assert_eq!(history, History::from_traces(&job(0), |_, time_ns| time_ns).unwrap());
 }
+
+/// Two ranks that mark every part of a step, and log for 30 behind it; before that they set up for 100.
+fn logging() -> Vec<Trace> {
+    let mut traces = vec![trace(0, 2), trace(1, 2)];
+    for trace in &mut traces {
+        let (log, main) = (trace.names.intern("train.py:42 in log"), trace.names.intern("train.py:9 in main"));
+        trace.push(900, PROGRAM, Event::Epoch { number: 0 });
+        trace.push(950, PROGRAM, Event::Sampled { name: main, ns: 25 });
+        for number in 0..3u64 {
+            let zero_ns = 1000 + 200 * number;
+            trace.push_phase(PROGRAM, Phase::InputWait, zero_ns, zero_ns + 20);
+            trace.push_phase(PROGRAM, Phase::Forward, zero_ns + 20, zero_ns + 50);
+            trace.push_phase(PROGRAM, Phase::Backward, zero_ns + 50, zero_ns + 100);
+            trace.push_phase(PROGRAM, Phase::OptimizerStep, zero_ns + 100, zero_ns + 170);
+            allreduce(trace, number, zero_ns + 100, zero_ns + 100);
+            trace.push(zero_ns + 170, PROGRAM, Event::Iteration { number });
+            trace.push(zero_ns + 190, PROGRAM, Event::Sampled { name: log, ns: 20 });
+        }
+        trace.push(1600, PROGRAM, Event::Epoch { number: 1 });
+        trace.sort();
+    }
+    traces
+}
+
+#[test]
+fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
+    let history = History::from_traces(&logging(), |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let rank = &history.ranks[0];
+    // Behind the last step there is no loop any more, and before the first forward there is none yet.
+    assert_eq!(rank.spent_ns(Activity::Own), 2 * 30);
+    assert_eq!(rank.lane[0].activity, Activity::Compute);
+    let seen: Vec<(u64, &str)> = rank.samples.iter().map(|sample| (sample.at_ns, sample.place.as_str())).collect();
+    assert_eq!(seen, [(290, "train.py:42 in log"), (490, "train.py:42 in log")]);
+    assert_eq!(Split::of(&history).lost_ns("own"), 2 * 60);
+    // Without marks of the forward pass nobody knows where it is, and what has no mark is work.
+    let mut traces = logging();
+    let is_forward = |event: &Event| {
+        matches!(event, Event::PhaseBegin { phase: Phase::Forward, .. } | Event::PhaseEnd { phase: Phase::Forward, .. })
+    };
+    traces.iter_mut().for_each(|trace| trace.records.retain(|record| !is_forward(&record.event)));
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!((Split::of(&history).lost_ns("own"), history.ranks[0].samples.len()), (0, 0));
+}

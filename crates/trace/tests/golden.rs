@@ -1,5 +1,7 @@
 //! Histories whose answer is known by arithmetic: where the time went, the efficiencies, and what a change would bring.
 
+mod jobs;
+
 use farandole_trace::efficiency::{AgainstReference, Efficiencies, Scaling};
 use farandole_trace::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, Window};
 use farandole_trace::loss::{Cause, Split};
@@ -39,8 +41,7 @@ fn a_perfect_run_loses_nothing() {
     let history = sketch.finish();
     let split = sound(&history);
     assert_eq!(split.losses, []);
-    let Efficiencies { parallel, load_balance, communication, serialisation, transfer } = Efficiencies::of(&history);
-    assert_eq!([parallel, load_balance, communication, serialisation, transfer], [1.0; 5]);
+    assert_eq!(Efficiencies::of(&history).named().map(|(_, value)| value), [1.0; 6]);
 }
 
 #[test]
@@ -65,6 +66,33 @@ fn ranks_that_starve_alike_lose_to_input_although_the_model_says_communication()
     assert_eq!(efficiencies.transfer, 0.98);
     assert_eq!(predicted_ns(&history, &[Change::NoInputWait]), 400 * MS);
     assert_eq!(split.losses[0].evidence.iterations_hit, 10);
+}
+
+#[test]
+fn own_code_of_all_ranks_is_a_loss_of_its_own() {
+    let history = jobs::own_code();
+    let split = sound(&history);
+    assert_eq!(history.end_ns, 1000 * MS);
+    assert_eq!(losses(&split)[0], (Cause::Own, 4 * 300 * MS));
+    assert_eq!((split.useful_ns, split.exposed_ns()), (4 * 680 * MS, 4 * 20 * MS));
+    assert_eq!(split.losses[0].whose, [0; 0]);
+    assert_eq!(predicted_ns(&history, &[Change::NoOwnCode]), 700 * MS);
+    let efficiencies = Efficiencies::of(&history);
+    assert_eq!((efficiencies.parallel, efficiencies.load_balance), (0.68, 1.0));
+    // On an ideal network it takes 980 ms, without own code 680.
+    assert!((efficiencies.own_code - 680.0 / 980.0).abs() < 1e-12);
+    assert!((efficiencies.serialisation - efficiencies.own_code).abs() < 1e-12, "nothing else serialises");
+}
+
+#[test]
+fn own_code_on_one_rank_is_everybody_s_loss_and_its_doing() {
+    let history = jobs::own_code_on_one();
+    let split = sound(&history);
+    assert_eq!(history.end_ns, 990 * MS);
+    // 30 ms on rank 0 in each iteration; the others are in own code for 1 ms and wait for 29.
+    assert_eq!(losses(&split)[0], (Cause::Own, 4 * 300 * MS));
+    assert_eq!((split.losses[0].whose.as_slice(), split.lost_ns("late")), (&[0][..], 0));
+    assert_eq!(split.losses[0].name(), "the script's own code on rank 0");
 }
 
 #[test]

@@ -13,6 +13,7 @@ enum Next {
     Compute(usize, u64),
     Input(usize, u64),
     Checkpoint(usize, u64),
+    Own(usize, u64),
     Phase(usize, bool, u64),
     Iteration,
     Submit(bool, u64, Cost),
@@ -30,6 +31,7 @@ fn next(size: usize) -> impl Strategy<Value = Next> {
         (rank.clone(), ns.clone()).prop_map(|(rank, ns)| Next::Compute(rank, ns)),
         (rank.clone(), ns.clone()).prop_map(|(rank, ns)| Next::Input(rank, ns)),
         (rank.clone(), ns.clone()).prop_map(|(rank, ns)| Next::Checkpoint(rank, ns)),
+        (rank.clone(), ns.clone()).prop_map(|(rank, ns)| Next::Own(rank, ns)),
         (rank.clone(), any::<bool>(), ns).prop_map(|(rank, test, ns)| Next::Phase(rank, test, ns)),
         Just(Next::Iteration),
         (any::<bool>(), 0..1u64 << 28, cost).prop_map(|(all, bytes, cost)| Next::Submit(all, bytes, cost)),
@@ -45,6 +47,7 @@ fn played(size: usize, story: Vec<Next>) -> History {
             Next::Compute(rank, ns) => sketch.compute(rank, ns),
             Next::Input(rank, ns) => sketch.input(rank, ns),
             Next::Checkpoint(rank, ns) => sketch.checkpoint(rank, ns),
+            Next::Own(rank, ns) => sketch.own(rank, ns, Some("train.py:42 in log")),
             Next::Phase(rank, test, ns) => {
                 let (name, kind) =
                     if test { ("evaluation", PhaseKind::Evaluation) } else { ("forward", PhaseKind::Training) };
@@ -115,7 +118,7 @@ proptest! {
         let ideal_ns = replayed_ns(&history, &IDEAL_NETWORK);
         prop_assert!(ideal_ns <= history.end_ns);
         prop_assert!(history.ranks.iter().all(|rank| rank.useful_ns() <= ideal_ns));
-        for change in [Change::NoInputWait, Change::NoCheckpoint, Change::NoAgreement, Change::NoPacking, Change::NotLate(0)] {
+        for change in [Change::NoInputWait, Change::NoOwnCode, Change::NoCheckpoint, Change::NoAgreement, Change::NoPacking, Change::NotLate(0)] {
             prop_assert!(replayed_ns(&history, std::slice::from_ref(&change)) <= history.end_ns, "{:?}", change);
         }
     }
@@ -125,6 +128,7 @@ proptest! {
         let efficiencies = Efficiencies::of(&history);
         prop_assert!((efficiencies.load_balance * efficiencies.communication - efficiencies.parallel).abs() < 1e-9);
         prop_assert!((efficiencies.serialisation * efficiencies.transfer - efficiencies.communication).abs() < 1e-9);
+        prop_assert!(efficiencies.serialisation <= efficiencies.own_code + 1e-9, "own code is a factor of serialisation");
         prop_assert!(efficiencies.named().iter().all(|(_, value)| (0.0..=1.0 + 1e-9).contains(value)));
     }
 

@@ -45,7 +45,71 @@ fn one_starving_rank_is_named() {
     let verdict = judged(&jobs::one_starves());
     let (topic, rules) = top(&verdict);
     assert_eq!((topic, rules[0]), (&Topic::Cause(Cause::Input), "starving-rank"));
-    assert!(verdict.findings[0].advice[0].change.contains("Rank 2 on host"));
+    assert!(verdict.findings[0].advice[0].change.contains("Only rank 2 on host waits"));
+    assert!(verdict.headline.contains("to input wait of rank 2"), "{}", verdict.headline);
+    assert!(!verdict.findings[0].sentences.concat().contains("lose alike"), "{:?}", verdict.findings[0].sentences);
+    assert_eq!(rules, ["starving-rank"], "the others' loaders are good enough");
+    assert!(
+        verdict.findings[0]
+            .sentences
+            .iter()
+            .any(|said| said.starts_with("It is the doing of rank 2: 400.0 ms, and 10.0 ms"))
+    );
+    let report = json::report(&verdict);
+    assert_eq!((&report["findings"][0]["rank"], &report["findings"][0]["ranks"]), (&2.into(), &vec![2].into()));
+    // Where all starve alike it is nobody's doing.
+    assert!(json::report(&judged(&jobs::starved()))["findings"][0]["rank"].is_null());
+}
+
+#[test]
+fn own_code_of_all_ranks_is_told_with_its_place() {
+    let verdict = judged(&jobs::own_code());
+    assert!(
+        verdict.headline.starts_with(
+            "at 4 ranks you get 68 % of 4×: you lose 30 % to the script's own code (most of it at train.py:42 in <log>)"
+        ),
+        "{}",
+        verdict.headline
+    );
+    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code"]));
+    assert!((saved(&verdict, "own-code") - 30.0).abs() < 1e-9);
+    let change = &verdict.findings[0].advice[0].change;
+    assert!(change.contains("for 30 % of the time, most of it at train.py:42 in <log> (90 % of samples)"), "{change}");
+    let report = json::report(&verdict);
+    let evidence = &report["findings"][0]["evidence"];
+    assert_eq!((&evidence["samples"], &evidence["places"][0]["percent"]), (&40.into(), &90.0.into()));
+    assert!(evidence["text"].as_str().unwrap().contains("train.py:50 in main (10 %)"));
+    assert!(text::report(&verdict).contains("      own code efficiency"));
+}
+
+#[test]
+fn own_code_of_one_rank_is_no_slow_rank() {
+    let verdict = judged(&jobs::own_code_on_one());
+    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code-of-some"]));
+    assert!(verdict.headline.contains("to the script's own code on rank 0"), "{}", verdict.headline);
+    let text = text::report(&verdict);
+    assert!(!text.contains("another program") && !text.contains("arriving late"), "{text}");
+    // 30 ms of 99 on rank 0, and without own code 1 ms less for the others as well.
+    assert!((saved(&verdict, "own-code-of-some") - 100.0 * 300.0 / 990.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_little_own_code_is_usual() {
+    let verdict = judged(&jobs::a_little_own_code());
+    let finding = verdict.findings.iter().find(|finding| finding.topic.key() == "own").unwrap();
+    assert_eq!(finding.advice[0].rule, "nothing-to-change");
+}
+
+#[test]
+fn a_late_rank_is_told_with_the_phase_in_which_it_is_slow() {
+    let verdict = judged(&jobs::late_in_forward());
+    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
+    assert!(verdict.headline.contains("38 % to rank 3 arriving late, in “forward”"), "{}", verdict.headline);
+    let finding = &verdict.findings[0];
+    assert!(finding.advice[0].change.contains("It takes longer in “forward”"), "{}", finding.advice[0].change);
+    assert!(finding.sentences.iter().any(|said| said.contains("90 % in “forward”, 10 % in “backward”")));
+    assert_eq!(json::report(&verdict)["findings"][0]["phase"], "forward");
+    assert!(!text::report(&verdict).contains("another program"));
 }
 
 #[test]
@@ -54,6 +118,29 @@ fn a_slow_rank_is_named() {
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
     assert!(verdict.headline.contains("38 % to rank 3 arriving late"), "{}", verdict.headline);
     assert!((saved(&verdict, "slow-rank") - 50.0).abs() < 1e-9);
+}
+
+#[test]
+fn another_program_on_the_cores_is_suspected_only_where_the_kernel_says_so() {
+    let said = |shares: [Option<f64>; 4]| {
+        let mut history = jobs::late();
+        history.ranks.iter_mut().zip(shares).for_each(|(rank, share)| rank.core_wait = share);
+        judged(&history).findings[0].advice[0].change.clone()
+    };
+    let suspected = said([Some(0.02), Some(0.03), Some(0.01), Some(0.4)]);
+    assert!(
+        suspected.contains("had no core in 40 % of the run") && suspected.contains("another program"),
+        "{suspected}"
+    );
+    for shares in [
+        [None; 4],
+        [Some(0.02), None, Some(0.01), Some(0.4)],
+        [Some(0.02), Some(0.03), Some(0.01), Some(0.05)],
+        [Some(0.4), Some(0.35), Some(0.4), Some(0.45)],
+    ] {
+        let said = said(shares);
+        assert!(!said.contains("another program") && said.contains("works 980.0 ms where"), "{said}");
+    }
 }
 
 #[test]

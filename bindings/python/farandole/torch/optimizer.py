@@ -226,6 +226,7 @@ class _DistributedOptimizer:
         if self._outbox.begun:
             self._outbox.forget()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        phases.gradients_cleared()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on a gradient leaves after so many backward passes."""

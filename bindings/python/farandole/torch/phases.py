@@ -7,11 +7,14 @@ Owns the marks that are made where PyTorch passes by anyway. `watch` puts them t
 |---|---|---|
 | input wait | the script asks a `DataLoader` for a batch | it has it |
 | evaluation | `model.eval()`, or a batch asked for where gradients are off | `model.train()`, backward, a step, or the end of those batches |
-| forward | a batch has come, outside of evaluation | backward, or the next batch is asked for |
+| forward | a batch has come, outside of evaluation; `optimizer.zero_grad()` in a script that asks no `DataLoader` for batches to train with | backward, or the next batch is asked for |
 | backward | `loss.backward()` | its return |
 | optimizer step | `optimizer.step()` of a `DistributedOptimizer` | its return; an iteration ends there |
 | checkpoint | `torch.save`, `torch.load` | their return |
 | input work | another thread than the one that trains asks a `DataLoader` for a batch; a worker makes one (`loader`) | it has it |
+
+What lies between these, from the first forward to the last step, is the script's own code to reports. `_native.watch_own_code` has it looked at while a trace
+is kept, so that reports can say where it is.
 
 A GPU computes behind the thread's back, so what it was given in a phase may be done in the next. Where the thread has to wait for it, `staging` marks why.
 Evaluation, which often asks a device for nothing before it is over, stays open until the device has done its part, as far as the thread can see that before the
@@ -54,6 +57,8 @@ class _Watch:
         self.tail: Optional[staging.Ready] = None
         """When a device has done its part of an evaluation that is over for the host and still open."""
         self.changing_mode = False
+        self.has_batches = False
+        """Whether the script has asked a `DataLoader` for a batch to train with."""
         self.iterations = 0
         self.pacemaker: Callable[[], object] = lambda: None
         """The optimizer whose steps are the iterations: of several, the one that made the first step."""
@@ -129,6 +134,7 @@ def watch() -> None:
     _watch.thread = threading.get_ident()
     phases.name_this_thread()
     note_threads()
+    _native.watch_own_code(_watch.thread)
     if first:
         loader.watch()
         phases.listeners.append(_watch)
@@ -142,6 +148,12 @@ def watch() -> None:
 def note_threads() -> None:
     """Notes with how many threads this rank computes: more than there are cores for push each other aside."""
     _native.note_setting("threads", str(torch.get_num_threads()))
+
+
+def gradients_cleared() -> None:
+    """`zero_grad` was called: where no loader says when a batch has come, forward begins here."""
+    if _watch.here() and not _watch.has_batches and not _watch.evaluates():
+        _watch.move_to(FORWARD)
 
 
 def step_begins() -> None:
@@ -213,6 +225,7 @@ def _watch_batches() -> None:
         if iterator._num_workers:
             loader.collect()
         if not evaluates:
+            _watch.has_batches = True
             _watch.move_to(FORWARD)
         return batch
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ POINTS = 10
 STEPS = 14
 """Of the optimizer in each scene."""
 
-SCENES = ("dataset", "workers", "late rank", "evaluation", "checkpoint")
+SCENES = (
+    "dataset",
+    "workers",
+    "late rank",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "rank 0 logs",
+    "slow storage of rank 1",
+)
 
 SCRIPT = """
     import io, sys, time, torch, farandole.torch as hvd
@@ -59,8 +69,13 @@ SCRIPT = """
                 time.sleep(work)
         model.train()
 
+    def log_metrics(seconds):
+        time.sleep(seconds)
+
     def train(scene):
         read = {"dataset": 0.03, "workers": 0.15}.get(scene, 0) if ill else 0
+        if ill and scene == "slow storage of rank 1" and hvd.rank() == 1:
+            read = 0.03
         late = 0.06 if ill and scene == "late rank" and hvd.rank() == 1 else 0
         loader = DataLoader(Samples(2 * steps, read), batch_size=2, num_workers=2 if scene == "workers" else 0)
         for step, (inputs, labels) in enumerate(loader):
@@ -68,6 +83,8 @@ SCRIPT = """
             time.sleep(work + late)
             torch.nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
+            if ill and (scene == "logging" or scene == "rank 0 logs" and hvd.rank() == 0):
+                log_metrics(0.04)
             if step % 5 == 4 and scene == "evaluation" and not ill:
                 evaluate(8)
             if step % 5 == 4 and ill and hvd.rank() == 0:
@@ -85,7 +102,7 @@ SCRIPT = """
 def played(folder: Path, word: str) -> Path:
     """Runs the script with all its scenes, and returns where the traces are."""
     words = [word, str(STEPS), *SCENES]
-    job: Job = run_job(2, SCRIPT, seconds=90, flags=["--trace", str(folder / word)], arguments=words)
+    job: Job = run_job(2, SCRIPT, seconds=150, flags=["--trace", str(folder / word)], arguments=words)
     assert job.code == 0, job
     return folder / word
 
@@ -136,6 +153,7 @@ def test_a_dataset_that_is_too_slow_for_its_workers_is_input_wait(runs):
 def test_a_slow_rank_is_late(runs):
     first = cured(runs, "late rank", "late")
     assert first["rank"] == 1 and "slow-rank" in rules(first)
+    assert first["phase"] == "forward" and first["title"] == "rank 1 arriving late, in “forward”"
 
 
 def test_evaluation_on_one_rank_is_a_sequential_phase(runs):
@@ -146,6 +164,64 @@ def test_evaluation_on_one_rank_is_a_sequential_phase(runs):
 
 def test_a_checkpoint_on_one_rank_is_a_checkpoint(runs):
     assert rules(cured(runs, "checkpoint", "checkpoint")) == ["checkpoint"]
+
+
+def line_of(text: str) -> int:
+    """The line of the script that has this in it."""
+    lines = textwrap.dedent(SCRIPT).splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if text in line)
+
+
+def place_of(finding: dict[str, Any]) -> tuple[str, float]:
+    """Where most samples of own code were, and their share."""
+    first = finding["evidence"]["places"][0]
+    return first["place"], first["percent"]
+
+
+LOGGING = f"<string>:{line_of('time.sleep(seconds)')} in log_metrics"
+
+
+def test_logging_of_all_ranks_is_the_script_s_own_code_at_its_place(runs):
+    first = cured(runs, "logging", "own")
+    assert rules(first)[0] == "own-code"
+    assert (first["rank"], first["ranks"]) == (None, []), first["title"]
+    place, percent = place_of(first)
+    assert place == LOGGING and percent > 80, first["evidence"]
+    assert first["title"] == f"the script's own code (most of it at {LOGGING})"
+    # 14 times 40 ms on each of two ranks, at 40 looks in a second; far fewer would say nothing.
+    assert first["evidence"]["samples"] >= 10
+    report = reported(runs[0], "logging")
+    assert report["efficiencies"]["parallel_efficiency"] < 0.7, report["headline"]
+    assert report["efficiencies"]["own_code_efficiency"] < 0.8, report["headline"]
+
+
+def test_logging_of_rank_0_alone_is_its_own_code_and_no_slow_rank(runs):
+    first = cured(runs, "rank 0 logs", "own")
+    assert (first["rank"], first["ranks"]) == (0, [0])
+    assert rules(first)[0] == "own-code-of-some"
+    assert first["title"] == f"the script's own code on rank 0 (most of it at {LOGGING})"
+    report = reported(runs[0], "rank 0 logs")
+    assert "another program" not in json.dumps(first)
+    late = sum(loss["percent"] for loss in report["split"]["losses"] if loss["cause"] == "late")
+    assert late < 10, report["headline"]
+
+
+def test_slow_input_of_one_rank_is_told_as_its_own(runs):
+    first = cured(runs, "slow storage of rank 1", "input")
+    assert (first["rank"], first["ranks"], first["title"]) == (1, [1], "input wait of rank 1")
+    assert rules(first)[0] == "starving-rank"
+    assert "lose alike" not in first["evidence"]["text"], first["evidence"]["text"]
+    assert "input wait of rank 1" in reported(runs[0], "slow storage of rank 1")["headline"]
+
+
+def test_own_code_is_in_the_timeline_with_its_place(runs, tmp_path):
+    words = [command(), "timeline", str(runs[0]), "-o", str(tmp_path / "merged.json")]
+    subprocess.run(words, check=True, timeout=60)
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    own = [event for event in events if event["name"] == f"own code ({LOGGING})"]
+    assert {event["pid"] for event in own} == {0, 1}
+    # The sampler may come late to some of them; the others stand for a call of 40 ms each.
+    assert sum(event["dur"] >= 39_000 for event in own) >= 10, own
 
 
 def test_workers_of_a_loader_have_rows_with_their_work(runs, tmp_path):

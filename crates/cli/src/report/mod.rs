@@ -68,11 +68,12 @@ pub(crate) struct Floor {
 }
 
 /// Names that `--fail-below` knows.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "parallel-efficiency",
     "load-balance",
     "communication-efficiency",
     "serialisation-efficiency",
+    "own-code-efficiency",
     "transfer-efficiency",
 ];
 

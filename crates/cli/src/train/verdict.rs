@@ -27,11 +27,17 @@ pub(super) fn say(traces: Option<&Path>, kept: Option<&Path>) {
     }
 }
 
+/// What is said of a run that has trained nothing: its checkpoint was of the last step already, or it was asked to stop before the first.
+const NO_STEPS: &str = "nothing to judge: this run made no step of training";
+
 fn lines(traces: &Path, kept: Option<&Path>) -> Vec<String> {
     let (history, window) = match steps_of(traces) {
         Ok(history) => history,
         Err(error) => return vec![format!("not judged: {error:#}")],
     };
+    if history.iterations() == 0 {
+        return vec![NO_STEPS.to_owned()];
+    }
     let verdict = Verdict::of(&history, &window, None);
     let mut lines = vec![text::capitalised(&verdict.headline)];
     if let Some(advice) = verdict.findings.first().and_then(|finding| finding.advice.first()) {

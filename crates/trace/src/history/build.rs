@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::gap::{self, Usable};
 use super::lane::{self, Blocked};
-use super::{CollectiveKind, History, Operation, Passage, RankHistory};
+use super::{CollectiveKind, History, Operation, Passage, Phase, RankHistory, own};
 use crate::event::{self, Collective, Event, Group, NameId, Record};
+use crate::machine;
 use crate::trace::Trace;
 
 /// Why traces do not make a history.
@@ -109,11 +110,19 @@ impl History {
             used.iter().enumerate().map(|(rank, trace)| Account::of(*trace, &|time_ns| clock(rank, time_ns))).collect();
         add_unrecorded_calls(&mut accounts);
         let (operations, found) = operations(&used, &accounts);
-        let rank = |(rank, trace): (usize, &Option<&Trace>)| {
-            let Some(trace) = trace else { return RankHistory { missing: true, ..RankHistory::default() } };
-            rank_history(trace, &accounts[rank], &found, end_ns, &|time_ns| clock(rank, time_ns))
+        let phases_of = |(rank, trace): (usize, &Option<&Trace>)| {
+            let thread = trace.and_then(lane::program_thread);
+            let (there, clock) = (accounts[rank].there, |time_ns| clock(rank, time_ns));
+            trace.zip(thread).map_or(Vec::new(), |(trace, thread)| lane::phases(trace, thread, there, &clock))
         };
-        let ranks = used.iter().enumerate().map(rank).collect();
+        let phases: Vec<Vec<Phase>> = used.iter().enumerate().map(phases_of).collect();
+        let loops = own::training_loops(&phases);
+        let rank = |((rank, trace), phases): ((usize, &Option<&Trace>), Vec<Phase>)| {
+            let Some(trace) = trace else { return RankHistory { missing: true, ..RankHistory::default() } };
+            let way = Way { phases, training_loop: loops[rank], end_ns };
+            rank_history(trace, &accounts[rank], &found, way, &|time_ns| clock(rank, time_ns))
+        };
+        let ranks = used.iter().enumerate().zip(phases).map(rank).collect();
         let dropped = used.iter().flatten().map(|trace| trace.dropped).sum();
         let first = used.iter().flatten().next().ok_or(BuildError::Nothing)?;
         let settings = first.header.settings.iter().cloned().collect();
@@ -138,18 +147,25 @@ fn check(traces: &[Trace]) -> Result<usize, BuildError> {
     if alike && ranks.len() == traces.len() { Ok(size as usize) } else { Err(BuildError::DifferentJobs) }
 }
 
+/// What is known of a rank's program before its lane is made.
+struct Way {
+    phases: Vec<Phase>,
+    training_loop: Option<(u64, u64)>,
+    end_ns: u64,
+}
+
 /// What one rank did.
 fn rank_history(
     trace: &Trace,
     account: &Account,
     found: &HashMap<Key, usize>,
-    end_ns: u64,
+    Way { phases, training_loop, end_ns }: Way,
     clock: &dyn Fn(u64) -> u64,
 ) -> RankHistory {
     let thread = lane::program_thread(trace);
     let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| found.get(&key).copied()));
     let blocked: Vec<Blocked> = account.waits.iter().map(blocked).collect();
-    let phases = thread.map_or(Vec::new(), |thread| lane::phases(trace, thread, account.there, clock));
+    let lane = lane::stretches(&phases, blocked, training_loop, account.there, end_ns);
     let number = |key: &str| trace.header.setting(key).and_then(|value| value.parse().ok());
     RankHistory {
         missing: false,
@@ -157,8 +173,10 @@ fn rank_history(
         cores: number("cores"),
         cpus: trace.header.setting("cpus").map(str::to_owned),
         threads: number("threads"),
-        lane: lane::stretches(&phases, blocked, account.there, end_ns),
+        core_wait: number(machine::CORE_WAIT).map(|ns| ns as f64 / (account.there.1 - account.there.0).max(1) as f64),
         iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, account.there.1, clock)),
+        samples: thread.map_or(Vec::new(), |thread| own::samples_of(trace, thread, &lane, clock)),
+        lane,
         phases,
     }
 }

@@ -147,6 +147,10 @@ impl History {
             for iteration in &mut rank.iterations {
                 (iteration.from_ns, iteration.to_ns) = (moved(iteration.from_ns), moved(iteration.to_ns));
             }
+            rank.samples.retain(|sample| touches(sample.at_ns, sample.at_ns));
+            for sample in &mut rank.samples {
+                sample.at_ns = moved(sample.at_ns);
+            }
         }
         let (settings, gaps) = (self.settings.clone(), self.gaps.clone());
         let end_ns = moved(self.end_ns);

@@ -2,7 +2,7 @@
 //!
 //! The program's thread is the one that marks iterations and phases and waits for results; where several do, the one that does so most.
 //! Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first. What it was
-//! blocked in lies over that.
+//! blocked in lies over that. What is in no phase is the script's own code where that can be told (`own.rs`), and work otherwise.
 
 use std::collections::BTreeMap;
 
@@ -102,10 +102,17 @@ pub(super) fn iterations(trace: &Trace, thread: ThreadId, to_ns: u64, clock: &dy
     iterations
 }
 
-/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the two given moments.
-pub(super) fn stretches(phases: &[Phase], mut blocked: Vec<Blocked>, there: (u64, u64), end_ns: u64) -> Vec<Stretch> {
+/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the two given moments. In its
+/// training loop, if there is one, what lies in no phase is own code.
+pub(super) fn stretches(
+    phases: &[Phase],
+    mut blocked: Vec<Blocked>,
+    training_loop: Option<(u64, u64)>,
+    there: (u64, u64),
+    end_ns: u64,
+) -> Vec<Stretch> {
     blocked.sort_by_key(|&(from_ns, to_ns, _)| (from_ns, to_ns));
-    let mut lane = Lane::default();
+    let mut lane = Lane { training_loop, ..Lane::default() };
     lane.until(there.0, Activity::NotBegun);
     for (from_ns, to_ns, operation) in blocked {
         lane.work_until(from_ns, phases);
@@ -122,6 +129,8 @@ struct Lane {
     at_ns: u64,
     /// Phases before this one are over.
     past: usize,
+    /// Where what lies in no phase is own code.
+    training_loop: Option<(u64, u64)>,
 }
 
 impl Lane {
@@ -154,7 +163,9 @@ impl Lane {
             let innermost = ahead[..begun].iter().rfind(|phase| phase.to_ns > self.at_ns);
             let next_ns = ahead.get(begun).map_or(to_ns, |phase| phase.from_ns);
             let end_ns = innermost.map_or(next_ns, |phase| phase.to_ns.min(next_ns)).min(to_ns);
+            let in_loop = self.training_loop.is_some_and(|(from_ns, to_ns)| (from_ns..to_ns).contains(&self.at_ns));
             let activity = match innermost.map(|phase| phase.kind) {
+                None if in_loop => Activity::Own,
                 Some(PhaseKind::Input) => Activity::Input,
                 Some(PhaseKind::Checkpoint) => Activity::Checkpoint,
                 Some(PhaseKind::Copy) => Activity::Copy,

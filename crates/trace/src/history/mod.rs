@@ -20,12 +20,16 @@ mod cut;
 mod gap;
 mod lane;
 mod legs;
+mod own;
+mod phases;
 mod sketch;
 
 pub use build::BuildError;
 pub use cut::{Window, WindowError};
 pub use gap::{Gap, Lack};
 pub use legs::Legs;
+pub use own::Places;
+pub(crate) use own::{OwnCode, own_code};
 pub use sketch::{Cost, Sketch};
 
 /// What a job did.
@@ -60,12 +64,27 @@ pub struct RankHistory {
     pub cpus: Option<String>,
     /// Threads with which its framework computes, if known.
     pub threads: Option<usize>,
+    /// Share of its recording in which its main thread could have run and had no core, if known.
+    pub core_wait: Option<f64>,
     /// What the program did, stretch after stretch, from zero to the history's end.
     pub lane: Vec<Stretch>,
     /// Named parts of the program, by their beginning; they may contain each other.
     pub phases: Vec<Phase>,
     /// Iterations, in order, without overlap.
     pub iterations: Vec<Iteration>,
+    /// Where the program was seen while it was in no phase, in order.
+    pub samples: Vec<Sample>,
+}
+
+/// A look at where the program's thread was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When.
+    pub at_ns: u64,
+    /// How much time before that it stands for.
+    pub ns: u64,
+    /// File, line and function.
+    pub place: String,
 }
 
 /// A time in which a rank's program did one thing.
@@ -84,6 +103,8 @@ pub struct Stretch {
 pub enum Activity {
     /// Its work.
     Compute,
+    /// The script's own code, in the training loop and outside of every phase: logging, metrics, …
+    Own,
     /// Waits for its next batch.
     Input,
     /// Writes or reads a checkpoint.
@@ -281,7 +302,12 @@ impl RankHistory {
 
     /// Time in which the program worked.
     pub fn useful_ns(&self) -> u64 {
-        self.lane.iter().filter(|stretch| stretch.activity == Activity::Compute).map(Stretch::ns).sum()
+        self.spent_ns(Activity::Compute)
+    }
+
+    /// Time in which the program did this.
+    pub fn spent_ns(&self, activity: Activity) -> u64 {
+        self.lane.iter().filter(|stretch| stretch.activity == activity).map(Stretch::ns).sum()
     }
 
     /// The iteration that a moment lies in.

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Activity, CollectiveKind, History, Iteration, Operation, Passage, Phase, PhaseKind, RankHistory, Stretch};
+use super::{
+    Activity, CollectiveKind, History, Iteration, Operation, Passage, Phase, PhaseKind, RankHistory, Sample, Stretch,
+};
 
 /// How long the stages of an operation take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +52,13 @@ impl Sketch {
     /// A rank works.
     pub fn compute(&mut self, rank: usize, ns: u64) {
         self.spend(rank, ns, Activity::Compute);
+    }
+
+    /// A rank is in the script's own code, at a place if one is given.
+    pub fn own(&mut self, rank: usize, ns: u64, place: Option<&str>) {
+        self.spend(rank, ns, Activity::Own);
+        let at_ns = self.now_ns[rank];
+        self.ranks[rank].samples.extend(place.map(|place| Sample { at_ns, ns, place: place.to_owned() }));
     }
 
     /// A rank waits for its next batch.

@@ -4,7 +4,7 @@
 //! ranks are compared over the whole time since they were last together. What the late rank spent more on than the waiting one, and
 //! nothing else, made it late; where there are several such things, each gets its share of the wait.
 
-use super::{Asking, Cause, Piece, own_doing};
+use super::{Asking, Cause, Piece, made_by, own_doing};
 use crate::history::Activity;
 
 /// What a rank spent more time on than the one that waits for it.
@@ -20,12 +20,7 @@ impl Blame {
         let whole: u128 = self.more.iter().map(|(_, ns)| u128::from(*ns)).sum();
         if whole == 0 {
             // It spent nothing more, it only began later: what it does now is all that is known.
-            let cause = match activity {
-                Activity::Input => Cause::Input,
-                Activity::Checkpoint => Cause::Checkpoint,
-                Activity::Copy => Cause::Packing,
-                _ => Cause::Late(self.last),
-            };
+            let cause = made_by(self.last, activity);
             pieces.push(Piece { from_ns, to_ns, cause: Some(cause) });
             return;
         }
@@ -98,12 +93,7 @@ impl Asking<'_> {
     /// What a rank does, by what would be the cause if another waited for it: in a phase that only some ranks have, that phase, and
     /// otherwise what it does.
     pub(super) fn doing(&self, rank: usize, activity: Activity, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
-        let cause = match activity {
-            Activity::Input => Cause::Input,
-            Activity::Checkpoint => Cause::Checkpoint,
-            Activity::Copy => Cause::Packing,
-            _ => Cause::Late(rank),
-        };
+        let cause = made_by(rank, activity);
         let sole = self.legs.sole(rank);
         let first = sole.partition_point(|&(_, sole_to, _)| sole_to <= from_ns);
         let mut at_ns = from_ns;

@@ -7,7 +7,7 @@
 //!
 //! 1. until the last rank has submitted: to whatever made that rank the last. If it is blocked itself, in another operation, the question
 //!    is passed on to that one. Otherwise the two ranks are compared, from when they last came out of the same operation:
-//!    what the last rank spent more on than the waiting one (input, a checkpoint, a phase that the other has not, work) is the cause, in
+//!    what the last rank spent more on than the waiting one (input, own code, a checkpoint, a phase that the other has not, work) is the cause, in
 //!    proportion; more work means that it is late. So it does not matter in which order a rank starves and works.
 //! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with earlier operations;
 //!    that is packing or transfer of those.
@@ -16,22 +16,26 @@
 //! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
 //!
 //! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank that arrives late
-//! because of its own loader does not show as slow (`blame.rs`).
+//! because of its own loader does not show as slow (`blame.rs`). Whose input it is that others wait for is another question (`whose.rs`).
 
 mod blame;
 mod evidence;
+mod whose;
 
 use std::collections::BTreeMap;
 
 use crate::history::{Activity, History, Legs, Operation, Passage};
 
 pub use evidence::{Evidence, Interval};
+pub(crate) use whose::ranks_text;
 
 /// What time is lost to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// Waiting for the next batch, or for a rank that does.
     Input,
+    /// The script's own code outside of every phase, or waiting for a rank that is in it.
+    Own,
     /// Waiting for this rank, which took longer than the others for its work.
     Late(usize),
     /// Waiting for ranks in a phase of this name, in which only some of them work.
@@ -53,6 +57,7 @@ impl Cause {
     pub fn key(&self) -> &'static str {
         match self {
             Cause::Input => "input",
+            Cause::Own => "own",
             Cause::Late(_) => "late",
             Cause::Sequential(_) => "sequential",
             Cause::Checkpoint => "checkpoint",
@@ -68,6 +73,7 @@ impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Cause::Input => write!(f, "input wait"),
+            Cause::Own => write!(f, "the script's own code"),
             Cause::Late(rank) => write!(f, "rank {rank} arriving late"),
             Cause::Sequential(phase) => write!(f, "the phase “{phase}”, in which only some ranks work"),
             Cause::Checkpoint => write!(f, "checkpoints"),
@@ -101,8 +107,22 @@ pub struct Loss {
     pub cause: Cause,
     /// How much, over all ranks.
     pub ns: u64,
+    /// The ranks whose doing it is, if it is that of some and not of all.
+    pub whose: Vec<usize>,
     /// When and where.
     pub evidence: Evidence,
+}
+
+impl Loss {
+    /// To what, and whose doing that is.
+    pub fn name(&self) -> String {
+        let Loss { cause, whose, .. } = self;
+        match cause {
+            _ if whose.is_empty() => cause.to_string(),
+            Cause::Input => format!("{cause} of {}", ranks_text(whose)),
+            _ => format!("{cause} on {}", ranks_text(whose)),
+        }
+    }
 }
 
 /// Below this share of the time of all ranks a late rank is not worth a line of its own, in percent.
@@ -148,7 +168,12 @@ impl Split {
         }
         let mut losses: Vec<Loss> = by_cause
             .into_iter()
-            .map(|(cause, ns)| Loss { evidence: Evidence::of(history, &strips, &cause), cause, ns })
+            .map(|(cause, ns)| Loss {
+                whose: whose::whose(history, &cause),
+                evidence: Evidence::of(history, &strips, &cause),
+                cause,
+                ns,
+            })
             .collect();
         losses.sort_by(|a, b| b.ns.cmp(&a.ns).then_with(|| a.cause.cmp(&b.cause)));
         let overlapped_ns = (0..history.size()).map(|rank| asking.overlapped_ns(rank)).sum();
@@ -169,7 +194,7 @@ impl Split {
         let row = |name: String, key, ns| SplitRow { name, key, ns, tenths: 0 };
         let mut rows = Vec::new();
         for loss in self.losses.iter().filter(|loss| !(share_a_line && little(loss))) {
-            rows.push(row(loss.cause.to_string(), loss.cause.key(), loss.ns));
+            rows.push(row(loss.name(), loss.cause.key(), loss.ns));
         }
         if share_a_line {
             rows.push(row("ranks arriving late, each a little".to_owned(), "late", little_ns));
@@ -229,9 +254,9 @@ impl<'a> Asking<'a> {
             let mut say = |cause| pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause });
             match stretch.activity {
                 Activity::Compute => say(None),
-                Activity::Input => say(Some(Cause::Input)),
-                Activity::Checkpoint => say(Some(Cause::Checkpoint)),
-                Activity::Copy => say(Some(Cause::Packing)),
+                Activity::Input | Activity::Own | Activity::Checkpoint | Activity::Copy => {
+                    say(Some(made_by(rank, stretch.activity)));
+                }
                 Activity::NotBegun | Activity::Blocked(None) => say(Some(Cause::Other)),
                 Activity::Ended => self.outlived(rank, span, &mut pieces),
                 Activity::Blocked(Some(operation)) => self.waits(rank, operation, span, 0, &mut pieces),
@@ -352,7 +377,18 @@ impl<'a> Asking<'a> {
 
 /// Whether a rank does this by itself, and does not wait for others.
 fn own_doing(activity: Activity) -> bool {
-    matches!(activity, Activity::Compute | Activity::Input | Activity::Checkpoint | Activity::Copy)
+    matches!(activity, Activity::Compute | Activity::Own | Activity::Input | Activity::Checkpoint | Activity::Copy)
+}
+
+/// What others lose their time to while they wait for a rank that does this.
+fn made_by(rank: usize, activity: Activity) -> Cause {
+    match activity {
+        Activity::Input => Cause::Input,
+        Activity::Own => Cause::Own,
+        Activity::Checkpoint => Cause::Checkpoint,
+        Activity::Copy => Cause::Packing,
+        _ => Cause::Late(rank),
+    }
 }
 
 /// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow each

@@ -17,10 +17,12 @@ pub fn report(verdict: &Verdict) -> Value {
         .losses
         .iter()
         .map(|loss| {
-            let (rank, phase) = whose(&loss.cause);
+            let (rank, phase) = whose(&loss.cause, &loss.whose);
             json!({
                 "cause": loss.cause.key(),
+                "name": loss.name(),
                 "rank": rank,
+                "ranks": loss.whose,
                 "phase": phase,
                 "ns": loss.ns,
                 "percent": split.percent(loss.ns),
@@ -63,6 +65,9 @@ pub fn report(verdict: &Verdict) -> Value {
     })
 }
 
+/// Places of own code that are told; those of a script with many have little each.
+const PLACES: usize = 10;
+
 fn gap(gap: &Gap) -> Value {
     let until_ns = match gap.lack {
         Lack::Everything => None,
@@ -71,17 +76,19 @@ fn gap(gap: &Gap) -> Value {
     json!({ "rank": gap.rank, "recorded_until_ns": until_ns, "text": gap.to_string() })
 }
 
-fn whose(cause: &Cause) -> (Option<usize>, Option<&str>) {
-    match cause {
-        Cause::Late(rank) => (Some(*rank), None),
-        Cause::Sequential(phase) => (None, Some(phase)),
+/// The rank that a cause is about, if it is about one, and the phase.
+fn whose<'a>(cause: &'a Cause, whose: &[usize]) -> (Option<usize>, Option<&'a str>) {
+    match (cause, whose) {
+        (Cause::Late(rank), _) => (Some(*rank), None),
+        (Cause::Sequential(phase), _) => (None, Some(phase)),
+        (_, [rank]) => (Some(*rank), None),
         _ => (None, None),
     }
 }
 
 fn finding(finding: &Finding) -> Value {
     let (rank, phase) = match &finding.topic {
-        Topic::Cause(cause) => whose(cause),
+        Topic::Cause(cause) => whose(cause, &finding.whose),
         Topic::LateByTurns => (None, None),
     };
     let advice: Vec<Value> = finding
@@ -97,10 +104,14 @@ fn finding(finding: &Finding) -> Value {
             })
         })
         .collect();
+    let place = |(place, percent): (&str, f64)| json!({ "place": place, "percent": percent });
+    let places: Vec<Value> = finding.places.shares().take(PLACES).map(place).collect();
     json!({
         "cause": finding.topic.key(),
+        "title": finding.title,
         "rank": rank,
-        "phase": phase,
+        "ranks": finding.whose,
+        "phase": phase.or(finding.phase.as_deref()),
         "lost_ns": finding.lost_ns,
         "lost_percent": finding.lost_percent,
         "evidence": {
@@ -109,6 +120,8 @@ fn finding(finding: &Finding) -> Value {
             "iterations": finding.evidence.iterations,
             "intervals": finding.evidence.intervals,
             "longest": finding.evidence.longest.iter().map(interval).collect::<Vec<Value>>(),
+            "samples": finding.places.samples,
+            "places": places,
             "text": finding.sentences.join(" "),
         },
         "without": finding.without.map(|gain| saved(&gain)),

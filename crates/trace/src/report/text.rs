@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::efficiency::Scaling;
+use crate::efficiency::{Efficiencies, Scaling};
 use crate::loss::SplitRow;
 use crate::verdict::{Advice, Finding, Gain, Verdict, percent_text, time_text};
 
@@ -129,7 +129,7 @@ fn split_table(verdict: &Verdict) -> Vec<String> {
 
 fn efficiency_table(verdict: &Verdict) -> Vec<String> {
     let mut lines = vec![String::new(), "Efficiencies (POP model)".to_owned()];
-    for ((name, value), depth) in verdict.efficiencies.named().into_iter().zip([0, 1, 1, 2, 2]) {
+    for ((name, value), depth) in verdict.efficiencies.named().into_iter().zip(Efficiencies::DEPTHS) {
         let label = format!("{}{}", "  ".repeat(depth), name.replace('-', " "));
         lines.push(format!("  {label:<32} {value:.3}"));
     }
@@ -147,7 +147,7 @@ fn efficiency_table(verdict: &Verdict) -> Vec<String> {
 }
 
 fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
-    let title = format!("{number}. {} is lost to {}", percent_text(finding.lost_percent), finding.topic);
+    let title = format!("{number}. {} is lost to {}", percent_text(finding.lost_percent), finding.title);
     let mut lines = vec![String::new(), title];
     lines.extend(wrapped(&finding.sentences.join(" "), "   ", "   "));
     lines.extend(without_text(finding).map(|without| format!("   {without}")));

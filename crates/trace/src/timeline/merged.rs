@@ -2,7 +2,7 @@
 //!
 //! Each rank is a "process" of the viewer. Its threads are rows with the phases of the program; beside them lie one row for the collectives of
 //! each group and one for direct calls, because whoever drives them changes from turn to turn. An operation is a bar with its pieces inside: packing, waiting
-//! (and for whom), the steps of large ones, unpacking. Marks of iterations and epochs, stalls and troubles are instants.
+//! (and for whom), the steps of large ones, unpacking. The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls and troubles are instants.
 //!
 //! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is noted in the file.
 
@@ -11,6 +11,7 @@ use std::io::{self, Write};
 
 use crate::align::Fit;
 use crate::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
+use crate::history::{OwnCode, own_code};
 use crate::json::{Escaped, Micros};
 use crate::trace::Trace;
 
@@ -25,8 +26,8 @@ pub fn write(traces: &[Trace], fits: &[Fit], out: &mut dyn Write) -> io::Result<
     let start_ns = traces.iter().filter_map(Trace::span_ns).map(|(first, _)| first).min().unwrap_or(0);
     writeln!(out, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
     let mut page = Page { out, start_ns, first: true };
-    for trace in traces {
-        Story::new(trace, &mut page).tell()?;
+    for (trace, own_code) in traces.iter().zip(own_code(traces)) {
+        Story::new(trace, &mut page).tell(own_code)?;
     }
     writeln!(page.out, "\n], \"otherData\": {{")?;
     for (index, (trace, fit)) in traces.iter().zip(fits).enumerate() {
@@ -81,7 +82,7 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         Story { trace, page, phases: BTreeMap::new(), under_way: BTreeMap::new(), rows: BTreeMap::new() }
     }
 
-    fn tell(mut self) -> io::Result<()> {
+    fn tell(mut self, own_code: Vec<OwnCode>) -> io::Result<()> {
         let header = &self.trace.header;
         // The part of an identity that users know.
         let name = header.host.split('/').next().unwrap_or_default();
@@ -95,6 +96,11 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         ))?;
         for record in &self.trace.records {
             self.tell_one(record)?;
+        }
+        for own in own_code {
+            let row = self.thread_row(own.thread);
+            let place = own.place.map_or_else(String::new, |place| format!(" ({place})"));
+            self.bar(row, &format!("own code{place}"), own.from_ns, own.to_ns, "")?;
         }
         let last_ns = self.trace.span_ns().map_or(0, |(_, last)| last);
         // What has not ended lasts until the end of the trace.
@@ -255,6 +261,29 @@ mod tests {
     use crate::align::put_on_one_clock;
     use crate::event::Dtype;
     use crate::trace::Header;
+
+    #[test]
+    fn own_code_is_a_bar_that_says_where_it_was() {
+        let mut trace = Trace::new(Header { rank: 0, size: 1, ..Header::default() });
+        let (main, log) = (ThreadId(0), trace.names.intern("train.py:42 in log"));
+        for zero_ns in [0, 10_000] {
+            trace.push_phase(main, Phase::Forward, zero_ns, zero_ns + 2000);
+            trace.push_phase(main, Phase::Backward, zero_ns + 2000, zero_ns + 6000);
+        }
+        trace.push(9000, main, Event::Sampled { name: log, ns: 3000 });
+        trace.sort();
+        let mut traces = [trace];
+        let fits = put_on_one_clock(&mut traces);
+        let mut bytes = Vec::new();
+        write(&traces, &fits, &mut bytes).unwrap();
+        let page: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let events = page["traceEvents"].as_array().unwrap();
+        let own: Vec<_> =
+            events.iter().filter(|event| event["name"].as_str().unwrap().starts_with("own code")).collect();
+        assert_eq!(own.len(), 1, "{own:?}");
+        assert_eq!(own[0]["name"], "own code (train.py:42 in log)");
+        assert_eq!((own[0]["ts"].as_f64(), own[0]["dur"].as_f64()), (Some(6.0), Some(4.0)));
+    }
 
     fn rank(rank: u32, ahead_ns: u64) -> Trace {
         let (host, clock) = (format!("host \"{rank}\""), format!("clock {rank}"));

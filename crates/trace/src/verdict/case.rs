@@ -1,7 +1,9 @@
 //! What the rules look at: a history, its split and efficiencies, and a few figures that several of them need.
 
+use std::collections::BTreeMap;
+
 use crate::efficiency::Efficiencies;
-use crate::history::{Activity, History};
+use crate::history::{Activity, History, Places};
 use crate::loss::Split;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, Row, View};
 
@@ -42,14 +44,51 @@ impl<'a> Case<'a> {
 
     /// Time in which a rank waited for its own input.
     pub fn input_ns(&self, rank: usize) -> u64 {
-        let lane = &self.history.ranks[rank].lane;
-        lane.iter().filter(|stretch| stretch.activity == Activity::Input).map(|stretch| stretch.ns()).sum()
+        self.history.ranks[rank].spent_ns(Activity::Input)
     }
 
     /// Time in which ranks waited for copies from their devices.
     pub fn copying_ns(&self) -> u64 {
-        let lanes = self.history.ranks.iter().flat_map(|rank| &rank.lane);
-        lanes.filter(|stretch| stretch.activity == Activity::Copy).map(|stretch| stretch.ns()).sum()
+        self.history.ranks.iter().map(|rank| rank.spent_ns(Activity::Copy)).sum()
+    }
+
+    /// How long some ranks and the other ones did this, on average.
+    pub fn mean_ns(&self, ranks: &[usize], activity: Activity) -> (u64, u64) {
+        let mean = |chosen: &dyn Fn(usize) -> bool| {
+            let of_each = self.history.recorded().filter(|&rank| chosen(rank));
+            let (sum, count) = of_each
+                .fold((0, 0), |(sum, count), rank| (sum + self.history.ranks[rank].spent_ns(activity), count + 1));
+            sum / u64::max(count, 1)
+        };
+        (mean(&|rank| ranks.contains(&rank)), mean(&|rank| !ranks.contains(&rank)))
+    }
+
+    /// Where these ranks, or all if there are none, were seen in own code.
+    pub fn places(&self, ranks: &[usize]) -> Places {
+        let wanted = self.history.recorded().filter(|rank| ranks.is_empty() || ranks.contains(rank));
+        Places::of(wanted.flat_map(|rank| &self.history.ranks[rank].samples))
+    }
+
+    /// In which phases a rank works longer than the others on average, and by how much; most first. Work in no phase has no name.
+    pub fn longer_in(&self, rank: usize) -> Vec<(Option<String>, u64)> {
+        let mut others: BTreeMap<Option<&str>, u64> = BTreeMap::new();
+        for other in self.history.recorded().filter(|&other| other != rank) {
+            for (phase, ns) in self.history.ranks[other].useful_by_phase() {
+                *others.entry(phase).or_default() += ns;
+            }
+        }
+        let count = self.history.recorded_size().saturating_sub(1).max(1) as u64;
+        let mut longer: Vec<(Option<String>, u64)> = self.history.ranks[rank]
+            .useful_by_phase()
+            .into_iter()
+            .map(|(phase, ns)| {
+                let mean_ns = others.get(&phase).copied().unwrap_or(0) / count;
+                (phase.map(str::to_owned), ns.saturating_sub(mean_ns))
+            })
+            .filter(|&(_, ns)| ns > 0)
+            .collect();
+        longer.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
+        longer
     }
 
     /// The part of communication that most time is lost to. What is true of all parts is said of this one.

@@ -16,7 +16,7 @@ pub use rules::rule_names;
 pub use words::{percent_text, time_text};
 
 use crate::efficiency::{AgainstReference, Efficiencies, Scaling};
-use crate::history::{Gap, History, Window};
+use crate::history::{Gap, History, Places, Window};
 use crate::loss::{Cause, Evidence, Split};
 use crate::replay::{Change, predicted_ns};
 
@@ -67,6 +67,14 @@ pub struct Verdict {
 pub struct Finding {
     /// To what time is lost.
     pub topic: Topic,
+    /// The ranks whose doing it is, if it is that of some and not of all.
+    pub whose: Vec<usize>,
+    /// For a late rank, the phase in which it takes most of what it takes longer, if there is such a phase.
+    pub phase: Option<String>,
+    /// For the script's own code, where it was seen.
+    pub places: Places,
+    /// To what time is lost, whose doing that is, and where: the title.
+    pub title: String,
     /// How much, over all ranks.
     pub lost_ns: u64,
     /// Of the time of all ranks, in percent.
@@ -106,6 +114,7 @@ impl Topic {
         Some(match self {
             Topic::LateByTurns => Change::Balanced,
             Topic::Cause(Cause::Input) => Change::NoInputWait,
+            Topic::Cause(Cause::Own) => Change::NoOwnCode,
             Topic::Cause(Cause::Late(rank)) => Change::NotLate(*rank),
             Topic::Cause(Cause::Sequential(phase)) => Change::Shared(phase.clone()),
             Topic::Cause(Cause::Checkpoint) => Change::NoCheckpoint,
@@ -190,16 +199,8 @@ impl Verdict {
 fn findings(case: &Case<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = topics(case.split)
         .into_iter()
-        .map(|(topic, lost_ns, evidence)| Finding {
-            lost_percent: case.split.percent(lost_ns),
-            sentences: words::evidence(case.history, &evidence),
-            topic,
-            lost_ns,
-            evidence,
-            without: None,
-            advice: Vec::new(),
-        })
-        .filter(|finding| finding.lost_percent >= WORTH_A_FINDING_PERCENT)
+        .filter(|part| case.split.percent(part.lost_ns) >= WORTH_A_FINDING_PERCENT)
+        .map(|part| finding(case, part))
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.lost_ns));
     for finding in &mut findings {
@@ -209,8 +210,38 @@ fn findings(case: &Case<'_>) -> Vec<Finding> {
     findings
 }
 
+/// A loss that may become a finding.
+struct Part {
+    topic: Topic,
+    name: String,
+    whose: Vec<usize>,
+    lost_ns: u64,
+    evidence: Evidence,
+}
+
+/// A finding without what it would bring to do something about it.
+fn finding(case: &Case<'_>, part: Part) -> Finding {
+    let Part { topic, name, whose, lost_ns, evidence } = part;
+    let longer_in = if let Topic::Cause(Cause::Late(rank)) = topic { case.longer_in(rank) } else { Vec::new() };
+    let places = if topic == Topic::Cause(Cause::Own) { case.places(&whose) } else { Places::default() };
+    let phase = words::foremost(&longer_in);
+    Finding {
+        title: words::title(&name, phase.as_deref(), &places),
+        sentences: words::sentences(case, &topic, &whose, &evidence, &longer_in, &places),
+        lost_percent: case.split.percent(lost_ns),
+        topic,
+        whose,
+        phase,
+        places,
+        lost_ns,
+        evidence,
+        without: None,
+        advice: Vec::new(),
+    }
+}
+
 /// The losses of a split as topics: lateness is one rank's, if most of it is, and otherwise everybody's.
-fn topics(split: &Split) -> Vec<(Topic, u64, Evidence)> {
+fn topics(split: &Split) -> Vec<Part> {
     let late_ns = split.lost_ns("late");
     let mut by_turns: Option<(u64, Evidence)> = None;
     let mut topics = Vec::new();
@@ -220,10 +251,19 @@ fn topics(split: &Split) -> Vec<(Topic, u64, Evidence)> {
             *ns += loss.ns;
             evidence.add(&loss.evidence);
         } else {
-            topics.push((Topic::Cause(loss.cause.clone()), loss.ns, loss.evidence.clone()));
+            let (topic, whose) = (Topic::Cause(loss.cause.clone()), loss.whose.clone());
+            let (lost_ns, evidence) = (loss.ns, loss.evidence.clone());
+            topics.push(Part { topic, name: loss.name(), whose, lost_ns, evidence });
         }
     }
-    topics.extend(by_turns.map(|(ns, evidence)| (Topic::LateByTurns, ns, evidence)));
+    let topic = Topic::LateByTurns;
+    topics.extend(by_turns.map(|(lost_ns, evidence)| Part {
+        name: topic.to_string(),
+        topic,
+        whose: Vec::new(),
+        lost_ns,
+        evidence,
+    }));
     topics
 }
 

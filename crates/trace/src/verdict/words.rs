@@ -1,9 +1,9 @@
 //! Numbers and evidence in plain sentences.
 
-use super::{Finding, HEADLINE_LOSSES};
+use super::{Case, Finding, HEADLINE_LOSSES, Topic};
 use crate::efficiency::Efficiencies;
-use crate::history::History;
-use crate::loss::Evidence;
+use crate::history::{Activity, History, Places};
+use crate::loss::{Cause, Evidence, ranks_text};
 
 /// A time as people say it.
 pub fn time_text(ns: u64) -> String {
@@ -40,7 +40,7 @@ pub(super) fn headline(history: &History, efficiencies: &Efficiencies, findings:
     let lost: Vec<String> = findings
         .iter()
         .take(HEADLINE_LOSSES)
-        .map(|finding| format!("{} to {}", percent_text(finding.lost_percent), finding.topic))
+        .map(|finding| format!("{} to {}", percent_text(finding.lost_percent), finding.title))
         .collect();
     match lost.split_last() {
         None => format!("{reached}: nothing to speak of is lost"),
@@ -49,8 +49,87 @@ pub(super) fn headline(history: &History, efficiencies: &Efficiencies, findings:
     }
 }
 
-/// When and where a loss was seen.
-pub(super) fn evidence(history: &History, evidence: &Evidence) -> Vec<String> {
+/// A phase that has more than half of what a rank takes longer.
+pub(super) fn foremost(longer_in: &[(Option<String>, u64)]) -> Option<String> {
+    let whole_ns: u64 = longer_in.iter().map(|(_, ns)| ns).sum();
+    let (phase, ns) = longer_in.first()?;
+    phase.clone().filter(|_| 2 * ns > whole_ns)
+}
+
+/// To what time is lost, and where that is.
+pub(super) fn title(name: &str, phase: Option<&str>, places: &Places) -> String {
+    match (phase, places.foremost()) {
+        (Some(phase), _) => format!("{name}, in “{phase}”"),
+        (None, Some((place, share))) if share > MOST_PERCENT => format!("{name} (most of it at {place})"),
+        _ => name.to_owned(),
+    }
+}
+
+/// What is more than this share is most of it, in percent.
+const MOST_PERCENT: f64 = 50.0;
+
+/// When and where a loss was seen, and whose doing it is.
+pub(super) fn sentences(
+    case: &Case<'_>,
+    topic: &Topic,
+    whose: &[usize],
+    evidence: &Evidence,
+    longer_in: &[(Option<String>, u64)],
+    places: &Places,
+) -> Vec<String> {
+    let mut sentences = self::evidence(case.history, evidence, whose);
+    let activity = match topic {
+        Topic::Cause(Cause::Input) => Activity::Input,
+        Topic::Cause(Cause::Own) => Activity::Own,
+        _ => Activity::Checkpoint,
+    };
+    if !whose.is_empty() {
+        let (there_ns, elsewhere_ns) = case.mean_ns(whose, activity);
+        let (there, average) = if whose.len() == 1 { ("", "") } else { (" there", " on average") };
+        sentences.push(format!(
+            "It is the doing of {}: {}{there}{average}, and {} on average on the others, which lose the rest by waiting.",
+            ranks_text(whose),
+            time_text(there_ns),
+            time_text(elsewhere_ns)
+        ));
+    }
+    sentences.extend(phases_text(longer_in));
+    sentences.extend(places_text(places));
+    sentences
+}
+
+/// In which phases a late rank takes longer.
+fn phases_text(longer_in: &[(Option<String>, u64)]) -> Option<String> {
+    let whole_ns: u64 = longer_in.iter().map(|(_, ns)| ns).sum();
+    let share = |ns: u64| 100.0 * ns as f64 / whole_ns.max(1) as f64;
+    let named: Vec<String> = longer_in
+        .iter()
+        .take(PLACES_NAMED)
+        .filter(|(_, ns)| share(*ns) >= WORTH_NAMING_PERCENT)
+        .filter_map(|(phase, ns)| Some(format!("{} in “{}”", percent_text(share(*ns)), phase.as_ref()?)))
+        .collect();
+    (!named.is_empty()).then(|| format!("Of what it takes longer than the others, {} is spent.", named.join(", ")))
+}
+
+/// Where own code was seen.
+fn places_text(places: &Places) -> Option<String> {
+    let shares: Vec<String> = places
+        .shares()
+        .take(PLACES_NAMED)
+        .filter(|(_, share)| *share >= WORTH_NAMING_PERCENT)
+        .map(|(place, share)| format!("{place} ({})", percent_text(share)))
+        .collect();
+    (!shares.is_empty()).then(|| format!("Where it was in {} samples: {}.", places.samples, shares.join(", ")))
+}
+
+/// Phases and places that a sentence names.
+const PLACES_NAMED: usize = 3;
+
+/// What has less than this share is not named, in percent.
+const WORTH_NAMING_PERCENT: f64 = 5.0;
+
+/// When a loss was seen and, if it is not the doing of some, on which ranks.
+fn evidence(history: &History, evidence: &Evidence, whose: &[usize]) -> Vec<String> {
     let mut sentences = Vec::new();
     if evidence.iterations > 0 {
         sentences.push(format!(
@@ -60,7 +139,7 @@ pub(super) fn evidence(history: &History, evidence: &Evidence) -> Vec<String> {
         ));
     }
     let ranks = evidence.ranks();
-    if history.size() > 1 && !ranks.is_empty() {
+    if history.size() > 1 && !ranks.is_empty() && whose.is_empty() {
         let most = evidence.by_rank_ns[ranks[0]];
         let least = history.recorded().map(|rank| evidence.by_rank_ns[rank]).min().unwrap_or(0);
         let named: Vec<String> = ranks.iter().take(RANKS_NAMED).map(usize::to_string).collect();

@@ -28,6 +28,7 @@ fn everything() -> Trace {
     trace.threads.insert(ThreadId(1), "farandole-1".to_owned());
     let name = trace.names.intern("layer1.weight");
     let cause = trace.names.intern("rank 0 is gone");
+    let place = trace.names.intern("train.py:42 in log_metrics");
     let (group, operation, collective, dtype) = (Group::WORLD, Operation(1), Collective::Allreduce, Dtype::F32);
     let events = [
         Event::Submitted { name, group, collective, dtype, bytes: 400 },
@@ -52,6 +53,7 @@ fn everything() -> Trace {
         Event::Stalled { name, group, missing: 1, rank: 0 },
         Event::Failed { name, group },
         Event::Trouble { name: cause },
+        Event::Sampled { name: place, ns: 25_000_000 },
     ];
     for (index, event) in events.into_iter().enumerate() {
         trace.push(2000 + 10 * index as u64, ThreadId((index % 2) as u16), event);
@@ -81,6 +83,15 @@ fn traces_of_the_corpus_are_read_or_refused() {
         ("something_else", b"[{\"name\": \"process_name\"}]".to_vec()),
     ];
     replay("trace", &made, trace::check);
+}
+
+#[test]
+fn traces_that_know_no_samples_of_the_stack_are_still_read() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace/before_samples");
+    let old = Trace::read(&path).unwrap();
+    let mut new = everything();
+    new.records.retain(|record| !matches!(record.event, Event::Sampled { .. }));
+    assert_eq!((old.unknown, &old.ending, old.records), (0, &new.ending, new.records));
 }
 
 #[test]

@@ -16,7 +16,11 @@ pub(crate) fn all() -> Vec<(&'static str, History)> {
         ("perfect", perfect()),
         ("starved", starved()),
         ("one starves", one_starves()),
+        ("own code", own_code()),
+        ("own code on one rank", own_code_on_one()),
+        ("a little own code", a_little_own_code()),
         ("late", late()),
+        ("late in forward", late_in_forward()),
         ("late by turns", late_by_turns()),
         ("sequential", sequential()),
         ("unmarked evaluation", unmarked_evaluation()),
@@ -64,6 +68,46 @@ pub(crate) fn one_starves() -> History {
     iterations(4, |sketch, _| {
         (0..4).for_each(|rank| sketch.input(rank, if rank == 2 { 40 * MS } else { MS }));
         (0..4).for_each(|rank| sketch.compute(rank, 40 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+    })
+}
+
+/// 68 ms of work, 30 ms of logging, 2 ms of exchange.
+pub(crate) fn own_code() -> History {
+    iterations(4, |sketch, number| {
+        (0..4).for_each(|rank| sketch.phase(rank, "forward", PhaseKind::Training, 68 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+        let place = if number == 9 { "train.py:50 in main" } else { "train.py:42 in <log>" };
+        (0..4).for_each(|rank| sketch.own(rank, 30 * MS, Some(place)));
+    })
+}
+
+/// The same where rank 0 alone logs, at a place that nobody knows.
+pub(crate) fn own_code_on_one() -> History {
+    iterations(4, |sketch, _| {
+        (0..4).for_each(|rank| sketch.own(rank, if rank == 0 { 30 * MS } else { MS }, None));
+        (0..4).for_each(|rank| sketch.phase(rank, "forward", PhaseKind::Training, 67 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+    })
+}
+
+/// 96 ms of work, 2 ms of own code, 2 ms of exchange.
+pub(crate) fn a_little_own_code() -> History {
+    iterations(2, |sketch, _| {
+        (0..2).for_each(|rank| sketch.compute(rank, 96 * MS));
+        sketch.allreduce(1 << 20, EXCHANGE);
+        (0..2).for_each(|rank| sketch.own(rank, 2 * MS, None));
+    })
+}
+
+/// Rank 3 works 98 ms where the others work 48, 45 of them in forward and 5 in backward.
+pub(crate) fn late_in_forward() -> History {
+    iterations(4, |sketch, _| {
+        for rank in 0..4 {
+            let more = if rank == 3 { (45 * MS, 5 * MS) } else { (0, 0) };
+            sketch.phase(rank, "forward", PhaseKind::Training, 16 * MS + more.0);
+            sketch.phase(rank, "backward", PhaseKind::Training, 32 * MS + more.1);
+        }
         sketch.allreduce(1 << 20, EXCHANGE);
     })
 }
@@ -225,6 +269,7 @@ pub(crate) fn everything() -> History {
         let slow = |rank: usize| if rank == 3 { 12 * MS } else { rank as u64 * MS };
         (0..4).for_each(|rank| sketch.phase(rank, "forward", PhaseKind::Training, 15 * MS));
         (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 15 * MS + slow(rank)));
+        (0..4).for_each(|rank| sketch.own(rank, 4 * MS, Some("train.py:42 in <log>")));
         let cost = Cost { agreement_ns: MS / 2, packing_ns: MS, transfer_ns: 6 * MS, unpacking_ns: MS };
         let first = sketch.submit(CollectiveKind::Allreduce, &[256 << 10; 24], cost);
         (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 5 * MS));

@@ -14,7 +14,7 @@ pub(super) fn list(verdict: &Verdict) -> String {
 }
 
 fn finding(finding: &Finding) -> String {
-    let title = format!("{} is lost to {}", percent_text(finding.lost_percent), finding.topic);
+    let title = format!("{} is lost to {}", percent_text(finding.lost_percent), finding.title);
     let advice: String = finding.advice.iter().map(advice).collect();
     let without = without_text(finding).map_or(String::new(), |text| format!("<p>{}</p>\n", escaped(&text)));
     format!(

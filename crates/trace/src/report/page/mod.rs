@@ -13,7 +13,7 @@ mod paint;
 mod strips;
 mod style;
 
-use crate::efficiency::Scaling;
+use crate::efficiency::{Efficiencies, Scaling};
 use crate::history::History;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
 use crate::report::text::{alarm, capitalised, gaps, notes, subject};
@@ -78,7 +78,7 @@ fn efficiencies(verdict: &Verdict) -> String {
         .efficiencies
         .named()
         .into_iter()
-        .zip([0, 1, 1, 2, 2])
+        .zip(Efficiencies::DEPTHS)
         .map(|((name, value), depth)| (name.replace('-', " "), format!("{value:.3}"), depth))
         .collect();
     if let Some((scaling, against)) = &verdict.against {

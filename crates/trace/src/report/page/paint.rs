@@ -7,9 +7,10 @@ use super::markup::{Rect, escaped, picture};
 use crate::loss::Cause;
 
 /// What can be painted: the cause's word, its short name, and the pattern's drawing in a square of eight by eight.
-const PAINTS: [(&str, &str, &str); 9] = [
+const PAINTS: [(&str, &str, &str); 10] = [
     ("work", "work", ""),
     ("input", "input wait", "<path d=\"M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4\"/>"),
+    ("own", "script's own code", "<path d=\"M0,0 h4 v4 h-4 z M4,4 h4 v4 h-4 z\"/>"),
     ("late", "late rank", "<path d=\"M0,0 l8,8 M8,0 l-8,8\"/>"),
     ("sequential", "sequential phase", "<circle cx=\"4\" cy=\"4\" r=\"1.4\"/>"),
     ("checkpoint", "checkpoint", "<path d=\"M0,2 h8 M0,6 h8\"/>"),

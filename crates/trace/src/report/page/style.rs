@@ -3,10 +3,10 @@
 /// All of it. Colours follow the reader's preference; a row is one line on a wide screen and two on a narrow one.
 pub(super) const STYLE: &str = "
 :root { --page: #ffffff; --ink: #1a1d21; --soft: #5b6570; --line: #d7dce1; --box: #f4f6f8; --pattern: rgba(0,0,0,.42);
-  --work: #b9d8c9; --input: #f0a63c; --late: #e0704a; --sequential: #c58bc0; --checkpoint: #e9d64a; --agreement: #8cc8ee;
+  --work: #b9d8c9; --input: #f0a63c; --own: #b58f6b; --late: #e0704a; --sequential: #c58bc0; --checkpoint: #e9d64a; --agreement: #8cc8ee;
   --packing: #a9b4e6; --transfer: #4f93c9; --other: #c4c8cc; --gain: #1c6b43; --caution: #9a3d00; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --ink: #e8eaed; --soft: #a3adb7; --line: #363c43; --box: #1e2328;
-  --pattern: rgba(255,255,255,.5); --work: #2f5d49; --input: #a8660d; --late: #a63e1b; --sequential: #80477b; --checkpoint: #84750a;
+  --pattern: rgba(255,255,255,.5); --work: #2f5d49; --input: #a8660d; --own: #6f4f30; --late: #a63e1b; --sequential: #80477b; --checkpoint: #84750a;
   --agreement: #22688f; --packing: #4a5693; --transfer: #1f5a8c; --other: #50565c; --gain: #7fd3a5; --caution: #ffb077; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
@@ -21,7 +21,7 @@ p { margin: .3rem 0; }
 .patterns { position: absolute; }
 .patterns path, .patterns circle { stroke: var(--pattern); fill: none; stroke-width: 1; }
 .patterns circle { fill: var(--pattern); stroke: none; }
-.c-work { fill: var(--work); } .c-input { fill: var(--input); } .c-late { fill: var(--late); }
+.c-work { fill: var(--work); } .c-input { fill: var(--input); } .c-own { fill: var(--own); } .c-late { fill: var(--late); }
 .c-sequential { fill: var(--sequential); } .c-checkpoint { fill: var(--checkpoint); } .c-agreement { fill: var(--agreement); }
 .c-packing { fill: var(--packing); } .c-transfer { fill: var(--transfer); } .c-other { fill: var(--other); }
 .bars { display: grid; gap: .35rem; }
@@ -53,7 +53,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); font-weight: 400; white-space: nowrap; }
 th[scope=row], th:first-child { text-align: left; }
 th[scope=col] { color: var(--soft); }
-.depth1 { padding-left: 1.2rem; } .depth2 { padding-left: 2.4rem; }
+.depth1 { padding-left: 1.2rem; } .depth2 { padding-left: 2.4rem; } .depth3 { padding-left: 3.6rem; }
 @media (max-width: 36rem) {
   .row { grid-template-columns: 1fr auto; gap: .1rem .6rem; }
   .row .bar, .row .axis, .row .absent { grid-column: 1 / -1; grid-row: 2; }

@@ -1,12 +1,18 @@
 //! Ranks that take longer for their work than the others.
 
-use super::super::{Case, Finding, Topic, time_text};
+use super::super::{Case, Finding, Topic, percent_text, time_text};
 use super::Saying;
 use crate::loss::Cause;
 use crate::replay::Change;
 
 /// In how many of the iterations a rank is late at most for it to be something else than a slow rank.
 const RARELY: f64 = 0.2;
+
+/// Share of the run in which a main thread must have waited for a core for that to be why its rank is late.
+const WAITS_FOR_CORES: f64 = 0.1;
+
+/// How many times as long as those of the others.
+const FAR_LONGER: f64 = 2.0;
 
 fn rank(finding: &Finding) -> Option<usize> {
     if let Topic::Cause(Cause::Late(rank)) = finding.topic { Some(rank) } else { None }
@@ -25,11 +31,44 @@ pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
         case.history.recorded().filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
     let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
     let host = ranks[late].host_name();
+    if let Some(saying) = pushed_aside(case, late) {
+        return Some(saying);
+    }
+    let more = match finding.phase.as_deref() {
+        Some(phase @ "evaluation") => {
+            format!("It takes longer in “{phase}”: give every rank the same share of what is evaluated.")
+        }
+        Some(phase) => format!(
+            "It takes longer in “{phase}”: see whether it has more to do there (a larger batch, longer samples, code for this rank alone) or a \
+             slower device."
+        ),
+        None => "See whether it has more to do (a larger batch, longer samples, code for this rank alone) or a slower device."
+            .to_owned(),
+    };
     let change = format!(
-        "Rank {late} on {host} works {} where the others need {}: look for another job on its cores, a device that is slower or hot, or \
-         more data than the others have; otherwise leave that host out.",
+        "Rank {late} on {host} works {} where the others need {}. {more}",
         time_text(ranks[late].useful_ns()),
         time_text(mean_ns)
+    );
+    Some(Saying::new(change, &[&case.doctor(late)]).gaining(case.gain(&[Change::NotLate(late)])))
+}
+
+/// What is said of a late rank whose main thread had to wait for a core, and the others' did not.
+fn pushed_aside(case: &Case<'_>, late: usize) -> Option<Saying> {
+    let share = case.history.ranks[late].core_wait?;
+    let others: Option<Vec<f64>> =
+        case.history.recorded().filter(|&rank| rank != late).map(|rank| case.history.ranks[rank].core_wait).collect();
+    let others = others.filter(|others| !others.is_empty())?;
+    let mean = others.iter().sum::<f64>() / others.len() as f64;
+    if share < WAITS_FOR_CORES || share < FAR_LONGER * mean {
+        return None;
+    }
+    let change = format!(
+        "The main thread of rank {late} on {} had no core in {} of the run although it could have run, those of the others in {}: another program \
+         is on its cores. Move that elsewhere, or give the rank cores of its own.",
+        case.history.ranks[late].host_name(),
+        percent_text(100.0 * share),
+        percent_text(100.0 * mean)
     );
     Some(Saying::new(change, &[&case.doctor(late)]).gaining(case.gain(&[Change::NotLate(late)])))
 }

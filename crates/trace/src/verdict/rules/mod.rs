@@ -8,6 +8,7 @@ mod input;
 mod late;
 mod layout;
 mod nothing;
+mod own;
 mod sequential;
 mod size;
 mod wire;
@@ -46,11 +47,13 @@ impl Saying {
 }
 
 /// Every rule. A new one is a line here and a function beside its like.
-const RULES: [Rule; 20] = [
+const RULES: [Rule; 22] = [
     Rule { name: "starving-rank", about: input, say: input::starving_rank },
     Rule { name: "loader-workers", about: input, say: input::loader_workers },
     Rule { name: "preprocess-offline", about: input, say: input::preprocess_offline },
     Rule { name: "record-format", about: input, say: input::record_format },
+    Rule { name: "own-code-of-some", about: own_code, say: own::of_some },
+    Rule { name: "own-code", about: own_code, say: own::of_all },
     Rule { name: "share-phase", about: sequential, say: sequential::share },
     Rule { name: "move-phase", about: sequential, say: sequential::move_away },
     Rule { name: "thread-layout", about: between_ranks, say: layout::crowded },
@@ -109,6 +112,10 @@ pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
 
 fn input(topic: &Topic) -> bool {
     *topic == Topic::Cause(Cause::Input)
+}
+
+fn own_code(topic: &Topic) -> bool {
+    *topic == Topic::Cause(Cause::Own)
 }
 
 fn sequential(topic: &Topic) -> bool {

@@ -23,6 +23,9 @@ pub(super) fn to_gain(case: &Case<'_>, finding: &Finding) -> Saying {
         Topic::Cause(Cause::Transfer) => transfer(case),
         Topic::Cause(Cause::Other) => other(case),
         Topic::Cause(Cause::Input) => "Nothing in the recording says what would feed the ranks faster.".to_owned(),
+        Topic::Cause(Cause::Own) => {
+            "There is little to gain: every script does something between its steps, and so much is usual.".to_owned()
+        }
         Topic::Cause(Cause::Checkpoint) => "Nothing in the recording says how checkpoints could take less.".to_owned(),
         Topic::Cause(Cause::Sequential(phase)) => {
             format!("Nothing in the recording says how “{phase}” could be shared.")

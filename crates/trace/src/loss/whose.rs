@@ -1,0 +1,87 @@
+//! Whose doing a loss is: the ranks that spend far more time on it themselves than the others.
+//!
+//! A rank that waits for another's input loses its time to input like that one. So what ranks lose says nothing about who is to blame; what each
+//! spends itself does. Ranks are sorted by that, and the widest gap between two neighbours divides those who are to blame from the others, if it is
+//! wide enough and no more than half of the ranks lie above it.
+
+use super::Cause;
+use crate::history::{Activity, History};
+
+/// How many times as long the least of those who are to blame must take as the first of the others.
+const FAR_MORE: f64 = 1.5;
+
+/// Ranks that spend less than this share of what the first one does are all alike.
+const NEGLIGIBLE: f64 = 0.05;
+
+/// Ranks that are named; of more, the first.
+const RANKS_NAMED: usize = 4;
+
+/// The activity by which ranks lose time to a cause that is their own doing.
+fn activity(cause: &Cause) -> Option<Activity> {
+    match cause {
+        Cause::Input => Some(Activity::Input),
+        Cause::Own => Some(Activity::Own),
+        Cause::Checkpoint => Some(Activity::Checkpoint),
+        _ => None,
+    }
+}
+
+/// The ranks whose doing a loss is, in order; none where all are alike or nobody's doing makes it.
+pub(super) fn whose(history: &History, cause: &Cause) -> Vec<usize> {
+    let Some(activity) = activity(cause) else { return Vec::new() };
+    let mut spent: Vec<(u64, usize)> =
+        history.recorded().map(|rank| (history.ranks[rank].spent_ns(activity), rank)).collect();
+    spent.sort_by_key(|&(ns, rank)| (std::cmp::Reverse(ns), rank));
+    let least_ns = spent.first().map_or(0.0, |&(most_ns, _)| NEGLIGIBLE * most_ns as f64).max(1.0);
+    let gap = |above: usize| spent[above - 1].0 as f64 / (spent[above].0 as f64).max(least_ns);
+    let mut widest: Option<usize> = None;
+    for above in 1..=spent.len() / 2 {
+        if gap(above) >= FAR_MORE && widest.is_none_or(|known| gap(above) > gap(known)) {
+            widest = Some(above);
+        }
+    }
+    let mut ranks: Vec<usize> = spent[..widest.unwrap_or(0)].iter().map(|&(_, rank)| rank).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// Some ranks in words: "rank 3", "ranks 1 and 3".
+pub(crate) fn ranks_text(ranks: &[usize]) -> String {
+    let named: Vec<String> = ranks.iter().take(RANKS_NAMED).map(usize::to_string).collect();
+    match named.split_last() {
+        None => "no rank".to_owned(),
+        Some((only, [])) => format!("rank {only}"),
+        Some(_) if ranks.len() > RANKS_NAMED => format!("{} ranks ({}, …)", ranks.len(), named.join(", ")),
+        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Sketch;
+
+    fn blamed(input_ns: &[u64]) -> Vec<usize> {
+        let mut sketch = Sketch::new(input_ns.len());
+        input_ns.iter().enumerate().for_each(|(rank, ns)| sketch.input(rank, *ns));
+        whose(&sketch.finish(), &Cause::Input)
+    }
+
+    #[test]
+    fn those_who_spend_far_more_than_the_others_are_to_blame() {
+        assert_eq!(blamed(&[10, 400, 10, 12]), [1]);
+        assert_eq!(blamed(&[10, 400, 10, 380]), [1, 3]);
+        assert_eq!(blamed(&[400, 10, 0, 0]), [0], "what is next to nothing is alike");
+        assert_eq!(blamed(&[100, 110, 120, 100]), [0; 0]);
+        assert_eq!(blamed(&[400, 400, 400, 10]), [0; 0], "one who is better off is not the rule");
+        assert_eq!(blamed(&[500]), [0; 0], "there is nobody else");
+        assert_eq!(blamed(&[0, 0]), [0; 0]);
+    }
+
+    #[test]
+    fn ranks_are_named_as_people_do() {
+        assert_eq!(ranks_text(&[3]), "rank 3");
+        assert_eq!(ranks_text(&[1, 3, 5]), "ranks 1, 3 and 5");
+        assert_eq!(ranks_text(&[1, 3, 5, 7, 9]), "5 ranks (1, 3, 5, 7, …)");
+    }
+}
