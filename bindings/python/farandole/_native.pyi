@@ -1,7 +1,9 @@
 """The engine's door for Python front ends, written in Rust (bindings/python/src).
 
 Memory is passed as address, shape, number of the element type, and owner. It must be contiguous host memory; the owner is kept
-alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine.
+alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine. The owner
+is what the bytes belong to: of a torch tensor its storage, because a tensor outlives its bytes when it gets another
+storage.
 
 Element types: bool 0, uint8 1, int8 2, uint16 3, int16 4, uint32 5, int32 6, uint64 7, int64 8, float16 9, bfloat16 10,
 float32 11, float64 12. Operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
@@ -150,6 +152,9 @@ def reducescatter(
 ) -> Handle: ...
 def barrier(name: str, group: int) -> Handle: ...
 def join(group: int) -> Handle: ...
+def lent(address: int, len_bytes: int) -> str | None:
+    """The name of a request that has memory in this range, if one is under way or its result has not been fetched."""
+
 def wait_all(handles: Iterable[Handle]) -> list[Result]:
     """Waits until all are done; the first that went wrong raises, and the others keep their results."""
 

@@ -133,8 +133,9 @@ fn read_tensor(words: &Bound<'_, PyAny>, collective: &Collective) -> PyResult<Su
         return Err(PyTypeError::new_err(what));
     }
     let word = |index: usize| words.get_borrowed_item(index);
-    let (name, shape, owner) = (word(0)?, word(2)?, word(4)?);
-    let tensor = Tensor { address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
+    let (name, shape, owner) = (&Arc::from(word(0)?.extract::<&str>()?), word(2)?, word(4)?);
+    let tensor =
+        Tensor { name, address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
     let (shape, dtype, input) = tensor.lend()?;
-    Ok(Submission::new(request(name.extract()?, collective.clone(), dtype, shape), input))
+    Ok(Submission::new(request(name, collective.clone(), dtype, shape), input))
 }

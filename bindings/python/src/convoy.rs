@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::bundle::Bundle;
+use crate::lent::{Loan, Piece, Pieces};
 use crate::request::{element_type, len_bytes, read_group, read_op, request};
 use crate::{region, world};
 
@@ -52,7 +53,8 @@ impl Convoy {
         let members = members.into_iter().map(|(name, shape, dtype)| {
             let dtype = element_type(dtype)?;
             let len_bytes = len_bytes(&shape, dtype)?;
-            let request = Request { batch: batch.clone(), ..request(&name, collective.clone(), dtype, shape) };
+            let request =
+                Request { batch: batch.clone(), ..request(&Arc::from(name), collective.clone(), dtype, shape) };
             Ok(Member { request, len_bytes, dtype })
         });
         Ok(Convoy { group: read_group(group)?, members: members.collect::<PyResult<_>>()? })
@@ -69,11 +71,16 @@ impl Convoy {
                 owners.len()
             )));
         }
+        let pieces = self.members.iter().zip(addresses.iter()).map(|(member, address)| {
+            let name = Arc::clone(&member.request.name);
+            Ok(Piece { address: address.extract()?, len_bytes: member.len_bytes, name })
+        });
         // One hold on all owners, which every region shares.
-        let owners = Arc::new(owners.clone().unbind());
-        let submissions: Vec<Submission> = (self.members.iter().zip(addresses.iter()))
-            .map(|(member, address)| {
-                let input = region::lend(address.extract()?, member.len_bytes, member.dtype, Arc::clone(&owners))?;
+        let pieces = Pieces::Many(pieces.collect::<PyResult<_>>()?);
+        let loan = Loan::begin(owners.clone().into_any().unbind(), pieces);
+        let submissions: Vec<Submission> = (self.members.iter().zip(loan.pieces()))
+            .map(|(member, piece)| {
+                let input = region::lend_piece(piece.address, piece.len_bytes, member.dtype, Arc::clone(&loan))?;
                 Ok(Submission::new(member.request.clone(), input).in_group(self.group))
             })
             .collect::<PyResult<_>>()?;

@@ -2,8 +2,8 @@
 //!
 //! It has no idea of any framework. Tensors come as address, shape, element type and owner; what a call means, and which names
 //! Horovod has for it, is said in the Python package beside this crate. One gradient's way: `request` (arguments) → `region` (memory
-//! and what keeps it alive) → the engine → `waiting` → `handle` → `result`; many gradients at once take
-//! `bundle` instead.
+//! and what keeps it alive; `lent` knows all of it) → the engine → `waiting` → `handle` → `result`; many gradients at
+//! once take `bundle` instead.
 //!
 //! What holds everywhere: a process is at most one rank (`world`); whoever waits for anything has released the
 //! interpreter's lock; a lock of ours is never held while Python code may run. Unsafe code is in `region`, which lends memory, and
@@ -19,6 +19,7 @@ mod convoy;
 mod dlpack;
 mod errors;
 mod handle;
+mod lent;
 mod records;
 mod region;
 mod request;
@@ -41,6 +42,8 @@ mod _native {
     use crate::errors::HorovodInternalError;
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
+    #[pymodule_export]
+    use crate::lent::lent;
     #[pymodule_export]
     use crate::records::{
         mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,

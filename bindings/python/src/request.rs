@@ -21,6 +21,7 @@ const ALLREDUCE_WORDS: usize = 12;
 
 /// A tensor as Python describes it.
 pub(crate) struct Tensor<'a, 'py> {
+    pub(crate) name: &'a Arc<str>,
     pub(crate) address: usize,
     pub(crate) shape: &'a Bound<'py, PyAny>,
     pub(crate) dtype: u8,
@@ -33,7 +34,7 @@ impl Tensor<'_, '_> {
         let shape = read_shape(self.shape)?;
         let dtype = element_type(self.dtype)?;
         let len_bytes = len_bytes(&shape, dtype)?;
-        let region = region::lend(self.address, len_bytes, dtype, self.owner.clone().unbind())?;
+        let region = region::lend(self.name, self.address, len_bytes, dtype, self.owner.clone().unbind())?;
         Ok((shape, dtype, region))
     }
 }
@@ -55,11 +56,11 @@ pub(crate) fn allreduce(
     priority: i32,
     output: Option<(usize, Py<PyAny>)>,
 ) -> PyResult<Handle> {
-    let job = world::current()?;
-    let (shape, dtype, input) = Tensor { address, shape, dtype, owner }.lend()?;
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::Allreduce { op: read_op(op)?, prescale, postscale };
     let request = Request { batch: read_batch(batch), priority, ..request(name, collective, dtype, shape) };
-    let output = lend_output(output, &input)?;
+    let output = lend_output(output, name, &input)?;
     let submission = Submission { group: read_group(group)?, request, input: Some(input), output };
     submit(&job, submission, Whose::Callers)
 }
@@ -82,16 +83,17 @@ fn read_allreduce(words: &Bound<'_, PyAny>) -> PyResult<Submission> {
         return Err(PyTypeError::new_err(what));
     }
     let word = |index: usize| words.get_borrowed_item(index);
-    let (name, batch) = (word(0)?, word(9)?);
+    let (name, batch) = (&Arc::from(word(0)?.extract::<&str>()?), word(9)?);
     let (shape, owner) = (word(2)?, word(4)?);
-    let tensor = Tensor { address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
+    let tensor =
+        Tensor { name, address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
     let (shape, dtype, input) = tensor.lend()?;
     let (prescale, postscale) = (word(6)?.extract()?, word(7)?.extract()?);
     let collective = Collective::Allreduce { op: read_op(word(5)?.extract()?)?, prescale, postscale };
-    let mut request = request(name.extract()?, collective, dtype, shape);
+    let mut request = request(name, collective, dtype, shape);
     request.batch = read_batch(batch.extract()?);
     request.priority = word(10)?.extract()?;
-    let output = lend_output(word(11)?.extract()?, &input)?;
+    let output = lend_output(word(11)?.extract()?, name, &input)?;
     Ok(Submission { group: read_group(word(8)?.extract()?)?, request, input: Some(input), output })
 }
 
@@ -108,11 +110,11 @@ pub(crate) fn broadcast(
     group: i64,
     output: Option<(usize, Py<PyAny>)>,
 ) -> PyResult<Handle> {
-    let job = world::current()?;
+    let (job, name) = (world::current()?, &Arc::from(name));
     let group = read_group(group)?;
     let collective = Collective::Broadcast { root: rank_in_group(&job, group, root)? };
-    let (shape, dtype, input) = Tensor { address, shape, dtype, owner }.lend()?;
-    let output = lend_output(output, &input)?;
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let output = lend_output(output, name, &input)?;
     let request = request(name, collective, dtype, shape);
     submit(&job, Submission { group, request, input: Some(input), output }, Whose::Callers)
 }
@@ -129,8 +131,8 @@ pub(crate) fn allgather(
     group: i64,
     batch: Option<(&str, u32)>,
 ) -> PyResult<Handle> {
-    let job = world::current()?;
-    let (shape, dtype, input) = Tensor { address, shape, dtype, owner }.lend()?;
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let request = Request { batch: read_batch(batch), ..request(name, Collective::Allgather, dtype, shape) };
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
 }
@@ -147,8 +149,8 @@ pub(crate) fn alltoall(
     splits: Option<&Bound<'_, PyAny>>,
     group: i64,
 ) -> PyResult<Handle> {
-    let job = world::current()?;
-    let (shape, dtype, input) = Tensor { address, shape, dtype, owner }.lend()?;
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let splits = splits.map(|splits| read_numbers(splits, "splits")).transpose()?;
     let request = request(name, Collective::Alltoall { splits }, dtype, shape);
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
@@ -169,8 +171,8 @@ pub(crate) fn reducescatter(
     group: i64,
     batch: Option<(&str, u32)>,
 ) -> PyResult<Handle> {
-    let job = world::current()?;
-    let (shape, dtype, input) = Tensor { address, shape, dtype, owner }.lend()?;
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::ReduceScatter { op: read_op(op)?, prescale, postscale };
     let request = Request { batch: read_batch(batch), ..request(name, collective, dtype, shape) };
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
@@ -190,7 +192,7 @@ pub(crate) fn join(group: i64) -> PyResult<Handle> {
 
 fn without_memory(name: &str, collective: Collective, group: i64) -> PyResult<Handle> {
     let job = world::current()?;
-    let request = request(name, collective, Dtype::U8, Vec::new());
+    let request = request(&Arc::from(name), collective, Dtype::U8, Vec::new());
     submit(&job, Submission::without_memory(request).in_group(read_group(group)?), Whose::Callers)
 }
 
@@ -201,13 +203,13 @@ fn submit(job: &Arc<Job>, submission: Submission, whose: Whose) -> PyResult<Hand
     }
 }
 
-pub(crate) fn request(name: &str, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
-    Request { name: name.into(), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 }
+pub(crate) fn request(name: &Arc<str>, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
+    Request { name: Arc::clone(name), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 }
 }
 
 /// The place of its own that the caller has for the result: as large as the input.
-fn lend_output(output: Option<(usize, Py<PyAny>)>, input: &Region) -> PyResult<Option<Region>> {
-    output.map(|(address, owner)| region::lend(address, input.len_bytes(), input.dtype(), owner)).transpose()
+fn lend_output(output: Option<(usize, Py<PyAny>)>, name: &Arc<str>, input: &Region) -> PyResult<Option<Region>> {
+    output.map(|(address, owner)| region::lend(name, address, input.len_bytes(), input.dtype(), owner)).transpose()
 }
 
 fn read_batch(batch: Option<(&str, u32)>) -> Option<Batch> {

@@ -5,12 +5,17 @@
 //! such a thread has released the interpreter's lock first. `JOB` is held for a look at the pointer, by threads that hold
 //! the interpreter's lock: so no thread can hold it while another one forks, and a child can always ask.
 //!
+//! **Threads that end the job at once, or change its process sets meanwhile.** The thread that ends it holds `LIFE` and
+//! waits until nobody has the [`Job`] any more. So nobody waits for `LIFE` with the job in hand: they keep a [`Weak`]
+//! and look again when they have the lock. Then the job may be over: a second `shutdown` has nothing left to do, and a
+//! process set cannot be added any more.
+//!
 //! **Forked children** (data loaders mostly) inherit all this without the engine's threads, and the sockets are their parent's. They may ask
 //! for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a child that ends
 //! like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use farandole::{EngineError, Protection, Rank, Setup, World};
@@ -36,6 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const COME_BACK: Duration = Duration::from_secs(1);
 
 static LIFE: Mutex<()> = Mutex::new(());
+
+/// Whether the thread that holds `LIFE` adds or removes a process set, and so may wait for other ranks for ever. Set
+/// and cleared by that thread; read by threads that shut down and have waited for it.
+static CHANGES_SETS: AtomicBool = AtomicBool::new(false);
+
 static JOB: Mutex<Option<Arc<Job>>> = Mutex::new(None);
 
 /// Whether the interpreter has been told to shut down the job when it ends. Set by the first thread that initialises.
@@ -53,10 +63,28 @@ pub(crate) fn current() -> PyResult<Arc<Job>> {
     peek().ok_or_else(errors::not_initialized)
 }
 
-/// As [`current`], for changes of membership.
-fn current_to_change() -> PyResult<Arc<Job>> {
+/// Changes the process sets of the job, while no other thread does or ends it.
+fn change_sets<T: Send>(
+    py: Python<'_>,
+    doing: &str,
+    change: impl FnOnce(&World) -> Result<T, EngineError> + Send,
+) -> PyResult<T> {
     let job = current()?;
-    if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(job) }
+    if job.world.engine().is_forked() {
+        return Err(errors::forked());
+    }
+    check_dynamic(&job, doing)?;
+    let weak = Arc::downgrade(&job);
+    drop(job);
+    py.detach(move || {
+        let _life = lock_life();
+        // Another thread may have ended it.
+        let job = weak.upgrade().ok_or_else(|| errors::of_engine(EngineError::ShutDown))?;
+        CHANGES_SETS.store(true, Ordering::Relaxed);
+        let changed = change(&job.world);
+        CHANGES_SETS.store(false, Ordering::Relaxed);
+        changed.map_err(|error| errors::raised(job.world.report(error)))
+    })
 }
 
 /// As [`current`], for whoever can do without.
@@ -112,8 +140,9 @@ pub(crate) fn shutdown(py: Python<'_>) {
         if let Some(stop_sampler) = stop_sampler {
             stop_sampler(COME_BACK);
         }
-        let _life = lock_life_or_end_it(&job);
+        let weak = Arc::downgrade(&job);
         drop(job);
+        let _life = lock_life_or_end_it(&weak);
         if let Some(job) = Python::attach(|_| lock_job().take()) {
             end(job);
         }
@@ -218,26 +247,15 @@ pub(crate) fn is_homogeneous() -> PyResult<bool> {
 /// Makes a process set of these ranks of the world. All ranks call this.
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
-    let job = current_to_change()?;
-    check_dynamic(&job, "adding")?;
     let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
-    py.detach(move || {
-        let _life = lock_life();
-        let added = job.world.engine().add_group(&ranks);
-        added.map(|group| group.0).map_err(|error| errors::raised(job.world.report(error)))
-    })
+    change_sets(py, "adding", move |world| world.engine().add_group(&ranks).map(|group| group.0))
 }
 
 /// Ends a process set. All ranks call this.
 #[pyfunction]
 pub(crate) fn remove_process_set(py: Python<'_>, process_set_id: i64) -> PyResult<()> {
-    let job = current_to_change()?;
-    check_dynamic(&job, "removing")?;
     let group = read_group(process_set_id)?;
-    py.detach(move || {
-        let _life = lock_life();
-        job.world.engine().remove_group(group).map_err(|error| errors::raised(job.world.report(error)))
-    })
+    change_sets(py, "removing", move |world| world.engine().remove_group(group))
 }
 
 /// World ranks of every process set, by its number; zero is the world.
@@ -269,18 +287,24 @@ fn lock_life() -> MutexGuard<'static, ()> {
     LIFE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread that adds a process set waits for other ranks, which may never come. It must not keep the process from ending.
-fn lock_life_or_end_it(job: &Job) -> MutexGuard<'static, ()> {
+/// A thread that adds a process set waits for other ranks, which may never come. It must not keep the process from
+/// ending. A thread that shuts down, too, or initialises, comes to an end by itself and is waited for.
+fn lock_life_or_end_it(job: &Weak<Job>) -> MutexGuard<'static, ()> {
     let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
+    loop {
         match LIFE.try_lock() {
             Ok(life) => return life,
             Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
         }
+        if Instant::now() >= deadline && CHANGES_SETS.load(Ordering::Relaxed) {
+            break;
+        }
     }
-    let what = "this rank was shut down while one of its threads was still adding or removing a process set";
-    job.world.engine().alarm().ring(Some(Rank::from(job.world.rank())), what.to_owned());
+    if let Some(job) = job.upgrade() {
+        let what = "this rank was shut down while one of its threads was still adding or removing a process set";
+        job.world.engine().alarm().ring(Some(Rank::from(job.world.rank())), what.to_owned());
+    }
     lock_life()
 }
 

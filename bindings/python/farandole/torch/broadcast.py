@@ -47,8 +47,9 @@ def broadcast_async_(
     """As `broadcast_async`, in place: `synchronize` returns the tensor itself, which then holds the root's data."""
     group = group_for(process_set, "Broadcast")
     loan = staging.lend_to_write(tensor)
-    work = _ask(handles.name_of("broadcast", name, group), loan, None, root_rank, group)
-    return handles.put(work, lambda _results: loan.give_back())
+    full_name = handles.name_of("broadcast", name, group)
+    work = _ask(full_name, loan, None, root_rank, group)
+    return handles.put(work, lambda _results: loan.give_back(full_name))
 
 
 def broadcast_(

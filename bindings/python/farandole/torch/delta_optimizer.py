@@ -11,6 +11,9 @@ Deltas exist only after the user's step, so nothing travels during backward and 
 `step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script calls backward before `step`,
 and needs no help.
 
+With groups of the user's, the deltas of a group are handed in together and none is combined before all are there on all
+ranks. Each is combined by itself nevertheless: the result is the same with groups and without.
+
 Not here: the combination itself, which the engine does.
 """
 
@@ -23,7 +26,8 @@ from typing import Any
 import torch
 
 from farandole.torch import phases
-from farandole.torch.mpi_ops import allreduce_async_, synchronize
+from farandole.torch.grouping import Groups, check_groups, named_groups
+from farandole.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 from farandole.torch.outbox import Terms
 from farandole.torch.parameter_names import name_parameters, numbered
 
@@ -34,10 +38,12 @@ class DeltaOptimizer:
     param_groups: list[dict[str, Any]]
 
     def _begin(
-        self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, terms: Terms, passes: int
+        self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, terms: Terms, passes: int, groups: Groups
     ) -> None:
         """Takes the place of a constructor: the optimizer exists already."""
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
+        check_groups(groups)
+        self._groups = groups
         self._terms = terms
         self._starts: dict[torch.Tensor, torch.Tensor] = {}
         self.backward_passes_per_step = passes
@@ -98,11 +104,23 @@ class DeltaOptimizer:
     def _combine(self, named: list[tuple[torch.Tensor, str]]) -> None:
         """Replaces every parameter by its start and the combination of all ranks' deltas."""
         terms = self._terms
+        by_name = {name: parameter for parameter, name in named}
+        together = [[name] for name in by_name]
+        if self._groups is not None:
+            together = named_groups(self._groups, self._parameter_names, list(by_name))
         travelling = []
-        for parameter, name in named:
-            delta, context = terms.compression.compress(parameter - self._starts[parameter])
-            handle = allreduce_async_(delta.contiguous(), name=name, op=terms.op, process_set=terms.process_set)
-            travelling.append((parameter, handle, context))
-        for parameter, handle, context in travelling:
-            delta = terms.compression.decompress(synchronize(handle), context)
-            torch.add(self._starts[parameter], delta, out=parameter)
+        for names in together:
+            pairs = [terms.compression.compress(by_name[name] - self._starts[by_name[name]]) for name in names]
+            deltas = [delta.contiguous() for delta, _ in pairs]
+            if self._groups is None:
+                handle = allreduce_async_(deltas[0], name=names[0], op=terms.op, process_set=terms.process_set)
+            else:
+                key = "group." + names[0]
+                handle = grouped_allreduce_async_(deltas, name=key, op=terms.op, process_set=terms.process_set)
+            travelling.append((names, handle, [context for _, context in pairs]))
+        for names, handle, contexts in travelling:
+            combined = synchronize(handle)
+            deltas = [combined] if self._groups is None else combined
+            for name, delta, context in zip(names, deltas, contexts, strict=True):
+                parameter = by_name[name]
+                torch.add(self._starts[parameter], terms.compression.decompress(delta, context), out=parameter)

@@ -4,10 +4,13 @@ Owns `Gradient`, the record that the optimizer keeps of each parameter, and the 
 
 - *as it is*: dense, on the CPU, laid out like its parameter. It is reduced where it lies, without a copy. Nearly all are.
 - *packed*: compressed, laid out in another way, or sparse and to be made dense. A tensor of its own travels.
-- *by an operation*: sparse (two allgathers), or on a device. The public operations know how.
+- *staged*: on a device. A copy in host memory travels (`staging`), together with those that are ready with it.
+- *by an operation*: sparse (two allgathers).
 
-Invariant: from sending to arrival a gradient belongs to the engine. Whoever replaces or changes it meanwhile is told so at
-arrival, by identity and by torch's version counter, because the result would be garbage without any other sign.
+Invariant: from sending to arrival a gradient belongs to the engine, which holds its storage. Whoever replaces or
+changes it meanwhile is told so at arrival, because the result would be garbage without any other sign: by identity
+(`p.grad = other`), by its address (`p.grad.data = other`, `module.half()`) and by torch's version counter
+(`p.grad.mul_(2)`).
 
 Not here: when gradients are sent and in what company (`outbox`).
 """
@@ -15,11 +18,11 @@ Not here: when gradients are sent and in what company (`outbox`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from farandole.torch import mpi_ops
+from farandole.torch import mpi_ops, staging
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.staging import DTYPE_CODES
 
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
 class Gradient:
     """What is known of one parameter's gradient.
 
-    `sent` is what `parameter.grad` was when it was complete, and `None` while it is the user's. `arrive`, if any, turns what came
-    back into the gradient. `place` is its place in its convoy.
+    `sent` is what `parameter.grad` was when it was complete, and `None` while it is the user's. `address` and `version`
+    are where it lay then, or `None` where that cannot be said (sparse), and how often it had been changed. `arrive`, if
+    any, turns what came back into the gradient. `place` is its place in its convoy.
     """
 
     __slots__ = (
+        "address",
         "arrive",
         "code",
         "convoy",
@@ -60,6 +65,7 @@ class Gradient:
         self.convoy: Convoy | None = None
         self.place = 0
         self.sent: torch.Tensor | None = None
+        self.address: int | None = None
         self.version = 0
         self.arrive: Callable[[], None] | None = None
         self.sparse_dims = 0
@@ -93,16 +99,24 @@ class Gradient:
 
     def travels_as_it_is(self, grad: torch.Tensor) -> bool:
         """Whether this gradient can be reduced where it lies. Asked for every gradient of every iteration."""
-        if grad.is_sparse or not grad.is_cpu or grad.requires_grad:
+        if not grad.is_cpu or grad.requires_grad:
             return False
         if grad.dtype is not self.dtype or grad.numel() != self.numel:
             self.describe()
         if self.permuted or not grad.is_contiguous():
-            return self.permuted and grad.stride() == self.parameter.stride()
+            # Sparse tensors are never contiguous, so they need not be asked for before.
+            return self.permuted and grad.layout is torch.strided and grad.stride() == self.parameter.stride()
         return self.code is not None
 
+    def note_sent(self, grad: torch.Tensor) -> None:
+        """This is what leaves, as it is now."""
+        self.sent = grad
+        self.address = grad.data_ptr() if grad.layout is torch.strided else None
+        self.version = grad._version
+
     def pack(self, grad: torch.Tensor, terms: Terms) -> torch.Tensor | None:
-        """The contiguous tensor that travels for this gradient, or `None` if an operation has been started for it."""
+        """The tensor that travels for this gradient: contiguous, or on a device. `None` if an operation has been
+        started for it."""
         if grad.is_sparse:
             self.sparse_dims = grad.sparse_dim()
             if not terms.sparse_as_dense:
@@ -113,33 +127,35 @@ class Gradient:
             # Sums and averages of complex numbers are those of their parts.
             grad = torch.view_as_real(grad)
         compressed, context = terms.compression.compress(grad)
-        if not compressed.is_cpu:
-            self._send_from_device(compressed, context, terms)
-            return None
-        memory = compressed.detach().contiguous()
+        memory = compressed.detach() if staging.is_on_device(compressed) else compressed.detach().contiguous()
         self.arrive = lambda: self._put_back(memory, context, terms)
         return memory
+
+    def stage(self, loan: staging.Loan) -> None:
+        """What travels for it lies on a device and was lent. The copy that comes back goes there first."""
+        put_back = self.arrive
+        assert put_back is not None, "invariant: what is on a device was packed"
+
+        def arrive() -> None:
+            loan.give_back(self.name)
+            put_back()
+
+        self.arrive = arrive
 
     def _send_sparse(self, grad: torch.Tensor, terms: Terms) -> None:
         handle = mpi_ops.sparse_allreduce_async(
             grad, name=self.name.removeprefix("allreduce."), op=terms.op, process_set=terms.process_set
         )
 
+        address = grad._values().data_ptr()
+
         def arrive() -> None:
-            self.parameter.grad = handle()
+            reduced = handle()
+            if grad._values().data_ptr() != address:
+                self._complain_of_other_memory()
+            self.parameter.grad = reduced
 
         self.arrive = arrive
-
-    def _send_from_device(self, compressed: torch.Tensor, context: Any, terms: Terms) -> None:
-        handle = mpi_ops.allreduce_async_(
-            compressed,
-            name=self.name.removeprefix("allreduce."),
-            op=terms.op,
-            prescale_factor=terms.prescale,
-            postscale_factor=terms.postscale,
-            process_set=terms.process_set,
-        )
-        self.arrive = lambda: self._put_back(mpi_ops.synchronize(handle), context, terms)
 
     def _put_back(self, reduced: torch.Tensor, context: Any, terms: Terms) -> None:
         """Turns what came back into the gradient: in its own memory, if it is dense."""
@@ -161,10 +177,19 @@ class Gradient:
                 f"The gradient of parameter {self.name!r} was replaced while it was being reduced. Call optimizer.synchronize() or "
                 "optimizer.step() after loss.backward(), before anything else touches the gradients."
             )
+        if self.sent is not None and self.address is not None and self.sent.data_ptr() != self.address:
+            self._complain_of_other_memory()
         raise AssertionError(
             f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is neither. Call "
             "optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
             "optimizer.step() within optimizer.skip_synchronize()."
+        )
+
+    def _complain_of_other_memory(self) -> NoReturn:
+        raise AssertionError(
+            f"The memory of the gradient of parameter {self.name!r} was replaced while it was being reduced (`.data = ...`, "
+            "set_(), or a conversion such as Module.half() or Module.to()), so what is there now is not reduced. Call "
+            "optimizer.synchronize() after loss.backward(), before anything else touches the gradients."
         )
 
     def finish(self) -> None:

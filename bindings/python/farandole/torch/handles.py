@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from farandole import _native, basics
-from farandole.torch import staging
+from farandole.torch import guard, staging
 
 __all__ = ["count_anew", "name_of", "poll", "put", "synchronize"]
 
@@ -51,6 +51,9 @@ def _reset() -> None:
 
 
 basics.on_reset(_reset)
+basics.on_reset(guard.keep_lent_memory_in_place)
+if _native.is_initialized():
+    guard.keep_lent_memory_in_place()
 
 
 def name_of(kind: str, name: Optional[str], group: int) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,12 +33,11 @@ from farandole.torch import grad_scaler, phases
 from farandole.torch.compression import Compression
 from farandole.torch.delta_optimizer import DeltaOptimizer
 from farandole.torch.functions import broadcast_object
+from farandole.torch.grouping import Groups, check_groups, named_groups
 from farandole.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rocm_built, size
 from farandole.torch.outbox import Outbox, Terms
 from farandole.torch.parameter_names import name_parameters, numbered
 from farandole.torch.wrapping import as_subclass
-
-Groups = int | list[list[torch.Tensor]] | None
 
 
 class _DistributedOptimizer:
@@ -109,16 +108,8 @@ class _DistributedOptimizer:
                 "groups need the same parameters on all ranks; these are not everywhere: "
                 + ", ".join(sorted(set(order) ^ set(by_name)))
             )
-        if isinstance(groups, list):
-            listed = [[self._parameter_names.get(parameter) for parameter in group] for group in groups]
-            named = [[name for name in names if name in by_name] for names in listed]
-            inside = {name for names in named for name in names}
-            named += [[name] for name in order if name not in inside]
-        else:
-            named = split_evenly(order, groups or 1)
-        for names in named:
-            if names:
-                self._outbox.group([by_name[name] for name in names], key="group." + names[0])
+        for names in named_groups(groups, self._parameter_names, order):
+            self._outbox.group([by_name[name] for name in names], key="group." + names[0])
 
     # What scripts call
 
@@ -245,28 +236,6 @@ class _DistributedOptimizer:
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
 
-def check_groups(groups: Groups) -> None:
-    """Refuses what is no grouping."""
-    if groups is None or (isinstance(groups, int) and groups > 0):
-        return
-    if not isinstance(groups, list):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    seen = set()
-    for parameter in (parameter for group in groups for parameter in group):
-        if not isinstance(parameter, torch.Tensor):
-            raise ValueError("groups must consist of torch.Tensor.")
-        if id(parameter) in seen:
-            raise ValueError("A parameter can only appear once in groups.")
-        seen.add(id(parameter))
-
-
-def split_evenly(items: Sequence[str], parts: int) -> list[list[str]]:
-    """Cuts a list into so many parts, as equal as can be; the first ones have one more."""
-    quotient, remainder = divmod(len(items), parts)
-    ends = [(part + 1) * quotient + min(part + 1, remainder) for part in range(parts)]
-    return [list(items[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-
-
 def DistributedOptimizer(  # noqa: N802 -- the name that scripts use
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -295,7 +264,9 @@ def DistributedOptimizer(  # noqa: N802 -- the name that scripts use
         gradient_predivide_factor: with `Average`, divide by this before adding and multiply by it afterwards.
         num_groups: the old name of an integer in `groups`.
         groups: reduce gradients in groups that are complete before they leave: how many, or lists of parameters; those in no
-            list are on their own.
+            list are on their own. With `Adasum`, the steps of a group's parameters are combined together. Sparse
+            gradients cannot be in a group unless `sparse_as_dense` is set; they are reduced on their own, with a
+            warning.
         sparse_as_dense: reduce sparse gradients as dense ones, and make them sparse again.
         process_set: reduce over these ranks only. Other ranks step on their own.
     """
@@ -323,7 +294,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that scripts use
     )
     if op == Adasum and size() > 1:
         delta = as_subclass(optimizer, DeltaOptimizer, __name__)
-        delta._begin(named_parameters, terms, backward_passes_per_step)
+        delta._begin(named_parameters, terms, backward_passes_per_step, groups)
         return delta
     wrapped = as_subclass(optimizer, _DistributedOptimizer, __name__)
     wrapped._begin(named_parameters, terms, backward_passes_per_step, groups)

@@ -12,7 +12,11 @@ delivery, as it is or as zeros. *A gradient that does not come* (an unused param
 leaves its convoy at delivery and travels alone from then on, so that it holds nobody up twice. When many travel alone, the order is
 learned again, at ever longer intervals, so that a graph which never settles does not cause learning for ever.
 
-With groups of the user's, convoys are these groups instead, and all members are reduced together.
+With groups of the user's, convoys are these groups instead, and all members are reduced together. That a sparse
+gradient cannot be, because it is gathered and not reduced; it leaves its group, with a warning when that is found out.
+
+Gradients on a device leave in convoys, too: the copies to the host that leave together are waited for together and
+handed in with one call.
 
 Hooks run in the threads of autograd, delivery in the thread that calls the optimizer; autograd returns from backward after its last
 hook, and all of it happens under the interpreter's lock. So nothing here is locked.
@@ -22,14 +26,16 @@ Not here: what a gradient looks like on its way (`gradients`), and when results 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from farandole import _native
 from farandole.process_sets import ProcessSet, group_for
+from farandole.torch import staging
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.staging import DTYPE_CODES
@@ -47,6 +53,10 @@ LONGEST_LEARNING_INTERVAL = 1024
 
 #: So many gradients must have travelled alone for the order to be worth learning again.
 RELEARN_FROM = 8
+
+
+Staged: TypeAlias = tuple[Gradient, staging.Loan, tuple[int, ...]]
+"""A gradient, what is lent for it, and in which shape it travels."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,12 @@ class Terms:
 class Convoy:
     """Gradients that leave together, once all have come.
 
-    `missing` counts those that have not; `addresses` is where those lie that have. `unusual` says that one of them cannot travel as it is;
-    then all are sent one by one. `key` names a group of the user's.
+    `missing` counts those that have not; `addresses` is where those lie that have, and `owners` are their storages.
+    `unusual` says that one of them cannot travel as it is; then all are sent one by one. `key` names a group of the
+    user's.
     """
 
-    __slots__ = ("addresses", "group", "key", "members", "missing", "native", "unusual")
+    __slots__ = ("addresses", "group", "key", "members", "missing", "native", "owners", "unusual")
 
     def __init__(self, members: Sequence[Gradient], key: str | None = None) -> None:
         self.members = list(members)
@@ -86,6 +97,7 @@ class Convoy:
         self.missing = len(self.members)
         self.unusual = False
         self.addresses = [0] * self.missing
+        self.owners: list[torch.UntypedStorage | None] = [None] * self.missing
 
     def let_go(self, gradients: Sequence[Gradient]) -> None:
         """Goes on without these."""
@@ -123,8 +135,9 @@ class Outbox:
         self._hooks: list[Any] = []
         self._convoys: list[Convoy] = []
         self._departed: list[Gradient] = []
-        self._bundles: list[_native.Bundle] = []
+        self._bundles: list[_native.Bundle | staging.AnyWork] = []
         self._grouped = False
+        self._warned_of_sparse = False
         self._alone = 0
         self._deliveries_until_learning = 0
         self._learning_interval = 1
@@ -188,7 +201,10 @@ class Outbox:
                 return
             grad: Any = parameter.grad  # A tensor: its hook runs.
             if plain and gradient.travels_as_it_is(grad):
-                convoy.addresses[gradient.place] = grad.data_ptr()
+                place = gradient.place
+                # The bytes belong to the storage: the tensor may get another one before they are reduced.
+                convoy.owners[place] = grad.untyped_storage()
+                gradient.address = convoy.addresses[place] = grad.data_ptr()
                 gradient.sent = grad
                 gradient.version = grad._version
             else:
@@ -205,8 +221,7 @@ class Outbox:
             self._send(convoy.members, convoy.key)
         else:
             self.delivered = False
-            owners = tuple([gradient.sent for gradient in convoy.members])
-            self._bundles.append(convoy.prepare(self.terms).send(convoy.addresses, owners))
+            self._bundles.append(convoy.prepare(self.terms).send(convoy.addresses, tuple(convoy.owners)))
             self._departed += convoy.members
         convoy.restart()
 
@@ -215,27 +230,76 @@ class Outbox:
         self.delivered = False
         terms = self.terms
         plain = terms.compression is NoneCompressor
-        tensors: list[tuple[str, int, tuple[int, ...], int, torch.Tensor]] = []
+        travelling: list[tuple[Gradient, torch.Tensor, tuple[int, ...]]] = []
+        staged: list[tuple[Gradient, torch.Tensor]] = []
         for gradient in gradients:
             grad = gradient.parameter.grad
             if grad is None:
                 grad = gradient.provide()
             if grad.requires_grad:
                 refuse_a_graph(gradient)
-            gradient.sent = grad
-            gradient.version = grad._version
+            gradient.note_sent(grad)
             self._departed.append(gradient)
-            memory, shape, code = grad, gradient.shape, gradient.code
-            if not (plain and gradient.travels_as_it_is(grad)):
-                packed = gradient.pack(grad, terms)
-                if packed is None:
-                    continue
-                memory, shape, code = packed, tuple(packed.shape), DTYPE_CODES[packed.dtype]
-            tensors.append((gradient.name, memory.data_ptr(), shape, cast(int, code), memory))
-        if tensors:
+            if plain and gradient.travels_as_it_is(grad):
+                travelling.append((gradient, grad, gradient.shape))
+                continue
+            packed = gradient.pack(grad, terms)
+            if packed is None:
+                if key is not None:
+                    self._warn_of_sparse(gradient)
+            elif staging.is_on_device(packed):
+                staged.append((gradient, packed))
+            else:
+                travelling.append((gradient, packed, tuple(packed.shape)))
+        if staged:
+            if key is not None:
+                # The group is handed in with one call, so the others wait for the device, too.
+                loans = self._stage(staged)
+                loans += [(gradient, staging.Loan(memory, memory), shape) for gradient, memory, shape in travelling]
+                self._hand_in_staged(loans, key)
+                return
+            self._hand_in_staged(self._stage(staged), None)
+        if travelling:
+            tensors = [
+                (gradient.name, memory.data_ptr(), shape, DTYPE_CODES[memory.dtype], memory.untyped_storage())
+                for gradient, memory, shape in travelling
+            ]
             self._bundles.append(
                 _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, terms.group(), key)
             )
+
+    def _stage(self, staged: Sequence[tuple[Gradient, torch.Tensor]]) -> list[Staged]:
+        """Begins to copy what lies on a device."""
+        loans = staging.lend_together([memory for _, memory in staged])
+        for (gradient, _), loan in zip(staged, loans, strict=True):
+            gradient.stage(loan)
+        return [(gradient, loan, tuple(loan.host.shape)) for (gradient, _), loan in zip(staged, loans, strict=True)]
+
+    def _hand_in_staged(self, staged: Sequence[Staged], key: str | None) -> None:
+        """Has the engine asked, with one call, as soon as all copies are there."""
+        terms, group = self.terms, self.terms.group()
+        tensors = []
+        for gradient, loan, shape in staged:
+            address, _, code, owner = loan.words()
+            tensors.append((gradient.name, address, shape, code, owner))
+        self._bundles.append(
+            staging.submit_bundle(
+                [loan for _, loan, _ in staged],
+                lambda: _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, group, key),
+            )
+        )
+
+    def _warn_of_sparse(self, gradient: Gradient) -> None:
+        """Says once that a group does not hold for this gradient."""
+        if self._warned_of_sparse:
+            return
+        self._warned_of_sparse = True
+        warnings.warn(
+            f"groups: the gradient of {gradient.name.removeprefix('allreduce.')!r} is sparse. Sparse gradients are "
+            "gathered one by one, so it is not reduced together with its group; the other members are. Pass "
+            "sparse_as_dense=True to have it reduced with its group.",
+            stacklevel=2,
+        )
 
     # Delivery
 
@@ -254,8 +318,12 @@ class Outbox:
                 bundle.wait()
             passes = self.passes
             for gradient in self._departed:
-                grad = gradient.sent
-                if gradient.parameter.grad is not grad or grad._version != gradient.version:  # type: ignore[union-attr]
+                grad, address = gradient.sent, gradient.address
+                if (
+                    gradient.parameter.grad is not grad
+                    or grad._version != gradient.version  # type: ignore[union-attr]
+                    or (address is not None and grad.data_ptr() != address)  # type: ignore[union-attr]
+                ):
                     gradient.complain()
                 if gradient.arrive is not None or gradient.frozen:
                     gradient.finish()

@@ -59,6 +59,7 @@ def _submit(
     prescale_factor: float,
     postscale_factor: float,
     group: int,
+    priority: int,
 ) -> tuple[staging.AnyWork, list[staging.Loan], list[Optional[torch.Tensor]]]:
     """Asks for the reduction of tensors, which are members of one batch if there are several."""
     loans: list[staging.Loan] = []
@@ -70,15 +71,20 @@ def _submit(
     factors = (int(op), float(prescale_factor), float(postscale_factor))
     requests = []
     for index, (loan, output) in enumerate(zip(loans, outputs)):
-        name = base_name if batch is None else f"{base_name}_{index + 1}of{len(tensors)}"
+        name = base_name if batch is None else _member_name(base_name, index, len(tensors))
         destination = None if output is None else (output.data_ptr(), output)
-        requests.append((name, *loan.words(), *factors, group, batch, 0, destination))
+        requests.append((name, *loan.words(), *factors, group, batch, priority, destination))
     return staging.submit(loans, lambda: _native.allreduce_many(requests)), loans, outputs
 
 
-def _output(loan: staging.Loan, output: Optional[torch.Tensor], in_place: bool) -> torch.Tensor:
+def _member_name(base_name: str, index: int, count: int) -> str:
+    """What a member of a group is called among the ranks."""
+    return f"{base_name}_{index + 1}of{count}"
+
+
+def _output(name: str, loan: staging.Loan, output: Optional[torch.Tensor], in_place: bool) -> torch.Tensor:
     if in_place:
-        return loan.give_back()
+        return loan.give_back(name)
     return loan.result() if output is None else output
 
 
@@ -91,12 +97,15 @@ def _start(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    priority: int,
 ) -> int:
     op = handle_average_backwards_compatibility(op, average)
     group = group_for(process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
-    work, [loan], [output] = _submit([tensor], in_place, full_name, None, op, prescale_factor, postscale_factor, group)
-    return handles.put(work, lambda _results: _output(loan, output, in_place))
+    work, [loan], [output] = _submit(
+        [tensor], in_place, full_name, None, op, prescale_factor, postscale_factor, group, priority
+    )
+    return handles.put(work, lambda _results: _output(full_name, loan, output, in_place))
 
 
 def _start_group(
@@ -108,25 +117,41 @@ def _start_group(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    priority: int,
 ) -> int:
     op = handle_average_backwards_compatibility(op, average)
     group = group_for(process_set, "Allreduce")
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
-    if in_place and all(map(staging.is_plain, tensors)):
+    if in_place and priority == 0 and all(map(staging.is_plain, tensors)):
         # Nothing to put aside and nothing to put back: one promise for all of them.
+        codes, count = staging.DTYPE_CODES, len(tensors)
         words = [
-            (f"{base_name}_{index}of{len(tensors)}", tensor.data_ptr(), tensor.shape, staging.DTYPE_CODES[tensor.dtype], tensor)
-            for index, tensor in enumerate(tensors, 1)
+            (_member_name(base_name, index, count), t.data_ptr(), t.shape, codes[t.dtype], t.untyped_storage())
+            for index, t in enumerate(tensors)
         ]
         factors = (int(op), float(prescale_factor), float(postscale_factor))
         bundle = _native.allreduce_bundle(words, *factors, group, base_name)
-        return handles.put(staging.BundleWork(bundle), lambda _results: tensors)
+
+        def finish(_results: list[_native.Result]) -> list[torch.Tensor]:
+            for tensor, (member_name, address, *_) in zip(tensors, words):
+                if tensor.data_ptr() != address:
+                    staging.refuse_moved(member_name)
+            return tensors
+
+        return handles.put(staging.BundleWork(bundle), finish)
     batch = (base_name, len(tensors))
     work, loans, outputs = _submit(
-        tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group
+        tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group, priority
     )
-    return handles.put(work, lambda _results: [_output(*pair, in_place) for pair in zip(loans, outputs)])
+
+    def outputs_of(_results: list[_native.Result]) -> list[torch.Tensor]:
+        return [
+            _output(_member_name(base_name, index, len(loans)), loan, output, in_place)
+            for index, (loan, output) in enumerate(zip(loans, outputs))
+        ]
+
+    return handles.put(work, outputs_of)
 
 
 def allreduce_async(
@@ -137,6 +162,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> int:
     """Asks for the combination of the tensors that all ranks of a process set submit under one name. They have the same shape
     and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
@@ -146,8 +172,11 @@ def allreduce_async(
     op: `Average` (also if not given), `Sum`, `Min`, `Max`, `Product` or `Adasum`.
     prescale_factor, postscale_factor: contributions and result are multiplied by these.
     process_set: the ranks that take part; all, if not given.
+    priority: among operations that are ready on all ranks at the same time, those of higher priority run first. That of
+    the rank which
+        asked first counts. (Horovod's torch front end has none; its MXNet front end has this one.)
     """
-    return _start(tensor, False, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _start(tensor, False, average, name, op, prescale_factor, postscale_factor, process_set, priority)
 
 
 def allreduce_async_(
@@ -158,9 +187,10 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> int:
     """As `allreduce_async`, in place: `synchronize` returns the tensor itself, which then holds the result."""
-    return _start(tensor, True, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _start(tensor, True, average, name, op, prescale_factor, postscale_factor, process_set, priority)
 
 
 def allreduce_(
@@ -171,10 +201,11 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> torch.Tensor:
     """As `allreduce`, in place and not differentiable. Returns the tensor."""
     return handles.synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set, priority)
     )
 
 
@@ -184,22 +215,23 @@ class HorovodAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str], *how: Any) -> torch.Tensor:
         ctx.how = how
-        op, prescale_factor, postscale_factor, process_set = how
+        op, prescale_factor, postscale_factor, process_set, priority = how
         return handles.synchronize(
-            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set, priority)
         )
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        op, prescale_factor, postscale_factor, process_set = ctx.how
+        op, prescale_factor, postscale_factor, process_set, priority = ctx.how
         grad = allreduce(
             grad_output,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
             process_set=process_set,
+            priority=priority,
         )
-        return grad, None, None, None, None, None
+        return grad, None, None, None, None, None, None
 
 
 def allreduce(
@@ -211,6 +243,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> torch.Tensor:
     """Combines the tensors that all ranks of a process set submit under one name, and returns the result as a new tensor.
     Differentiable. The arguments are those of `allreduce_async`.
@@ -220,10 +253,10 @@ def allreduce(
     op = handle_average_backwards_compatibility(op, average)
     compressed, context = compression.compress(tensor)
     if differentiable(compressed):
-        reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
+        reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, priority)
     else:
         reduced = handles.synchronize(
-            allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set)
+            allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set, priority)
         )
     return compression.decompress(reduced, context)
 
@@ -236,10 +269,11 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> int:
     """As `allreduce_async`, for tensors that are reduced together: none of them before all are there on all ranks.
     `synchronize` returns a list. They may differ in shape and type, and in the device that they are on."""
-    return _start_group(tensors, False, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _start_group(tensors, False, average, name, op, prescale_factor, postscale_factor, process_set, priority)
 
 
 def grouped_allreduce_async_(
@@ -250,9 +284,10 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> int:
     """As `grouped_allreduce_async`, in place."""
-    return _start_group(tensors, True, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _start_group(tensors, True, average, name, op, prescale_factor, postscale_factor, process_set, priority)
 
 
 def grouped_allreduce_(
@@ -263,10 +298,11 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place and not differentiable. Returns the tensors."""
     return handles.synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set, priority)
     )
 
 
@@ -276,22 +312,22 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: Optional[str], how: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         ctx.how = how
-        op, prescale_factor, postscale_factor, process_set = how
         return tuple(
             handles.synchronize(
-                grouped_allreduce_async(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+                grouped_allreduce_async(tensors, None, name, *how)
             )
         )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
-        op, prescale_factor, postscale_factor, process_set = ctx.how
+        op, prescale_factor, postscale_factor, process_set, priority = ctx.how
         grads = grouped_allreduce(
             grad_outputs,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
             process_set=process_set,
+            priority=priority,
         )
         return (None, None, *grads)
 
@@ -305,16 +341,17 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    priority: int = 0,
 ) -> list[torch.Tensor]:
     """As `allreduce`, for tensors that are reduced together. Returns a list of new tensors. Differentiable."""
     op = handle_average_backwards_compatibility(op, average)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
+    how = (op, prescale_factor, postscale_factor, process_set, priority)
     if differentiable(*compressed):
-        how = (op, prescale_factor, postscale_factor, process_set)
         reduced = HorovodGroupedAllreduce.apply(name, how, *compressed)
     else:
         reduced = handles.synchronize(
-            grouped_allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set)
+            grouped_allreduce_async(compressed, None, name, *how)
         )
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs)]

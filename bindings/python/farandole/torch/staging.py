@@ -13,8 +13,12 @@ A thread that asks for the result before the data are on the host waits for the 
 computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss. What a device was given in a phase
 that is over for the host (`leave_behind`) is waited for in that phase's name.
 
-Invariants: what a `Loan` holds lives until its request is done. The caller's tensor is written by the engine, if it was lent as it is, or by
-`give_back`, and by nothing else. The order of requests is that of the calls, as far as it matters: ranks need not agree on one.
+Invariants: what a `Loan` holds lives until its request is done. That is a tensor's *storage*, because the bytes belong
+to it and not to the tensor: after `t.data = other`, `t.set_(other)` or `module.half()` the tensor is there and its old
+bytes would be gone. The engine then works on the old bytes, which nobody sees any more; `give_back` notices and says
+so. What reallocates inside a storage is refused before (`guard`). The caller's tensor is written by the engine, if it
+was lent as it is, or by `give_back`, and by nothing else. The order of requests is that of the calls, as far as it
+matters: ranks need not agree on one.
 
 Not here: names, operations, handles. This module neither knows what a request asks for nor what its result means.
 """
@@ -25,7 +29,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Protocol, Union
+from typing import Any, NoReturn, Optional, Protocol, Union
 
 import torch
 
@@ -62,7 +66,7 @@ class Ready(Protocol):
 class Loan:
     """A tensor in the hands of the engine."""
 
-    __slots__ = ("computed", "host", "ready", "tensor")
+    __slots__ = ("_address", "computed", "host", "ready", "tensor")
 
     def __init__(
         self,
@@ -79,27 +83,59 @@ class Loan:
         """When the stand-in holds the data; `None` if it does already."""
         self.computed = computed
         """When the device has computed them, and everything it was given before."""
+        self._address: Optional[int] = None if host is tensor else address_of(tensor)
+        """Where the caller's tensor lay when it was lent; `None` as long as nobody was told."""
 
     @property
     def is_stand_in(self) -> bool:
         """Whether the engine works on a copy."""
         return self.host is not self.tensor
 
-    def words(self) -> tuple[int, tuple[int, ...], int, torch.Tensor]:
+    def words(self) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
         """Address, shape, element type and owner, as the engine wants to have them."""
         host = self.host
-        return host.data_ptr(), host.shape, DTYPE_CODES[host.dtype], host
+        address = host.data_ptr()
+        if host is self.tensor:
+            self._address = address
+        return address, host.shape, DTYPE_CODES[host.dtype], host.untyped_storage()
 
-    def give_back(self) -> torch.Tensor:
+    def has_moved(self) -> bool:
+        """Whether the caller's tensor has got other memory since it was lent."""
+        return self._address is not None and address_of(self.tensor) != self._address
+
+    def give_back(self, name: str) -> torch.Tensor:
         """Puts a result that the engine wrote to the stand-in into the caller's tensor, and returns that."""
-        if self.is_stand_in:
-            # Through `data`: autograd is told as little of it as of what the engine writes by itself.
-            self.tensor.data.copy_(self.host, non_blocking=True)
-        return self.tensor
+        tensor = self.tensor
+        if tensor is self.host:
+            if tensor.data_ptr() != self._address:
+                refuse_moved(name)
+            return tensor
+        if self.has_moved():
+            refuse_moved(name)
+        # Through `data`: autograd is told as little of it as of what the engine writes by itself.
+        tensor.data.copy_(self.host, non_blocking=True)
+        return tensor
 
     def result(self) -> torch.Tensor:
         """A result that the engine wrote to the stand-in, as a new tensor on the caller's device."""
         return place(self.host, self.tensor.device)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's elements lie, or zero if nobody can tell: some devices keep that to themselves."""
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def refuse_moved(name: str) -> NoReturn:
+    """A tensor was given other memory while the engine had it."""
+    raise ValueError(
+        f"The memory of tensor {name!r} was replaced while the operation was under way (`.data = ...`, set_(), or a "
+        "conversion such as Module.half() or Module.to()). The result is in the old memory and not in the tensor. Call "
+        "synchronize() before you replace it."
+    )
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -128,13 +164,20 @@ def lend_to_write(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads and writes."""
     if is_plain(tensor):
         return Loan(tensor, tensor)
-    _check(tensor)
-    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
-        raise ValueError(
-            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be written in place: several of "
-            "its elements share one place in memory. Use a copy (clone()), or the variant that returns a new tensor."
-        )
+    _check_writable(tensor)
     return lend(tensor)
+
+
+def lend_together(tensors: Sequence[torch.Tensor]) -> list[Loan]:
+    """Lends tensors that the engine reads and writes and that are ready together. Those on one GPU share the events
+    that say when they are on the host."""
+    on_gpus: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_cuda:
+            _check_writable(tensor)
+            on_gpus.setdefault(tensor.device, []).append(tensor)
+    copied = {id(loan.tensor): loan for on_gpu in on_gpus.values() for loan in _lend_from_gpu(on_gpu)}
+    return [copied.get(id(tensor)) or lend_to_write(tensor) for tensor in tensors]
 
 
 def lend_for_copy(tensor: torch.Tensor) -> tuple[Loan, Optional[torch.Tensor]]:
@@ -156,6 +199,11 @@ def adopt(result: _native.Result, device: torch.device) -> torch.Tensor:
     return place(torch.from_dlpack(result), device)
 
 
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory that the engine cannot work on."""
+    return not tensor.is_cpu
+
+
 def _check(tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"A tensor was expected, not {type(tensor).__name__}.")
@@ -163,28 +211,47 @@ def _check(tensor: torch.Tensor) -> None:
         raise ValueError(f"Tensor type {tensor.type()} is not supported.")
 
 
+def _check_writable(tensor: torch.Tensor) -> None:
+    _check(tensor)
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
+        raise ValueError(
+            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be written in place: several of "
+            "its elements share one place in memory. Use a copy (clone()), or the variant that returns a new tensor."
+        )
+
+
 _copy_streams: dict[torch.device, Any] = {}
 """One stream for copies to the host on each device. Filled under the interpreter's lock; a stream too many does no harm."""
 
 
 def _lend_from_device(tensor: torch.Tensor) -> Loan:
-    data = tensor.detach()
-    if data.device.type != "cuda":
+    if tensor.device.type != "cuda":
         # Other accelerators: correct, and the caller waits.
-        return Loan(tensor, data.to("cpu").contiguous())
-    host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
-    stream = _copy_streams.get(data.device)
+        return Loan(tensor, tensor.detach().to("cpu").contiguous())
+    [loan] = _lend_from_gpu([tensor])
+    return loan
+
+
+def _lend_from_gpu(tensors: Sequence[torch.Tensor]) -> list[Loan]:
+    """Copies tensors of one GPU to the host, on the stream for copies."""
+    device = tensors[0].device
+    stream = _copy_streams.get(device)
     if stream is None:
-        stream = _copy_streams[data.device] = torch.cuda.Stream(data.device)
-    computed = torch.cuda.current_stream(data.device).record_event()
+        stream = _copy_streams[device] = torch.cuda.Stream(device)
+    computed = torch.cuda.current_stream(device).record_event()
     stream.wait_event(computed)
+    hosts = []
     with torch.cuda.stream(stream):
-        host.copy_(data, non_blocking=True)
-        # The allocator must not give the tensor's memory to somebody else before the copy is complete.
-        data.record_stream(stream)
+        for tensor in tensors:
+            data = tensor.detach()
+            host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+            host.copy_(data, non_blocking=True)
+            # The allocator must not give the tensor's memory to somebody else before the copy is complete.
+            data.record_stream(stream)
+            hosts.append(host)
         ready = torch.cuda.Event()
         ready.record(stream)
-    return Loan(tensor, host, ready, computed)
+    return [Loan(tensor, host, ready, computed) for tensor, host in zip(tensors, hosts)]
 
 
 class Work:
@@ -228,12 +295,12 @@ class StagedWork:
     Made by the thread that asks, settled by the stager, once.
     """
 
-    def __init__(self, loans: Sequence[Loan], submit: Callable[[], Sequence[_native.Handle]]) -> None:
+    def __init__(self, loans: Sequence[Loan], submit: Callable[[], Union[Work, BundleWork]]) -> None:
         self._loans = loans
         self._submit = submit
         self._computed = threading.Event()
         self._settled = threading.Event()
-        self._work: Optional[Work] = None
+        self._work: Union[Work, BundleWork, None] = None
         self._error: Optional[BaseException] = None
 
     def settle(self) -> None:
@@ -246,7 +313,11 @@ class StagedWork:
             for loan in self._loans:
                 if loan.ready is not None:
                     loan.ready.synchronize()
-            self._work = Work(self._submit())
+            for loan in self._loans:
+                # Not lent to the engine yet, so nobody has been kept from resizing it.
+                if not loan.is_stand_in and loan.has_moved():
+                    refuse_moved("a member of a group")
+            self._work = self._submit()
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
             self._error = error
         finally:
@@ -361,7 +432,18 @@ def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) 
     a request is raised here in the first case, and by `wait` in the second."""
     for loan in loans:
         if loan.ready is not None:
-            work = StagedWork(loans, call)
-            _stager.put(work, next((last.computed for last in reversed(loans) if last.computed is not None), None))
-            return work
+            return _stage(loans, lambda: Work(call()))
     return Work(call())
+
+
+def submit_bundle(loans: Sequence[Loan], call: Callable[[], _native.Bundle]) -> AnyWork:
+    """As `submit`, for many requests with one promise."""
+    if any(loan.ready is not None for loan in loans):
+        return _stage(loans, lambda: BundleWork(call()))
+    return BundleWork(call())
+
+
+def _stage(loans: Sequence[Loan], call: Callable[[], Union[Work, BundleWork]]) -> StagedWork:
+    work = StagedWork(loans, call)
+    _stager.put(work, next((last.computed for last in reversed(loans) if last.computed is not None), None))
+    return work

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 import farandole.torch as hvd
+from farandole import _native
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 import reference  # noqa: E402
@@ -168,6 +169,60 @@ def optimizer(device: torch.device) -> None:
         torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
+def together(device: torch.device) -> None:
+    """Gradients that are ready together leave with one call, groups hold, and both change nothing in the result."""
+    calls: list[tuple[int, str | None]] = []
+    bundle = _native.allreduce_bundle
+
+    def counted(tensors: list, *terms) -> _native.Bundle:
+        calls.append((len(tensors), terms[-1]))
+        return bundle(tensors, *terms)
+
+    _native.allreduce_bundle = counted
+    try:
+        ends = []
+        for groups, expected in ((None, [4]), (1, [4]), (2, [2, 2]), (4, [1, 1, 1, 1])):
+            model = _model().double().to(device)
+            wrapped = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=model.named_parameters(), groups=groups
+            )
+            for step in range(4):
+                calls.clear()
+                generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
+                wrapped.zero_grad()
+                model(torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64).to(device)).square().mean().backward()
+                wrapped.step()
+            assert sorted(count for count, _ in calls) == expected, (groups, calls)
+            assert all((key is None) == (groups is None) for _, key in calls), (groups, calls)
+            ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+        assert all(torch.equal(end, ends[0]) for end in ends)
+    finally:
+        _native.allreduce_bundle = bundle
+
+
+def replaced(device: torch.device) -> None:
+    """Memory that is replaced under way: the operation completes, and whoever replaced it is told."""
+    tensor = torch.ones(1 << 20, device=device)
+    handle = hvd.allreduce_async_(tensor, name="replaced")
+    tensor.data = torch.zeros(1, device=device)
+    try:
+        hvd.synchronize(handle)
+    except ValueError as error:
+        assert "memory of tensor 'allreduce.replaced' was replaced" in str(error), error
+    else:
+        raise AssertionError("nobody noticed that the tensor has other memory")
+    model = _model().to(device)
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
+    model(torch.ones(1, 3, 8, 8, device=device)).sum().backward()
+    model[0].weight.grad.data = torch.zeros_like(model[0].weight)
+    try:
+        wrapped.step()
+    except AssertionError as error:
+        assert "gradient of parameter 'allreduce.0.weight' was replaced" in str(error), error
+    else:
+        raise AssertionError("nobody noticed that the gradient has other memory")
+
+
 def mixed_precision(device: torch.device) -> None:
     """Autocast and a scaler, clipping after `unscale_`, fp16 on the wire: ranks stay alike and the loss falls."""
     model = _model().to(device)
@@ -238,6 +293,8 @@ CHECKS: list[Check] = [
     refusals,
     gradients,
     optimizer,
+    together,
+    replaced,
     mixed_precision,
     sync_batch_norm,
 ]

@@ -37,9 +37,10 @@ class Device:
         self.done_at = 0.0
         staging.is_plain = lambda tensor: False
         staging.lend = self._lend
+        staging.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
+        staging.is_on_device = lambda tensor: True
         staging.promise = self._promise
         gradients.Gradient.travels_as_it_is = lambda gradient, grad: False
-        gradients.Gradient.pack = _pack
 
     def compute(self, seconds: float) -> None:
         """Gives it work, and returns at once."""
@@ -52,9 +53,3 @@ class Device:
     def _promise(self) -> Moment | None:
         done = Moment(self.done_at)
         return None if done.query() else done
-
-
-def _pack(gradient: gradients.Gradient, grad: torch.Tensor, terms: gradients.Terms) -> None:
-    """Sends every gradient as those on a device are sent."""
-    compressed, context = terms.compression.compress(grad)
-    gradient._send_from_device(compressed, context, terms)

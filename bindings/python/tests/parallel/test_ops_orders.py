@@ -7,6 +7,7 @@ import torch
 from reference import contributions, mine, reduced, same
 
 import farandole.torch as hvd
+from farandole import _native
 from farandole.torch import handles
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -155,3 +156,41 @@ def test_barrier_holds_everybody_back(sets):
     counted = torch.tensor([1])
     assert hvd.allreduce(counted, op=hvd.Sum).item() == hvd.size()
     hvd.barrier()
+
+
+def test_a_priority_reaches_the_engine_in_every_form(monkeypatch):
+    handed_in = []
+    original = _native.allreduce_many
+    monkeypatch.setattr(_native, "allreduce_many", lambda requests: handed_in.extend(requests) or original(requests))
+    forms = [
+        lambda: hvd.allreduce(mine((3,)), name="p", op=hvd.Sum, priority=7),
+        lambda: hvd.allreduce(mine((3,)).requires_grad_(), name="p", op=hvd.Sum, priority=7),
+        lambda: hvd.allreduce_(mine((3,)), name="p", op=hvd.Sum, priority=7),
+        lambda: hvd.synchronize(hvd.allreduce_async(mine((3,)), name="p", op=hvd.Sum, priority=7)),
+        lambda: hvd.synchronize(hvd.allreduce_async_(mine((3,)), name="p", op=hvd.Sum, priority=7)),
+        lambda: hvd.grouped_allreduce([mine((3,))], name="p", op=hvd.Sum, priority=7)[0],
+        lambda: hvd.grouped_allreduce([mine((3,)).requires_grad_()], name="p", op=hvd.Sum, priority=7)[0],
+        lambda: hvd.grouped_allreduce_([mine((3,))], name="p", op=hvd.Sum, priority=7)[0],
+        lambda: hvd.synchronize(hvd.grouped_allreduce_async([mine((3,))], name="p", op=hvd.Sum, priority=7))[0],
+        lambda: hvd.synchronize(hvd.grouped_allreduce_async_([mine((3,))], name="p", op=hvd.Sum, priority=7))[0],
+    ]
+    for form in forms:
+        same(form().detach(), total())
+    assert [request[10] for request in handed_in] == [7] * len(forms)
+
+
+def test_of_operations_that_are_ready_together_those_of_higher_priority_run_first(monkeypatch):
+    """A batch is ready all at once, on all ranks: its members run in the order of their priorities. They are too large to be fused, and
+    a probe sees which are done when the first one is."""
+    count = 6
+    tensors = [torch.ones(1 << 22) for _ in range(count)]
+    for _ in range(3):
+        words = [
+            (f"urgent.{i}", t.data_ptr(), t.shape, 11, t.untyped_storage(), 1, 1.0, 1.0, 0, ("urgent", count), i, None)
+            for i, t in enumerate(tensors)
+        ]
+        asked = _native.allreduce_many(words)
+        # The one of the lowest priority is the last: when it is done, so are all others.
+        asked[0].wait()
+        assert all(handle.poll() for handle in asked)
+        _native.wait_all(asked)

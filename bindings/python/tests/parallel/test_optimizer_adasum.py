@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import farandole.torch as hvd
+from farandole.torch import delta_optimizer
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -93,6 +94,35 @@ def test_accumulation_clipping_and_closures() -> None:
     optimizer.zero_grad(set_to_none=True)
     assert optimizer.step(lambda: backward(*data[2])).item() > 0
     assert all(same_everywhere(p) for p in network.parameters())
+
+
+@pytest.mark.parametrize("kind", ["one", "three", "lists"])
+def test_groups_hold_and_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, reference = small_network(), small_network()
+    parameters = list(network.parameters())
+    groups = {"one": 1, "three": 3, "lists": [parameters[:3], parameters[5:7]]}[kind]
+    sizes = []
+    original = delta_optimizer.grouped_allreduce_async_
+
+    def counting(tensors: list[torch.Tensor], **options) -> int:
+        sizes.append(len(tensors))
+        return original(tensors, **options)
+
+    monkeypatch.setattr(delta_optimizer, "grouped_allreduce_async_", counting)
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Adasum, groups=wanted
+        )
+        for model, wanted in ((network, groups), (reference, None))
+    ]
+    for x, y in batches(2):
+        for model, optimizer in zip((network, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            mse_loss(model(own_part(x)), own_part(y)).backward()
+            optimizer.step()
+    for own, other in zip(network.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert sizes == 2 * {"one": [12], "three": [4, 4, 4], "lists": [3, 2] + [1] * 7}[kind]
 
 
 def test_parameters_without_a_gradient_stay() -> None:

@@ -147,6 +147,63 @@ def test_replacing_gradients_on_their_way_is_found_out() -> None:
     assert_still_works(network, optimizer)
 
 
+@pytest.mark.parametrize("iterations_before", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"compression": hvd.Compression.fp16}])
+@pytest.mark.parametrize("way", ["data", "set_", "half"])
+def test_gradients_with_other_memory_are_found_out(way: str, options: dict, iterations_before: int) -> None:
+    network = small_network()
+    optimizer = distributed_sgd(network, **options)
+    for _ in range(iterations_before):
+        optimizer.zero_grad()
+        backward(network)
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(network)
+    if way == "data":
+        network[3].weight.grad.data = torch.ones(40, 40)
+    elif way == "set_":
+        network[3].weight.grad.set_(torch.ones(40, 40))
+    else:
+        network.half()
+    name = "[0-9]+.(weight|bias)" if way == "half" else "3.weight"
+    with pytest.raises(AssertionError, match=rf"gradient of parameter 'allreduce.{name}' was replaced"):
+        optimizer.step()
+    network.float()
+    assert_still_works(network, optimizer)
+
+
+def test_sparse_gradients_with_other_memory_are_found_out() -> None:
+    network = nn.Embedding(5, 3, sparse=True)
+    optimizer = distributed_sgd(network)
+    network(torch.tensor([1, 2])).sum().backward()
+    network.weight.grad.data = torch.eye(5, 3).to_sparse()
+    with pytest.raises(AssertionError, match="gradient of parameter 'allreduce.weight' was replaced"):
+        optimizer.step()
+    network.zero_grad(set_to_none=True)
+    hvd.broadcast_parameters(network.state_dict(), 0)
+    network(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert same_everywhere(network.weight)
+
+
+@pytest.mark.parametrize("iterations_before", [0, 3])
+def test_gradients_on_their_way_are_not_resized(iterations_before: int) -> None:
+    network = small_network()
+    optimizer = distributed_sgd(network)
+    for _ in range(iterations_before):
+        optimizer.zero_grad()
+        backward(network)
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(network)
+    with pytest.raises(RuntimeError, match=r"'allreduce.3.weight' is working on"):
+        network[3].weight.grad.resize_(400, 400)
+    optimizer.step()
+    network[3].weight.grad.resize_(400, 400)
+    optimizer.zero_grad(set_to_none=True)
+    assert_still_works(network, optimizer)
+
+
 def test_step_after_synchronize_warns_and_reduces_once() -> None:
     network = small_network()
     optimizer = distributed_sgd(network, op=hvd.Sum)
@@ -182,6 +239,25 @@ def test_ranks_with_other_shapes_are_told_so() -> None:
     with pytest.raises(hvd.HorovodInternalError, match=r"(?s)allreduce.weight.*shape"):
         optimizer.step()
     assert_still_works(healthy := small_network(), distributed_sgd(healthy))
+
+
+def test_a_sparse_gradient_in_a_group_is_warned_of_once() -> None:
+    network = nn.ModuleDict({"words": nn.Embedding(5, 3, sparse=True), "out": nn.Linear(3, 2)})
+    optimizer = distributed_sgd(network, groups=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.zero_grad()
+            network["out"](network["words"](torch.tensor([hvd.rank(), 4]))).sum().backward()
+            optimizer.step()
+    said = [str(warning.message) for warning in caught if "groups" in str(warning.message)]
+    assert len(said) == 1 and "'words.weight' is sparse" in said[0] and "sparse_as_dense=True" in said[0], said
+    del optimizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dense = distributed_sgd(network, groups=1, sparse_as_dense=True)
+        network["out"](network["words"](torch.tensor([1, 4]))).sum().backward()
+        dense.step()
 
 
 def test_groups_of_other_parameters_on_other_ranks_are_refused() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from jobs import run_job
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_survivors_of_a_killed_rank_are_told_who_it_was() -> None:
@@ -100,6 +100,78 @@ def test_a_thread_that_adds_a_process_set_alone_does_not_keep_the_interpreter_fr
         seconds=20,
     )
     assert job.lines(0) == job.lines(1) == ["leaving"], job
+
+
+def test_threads_that_shut_down_at_once_do_not_wait_for_each_other() -> None:
+    job = run_job(
+        2,
+        """
+        import threading
+        from farandole import _native
+        from tensors import Floats, allreduce
+        for cycle in range(5):
+            _native.init([], dynamic=True)
+            tensor = Floats([1])
+            allreduce("x", tensor).wait()
+            assert tensor.values() == [2.0]
+            together = threading.Barrier(6)
+            def leave():
+                together.wait()
+                _native.shutdown()
+            threads = [threading.Thread(target=leave, daemon=True) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive(), f"a thread hangs in shutdown in cycle {cycle}"
+            assert not _native.is_initialized()
+        print("over")
+        """,
+        seconds=80,
+    )
+    assert job.code == 0 and job.lines(0) == job.lines(1) == ["over"], job
+    assert "process set" not in job.errors, job
+
+
+def test_a_shutdown_beside_threads_that_change_process_sets_ends_and_blames_nobody() -> None:
+    job = run_job(
+        2,
+        """
+        import threading
+        from farandole import _native
+        said = []
+        for cycle in range(10):
+            _native.init([], dynamic=True)
+            number = _native.add_process_set([0])
+            together = threading.Barrier(6)
+            def change(call, argument):
+                together.wait()
+                try:
+                    call(argument)
+                except (_native.HorovodInternalError, ValueError) as error:
+                    said.append(str(error))
+            def leave():
+                together.wait()
+                _native.shutdown()
+            threads = [threading.Thread(target=leave, daemon=True) for _ in range(2)]
+            threads += [
+                threading.Thread(target=change, args=(_native.add_process_set, [1]), daemon=True) for _ in range(2)
+            ]
+            threads += [
+                threading.Thread(target=change, args=(_native.remove_process_set, number), daemon=True) for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive(), f"a thread hangs in cycle {cycle}"
+            assert not _native.is_initialized()
+        assert all("shut down" in text or "process set" in text or "group" in text or "init" in text for text in said), said
+        print("over")
+        """,
+        seconds=100,
+    )
+    assert job.lines(0) == job.lines(1) == ["over"], job
 
 
 def test_forked_children_ask_but_do_not_disturb() -> None:

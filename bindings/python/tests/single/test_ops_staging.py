@@ -48,7 +48,7 @@ def test_contiguous_host_memory_is_lent_as_it_is():
         loan = staging.lend(tensor)
         assert not loan.is_stand_in
         assert loan.words()[0] == tensor.data_ptr()
-        assert loan.give_back() is tensor
+        assert loan.give_back("x") is tensor and not loan.has_moved()
 
 
 def test_other_memory_gets_a_stand_in():
@@ -64,8 +64,53 @@ def test_a_result_goes_from_the_stand_in_to_where_the_tensor_lies():
     view = memory[:, ::2]
     loan = staging.lend_to_write(view)
     loan.host.fill_(5)
-    assert loan.give_back() is view
+    assert loan.give_back("x") is view
     assert torch.all(memory[:, ::2] == 5) and torch.all(memory[:, 1::2] == 0)
+
+
+def test_a_tensor_with_other_memory_is_not_given_a_result():
+    for tensor in (torch.ones(6), torch.ones(2, 3).t()):
+        loan = staging.lend_to_write(tensor)
+        loan.words()
+        tensor.data = torch.zeros(1)
+        assert loan.has_moved()
+        with pytest.raises(ValueError, match="memory of tensor 'x' was replaced"):
+            loan.give_back("x")
+
+
+def test_host_memory_that_moves_while_its_group_waits_for_a_device_is_not_lent():
+    staged, gate = gated()
+    tensor = torch.ones(4)
+    loan = staging.lend(tensor)
+    loan.words()
+    work = staging.submit([staged, loan], lambda: [Done()])
+    tensor.resize_(1 << 20)
+    gate.opened.set()
+    with pytest.raises(ValueError, match="was replaced"):
+        work.wait()
+
+
+def test_a_bundle_waits_for_its_data_too():
+    class Bundle:
+        def poll(self):
+            return True
+
+        def wait(self):
+            pass
+
+    loan, gate = gated()
+    asked = []
+    work = staging.submit_bundle([loan], lambda: asked.append(1) or Bundle())
+    assert not work.poll() and asked == []
+    gate.opened.set()
+    assert work.wait() == [] and asked == [1]
+
+
+def test_tensors_on_the_host_are_lent_together_as_they_are_alone():
+    tensors = [torch.ones(3), torch.ones(2, 3).t()]
+    loans = staging.lend_together(tensors)
+    assert [loan.is_stand_in for loan in loans] == [False, True]
+    assert all(loan.tensor is tensor for loan, tensor in zip(loans, tensors))
 
 
 def test_negative_views_are_resolved():
@@ -78,7 +123,7 @@ def test_in_place_results_do_not_disturb_autograd():
     base = torch.ones(2, 4, requires_grad=True)
     view = (base * 2).t()
     product = view * view
-    staging.lend_to_write(view.detach()).give_back()
+    staging.lend_to_write(view.detach()).give_back("x")
     product.sum().backward()
 
 

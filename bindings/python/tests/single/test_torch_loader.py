@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from farandole.torch import loader
 from jobs import command, run_job
+from torch.utils.data import dataloader
 
 
 @pytest.fixture
@@ -102,3 +103,47 @@ def test_threads_that_load_have_rows_with_their_names(tmp_path):
         [command(), "report", str(tmp_path / "traces")], check=True, timeout=60, capture_output=True, text=True
     )
     assert "1 rank on 1 host, 3 iterations" in report.stdout, "a rank that is alone is a reference"
+
+
+WORKERS = """
+    import sys, time, torch, farandole.torch as hvd
+    from torch.utils.data import DataLoader
+    from loaded import Samples, seen_by_init
+
+    method = sys.argv[1]
+    hvd.init()
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    batches = DataLoader(Samples(8), batch_size=1, num_workers=2, multiprocessing_context=method, worker_init_fn=seen_by_init)
+    for epoch in range(2):
+        for inputs, initialised in batches:
+            assert bool(initialised.all()), "the user's own function was not called"
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+    assert batches.worker_init_fn is seen_by_init
+    hvd.shutdown()
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_have_rows_however_they_are_started(tmp_path, method):
+    job = run_job(1, WORKERS, flags=["--trace", str(tmp_path / "traces")], arguments=[method], seconds=200)
+    assert job.code == 0, job
+    words = [command(), "timeline", str(tmp_path / "traces"), "-o", str(tmp_path / "merged.json")]
+    subprocess.run(words, check=True, timeout=60)
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    for worker in ("loader worker 0", "loader worker 1"):
+        bars = [e["name"] for e in events if e["ph"] == "X" and e["tid"] == rows.get(worker)]
+        assert bars == ["input work"] * 8, (worker, rows, bars)
+
+
+def test_a_loader_starts_its_workers_also_where_the_pipe_is_closed(notes, monkeypatch):
+    os.close(notes.writing)
+    os.close(notes.reading)
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter, "__init__", dataloader._MultiProcessingDataLoaderIter.__init__)
+    loader._introduce_workers()
+    batches = dataloader.DataLoader(list(range(4)), num_workers=1, multiprocessing_context="fork")
+    assert [int(batch) for batch in batches] == [0, 1, 2, 3]
