@@ -215,6 +215,7 @@ impl Run {
                     windows,
                     &mut Shared {
                         work,
+                        source: &[],
                         mapped: None,
                         elem_bytes,
                         fold,
