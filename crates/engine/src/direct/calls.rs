@@ -342,7 +342,6 @@ impl Communicator {
     }
 
     /// Advances an operation through windows to its end, by the outlet that has proved faster.
-    #[expect(clippy::too_many_arguments, reason = "the memory of an operation and what happens to it")]
     pub(super) fn walk_windows(
         &mut self,
         descriptor: Descriptor,
