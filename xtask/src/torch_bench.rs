@@ -1,7 +1,8 @@
 //! Measures reducing gradients in PyTorch, beside PyTorch's own way and Horovod's where it is installed.
 //!
 //! `cargo xtask torch-bench` builds module and command as users get them and runs `bindings/python/benchmarks/torch_peers.py` on two ranks;
-//! what it is given it hands on (`--seconds`, `--only`, `--check`, …). All contestants take turns within one run.
+//! what it is given it hands on (`--seconds`, `--only`, `--busy`, …). All contestants take turns within one run. With `--check` and without
+//! `--busy` it runs twice: on cores that are free, and with every core kept busy beside the contestants.
 
 use anyhow::Result;
 
@@ -21,13 +22,22 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     python::make_environment()?;
     let (command, interpreter) = (built.command.to_string_lossy(), python::python());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    Shell::new("timeout")
-        .words(&["--kill-after=10", DEADLINE, &command, "run", "-np", "2"])
-        .words(&[&interpreter.to_string_lossy(), SCRIPT])
-        .words(&words)
-        .env("PYTHONPATH", built.package.to_string_lossy())
-        // Each rank computes with one thread: ranks share the cores.
-        .env("OMP_NUM_THREADS", "1")
-        .run()
-        .map(drop)
+    let measure = |more: &[&str]| {
+        Shell::new("timeout")
+            .words(&["--kill-after=10", DEADLINE, &command, "run", "-np", "2"])
+            .words(&[&interpreter.to_string_lossy(), SCRIPT])
+            .words(&words)
+            .words(more)
+            .env("PYTHONPATH", built.package.to_string_lossy())
+            // Each rank computes with one thread: ranks share the cores.
+            .env("OMP_NUM_THREADS", "1")
+            .run()
+            .map(drop)
+    };
+    measure(&[])?;
+    if words.contains(&"--check") && !words.iter().any(|word| word.starts_with("--busy")) {
+        let cores = std::thread::available_parallelism()?.to_string();
+        measure(&["--busy", &cores])?;
+    }
+    Ok(())
 }

@@ -44,6 +44,7 @@ use farandole_trace::{Event, Recorder};
 use farandole_transport::{Bell, Waiter};
 
 use crate::completion::Slot;
+use crate::crowd::Crowd;
 use crate::group::Look;
 use crate::intake::{After, Intake};
 use crate::worker::{Driver, Order, Turn};
@@ -73,8 +74,12 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep.
-    fn spend(&self, limit: Duration, idle_since: &mut Option<Instant>) -> bool {
+    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep: at once where others
+    /// compute on this core.
+    fn spend(&self, crowd: &Crowd, limit: Duration, idle_since: &mut Option<Instant>) -> bool {
+        if idle_since.is_none() && crowd.begin_wait() {
+            return false;
+        }
         let now = Instant::now();
         let idle = now - *idle_since.get_or_insert(now);
         if idle >= limit {
@@ -83,7 +88,7 @@ impl Spin {
         if idle < self.at_once {
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
+            crowd.yield_now();
         }
         true
     }
@@ -97,6 +102,7 @@ pub(crate) struct Baton {
     bell: Bell,
     worker: OnceLock<Thread>,
     spin: Spin,
+    crowd: Crowd,
 }
 
 /// What is recorded of a wait: the number of the request's name, and where.
@@ -126,7 +132,8 @@ pub(crate) enum Push {
 impl Baton {
     pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, spin: Spin) -> Baton {
         let bell = waiter.bell();
-        Baton { driver: Mutex::new(driver), intake: Intake::new(), waiter, bell, worker: OnceLock::new(), spin }
+        let (driver, crowd) = (Mutex::new(driver), Crowd::default());
+        Baton { driver, intake: Intake::new(), waiter, bell, worker: OnceLock::new(), spin, crowd }
     }
 
     /// Hands an order to the driver.
@@ -208,7 +215,7 @@ impl Baton {
             if left.is_zero() {
                 break false;
             }
-            if self.spin.spend(self.spin.caller, &mut idle_since) {
+            if self.spin.spend(&self.crowd, self.spin.caller, &mut idle_since) {
                 continue;
             }
             self.doze(&mut driver, left);
@@ -308,7 +315,7 @@ impl Baton {
                 }
                 Turn::Still => {}
             }
-            if driver.has_work() && self.spin.spend(self.spin.worker, &mut idle_since) {
+            if driver.has_work() && self.spin.spend(&self.crowd, self.spin.worker, &mut idle_since) {
                 continue;
             }
             driver.before_sleep();

@@ -95,7 +95,7 @@ mod tests {
     fn steps_of_one_kind_become_one_note() {
         let mut footprints = Footprints::default();
         let span = Span { start: 0, len: 8 };
-        let fetch = |tile, from| Step::Fetch { tile, from: Rank(from), chunk: span };
+        let fetch = |tile, from| Step::Fetch { tile, span, from: Rank(from), chunk: span };
         for step in [fetch(0, 1), fetch(1, 1), fetch(1, 2), Step::Release { tile: 1 }, Step::Settle] {
             footprints.note(&step, 4, Taken::AtOnce);
         }

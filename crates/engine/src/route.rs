@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
@@ -24,6 +25,7 @@ use crate::adasum::Adasum;
 use crate::bucket::{Exchange, Place};
 use crate::carrier::{Folding, carrier};
 use crate::footprints::Footprints;
+use crate::outlet::Outlets;
 use crate::run::{Halves, Links, Memory, Run};
 use crate::window::{Shared, WindowRun};
 
@@ -31,8 +33,8 @@ use crate::window::{Shared, WindowRun};
 /// fill the memory.
 const KEPT_SCHEDULES: usize = 1024;
 
-/// Tiles of window schedules. A few of them, of all ranks of a host, should stay in a core's second-level cache.
-const TILE_BYTES: usize = 128 << 10;
+/// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on a host.
+const TILE_BYTES: usize = 512 << 10;
 
 impl Links for Mesh {
     fn link(&mut self, peer: Rank) -> &mut dyn Link {
@@ -87,7 +89,14 @@ pub(crate) enum Travel {
     /// By messages.
     Messages(Run),
     /// Through windows or in the mapped buffer.
-    Shared(WindowRun),
+    Shared {
+        /// The walk.
+        run: WindowRun,
+        /// How contributions leave.
+        stores: Stores,
+        /// What can be learned from how long it takes: the kind of collective, its bytes, and when it began.
+        trial: Option<(u8, usize, Instant)>,
+    },
     /// Adasum.
     Adasum(Adasum),
 }
@@ -116,9 +125,10 @@ impl Travel {
         match self {
             Travel::Nothing => Ok(Progress::Done),
             Travel::Messages(run) => run.advance(mesh, &mut Memory { work, source, elem_bytes, fold, halves }),
-            Travel::Shared(run) => {
+            Travel::Shared { run, stores, .. } => {
+                let stores = *stores;
                 let windows = mesh.windows.as_mut().expect("invariant: this road is for ranks with windows");
-                run.advance(windows, &mut Shared { work, mapped, elem_bytes, fold, finish, stores: Stores::Streaming })
+                run.advance(windows, &mut Shared { work, source, mapped, elem_bytes, fold, finish, stores })
             }
             Travel::Adasum(adasum) => adasum.advance(mesh, plan, dtype, work),
         }
@@ -128,7 +138,7 @@ impl Travel {
     pub(crate) fn watch(&mut self) {
         match self {
             Travel::Messages(run) => run.watch(),
-            Travel::Shared(run) => run.watch(),
+            Travel::Shared { run, .. } => run.watch(),
             Travel::Nothing | Travel::Adasum(_) => {}
         }
     }
@@ -137,7 +147,7 @@ impl Travel {
     pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
         match self {
             Travel::Messages(run) => run.footprints(),
-            Travel::Shared(run) => run.footprints(),
+            Travel::Shared { run, .. } => run.footprints(),
             Travel::Nothing | Travel::Adasum(_) => None,
         }
     }
@@ -151,7 +161,7 @@ impl Travel {
         match self {
             Travel::Nothing => "nothing to move".to_owned(),
             Travel::Messages(run) => steps("by messages", run.place()),
-            Travel::Shared(run) => steps("through shared memory", run.place()),
+            Travel::Shared { run, .. } => steps("through shared memory", run.place()),
             Travel::Adasum(_) => "by pairs".to_owned(),
         }
     }
@@ -161,7 +171,7 @@ impl Travel {
         match self {
             Travel::Nothing => None,
             Travel::Messages(run) => run.waiting_for(),
-            Travel::Shared(run) => mesh.windows.as_ref().and_then(|windows| run.waiting_for(windows)),
+            Travel::Shared { run, .. } => mesh.windows.as_ref().and_then(|windows| run.waiting_for(windows)),
             Travel::Adasum(adasum) => adasum.waiting_for(),
         }
     }
@@ -174,12 +184,13 @@ pub(crate) struct Router {
     choices: Choices,
     kept: HashMap<(u64, Road), Arc<Schedule>>,
     barrier: Arc<Schedule>,
+    outlets: Outlets,
 }
 
 impl Router {
     pub(crate) fn new(place: Place, choices: Choices) -> Router {
         let barrier = Arc::new(algorithm::barrier(place.size, place.me));
-        Router { place, choices, kept: HashMap::new(), barrier }
+        Router { place, choices, kept: HashMap::new(), barrier, outlets: Outlets::default() }
     }
 
     /// Which way a bucket goes.
@@ -220,7 +231,14 @@ impl Router {
         }
         let schedule = self.schedule(plan, road, mesh);
         if road != Road::Messages {
-            return Travel::Shared(WindowRun::begun(schedule));
+            let run = WindowRun::begun(schedule);
+            let (kind, bytes) = (kind_of(&plan.collective), plan.elems as usize * plan.dtype.size_bytes());
+            let outlet = self.outlets.of(kind, bytes).filter(|_| road == Road::Windows);
+            let (stores, trial) = match outlet {
+                Some(outlet) => (outlet.choose(), Some((kind, bytes, Instant::now()))),
+                None => (Stores::Cached, None),
+            };
+            return Travel::Shared { run, stores, trial };
         }
         let mut run = match entry {
             Some(mut run) => {
@@ -235,6 +253,15 @@ impl Router {
         match plan.collective {
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => Travel::Adasum(Adasum::new(run, plan, self.place)),
             _ => Travel::Messages(run),
+        }
+    }
+
+    /// Learns from a travel that is over.
+    pub(crate) fn learn(&mut self, travel: &Travel) {
+        if let Travel::Shared { trial: Some((kind, bytes, began)), .. } = travel
+            && let Some(outlet) = self.outlets.of(*kind, *bytes)
+        {
+            outlet.learn(*bytes, began.elapsed());
         }
     }
 
@@ -307,6 +334,17 @@ pub(crate) fn shares_memory(mesh: &Mesh) -> bool {
     mesh.size() > 1 && mesh.windows.as_ref().is_some_and(|windows| windows.size() == mesh.size())
 }
 
+/// A number for each collective that goes through windows.
+fn kind_of(collective: &Collective) -> u8 {
+    match collective {
+        Collective::Allreduce { .. } => 0,
+        Collective::Allgather => 1,
+        Collective::Broadcast { .. } => 2,
+        Collective::ReduceScatter { .. } => 3,
+        Collective::Alltoall { .. } | Collective::Barrier | Collective::Join => 4,
+    }
+}
+
 /// How a bucket is folded, with elements of this type. Adasum is no fold.
 fn fold_of(plan: &BucketPlan, dtype: Dtype) -> Option<Fold> {
     match plan.collective {
@@ -336,7 +374,7 @@ mod tests {
             format!("| named requests | {} KiB | `TILE_BYTES` in `crates/engine/src/route.rs` |", kib(TILE_BYTES)),
             format!("| direct collectives | {} KiB |", kib(DirectSettings::default().tile_bytes)),
             format!("(proofs and tests) | {} KiB |", kib(tuning.tile_elems as usize)),
-            format!("which no tile exceeds | {} MiB |", layout.tile_bytes >> 20),
+            format!("which no tile exceeds | {} KiB |", kib(layout.tile_bytes)),
         ] {
             assert!(document.contains(&said), "docs/algorithms.md should say: {said}");
         }

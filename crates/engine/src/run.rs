@@ -298,6 +298,7 @@ impl Run {
                     windows,
                     &mut Shared {
                         work,
+                        source: &[],
                         mapped: None,
                         elem_bytes,
                         fold,

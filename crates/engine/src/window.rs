@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use farandole_plan::{Rank, Schedule, Span, Step};
+use farandole_plan::{Buffer, Rank, Schedule, Span, Step};
 use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Mapped, Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
@@ -19,6 +19,8 @@ use crate::footprints::{Footprints, Taken};
 pub(crate) struct Shared<'a> {
     /// The rank's own buffer. Empty for mapped steps.
     pub(crate) work: &'a mut [u8],
+    /// The caller's input where it stays as it is; empty elsewhere.
+    pub(crate) source: &'a [u8],
     /// The buffer that all ranks map, for mapped steps.
     pub(crate) mapped: Option<&'a mut Mapped>,
     /// Bytes of an element.
@@ -41,8 +43,8 @@ impl Shared<'_> {
     }
 }
 
-/// Results are folded and shown in blocks of this size: what has just been folded is still in the first-level cache when it is
-/// copied for the peers, half of which is left for the contributions.
+/// Results that leave around the cache are folded in blocks of this size: what has just been folded is still in the first-level
+/// cache when it is copied for the peers, half of which is left for the contributions.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Buffers from this size on are not found in a cache by whoever uses them next, so results are put into them around it: that
@@ -69,7 +71,12 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
     }
     let taken = match *step {
         Step::Publish { tile, span, except } => publish(windows, memory, tile.into(), span, except),
-        Step::Stage { tile, span, at } => stage(windows, memory, tile.into(), span, at),
+        Step::Stage { tile, from, span, at } => stage(windows, memory, tile.into(), from, span, at),
+        Step::Copy { source, work } => {
+            let (from, to) = (memory.range(source), memory.range(work));
+            memory.work[to].copy_from_slice(&memory.source[from]);
+            true
+        }
         Step::Expose => {
             windows.expose();
             true
@@ -77,7 +84,7 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
         // Everything else looks at what peers do, which makes sense only if they are about the same thing.
         _ if !windows.all_begun()? => false,
         Step::FoldTile { tile, span, chunk } => fold_tile(windows, memory, tile.into(), span, chunk),
-        Step::Fetch { tile, from, chunk } => fetch(windows, memory, tile.into(), windows.seat(from), chunk),
+        Step::Fetch { tile, span, from, chunk } => fetch(windows, memory, tile.into(), span, windows.seat(from), chunk),
         Step::FoldWhole { tile, span } => {
             let folded = fold_published(windows, memory, tile.into(), span, 0);
             if folded {
@@ -86,7 +93,9 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
             folded
         }
         Step::FoldChunk { tile, chunk, at } => fold_published(windows, memory, tile.into(), chunk, at),
-        Step::Take { tile, from, span } => take_published(windows, memory, tile.into(), windows.seat(from), span),
+        Step::Take { tile, from, span, at } => {
+            take_published(windows, memory, tile.into(), windows.seat(from), span, at)
+        }
         Step::Release { tile } => {
             windows.release(tile.into());
             true
@@ -97,7 +106,7 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
             windows.settle();
             windows.all_settled()
         }
-        Step::Send { .. } | Step::Recv { .. } | Step::Copy { .. } => {
+        Step::Send { .. } | Step::Recv { .. } => {
             panic!("invariant: messages do not go through windows")
         }
     };
@@ -120,41 +129,50 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
     true
 }
 
-fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, at: u64) -> bool {
+fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, from: Buffer, span: Span, at: u64) -> bool {
     let source = memory.range(span);
     let start = at as usize * memory.elem_bytes;
     let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
-    show(memory.stores, &mut slot[start..], &memory.work[source]);
+    let buffer = match from {
+        Buffer::Work => &*memory.work,
+        Buffer::Source => memory.source,
+    };
+    show(memory.stores, &mut slot[start..], &buffer[source]);
     true
 }
 
 fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Span, chunk: Span) -> bool {
-    let (own, whole) = (memory.range(chunk), memory.range(span));
-    let (me, size) = (windows.me(), windows.size());
-    let Some(folding) = windows.folding(tile, own.len()) else { return false };
-    let (offset, len) = (own.start - whole.start, own.len());
-    let (fold, finish, stores) = (memory.fold(), memory.finish, memory.stores);
-    let mut others: Vec<&[u8]> = Vec::with_capacity(size - 1);
-    for start in (0..len).step_by(BLOCK_BYTES) {
-        let block = start..len.min(start + BLOCK_BYTES);
-        others.clear();
-        let peers = (0..size).filter(|&seat| seat != me);
-        others.extend(peers.map(|seat| folding.contribution(seat, offset + start, block.len())));
-        let (before, after) = others.split_at(me);
-        let target = &mut memory.work[own.start + block.start..own.start + block.end];
-        fold.fold_ranks(target, before, after, None, finish);
-        show(stores, &mut folding.result[block], target);
+    let (own, whole, me) = (memory.range(chunk), memory.range(span), windows.me());
+    let Some(mut others) = windows.chunks(tile, own.start - whole.start, own.len()) else { return false };
+    let (fold, finish) = (memory.fold(), memory.finish);
+    let own = &mut memory.work[own];
+    match memory.stores {
+        Stores::Cached => {
+            others.insert(me, own);
+            fold.fold_all(&mut others, finish);
+        }
+        // Blocks are folded where they stay in the cache and leave around it.
+        Stores::Streaming => {
+            for start in (0..own.len()).step_by(BLOCK_BYTES) {
+                let block = start..own.len().min(start + BLOCK_BYTES);
+                let contributions: Vec<&[u8]> = others.iter().map(|other| &other[block.clone()]).collect();
+                let (before, after) = contributions.split_at(me);
+                let result = &mut own[block.clone()];
+                fold.fold_ranks(result, before, after, None, finish);
+                others.iter_mut().for_each(|other| copy_out(&mut other[block.clone()], result));
+            }
+        }
     }
     windows.folded(tile);
     true
 }
 
-fn fetch(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, chunk: Span) -> bool {
-    let target = memory.range(chunk);
-    let Some(result) = windows.result(seat, tile, target.len()) else { return false };
+fn fetch(windows: &Windows, memory: &mut Shared<'_>, tile: u64, span: Span, seat: usize, chunk: Span) -> bool {
+    let (target, whole) = (memory.range(chunk), memory.range(span));
+    let place = target.start - whole.start;
+    let Some(result) = windows.returned(seat, tile, place, target.len()) else { return false };
     let stores = if memory.work.len() >= KEPT_MAX_BYTES { Stores::Streaming } else { Stores::Cached };
     show(stores, &mut memory.work[target], result);
-    windows.fetched(tile);
     true
 }
 
@@ -176,9 +194,10 @@ fn fold_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, chu
     true
 }
 
-fn take_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, span: Span) -> bool {
+fn take_published(windows: &Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, span: Span, at: u64) -> bool {
     let target = memory.range(span);
-    let Some(published) = windows.contribution(seat, tile, 0, target.len()) else { return false };
+    let place = at as usize * memory.elem_bytes;
+    let Some(published) = windows.contribution(seat, tile, place, target.len()) else { return false };
     memory.work[target].copy_from_slice(published);
     true
 }

@@ -146,6 +146,48 @@ fn the_other_collectives_move_the_right_elements() {
 }
 
 #[test]
+fn alltoall_mixes_senders_of_short_and_of_long_parts() {
+    let tiny = DirectSettings { small_bytes: 1024, tile_bytes: 4096, ..settings() };
+    for medium in media() {
+        for n in [2, 3, 5] {
+            ranks(n, medium, tiny, move |mut communicator| {
+                let me = communicator.rank().index();
+                for round in 0..20 {
+                    // One rank after the other has long parts; ranks know their own lengths only.
+                    let len = |from: usize, to: usize| if from == round % (n + 1) { 3000 + 7 * to } else { from + to };
+                    let send: Vec<usize> = (0..n).map(|to| len(me, to)).collect();
+                    let recv: Vec<usize> = (0..n).map(|from| len(from, me)).collect();
+                    let value = |from: usize, to: usize| (round * 1000 + from * 10 + to) as u32;
+                    let data: Vec<u32> = (0..n).flat_map(|to| vec![value(me, to); send[to]]).collect();
+                    let mut got = vec![0; recv.iter().sum()];
+                    communicator.alltoall(&data, &send, &mut got, &recv).unwrap();
+                    let expected: Vec<u32> = (0..n).flat_map(|from| vec![value(from, me); recv[from]]).collect();
+                    assert_eq!(got, expected, "round {round}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn alltoall_parts_of_different_lengths_are_told_on_both_ranks() {
+    for len in [4, 40_000] {
+        let errors = ranks(2, Medium::Windows, settings(), move |mut communicator| {
+            let me = communicator.rank().index();
+            // Rank 0 sends `len` elements, rank 1 expects one more.
+            let (send, recv) = if me == 0 { ([1, len], [1, 1]) } else { ([1, 1], [len + 1, 1]) };
+            let data = vec![1u32; send.iter().sum()];
+            let mut got = vec![0; recv.iter().sum()];
+            let call = communicator.alltoall(&data, &send, &mut got, &recv);
+            call.and_then(|()| communicator.barrier()).unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(error.contains(&format!("{} bytes", 4 * len)) && error.contains("expects"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn shared_buffers_are_reduced_where_they_lie() {
     for medium in media() {
         for n in [1, 2, 3] {

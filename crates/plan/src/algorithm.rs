@@ -17,11 +17,11 @@ use crate::team::Team;
 use crate::topology::Topology;
 use crate::{doubling, halving, hierarchical, ring, tree, window};
 
-pub use crate::alltoall::alltoall;
+pub use crate::alltoall::{alltoall, alltoall_window};
 pub use crate::barrier::barrier;
 pub use crate::broadcast::{broadcast, broadcast_window};
 pub use crate::gather::{allgather, allgather_window};
-pub use crate::scatter::{reduce_scatter, reduce_scatter_window};
+pub use crate::scatter::{reduce_scatter, reduce_scatter_window, reduce_scatter_window_apart};
 
 /// A way to carry out an allreduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -42,17 +42,18 @@ pub fn broadcast_window(elems: u64, root: Rank, n: usize, me: Rank, tuning: &Tun
         return Schedule::default();
     }
     let mut steps = Vec::new();
-    let tiles = segments(Span::between(0, elems), tuning.tile_elems);
+    // Small enough for the others to take a tile while the root publishes the next, large enough for a hand-over not to matter.
+    let tile_elems = (elems / 4).max(tuning.tile_elems / 32).min(tuning.tile_elems / 4).max(1);
+    let tiles = segments(Span::between(0, elems), tile_elems);
     let last = u32::try_from(tiles.len() - 1).expect("a buffer has fewer than 2^32 tiles");
     for (tile, span) in (0..=last).zip(tiles) {
         if me == root {
             steps.push(Step::Publish { tile, span, except: Span { start: span.start, len: 0 } });
         } else {
-            steps.push(Step::Take { tile, from: root, span });
+            steps.push(Step::Take { tile, from: root, span, at: 0 });
         }
         steps.push(Step::Release { tile });
     }
-    steps.push(Step::Drain { tile: last });
     Schedule { steps, slots: tuning.slots.max(1) }
 }
 

@@ -39,7 +39,6 @@ pub fn allgather_window(spans: &[Span], me: Rank, tuning: &Tuning) -> Schedule {
     let mut steps = Vec::new();
     if spans.len() > 1 && rounds.count > 0 {
         rounds.allgather(&members, me.index(), 0, &mut steps);
-        steps.push(Step::Drain { tile: rounds.count - 1 });
     }
     rounds.schedule(steps)
 }
@@ -83,7 +82,7 @@ impl Rounds {
                 for owner in (1..=self.members).map(|offset| (me + offset) % self.members) {
                     let span = self.piece(round, owner);
                     if owner != me && !span.is_empty() {
-                        steps.push(Step::Take { tile, from: locals[owner], span });
+                        steps.push(Step::Take { tile, from: locals[owner], span, at: 0 });
                     }
                 }
                 steps.push(Step::Release { tile });

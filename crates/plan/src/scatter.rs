@@ -11,7 +11,7 @@
 use crate::algorithm::Tuning;
 use crate::request::Rank;
 use crate::ring;
-use crate::schedule::{Schedule, Span, Step};
+use crate::schedule::{Buffer, Schedule, Span, Step};
 use crate::team::{Team, ranks_by_host};
 use crate::topology::Topology;
 use crate::window::Rounds;
@@ -30,9 +30,22 @@ pub fn reduce_scatter_window(spans: &[Span], me: Rank, tuning: &Tuning) -> Sched
     let mut steps = Vec::new();
     if spans.len() > 1 && rounds.count > 0 {
         rounds.reduce_scatter(me.index(), 0, &mut steps);
-        steps.push(Step::Drain { tile: rounds.count - 1 });
     }
     rounds.schedule(steps)
+}
+
+/// As [`reduce_scatter_window`], out of a source that stays as it is: the work buffer holds this rank's chunk alone, and in
+/// it this rank's contribution to it.
+pub fn reduce_scatter_window_apart(spans: &[Span], me: Rank, tuning: &Tuning) -> Schedule {
+    let mut schedule = reduce_scatter_window(spans, me, tuning);
+    for step in &mut schedule.steps {
+        match step {
+            Step::Stage { from, .. } => *from = Buffer::Source,
+            Step::FoldChunk { chunk, .. } => chunk.start -= spans[me.index()].start,
+            _ => {}
+        }
+    }
+    schedule
 }
 
 impl Rounds {
@@ -58,7 +71,7 @@ impl Rounds {
         for owner in (0..self.members).filter(|&owner| owner != me) {
             let span = self.piece(round, owner);
             if !span.is_empty() {
-                steps.push(Step::Stage { tile, span, at: self.place(owner) });
+                steps.push(Step::Stage { tile, from: Buffer::Work, span, at: self.place(owner) });
             }
         }
         let nothing = Span { start: 0, len: 0 };

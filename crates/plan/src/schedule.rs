@@ -18,22 +18,22 @@
 //! - [`Step::Publish`] copies this rank's contribution to the tile (all chunks but its own) into its slot; before, it waits
 //!   until every peer has folded tile `t - slots` (nobody still reads the slot).
 //! - [`Step::FoldTile`] waits until every peer has published the tile, combines all contributions to its own chunk in rank
-//!   order, leaves the result in its buffer and in its window; before, it waits until every peer has fetched this
-//!   rank's result of tile `t - slots`.
-//! - [`Step::Fetch`] waits until `from` has folded the tile and copies that rank's result into the buffer.
+//!   order, leaves the result in its buffer and writes it to every peer's slot, where that peer's contribution was.
+//! - [`Step::Fetch`] waits until `from` has folded the tile and copies the chunk of `from` out of this rank's own slot into the
+//!   buffer. All chunks of a tile must be fetched before tile `t + slots` is published.
 //! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of it,
 //!   in rank order, on every rank alike: one hand-over instead of two, for small tensors.
 //!
 //! Some collectives have tiles that are not one span, or no results to fetch. They use:
-//! - [`Step::Stage`], which copies a span to a place in the slot, with the same wait as `Publish`; the `Publish` of the tile (of an
-//!   empty span) makes all of it visible;
+//! - [`Step::Stage`], which copies a span of either buffer to a place in the slot, with the same wait as `Publish`; the `Publish` of
+//!   the tile (of an empty span) makes all of it visible;
 //! - [`Step::FoldChunk`], which waits until every peer has published the tile, combines all contributions to a chunk in rank
 //!   order and leaves the result in the buffer only;
-//! - [`Step::Take`], which waits until `from` has published the tile and copies it from the start of that rank's slot;
+//! - [`Step::Take`], which waits until `from` has published the tile and copies a part of that rank's slot;
 //! - [`Step::Release`], which says that this rank no longer reads the tile or any before it in anybody's slots: to
-//!   those who wait, it has folded them;
-//! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule it keeps a
-//!   rank from going on to the next operation before all have begun this one.
+//!   those who wait, it has folded them. A rank that walks through fewer tiles than its peers ends with [`EVERY_TILE`];
+//! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule that also sends
+//!   messages it keeps a rank from going on to the next operation before all have begun this one.
 //!
 //! The peers of a window step are the other ranks of the group *on the same host*. Tiles of one schedule are published in the
 //! order of their numbers, starting from zero. Nobody may still be reading a slot that is written, also if the
@@ -91,6 +91,9 @@ impl Span {
     }
 }
 
+/// The number of a tile that no schedule reaches: as many as a mark of shared memory can tell apart.
+pub const EVERY_TILE: u32 = (1 << 20) - 3;
+
 /// Which memory a send reads from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buffer {
@@ -146,7 +149,7 @@ pub enum Step {
         /// The part that nobody else needs (this rank's own chunk), inside `span`; may be empty.
         except: Span,
     },
-    /// Combine everybody's contribution to this rank's chunk of a tile.
+    /// Combine everybody's contribution to this rank's chunk of a tile and return the result to everybody's slot.
     FoldTile {
         /// Number of the tile.
         tile: u32,
@@ -155,10 +158,12 @@ pub enum Step {
         /// This rank's chunk of it.
         chunk: Span,
     },
-    /// Copy another rank's result of a tile.
+    /// Copy another rank's result of a tile out of this rank's own slot.
     Fetch {
         /// Number of the tile.
         tile: u32,
+        /// The tile.
+        span: Span,
         /// Whose result.
         from: Rank,
         /// That rank's chunk of the tile.
@@ -175,6 +180,8 @@ pub enum Step {
     Stage {
         /// Number of the tile.
         tile: u32,
+        /// Where the part is.
+        from: Buffer,
         /// The part.
         span: Span,
         /// How many elements of the slot lie before it.
@@ -195,8 +202,10 @@ pub enum Step {
         tile: u32,
         /// Whose slot.
         from: Rank,
-        /// Where it goes; it lies at the start of the slot.
+        /// Where it goes.
         span: Span,
+        /// How many elements of the slot lie before it.
+        at: u64,
     },
     /// Say that this rank has read all it needs of the tiles up to this one.
     Release {

@@ -220,6 +220,21 @@ proptest! {
         let outcome = verify::alltoall(&ranks(n).map(schedule).collect::<Vec<_>>(), &send, &recv);
         prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
     }
+
+    #[test]
+    fn alltoall_holds_through_windows_for_any_splits(
+        n in 1_usize..=9,
+        lens in prop::collection::vec(prop_oneof![Just(0), 0_u64..40], 9 * 9),
+        tuning in tunings(),
+    ) {
+        let send: Vec<Vec<Span>> = (0..n).map(|i| chunks(&lens[i * n..(i + 1) * n])).collect();
+        let column = |i: usize| (0..n).map(|j| lens[j * n + i]).collect::<Vec<_>>();
+        let recv: Vec<Vec<Span>> = (0..n).map(|i| chunks(&column(i))).collect();
+        let schedule = |me: Rank| algorithm::alltoall_window(&send[me.index()], &recv[me.index()], me, &tuning);
+        let schedules: Vec<_> = ranks(n).map(schedule).collect();
+        let outcome = verify::alltoall_on(&Topology::one_host(n), &schedules, &send, &recv);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
 }
 
 #[test]

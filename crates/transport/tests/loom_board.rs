@@ -67,7 +67,7 @@ fn a_sleeper_is_always_woken_and_sees_the_bytes() {
 }
 
 #[test]
-fn a_slot_is_written_again_only_after_its_reader_has_let_go() {
+fn a_slot_is_written_by_its_owner_and_its_folder_in_turn() {
     let mut model = loom::model::Builder::new();
     // Two hand-overs in both directions have too many interleavings to try all; every known lost wake-up of this kind
     // needs two preemptions at most.
@@ -82,6 +82,8 @@ fn a_slot_is_written_again_only_after_its_reader_has_let_go() {
                         shared.owner.has_reached(Stage::Published, Mark::tile(1, tile))
                     });
                     assert_eq!(shared.bytes.get(), tile + 1);
+                    // The result takes the place of the contribution.
+                    shared.bytes.set(10 * (tile + 1));
                     announce(&shared.reader, &shared.owner, &shared.owners_bell, Stage::Folded, Mark::tile(1, tile));
                 }
             })
@@ -91,6 +93,7 @@ fn a_slot_is_written_again_only_after_its_reader_has_let_go() {
                 wait(&shared.owner, &shared.owners_bell, || {
                     shared.reader.has_reached(Stage::Folded, Mark::tile(1, before))
                 });
+                assert_eq!(shared.bytes.get(), 10 * tile);
             }
             shared.bytes.set(tile + 1);
             announce(&shared.owner, &shared.reader, &shared.bell, Stage::Published, Mark::tile(1, tile));

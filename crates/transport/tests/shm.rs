@@ -118,38 +118,39 @@ fn windows_pass_tiles_in_order_without_losing_any() {
     });
 }
 
-/// Every rank publishes a number, folds the sum of all into its result, fetches everybody's result.
+/// Every rank publishes a number for each rank, returns the sum of all that it got, and fetches what everybody returned to it.
 fn pass_tiles(windows: &mut Windows, waiter: &Waiter, operation: u64, tiles: u64) {
     let me = windows.me() as u64;
     windows.begin(operation, 5, &[]);
-    let value = |seat: u64, tile: u64| (operation * 1000 + tile * 10 + seat).to_le_bytes();
+    let size = windows.size();
+    let value = |from: u64, to: u64, tile: u64| (operation * 100_000 + tile * 100 + from * 10 + to).to_le_bytes();
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
     for tile in 0..tiles {
         until(windows, waiter, |windows| {
-            let Some(slot) = windows.vacant_slot(tile, 8) else { return false };
-            slot.copy_from_slice(&value(me, tile));
+            let Some(slot) = windows.vacant_slot(tile, 8 * size) else { return false };
+            for (to, chunk) in (0..).zip(slot.chunks_exact_mut(8)) {
+                chunk.copy_from_slice(&value(me, to, tile));
+            }
             windows.publish(tile);
             true
         });
         until(windows, waiter, |windows| {
-            let peers: Vec<usize> = windows.peers().collect();
-            let Some(folding) = windows.folding(tile, 8) else { return false };
-            let others: u64 = peers.iter().map(|&seat| number(folding.contribution(seat, 0, 8))).sum();
-            let sum = others + number(&value(me, tile));
-            folding.result.copy_from_slice(&sum.to_le_bytes());
+            let Some(chunks) = windows.chunks(tile, 8 * me as usize, 8) else { return false };
+            let others: u64 = chunks.iter().map(|chunk| number(chunk)).sum();
+            let sum = others + number(&value(me, me, tile));
+            chunks.into_iter().for_each(|chunk| chunk.copy_from_slice(&sum.to_le_bytes()));
             windows.folded(tile);
             true
         });
-        let expected: u64 = (0..windows.size() as u64).map(|seat| number(&value(seat, tile))).sum();
         let peers: Vec<usize> = windows.peers().collect();
         for seat in peers {
+            let expected: u64 = (0..size as u64).map(|from| number(&value(from, seat as u64, tile))).sum();
             until(windows, waiter, |windows| {
-                windows.result(seat, tile, 8).map(number).is_some_and(|got| {
+                windows.returned(seat, tile, 8 * seat, 8).map(number).is_some_and(|got| {
                     assert_eq!(got, expected);
                     true
                 })
             });
-            windows.fetched(tile);
         }
     }
     windows.finish();

@@ -140,6 +140,10 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) pin: bool,
 
+    /// Keep so many cores busy beside the contestants, as a framework's own threads would: what waking up and taking turns cost then.
+    #[arg(long, default_value_t = 0, value_name = "CORES")]
+    pub(crate) busy: usize,
+
     /// Write the result as JSON to this file; `-` writes it to standard output and the table to standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -149,6 +153,7 @@ impl BenchArgs {
     /// Refuses what does not fit together, before anything is started.
     pub(crate) fn check(&self) -> Result<()> {
         ensure!((1..=MAX_RANKS).contains(&self.ranks), "-np {}: give 1 to {MAX_RANKS} ranks", self.ranks);
+        ensure!(self.busy <= MAX_RANKS, "--busy {}: keep at most {MAX_RANKS} cores busy", self.busy);
         ensure!(self.rounds > 0, "--rounds 0: nothing would be measured");
         ensure!(self.iters != Some(0), "--iters 0: nothing would be measured");
         ensure!(self.tensors > 0, "--tensors 0: nothing would be measured");

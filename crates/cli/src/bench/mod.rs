@@ -5,6 +5,7 @@
 //! works; it knows tasks, times and what the right result is.
 
 pub(crate) mod args;
+mod busy;
 pub(crate) mod contestant;
 mod direct;
 mod driver;
@@ -32,6 +33,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
+use busy::Busy;
 use entrant::{Entrant, FIRST, Family, Processes, Twin};
 use limit::Limit;
 use machine::Machine;
@@ -56,6 +58,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let mut report = Report {
         machine: Machine::this(),
         ranks: args.ranks,
+        busy_cores: args.busy,
         task: tasks.first().cloned().context("--sizes names no size")?,
         entries: entrants.iter().map(|entrant| entry(entrant.as_ref())).collect(),
         rates: args.limit.then(|| limit::rates(args.ranks, args.pinning())),
@@ -66,6 +69,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     writeln!(out)?;
     out.write_all(table::column_names(&report).as_bytes())?;
     entrants.append(&mut limit);
+    // They begin when everybody has started and the machine's own rates are known.
+    let _busy = Busy::start(args.busy);
     for task in &tasks {
         let row = measure_row(&mut entrants, task, args)?;
         out.write_all(table::line(&report, &row).as_bytes())?;

@@ -33,6 +33,8 @@ pub(crate) struct Row {
 pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) ranks: usize,
+    /// Cores that are kept busy beside the contestants.
+    pub(crate) busy_cores: usize,
     /// The task of the first size, for everything that does not change with the size.
     pub(crate) task: Task,
     pub(crate) entries: Vec<Entry>,
@@ -97,6 +99,7 @@ impl Report {
         let mut report = json!({
             "collective": self.task.kind,
             "ranks": self.ranks,
+            "busy_cores": self.busy_cores,
             "dtype": self.task.dtype.name(),
             "pace": self.task.pace,
             "memory": self.task.memory,

@@ -51,6 +51,9 @@ pub(crate) fn heading(report: &Report) -> String {
             machine.load
         );
     }
+    if report.busy_cores > 0 {
+        let _ = writeln!(text, "          {} cores are kept busy beside the contestants", report.busy_cores);
+    }
     let _ = writeln!(text, "measured: {}", products.join(", "));
     if let Some(rates) = report.rates {
         let _ = writeln!(
@@ -231,6 +234,7 @@ mod tests {
         Report {
             machine: Machine { host: "box".into(), cores: 2, processor: "CPU".into(), kernel: "6.1".into(), load: 0.1 },
             ranks: 2,
+            busy_cores: 0,
             task: Task {
                 kind: Kind::Allreduce,
                 bytes: 4,

@@ -1,5 +1,6 @@
 //! The calls: each checks its arguments, chooses the road and drives the operation to its end.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,10 +10,12 @@ use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 use farandole_tensor::pack::unpack;
 use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
+use farandole_transport::shm::Windows;
 
 use super::descriptor::Detail;
+use super::exchange::Exchange;
 use super::operation::Operation;
-use super::small;
+use super::small::{self, Parts};
 use super::{Call, Communicator, Descriptor, Kind};
 use crate::carrier::{Folding, carrier, widened};
 use crate::error::{Error, Result};
@@ -84,16 +87,12 @@ impl Communicator {
             return Ok(());
         }
         if one_host && forced.is_none() && self.chooser.is_small(data.len()) {
-            let began_ns = self.journal.sample(number);
-            let windows = self.mesh.windows.as_mut().expect("one host has windows");
-            windows.begin(number, descriptor.word(), data);
-            if self.all_begin_soon() {
-                let windows = self.mesh.windows.as_mut().expect("one host has windows");
-                small::fold_all_shown(windows, data, &fold, finish);
-                self.journal.sampled(began_ns, number, descriptor, data.len());
-                return Ok(());
-            }
-            return self.drive(descriptor, Operation::Small { data, fold, finish });
+            let (word, bytes) = (descriptor.word(), data.len());
+            // Both have the data in turn: it is shown before anything is folded into it.
+            let data = RefCell::new(data);
+            let begin = |windows: &mut Windows| windows.begin(number, word, &data.borrow());
+            let read = |windows: &Windows| small::fold_all_shown(windows, &mut data.borrow_mut(), &fold, finish);
+            return self.hand_over(number, descriptor, bytes, begin, read);
         }
         let algorithm = forced.unwrap_or_else(|| self.chooser.allreduce(data.len()));
         let by_windows = algorithm.needs_windows() && one_host && algorithm != Algorithm::HierarchicalWindow;
@@ -141,6 +140,21 @@ impl Communicator {
         let elems = data.len() as u64;
         let descriptor = Descriptor::new(Kind::Broadcast, T::DTYPE, None, Detail::Root(root.index()), elems);
         let number = self.next_operation()?;
+        if self.shows_all(size_of_val(data)) {
+            let (word, is_root, bytes) = (descriptor.word(), root == self.rank(), size_of_val(data));
+            let data = RefCell::new(data);
+            let begin = |windows: &mut Windows| {
+                let data = data.borrow();
+                windows.begin(number, word, if is_root { as_bytes(&data) } else { &[] });
+            };
+            let read = |windows: &Windows| {
+                if !is_root {
+                    let seat = windows.seat(root);
+                    with_bytes_mut(&mut data.borrow_mut(), |bytes| small::copy_shown(windows, seat, bytes));
+                }
+            };
+            return self.hand_over(number, descriptor, bytes, begin, read);
+        }
         let call = Call {
             kind: Kind::Broadcast as u8,
             dtype: T::DTYPE,
@@ -174,6 +188,20 @@ impl Communicator {
         let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, Detail::Counts(counts), all.len() as u64);
         let number = self.next_operation()?;
         all[mine.start as usize..mine.end() as usize].copy_from_slice(own);
+        if self.shows_all(size_of_val(all)) {
+            let (word, bytes, elem_bytes) = (descriptor.word(), size_of_val(all), size_of::<T>());
+            let begin = |windows: &mut Windows| windows.begin(number, word, as_bytes(own));
+            let read = |windows: &Windows| {
+                with_bytes_mut(all, |all| {
+                    for seat in windows.peers() {
+                        let block = blocks[windows.rank(seat).index()];
+                        let place = block.start as usize * elem_bytes..block.end() as usize * elem_bytes;
+                        small::copy_shown(windows, seat, &mut all[place]);
+                    }
+                });
+            };
+            return self.hand_over(number, descriptor, bytes, begin, read);
+        }
         let call = self.call(Kind::Allgather, T::DTYPE, counts, &[]);
         let one_host = self.is_one_host();
         let schedule = self.schedule(call, |this| {
@@ -209,6 +237,23 @@ impl Communicator {
         let (detail, elems) = (Detail::Counts(counts), data.len() as u64);
         let descriptor = Descriptor::new(Kind::ReduceScatter, T::DTYPE, Some(op), detail, elems);
         let number = self.next_operation()?;
+        let (fold, finish) = (Fold::new(T::DTYPE, op), Finish::new(T::DTYPE, op, self.size() as u64, 1.0));
+        let elem_bytes = T::DTYPE.size_bytes();
+        let place = mine.start as usize * elem_bytes..mine.end() as usize * elem_bytes;
+        let source = as_bytes(data);
+        if self.is_one_host() {
+            with_bytes_mut(own, |own| own.copy_from_slice(&source[place.clone()]));
+        }
+        if self.shows_all(source.len()) {
+            let word = descriptor.word();
+            let begin = |windows: &mut Windows| windows.begin(number, word, source);
+            let read = |windows: &Windows| {
+                with_bytes_mut(own, |own| {
+                    small::fold_chunk_shown(windows, own, source.len(), place.start, &fold, finish);
+                });
+            };
+            return self.hand_over(number, descriptor, source.len(), begin, read);
+        }
         let one_host = self.is_one_host();
         let folding = if one_host { Folding::AllAtOnce } else { Folding::OneByOne };
         let dtype = carrier(T::DTYPE, op, 1.0, folding);
@@ -216,20 +261,25 @@ impl Communicator {
         let schedule = self.schedule(call, |this| {
             let tuning = this.tuning(dtype);
             if one_host {
-                algorithm::reduce_scatter_window(&blocks, this.rank(), &tuning)
+                algorithm::reduce_scatter_window_apart(&blocks, this.rank(), &tuning)
             } else {
                 algorithm::reduce_scatter(&blocks, this.topology(), this.rank(), &tuning)
             }
         });
-        // The contributions of others are folded into a copy: the caller's data stays as it is.
-        let data = as_bytes(data);
-        let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(data) } else { widened(data, T::DTYPE, 1.0) };
-        let (fold, finish) = (Some(Fold::new(dtype, op)), Finish::new(T::DTYPE, op, self.size() as u64, 1.0));
-        // One fold takes all contributions in windows, so it can finish the result; over links the last one is not known.
-        let (in_fold, after) = if one_host { (finish, Finish::Nothing) } else { (Finish::Nothing, finish) };
-        self.run(Work { number, descriptor, schedule, bytes: &mut work, source: &[], dtype, fold, finish: in_fold })?;
+        if one_host {
+            let fold = Some(fold);
+            return with_bytes_mut(own, |bytes| {
+                self.through_windows(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
+            });
+        }
+        // By messages the contributions of others are folded into a copy: the caller's data stays as it is. Which fold is
+        // the last is not known there, so the result is finished afterwards.
+        let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(source) } else { widened(source, T::DTYPE, 1.0) };
+        let (fold, unfinished) = (Some(Fold::new(dtype, op)), Finish::Nothing);
+        let bytes = &mut work[..];
+        self.over_links(Work { number, descriptor, schedule, bytes, source: &[], dtype, fold, finish: unfinished })?;
         let start = mine.start as usize * dtype.size_bytes();
-        with_bytes_mut(own, |bytes| unpack(&work, dtype, [(start, bytes)], T::DTYPE, after));
+        with_bytes_mut(own, |bytes| unpack(&work, dtype, [(start, bytes)], T::DTYPE, finish));
         Ok(())
     }
 
@@ -251,6 +301,12 @@ impl Communicator {
         }
         let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, Detail::Nothing, 0);
         let number = self.next_operation()?;
+        if self.all_show_parts() {
+            let (send, recv, dtype) = (&send, &recv, T::DTYPE);
+            return with_bytes_mut(received, |received| {
+                self.exchange(Exchange { number, descriptor, data: as_bytes(data), send, received, recv, dtype })
+            });
+        }
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
         let schedule =
             self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));
@@ -276,33 +332,23 @@ impl Communicator {
             return Ok(());
         }
         if self.is_one_host() {
-            let windows = self.mesh.windows.as_mut().expect("one host has windows");
-            let began_ns = self.journal.sample(number);
-            windows.begin(number, descriptor.word(), &[]);
-            if self.all_begin_soon() {
-                self.journal.sampled(began_ns, number, descriptor, 0);
-                return Ok(());
-            }
-            return self.drive(descriptor, Operation::Meeting);
+            let begin = |windows: &mut Windows| windows.begin(number, descriptor.word(), &[]);
+            return self.hand_over(number, descriptor, 0, begin, |_| ());
         }
         let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
         let (dtype, fold, finish) = (Dtype::U8, None, Finish::Nothing);
         self.over_links(Work { number, descriptor, schedule, bytes: &mut [], source: &[], dtype, fold, finish })
     }
 
-    /// Whether all ranks begin the operation within the time that looking again at once is worth. Where the answer is no, or
-    /// something is wrong, [`Communicator::drive`] waits on or says what. A hand-over is so short that this loop has to be, too.
-    #[inline]
-    fn all_begin_soon(&mut self) -> bool {
-        let windows = self.mesh.windows.as_mut().expect("one host has windows");
-        for _ in 0..self.patience.looks() {
-            match windows.all_begun() {
-                Ok(true) => return true,
-                Ok(false) => std::hint::spin_loop(),
-                Err(_) => return false,
-            }
-        }
-        false
+    /// Whether a collective of so many bytes in all takes a single hand-over.
+    fn shows_all(&self, bytes: usize) -> bool {
+        self.size() > 1 && self.is_one_host() && self.chooser.fits_one_hand_over(bytes)
+    }
+
+    /// Whether alltoall goes through windows: all ranks share memory, and the lengths of their parts fit the small slots.
+    fn all_show_parts(&self) -> bool {
+        let slot_bytes = self.mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
+        self.size() > 1 && self.is_one_host() && Parts::lengths_fit(self.size(), slot_bytes)
     }
 
     fn call(&self, kind: Kind, dtype: Dtype, counts: &[usize], more: &[usize]) -> Call {
@@ -332,18 +378,35 @@ impl Communicator {
     }
 
     fn through_windows(&mut self, work: Work<'_>) -> Result<()> {
-        let Work { number, descriptor, schedule, bytes, dtype, fold, finish, .. } = work;
+        let Work { number, descriptor, schedule, bytes, source, dtype, fold, finish } = work;
         if schedule.steps.is_empty() {
             return self.meet_at(number, descriptor);
         }
         let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
         let run = WindowRun::begin(schedule, windows, number, descriptor.word());
-        let len = bytes.len();
+        self.journal.started(number, descriptor, bytes.len().max(source.len()));
+        self.walk_windows(descriptor, run, bytes, source, dtype, fold, finish)?;
+        self.journal.finished();
+        Ok(())
+    }
+
+    /// Advances an operation through windows to its end, by the outlet that has proved faster.
+    pub(super) fn walk_windows(
+        &mut self,
+        descriptor: Descriptor,
+        run: WindowRun,
+        work: &mut [u8],
+        source: &[u8],
+        dtype: Dtype,
+        fold: Option<Fold>,
+        finish: Finish,
+    ) -> Result<()> {
+        let (kind, len) = (descriptor.kind().map_or(0, |kind| kind as u8), work.len().max(source.len()));
+        let stores = self.outlets.of(kind, len).map_or(Stores::Cached, |outlet| outlet.choose());
         let began = Instant::now();
-        let stores = self.outlets.for_bytes(len).map_or(Stores::Streaming, |outlet| outlet.choose());
-        let memory = Shared { work: bytes, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
-        self.drive(descriptor, Operation::Windows { run, memory })?;
-        if let Some(outlet) = self.outlets.for_bytes(len) {
+        let memory = Shared { work, source, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
+        self.walk(descriptor, Operation::Windows { run, memory })?;
+        if let Some(outlet) = self.outlets.of(kind, len) {
             outlet.learn(len, began.elapsed());
         }
         Ok(())
@@ -369,7 +432,7 @@ impl Communicator {
         self.journal.started(number, descriptor, memory.work.len());
         self.walk(descriptor, Operation::Messages { run, memory })?;
         if self.mesh.windows.is_some() {
-            self.walk(descriptor, Operation::Meeting)?;
+            self.walk(descriptor, Operation::Meeting { bytes: 0 })?;
         }
         finish.apply(dtype, bytes);
         self.journal.finished();

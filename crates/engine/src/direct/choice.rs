@@ -28,23 +28,39 @@ pub(super) struct Chooser {
     means: Means,
     /// Tensors of up to this many bytes take the shortest road (`small`) on one host.
     small_bytes: usize,
+    /// On one host, collectives in which a rank reads no more than this in all take a single hand-over.
+    hand_over_bytes: usize,
 }
 
 impl Chooser {
     pub(super) fn new(mesh: &Mesh, settings: &DirectSettings, table: Option<Arc<Table>>) -> Chooser {
         let topology = mesh.topology();
-        let whole_read_max_bytes = settings.small_bytes as u64 * topology.size() as u64;
-        let choices = Choices::new(table, topology, Limits { whole_read_max_bytes, ..Limits::default() });
+        let limits = Limits::default();
+        let small_bytes = settings.small_bytes as u64 * topology.size() as u64;
+        let whole_read_max_bytes = limits.whole_read_max_bytes.min(small_bytes);
+        let choices = Choices::new(table, topology, Limits { whole_read_max_bytes, ..limits });
         let means = Means { windows: hosts_have_windows(mesh, topology), mapped: false };
         let slot_bytes = mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
         let whole_bytes = choices.largest_of(Algorithm::WindowWhole, means);
-        Chooser { choices, means, small_bytes: slot_bytes.min(usize::try_from(whole_bytes).unwrap_or(usize::MAX)) }
+        let small_bytes = slot_bytes.min(usize::try_from(whole_bytes).unwrap_or(usize::MAX));
+        Chooser { choices, means, small_bytes, hand_over_bytes: slot_bytes.min(settings.small_bytes) }
     }
 
     /// Whether a tensor of this size takes the shortest road on one host, without asking further.
     #[inline]
     pub(super) fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.small_bytes
+    }
+
+    /// Whether a collective of this size in all, in which nobody reads more than that, takes a single hand-over.
+    #[inline]
+    pub(super) fn fits_one_hand_over(&self, bytes: usize) -> bool {
+        bytes <= self.hand_over_bytes
+    }
+
+    /// What a rank shows for a single hand-over at most, in bytes.
+    pub(super) fn hand_over_bytes(&self) -> usize {
+        self.hand_over_bytes
     }
 
     /// The algorithm of an allreduce.

@@ -16,11 +16,11 @@
 mod calls;
 mod choice;
 mod descriptor;
+mod exchange;
 mod goodbye;
 mod journal;
 mod operation;
 mod outcry;
-mod outlet;
 mod patience;
 mod shared;
 mod small;
@@ -40,12 +40,12 @@ use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
 use crate::limits::{Limits, tell_again};
 use crate::meeting::Meeting;
+use crate::outlet::Outlets;
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
 use journal::Journal;
 use operation::Operation;
 use outcry::Outcry;
-use outlet::Outlets;
 use patience::{LONGEST_SLEEP, Next, Patience};
 
 pub(crate) use choice::MAX_TEXT_BYTES;

@@ -1,20 +1,19 @@
 //! One direct operation under way, on whichever road it takes.
 
 use farandole_plan::Rank;
-use farandole_tensor::{Finish, Fold};
 use farandole_transport::{Mesh, Progress, Result};
 
-use super::small;
 use crate::footprints::{self, Footprints};
 use crate::run::{Memory, Run};
 use crate::window::{Shared, WindowRun};
 
 /// An operation and its memory.
 pub(super) enum Operation<'a> {
-    /// Nothing but the hand-over: everybody has come.
-    Meeting,
-    /// One hand-over with the whole contribution.
-    Small { data: &'a mut [u8], fold: Fold, finish: Finish },
+    /// One hand-over: everybody has come, and what they show can be read.
+    Meeting {
+        /// Bytes that come with it.
+        bytes: usize,
+    },
     /// Through shared memory.
     Windows { run: WindowRun, memory: Shared<'a> },
     /// Over links.
@@ -30,9 +29,8 @@ impl Operation<'_> {
             shared => {
                 let windows = mesh.windows.as_mut().expect("invariant: these operations are for ranks with windows");
                 match shared {
-                    Operation::Meeting if windows.all_begun()? => Ok(Progress::Done),
-                    Operation::Meeting => Ok(Progress::Pending),
-                    Operation::Small { data, fold, finish } => small::fold_when_all_begun(windows, data, fold, *finish),
+                    Operation::Meeting { .. } if windows.all_begun()? => Ok(Progress::Done),
+                    Operation::Meeting { .. } => Ok(Progress::Pending),
                     Operation::Windows { run, memory } => run.advance(windows, memory),
                     Operation::Messages { .. } => unreachable!("handled above"),
                 }
@@ -43,8 +41,7 @@ impl Operation<'_> {
     /// Bytes that it works on.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Operation::Meeting => 0,
-            Operation::Small { data, .. } => data.len(),
+            Operation::Meeting { bytes } => *bytes,
             Operation::Windows { memory, .. } => {
                 memory.mapped.as_ref().map_or(memory.work.len(), |mapped| mapped.own().len())
             }
@@ -60,7 +57,7 @@ impl Operation<'_> {
         match self {
             Operation::Windows { run, .. } => run.watch(),
             Operation::Messages { run, .. } => run.watch(),
-            Operation::Meeting | Operation::Small { .. } => {}
+            Operation::Meeting { .. } => {}
         }
     }
 
@@ -69,7 +66,7 @@ impl Operation<'_> {
         match self {
             Operation::Windows { run, .. } => run.footprints(),
             Operation::Messages { run, .. } => run.footprints(),
-            Operation::Meeting | Operation::Small { .. } => None,
+            Operation::Meeting { .. } => None,
         }
     }
 
@@ -79,7 +76,7 @@ impl Operation<'_> {
         match self {
             Operation::Messages { run, .. } => run.waiting_for(),
             Operation::Windows { run, .. } => windows.and_then(|windows| run.waiting_for(windows)),
-            Operation::Meeting | Operation::Small { .. } => {
+            Operation::Meeting { .. } => {
                 windows.and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
             }
         }

@@ -110,6 +110,9 @@ impl Group {
             if progress != Progress::Pending {
                 self.diary.moved(&job.bucket, now);
             }
+            if progress == Progress::Done {
+                self.router.learn(travel);
+            }
             if let Some(footprints) = travel.footprints() {
                 self.diary.steps(&job.bucket, footprints);
             }

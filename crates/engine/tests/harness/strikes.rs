@@ -39,6 +39,7 @@ pub struct Run {
     pub hall: Hall,
     pub deadline: Duration,
     faults: Faults,
+    action: Option<Action>,
     main_events: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -54,7 +55,14 @@ impl Run {
             Some(Action::Drop) => SHORT_DEADLINE,
             _ => LONG_DEADLINE,
         };
-        Run { size, hall, deadline, faults, main_events: Arc::new(Mutex::new(vec![0; size])) }
+        let action = fault.map(|fault| fault.action);
+        Run { size, hall, deadline, faults, action, main_events: Arc::new(Mutex::new(vec![0; size])) }
+    }
+
+    /// Whether a fault has struck that everybody must hear of. When all ranks have come to the end of the main part, the answer
+    /// is the same for all of them and does not change any more.
+    pub fn must_fail(&self) -> bool {
+        self.faults.has_struck() && !matches!(self.action, None | Some(Action::Delay(_)))
     }
 
     /// A rank has come to the end of the main part.

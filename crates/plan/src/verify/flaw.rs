@@ -33,8 +33,6 @@ pub enum Cause {
     Publication,
     /// A result is not there.
     Result,
-    /// Its own result has not been fetched.
-    ResultToBeFetched,
     /// A mapped buffer is not filled.
     Exposure,
     /// Others still use the mapped buffers.
@@ -63,7 +61,6 @@ impl fmt::Display for Stuck {
             Cause::SlotToBeFree => write!(f, "waits until rank {on} no longer reads the slot"),
             Cause::Publication => write!(f, "waits until rank {on} has published the tile"),
             Cause::Result => write!(f, "waits until rank {on} has folded the tile"),
-            Cause::ResultToBeFetched => write!(f, "waits until rank {on} has fetched earlier results"),
             Cause::Exposure => write!(f, "waits until rank {on} has exposed its buffer"),
             Cause::Settlement => write!(f, "waits until rank {on} is done with the mapped buffers"),
         }

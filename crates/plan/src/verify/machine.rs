@@ -62,6 +62,15 @@ pub(super) struct Actor {
     pub(super) settled: bool,
 }
 
+impl Actor {
+    pub(super) fn buffer(&self, which: Buffer) -> &Contents {
+        match which {
+            Buffer::Work => &self.work,
+            Buffer::Source => &self.source,
+        }
+    }
+}
+
 pub(super) struct Machine<'a> {
     schedules: &'a [Schedule],
     topology: &'a Topology,
@@ -136,7 +145,7 @@ impl<'a> Machine<'a> {
     fn send(&mut self, rank: usize, to: Rank, from: Buffer, span: Span) -> Result<Outcome, Flaw> {
         let to = self.peer(rank, to)?;
         let actor = &self.actors[rank];
-        let buffer = if from == Buffer::Work { &actor.work } else { &actor.source };
+        let buffer = actor.buffer(from);
         self.check_bounds(rank, span, buffer.elems)?;
         self.check_length(rank, span)?;
         // Sends are checked when they are posted; what they carry cannot change until it is taken.
@@ -186,7 +195,7 @@ impl<'a> Machine<'a> {
     /// Moves a message from its sender into the receiver's hand.
     fn accept(&mut self, rank: usize, sender: usize, message: &Message) {
         let actor = &mut self.actors[sender];
-        let buffer = if message.from == Buffer::Work { &actor.work } else { &actor.source };
+        let buffer = actor.buffer(message.from);
         let elements = buffer.look(message.span);
         actor.in_flight.retain(|send| send.number != message.number);
         self.actors[rank].held = Some(elements);

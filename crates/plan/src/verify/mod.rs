@@ -114,6 +114,16 @@ pub fn broadcast(schedules: &[Schedule], elems: u64, root: Rank, topology: &Topo
 
 /// Checks that what rank `i` has in `send[i][j]` of its source ends in `recv[j][i]` of rank `j`'s work buffer.
 pub fn alltoall(schedules: &[Schedule], send: &[Vec<Span>], recv: &[Vec<Span>]) -> Result<(), Flaw> {
+    alltoall_on(&Topology::all_apart(schedules.len()), schedules, send, recv)
+}
+
+/// As [`alltoall`], on this placement.
+pub fn alltoall_on(
+    topology: &Topology,
+    schedules: &[Schedule],
+    send: &[Vec<Span>],
+    recv: &[Vec<Span>],
+) -> Result<(), Flaw> {
     let n = schedules.len();
     let mut task = Task::in_place(n, 0);
     for rank in 0..n {
@@ -125,7 +135,7 @@ pub fn alltoall(schedules: &[Schedule], send: &[Vec<Span>], recv: &[Vec<Span>]) 
             task.goals.push(Goal { rank, span, who: Contributors::only(peer), origin });
         }
     }
-    explore(schedules, &Topology::all_apart(n), &task)
+    explore(schedules, topology, &task)
 }
 
 /// Checks that no rank can leave before every rank has come.

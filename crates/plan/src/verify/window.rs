@@ -3,13 +3,11 @@
 //! A slot remembers which tile it holds. A step that reads a slot first waits for what it has to wait for and then insists on
 //! finding its own tile; if the owner has begun to write another one, the wait was not enough.
 
-use std::collections::HashMap;
-
 use super::contents::{Contents, Fragment, combine};
 use super::flaw::{Cause, Flaw};
 use super::machine::{Machine, Outcome, Wake};
 use crate::request::Rank;
-use crate::schedule::{Span, Step};
+use crate::schedule::{Buffer, Span, Step};
 
 /// Slots have no end here: the size of a tile is not this check's concern.
 const SLOT_ELEMS: u64 = u64::MAX / 2;
@@ -35,37 +33,30 @@ impl Slot {
 
 /// The window of one rank. Counters are one more than the number of the last tile.
 pub(super) struct Window {
-    contributions: Vec<Slot>,
-    results: Vec<Slot>,
+    slots: Vec<Slot>,
     published: u32,
     folded: u32,
-    /// For each tile, from how many peers its result has been fetched.
-    fetches: HashMap<u32, usize>,
-    /// Fetched from everybody: a peer says so only when it has everybody's result of the tile.
-    fetched: u32,
 }
 
 impl Window {
     pub(super) fn new(slots: u32) -> Window {
-        let empty = || (0..slots).map(|_| Slot::empty()).collect();
-        let fetches = HashMap::new();
-        Window { contributions: empty(), results: empty(), published: 0, folded: 0, fetches, fetched: 0 }
+        Window { slots: (0..slots).map(|_| Slot::empty()).collect(), published: 0, folded: 0 }
     }
 }
 
 impl Machine<'_> {
     pub(super) fn take_window_step(&mut self, rank: usize, step: &Step) -> Result<Outcome, Flaw> {
-        if self.actors[rank].window.contributions.is_empty() && needs_slots(step) {
+        if self.actors[rank].window.slots.is_empty() && needs_slots(step) {
             return Err(Flaw::SlotsDiffer { rank: Rank::from(rank), slots: 0, expected: 1 });
         }
         match *step {
             Step::Publish { tile, span, except } => self.publish(rank, tile, span, except),
-            Step::Stage { tile, span, at } => self.stage(rank, tile, span, at),
+            Step::Stage { tile, from, span, at } => self.stage(rank, tile, from, span, at),
             Step::FoldTile { tile, span, chunk } => self.fold_tile(rank, tile, span, chunk),
             Step::FoldWhole { tile, span } => self.fold_whole(rank, tile, span),
             Step::FoldChunk { tile, chunk, at } => self.fold_chunk(rank, tile, chunk, at),
-            Step::Fetch { tile, from, chunk } => self.fetch(rank, tile, from, chunk),
-            Step::Take { tile, from, span } => self.take_published(rank, tile, from, span),
+            Step::Fetch { tile, span, from, chunk } => self.fetch(rank, tile, span, from, chunk),
+            Step::Take { tile, from, span, at } => self.take_published(rank, tile, from, span, at),
             Step::Release { tile } => Ok(self.release(rank, tile)),
             Step::Drain { tile } => {
                 let reading = self.waiting_for(rank, |window| window.folded > tile);
@@ -86,29 +77,29 @@ impl Machine<'_> {
     }
 
     fn slot_of(&self, rank: usize, tile: u32) -> usize {
-        tile as usize % self.actors[rank].window.contributions.len()
+        tile as usize % self.actors[rank].window.slots.len()
     }
 
     /// The tile that had the slot before.
     fn tile_before(&self, rank: usize, tile: u32) -> Option<u32> {
-        tile.checked_sub(self.actors[rank].window.contributions.len() as u32)
+        tile.checked_sub(self.actors[rank].window.slots.len() as u32)
     }
 
-    fn stage(&mut self, rank: usize, tile: u32, span: Span, at: u64) -> Result<Outcome, Flaw> {
+    fn stage(&mut self, rank: usize, tile: u32, from: Buffer, span: Span, at: u64) -> Result<Outcome, Flaw> {
         if tile < self.actors[rank].window.published {
             return Err(Flaw::TileOutOfOrder { spot: self.spot(rank), tile });
         }
-        self.check_bounds(rank, span, self.actors[rank].work.elems)?;
+        self.check_bounds(rank, span, self.actors[rank].buffer(from).elems)?;
         if let Some(before) = self.tile_before(rank, tile) {
             let reading = self.waiting_for(rank, |window| window.folded > before);
             if !reading.is_empty() {
                 return Ok(Outcome::Waits(Cause::SlotToBeFree, reading));
             }
         }
-        let elements = self.actors[rank].work.read(span);
+        let elements = self.actors[rank].buffer(from).read(span);
         let elements = elements.map_err(|trouble| self.flaw(rank, rank, span.start, trouble))?;
         let index = self.slot_of(rank, tile);
-        let slot = &mut self.actors[rank].window.contributions[index];
+        let slot = &mut self.actors[rank].window.slots[index];
         slot.turn_to(tile);
         slot.contents.place(at, elements);
         Ok(done())
@@ -121,7 +112,7 @@ impl Machine<'_> {
             (Span::between(span.start, except.start), Span::between(except.end(), span.end()))
         };
         for part in [before, after] {
-            if let waits @ Outcome::Waits(..) = self.stage(rank, tile, part, part.start - span.start)? {
+            if let waits @ Outcome::Waits(..) = self.stage(rank, tile, Buffer::Work, part, part.start - span.start)? {
                 return Ok(waits);
             }
         }
@@ -143,19 +134,14 @@ impl Machine<'_> {
         self.check_bounds(rank, chunk, self.actors[rank].work.elems)?;
         let mut sum = self.actors[rank].work.read(chunk);
         for local in self.locals(rank) {
-            let part = self.read_slot(rank, local, tile, Span { start: at, len: chunk.len }, Area::Contributions)?;
+            let part = self.read_slot(rank, local, tile, Span { start: at, len: chunk.len })?;
             sum = sum.and_then(|sum| combine(&sum, &part));
         }
         sum.map(Some).map_err(|trouble| self.flaw(rank, rank, chunk.start, trouble))
     }
 
-    fn read_slot(&self, rank: usize, owner: usize, tile: u32, place: Span, area: Area) -> Result<Vec<Fragment>, Flaw> {
-        let window = &self.actors[owner].window;
-        let index = self.slot_of(rank, tile);
-        let slot = match area {
-            Area::Contributions => &window.contributions[index],
-            Area::Results => &window.results[index],
-        };
+    fn read_slot(&self, rank: usize, owner: usize, tile: u32, place: Span) -> Result<Vec<Fragment>, Flaw> {
+        let slot = &self.actors[owner].window.slots[self.slot_of(rank, tile)];
         if slot.tile != Some(tile) {
             let (spot, owner) = (self.spot(rank), Rank::from(owner));
             return Err(Flaw::OverwrittenSlot { spot, owner, tile, found: slot.tile });
@@ -172,20 +158,16 @@ impl Machine<'_> {
         if !unpublished.is_empty() {
             return Ok(Outcome::Waits(Cause::Publication, unpublished));
         }
-        if let Some(before) = self.tile_before(rank, tile) {
-            let fetching = self.waiting_for(rank, |window| window.fetched > before);
-            if !fetching.is_empty() {
-                return Ok(Outcome::Waits(Cause::ResultToBeFetched, fetching));
+        let at = chunk.start - span.start;
+        if let Some(result) = self.gather_contributions(rank, tile, chunk, at)? {
+            let index = self.slot_of(rank, tile);
+            let locals: Vec<usize> = self.locals(rank).collect();
+            for local in locals {
+                self.actors[local].window.slots[index].contents.place(at, result.clone());
             }
+            self.write(rank, rank, chunk, result)?;
         }
-        let result = self.gather_contributions(rank, tile, chunk, chunk.start - span.start)?.unwrap_or_default();
-        self.write(rank, rank, chunk, result.clone())?;
-        let index = self.slot_of(rank, tile);
-        let window = &mut self.actors[rank].window;
-        window.results[index].turn_to(tile);
-        window.results[index].contents.place(0, result);
-        window.folded = window.folded.max(tile + 1);
-        Ok(done())
+        Ok(self.release(rank, tile))
     }
 
     fn fold_whole(&mut self, rank: usize, tile: u32, span: Span) -> Result<Outcome, Flaw> {
@@ -217,31 +199,24 @@ impl Machine<'_> {
         found.ok_or(Flaw::NoSuchPeer { spot: self.spot(rank), peer })
     }
 
-    fn fetch(&mut self, rank: usize, tile: u32, from: Rank, chunk: Span) -> Result<Outcome, Flaw> {
-        let owner = self.visible_peer(rank, from)?;
+    fn fetch(&mut self, rank: usize, tile: u32, span: Span, from: Rank, chunk: Span) -> Result<Outcome, Flaw> {
+        let folder = self.visible_peer(rank, from)?;
         self.check_bounds(rank, chunk, self.actors[rank].work.elems)?;
-        if self.actors[owner].window.folded <= tile {
-            return Ok(Outcome::Waits(Cause::Result, vec![owner]));
+        if self.actors[folder].window.folded <= tile {
+            return Ok(Outcome::Waits(Cause::Result, vec![folder]));
         }
-        let result = self.read_slot(rank, owner, tile, Span { start: 0, len: chunk.len }, Area::Results)?;
+        let result = self.read_slot(rank, rank, tile, Span { start: chunk.start - span.start, len: chunk.len })?;
         self.write(rank, rank, chunk, result)?;
-        let peers = self.locals(rank).count();
-        let window = &mut self.actors[rank].window;
-        let fetches = window.fetches.entry(tile).or_default();
-        *fetches += 1;
-        if *fetches == peers {
-            window.fetched = tile + 1;
-        }
         Ok(done())
     }
 
-    fn take_published(&mut self, rank: usize, tile: u32, from: Rank, span: Span) -> Result<Outcome, Flaw> {
+    fn take_published(&mut self, rank: usize, tile: u32, from: Rank, span: Span, at: u64) -> Result<Outcome, Flaw> {
         let owner = self.visible_peer(rank, from)?;
         self.check_bounds(rank, span, self.actors[rank].work.elems)?;
         if self.actors[owner].window.published <= tile {
             return Ok(Outcome::Waits(Cause::Publication, vec![owner]));
         }
-        let elements = self.read_slot(rank, owner, tile, Span { start: 0, len: span.len }, Area::Contributions)?;
+        let elements = self.read_slot(rank, owner, tile, Span { start: at, len: span.len })?;
         self.write(rank, rank, span, elements)?;
         Ok(done())
     }
@@ -274,13 +249,6 @@ impl Machine<'_> {
         let busy: Vec<usize> = self.locals(rank).filter(|&local| !self.actors[local].settled).collect();
         if busy.is_empty() { done() } else { Outcome::Waits(Cause::Settlement, busy) }
     }
-}
-
-/// Which half of a window.
-#[derive(Clone, Copy)]
-enum Area {
-    Contributions,
-    Results,
 }
 
 fn done() -> Outcome {

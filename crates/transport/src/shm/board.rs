@@ -83,7 +83,6 @@ pub struct Board {
     postings: [Posting; 2],
     published: Word,
     folded: Word,
-    fetched: Word,
     asleep: Asleep,
 }
 
@@ -96,10 +95,8 @@ struct Asleep(AtomicU32);
 pub enum Stage {
     /// The rank's contribution to a tile lies in its slot.
     Published,
-    /// The rank's result of a tile lies in its slot, and it no longer reads the contributions of others.
+    /// The rank no longer touches the contributions of others to a tile, and has returned its result if it returns any.
     Folded,
-    /// The rank no longer reads the results of others.
-    Fetched,
 }
 
 impl Board {
@@ -143,10 +140,7 @@ impl Board {
 
     /// All marks together, to compare how far ranks have come. Only a hint: the words are read one after the other.
     pub fn total_reached(&self) -> u128 {
-        [Stage::Published, Stage::Folded, Stage::Fetched]
-            .map(|stage| u128::from(self.word(stage).load(Ordering::Relaxed)))
-            .iter()
-            .sum()
+        [Stage::Published, Stage::Folded].map(|stage| u128::from(self.word(stage).load(Ordering::Relaxed))).iter().sum()
     }
 
     /// Sleeper's half of "looked, then slept". Look again after this call, before blocking.
@@ -169,7 +163,6 @@ impl Board {
         match stage {
             Stage::Published => &self.published.0,
             Stage::Folded => &self.folded.0,
-            Stage::Fetched => &self.fetched.0,
         }
     }
 }
@@ -212,6 +205,6 @@ mod tests {
     #[test]
     fn each_word_has_a_cache_line_of_its_own() {
         assert_eq!(std::mem::size_of::<Posting>(), 64);
-        assert_eq!(std::mem::size_of::<Board>(), 6 * 64);
+        assert_eq!(std::mem::size_of::<Board>(), 5 * 64);
     }
 }

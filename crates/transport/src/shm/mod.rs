@@ -27,4 +27,4 @@ pub use layout::Layout;
 pub use mapped::{Mapped, Reserved};
 pub use ring::ShmLink;
 pub use segment::Segment;
-pub use windows::{Folding, Neighbour, Windows};
+pub use windows::{Neighbour, Windows};

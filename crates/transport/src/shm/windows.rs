@@ -9,7 +9,10 @@
 //! |---|---|---|---|
 //! | small slot of operation `k` | owner, in `begin` of `k` | owner has begun `k` | every peer has begun `k + 1` |
 //! | tile slot `t % slots` | owner, before `publish` | owner has `Published` `t` | every peer has `Folded` `t` |
-//! | result slot `t % slots` | owner, before `folded` | owner has `Folded` `t` | every peer has `Fetched` `t` |
+//! | one peer's chunk of that slot | that peer, before `folded` | that peer has `Folded` `t` | owner has `Published` `t + slots` |
+//!
+//! The last line is for operations whose results return to where the contributions were: between the owner's `Published` and a
+//! peer's `Folded` of a tile, that peer's chunk of the owner's slot belongs to the peer alone.
 //!
 //! Every operation on windows is one that a rank finishes only after every other has begun it; an operation that was
 //! given up counts as finished once all ranks have stopped it. Ranks are numbered within the host here (*seats*).
@@ -77,8 +80,6 @@ pub struct Windows {
     pub(crate) seats: Vec<Seat>,
     operation: u64,
     descriptor: u64,
-    /// The last operation before the current one whose results peers may still be fetching.
-    previous: Option<u64>,
     /// The last operation before the current one in which peers read contributions of ours that we did not wait for.
     previous_taken: Option<u64>,
     /// Whether the current operation is of that kind.
@@ -86,8 +87,6 @@ pub struct Windows {
     /// Peers that have been seen to have begun the current operation.
     begun: Vec<bool>,
     waiting: usize,
-    /// Results of the current tile that have been fetched.
-    fetches: usize,
     /// Marks have been raised since we last looked who is asleep, and so many looks in vain ago.
     unannounced: Cell<Option<u32>>,
     /// End of the last mapped buffer in every segment.
@@ -115,12 +114,10 @@ impl Windows {
             seats,
             operation: 0,
             descriptor: 0,
-            previous: None,
             previous_taken: None,
             taking: false,
             begun,
             waiting: 0,
-            fetches: 0,
             unannounced: Cell::new(None),
             mapped_end,
             reserved_tile_bytes: 0,
@@ -191,14 +188,7 @@ impl Windows {
     /// Begins operation number `operation`, which must be larger than all before. `descriptor` stands for what this rank
     /// takes the operation to be; `small` is its contribution, shown at once, or empty.
     pub fn begin(&mut self, operation: u64, descriptor: u64, small: &[u8]) {
-        assert!(operation > self.operation, "operations are begun in order");
-        self.operation = operation;
-        self.descriptor = descriptor;
-        self.begun.fill(false);
-        self.begun[self.me] = true;
-        self.waiting = self.seats.len() - 1;
-        if self.gate.is_some() && !matches!(self.pass(Point::Begin), Ok(Pass::Open)) {
-            // Whoever cannot go on is told so at the next point.
+        if !self.turn_to(operation, descriptor) {
             return;
         }
         if small.len() > INLINE_BYTES {
@@ -208,6 +198,29 @@ impl Windows {
             self.board().begin(operation, descriptor, small);
         }
         self.unannounced.set(Some(0));
+    }
+
+    /// As [`Windows::begin`] with a small slot that `fill` fills, and a note of at most [`INLINE_BYTES`] on the posting itself. Peers
+    /// read them with [`Windows::small`] and [`Windows::small_part`].
+    pub fn begin_with_note(&mut self, operation: u64, descriptor: u64, note: &[u8], fill: impl FnOnce(&mut [u8])) {
+        assert!(note.len() <= INLINE_BYTES, "a note fits its posting");
+        if !self.turn_to(operation, descriptor) {
+            return;
+        }
+        fill(self.small_slot_mut(self.layout.small_bytes));
+        self.board().begin(operation, descriptor, note);
+        self.unannounced.set(Some(0));
+    }
+
+    /// Makes this the current operation. Whether it may be announced: whoever cannot go on is told so at the next point.
+    fn turn_to(&mut self, operation: u64, descriptor: u64) -> bool {
+        assert!(operation > self.operation, "operations are begun in order");
+        self.operation = operation;
+        self.descriptor = descriptor;
+        self.begun.fill(false);
+        self.begun[self.me] = true;
+        self.waiting = self.seats.len() - 1;
+        self.gate.is_none() || matches!(self.pass(Point::Begin), Ok(Pass::Open))
     }
 
     /// Whether every peer has begun the current operation; an error if one of them takes it to be something else.
@@ -265,8 +278,14 @@ impl Windows {
             self.seats[seat].board().contribution(self.operation, &mut inline[..len]);
             return &inline[..len];
         }
-        assert!(len <= self.layout.small_bytes, "a small contribution fits its slot");
-        let start = self.seats[seat].mapping.at(self.small_offset(), len);
+        self.small_part(seat, 0, len)
+    }
+
+    /// A part of a peer's small slot; only after [`Windows::all_begun`] has said yes.
+    pub fn small_part(&self, seat: usize, offset: usize, len: usize) -> &[u8] {
+        assert!(self.begun[seat], "a contribution is read after its owner has begun");
+        assert!(offset + len <= self.layout.small_bytes, "a small contribution fits its slot");
+        let start = self.seats[seat].mapping.at(self.small_offset() + offset, len);
         // SAFETY: the owner has begun this operation (asserted), so it has written the slot; it writes it again after we
         // have begun the next operation, which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
@@ -309,7 +328,7 @@ impl Windows {
         // SAFETY: the slot is ours. Peers read it between our `Published` and their `Folded` of the tile before in this
         // slot, which was checked above, also where that tile belongs to an operation in which peers take what they
         // need; from other operations slots are free because we have fetched everybody's result of the last tile, so
-        // all have folded. `&mut self` keeps us from having it twice.
+        // all have folded, and with it have written what they return. `&mut self` keeps us from having it twice.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
@@ -318,44 +337,42 @@ impl Windows {
         self.reach(Stage::Published, Mark::tile(self.operation, tile));
     }
 
-    /// Everybody's contribution to a tile and this rank's slot for the result, once all contributions are there and
-    /// nobody reads the slot any more. Call [`Windows::folded`] when it is filled.
-    pub fn folding(&mut self, tile: u64, result_len: usize) -> Option<Folding<'_>> {
-        if !self.all_reached(Stage::Published, Mark::tile(self.operation, tile)) {
+    /// This rank's chunk of a tile in the slots of all peers, in the order of their seats, once all have published the tile: their
+    /// contributions, to be replaced by the result. Call [`Windows::folded`] when it is there.
+    ///
+    /// `offset` and `len` must be those of the chunk that the schedule gives to this rank alone.
+    pub fn chunks(&mut self, tile: u64, offset: usize, len: usize) -> Option<Vec<&mut [u8]>> {
+        if !self.all_published(tile) {
             return None;
         }
-        let slots = self.layout.slots as u64;
-        let free = match tile.checked_sub(slots) {
-            Some(before) => self.all_reached(Stage::Fetched, Mark::tile(self.operation, before)),
-            None => self.previous.is_none_or(|previous| self.all_reached(Stage::Fetched, Mark::finished(previous))),
+        assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
+        let offset = self.layout.tile_offset((tile % self.layout.slots as u64) as usize) + offset;
+        let chunk = |seat: usize| {
+            let start = self.seats[seat].mapping.at(offset, len);
+            // SAFETY: the owner has published the tile (checked above) and touches this chunk of its slot again only after it
+            // has seen our `Folded` of the tile, which takes `&mut self`; other peers touch their own chunks. Each seat
+            // has a mapping of its own, so the slices are disjoint.
+            unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
         };
-        if !free {
-            return None;
-        }
-        assert!(result_len <= self.layout.tile_bytes, "a result fits its slot");
-        let slot = (tile % slots) as usize;
-        let start = self.seats[self.me].mapping.at(self.layout.result_offset(slot), result_len);
-        // SAFETY: the slot is ours; peers have fetched what was in it (checked above). `Folding` borrows `self` mutably.
-        let result = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), result_len) };
-        Some(Folding { windows: self, slot, result })
+        Some(self.peers().map(chunk).collect())
     }
 
-    /// Shows this rank's result of a tile, and says that it no longer reads the contributions to it.
+    /// Shows what this rank has returned of a tile, and says that it no longer touches the contributions to it.
     pub fn folded(&mut self, tile: u64) {
         self.reach(Stage::Folded, Mark::tile(self.operation, tile));
     }
 
-    /// A peer's result of a tile, once it is there. Call [`Windows::fetched`] when it has been read.
-    pub fn result(&self, seat: usize, tile: u64, len: usize) -> Option<&[u8]> {
+    /// What a peer has returned of a tile in its chunk of this rank's slot, once it is there.
+    pub fn returned(&self, seat: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
         if !self.seats[seat].board().has_reached(Stage::Folded, Mark::tile(self.operation, tile)) {
             self.look_in_vain();
             return None;
         }
-        assert!(len <= self.layout.tile_bytes, "a result fits its slot");
+        assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let slot = (tile % self.layout.slots as u64) as usize;
-        let start = self.seats[seat].mapping.at(self.layout.result_offset(slot), len);
-        // SAFETY: the owner has folded the tile (checked), and writes the slot again after it has seen our `Fetched` of this
-        // tile, which takes `&mut self`.
+        let start = self.seats[self.me].mapping.at(self.layout.tile_offset(slot) + offset, len);
+        // SAFETY: the slot is ours. The peer has folded the tile (checked), so it has written its chunk and writes there again
+        // only after we have published another tile, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
@@ -390,23 +407,12 @@ impl Windows {
         self.all_reached(Stage::Folded, Mark::tile(self.operation, tile))
     }
 
-    /// Says that this rank has read the result of one more peer of a tile. Tiles are fetched in order.
-    pub fn fetched(&mut self, tile: u64) {
-        self.fetches += 1;
-        if self.fetches == self.seats.len() - 1 {
-            self.fetches = 0;
-            self.reach(Stage::Fetched, Mark::tile(self.operation, tile));
-        }
-    }
-
     /// Ends an operation that used tiles.
     pub fn finish(&mut self) {
-        self.previous = Some(self.operation);
         if std::mem::take(&mut self.taking) {
-            self.previous_taken = self.previous;
-            self.board().reach(Stage::Folded, Mark::finished(self.operation));
+            self.previous_taken = Some(self.operation);
+            self.reach(Stage::Folded, Mark::finished(self.operation));
         }
-        self.reach(Stage::Fetched, Mark::finished(self.operation));
         self.announce();
     }
 
@@ -414,9 +420,8 @@ impl Windows {
     pub fn give_up(&mut self) {
         self.waiting = 0;
         self.taking = false;
-        self.fetches = 0;
         self.begun.fill(true);
-        for stage in [Stage::Published, Stage::Folded, Stage::Fetched] {
+        for stage in [Stage::Published, Stage::Folded] {
             self.reach(stage, Mark::finished(self.operation));
         }
         self.announce();
@@ -502,26 +507,5 @@ impl Windows {
 
     fn disagreement(&self, seat: usize, theirs: u64) -> Error {
         Error::Disagree { peer: self.rank(seat), operation: self.operation, ours: self.descriptor, theirs }
-    }
-}
-
-/// Everybody's contributions to a tile, and the place for the result.
-#[derive(Debug)]
-pub struct Folding<'a> {
-    windows: &'a Windows,
-    slot: usize,
-    /// This rank's result slot.
-    pub result: &'a mut [u8],
-}
-
-impl<'a> Folding<'a> {
-    /// A part of a peer's contribution, counted from the start of the tile.
-    pub fn contribution(&self, seat: usize, offset: usize, len: usize) -> &'a [u8] {
-        assert_ne!(seat, self.windows.me, "a rank does not publish its own chunk");
-        assert!(offset + len <= self.windows.layout.tile_bytes, "a tile fits its slot");
-        let start = self.windows.seats[seat].mapping.at(self.windows.layout.tile_offset(self.slot) + offset, len);
-        // SAFETY: all peers have published the tile (checked in `folding`), and write the slot again after they have seen our
-        // `Folded` of it, which takes `&mut Windows`.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 }

@@ -5,19 +5,23 @@
 //! to a shared last-level cache by the time a peer reads them, at no cost to memory; but if the cores do not share one, that is the
 //! slow way by far. A virtual machine's cores may even move from one case to the other while a job runs.
 //!
-//! So an [`Outlet`] times operations. At the start it tries both ways in turn, later the other way once in a while, and it keeps
-//! to the faster one. The choice changes no result and no hand-over, so ranks need not agree on it; but they try at the
-//! same operations, because they count alike, so that a trial shows what it would be like if all did so.
+//! So an [`Outlet`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to the faster one
+//! in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in trials all take the same way at
+//! the same operations, because they count alike, and nothing is learned from the others. So a trial shows what it would be like
+//! if all did so. (If each rank tried the other way than its own, one that had once decided differently would never
+//! find out: with 8 and 16 ranks, 64 KB took twice as long as it should.)
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use farandole_tensor::Stores;
 
-/// Smaller contributions always go around the cache.
-pub(crate) const LEAST_BYTES: usize = 512 << 10;
+/// Smaller operations always go through the cache: looking at the clock would cost more than the better way brings.
+pub(crate) const LEAST_BYTES: usize = 16 << 10;
 
-/// Sizes that behave alike share what has been learned: those that fit a core's own cache several times over, a shared one, none.
-const CLASS_LIMITS_BYTES: [usize; 2] = [4 << 20, 32 << 20];
+/// Sizes that behave alike share what has been learned: those of which little is in flight at a time, those that fit a core's own
+/// cache, fit it not quite, fit a shared one, none.
+const CLASS_LIMITS_BYTES: [usize; 4] = [128 << 10, 512 << 10, 4 << 20, 32 << 20];
 
 /// How a class of sizes is tried out.
 #[derive(Clone, Copy, Debug)]
@@ -38,26 +42,29 @@ const IN_CACHE: Rhythm = Rhythm { turn: 4, ignored: 1, first_turns: 6 };
 /// trial is dear.
 const BEYOND: Rhythm = Rhythm { turn: 2, ignored: 0, first_turns: 4 };
 
-/// From then on, one turn in so many tries the other way: one that is five times slower then costs a tenth.
+/// From then on, two turns in so many try both ways once more: one that is five times slower then costs a tenth.
 const TRIAL_PERIOD: u64 = 40;
 
-const WAYS: [Stores; 2] = [Stores::Streaming, Stores::Cached];
+/// Going around the cache must take this share less time to be preferred. Ranks time the same operations and find nearly the same;
+/// without a margin some would decide one way and some the other where the two are alike.
+const MARGIN: f64 = 0.2;
 
-/// What has been learned, by size.
-#[derive(Clone, Debug)]
-pub(crate) struct Outlets([Outlet; CLASS_LIMITS_BYTES.len() + 1]);
+const WAYS: [Stores; 2] = [Stores::Cached, Stores::Streaming];
 
-impl Default for Outlets {
-    fn default() -> Outlets {
-        Outlets([IN_CACHE, IN_CACHE, BEYOND].map(Outlet::new))
-    }
-}
+/// What has been learned of one collective, by size.
+type BySize = [Outlet; CLASS_LIMITS_BYTES.len() + 1];
+
+/// What has been learned, by collective and size. Collectives move different amounts for the same size, so times of one say
+/// nothing about another.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outlets(HashMap<u8, BySize>);
 
 impl Outlets {
-    /// What has been learned for operations of this size, if there is a choice.
-    pub(crate) fn for_bytes(&mut self, bytes: usize) -> Option<&mut Outlet> {
+    /// What has been learned for collectives of this kind, as the caller numbers them, and this size, if there is a choice.
+    pub(crate) fn of(&mut self, kind: u8, bytes: usize) -> Option<&mut Outlet> {
         let class = CLASS_LIMITS_BYTES.iter().filter(|limit| bytes > **limit).count();
-        (bytes >= LEAST_BYTES).then(|| &mut self.0[class])
+        let unknown = || [IN_CACHE, IN_CACHE, IN_CACHE, IN_CACHE, BEYOND].map(Outlet::new);
+        (bytes >= LEAST_BYTES).then(|| &mut self.0.entry(kind).or_insert_with(unknown)[class])
     }
 }
 
@@ -85,29 +92,29 @@ impl Outlet {
 
     /// Learns what the operation took for which [`Outlet::choose`] has been asked.
     pub(crate) fn learn(&mut self, bytes: usize, took: Duration) {
-        let (way, within) = (self.way(), self.operations % self.rhythm.turn);
+        let (turn, within) = (self.operations / self.rhythm.turn, self.operations % self.rhythm.turn);
+        self.operations += 1;
+        let Some(way) = self.trial(turn) else { return };
         if within >= self.rhythm.ignored {
             let cost = took.as_nanos() as f64 / bytes as f64;
             self.fastest = Some(self.fastest.map_or(cost, |fastest| fastest.min(cost)));
         }
-        self.operations += 1;
         if within == self.rhythm.turn - 1 {
             self.cost[way] = self.fastest.take();
-            if let [Some(around), Some(through)] = self.cost {
-                self.best = usize::from(through < around);
+            if let ([Some(through), Some(around)], 1) = (self.cost, way) {
+                self.best = usize::from(around < through * (1.0 - MARGIN));
             }
         }
     }
 
+    /// The way that all ranks try in this turn, if they do.
+    fn trial(&self, turn: u64) -> Option<usize> {
+        let Some(later) = turn.checked_sub(self.rhythm.first_turns) else { return Some((turn % 2) as usize) };
+        (later % TRIAL_PERIOD).checked_sub(TRIAL_PERIOD - 2).map(|way| way as usize)
+    }
+
     fn way(&self) -> usize {
-        let turn = self.operations / self.rhythm.turn;
-        if turn < self.rhythm.first_turns {
-            (turn % 2) as usize
-        } else if (turn - self.rhythm.first_turns) % TRIAL_PERIOD == TRIAL_PERIOD - 1 {
-            1 - self.best
-        } else {
-            self.best
-        }
+        self.trial(self.operations / self.rhythm.turn).unwrap_or(self.best)
     }
 }
 
@@ -134,6 +141,22 @@ mod tests {
         let mut outlet = Outlet::new(IN_CACHE);
         let through = run(&mut outlet, 1000, 100, 500);
         assert!(through > 0 && through < 50, "{through} of 1000");
+        let mut outlet = Outlet::new(IN_CACHE);
+        let through = run(&mut outlet, 1000, 95, 100);
+        assert!(through > 950, "alike: {through} of 1000");
+    }
+
+    #[test]
+    fn a_rank_that_has_decided_differently_comes_round() {
+        let mut outlets = [Outlet::new(IN_CACHE), Outlet::new(IN_CACHE), Outlet::new(IN_CACHE)];
+        outlets[1].best = 1;
+        for operation in 0..400 {
+            // Everybody waits for whoever goes around the cache.
+            let around = outlets.iter().any(|outlet| outlet.choose() == Stores::Streaming);
+            let took = Duration::from_micros(if around { 100 } else { 50 });
+            outlets.iter_mut().for_each(|outlet| outlet.learn(1 << 20, took));
+            assert!(operation < 200 || outlets.iter().all(|outlet| outlet.best == 0), "operation {operation}");
+        }
     }
 
     #[test]
@@ -154,9 +177,17 @@ mod tests {
     #[test]
     fn small_operations_have_no_choice() {
         let mut outlets = Outlets::default();
-        assert!(outlets.for_bytes(LEAST_BYTES - 1).is_none());
+        assert!(outlets.of(1, LEAST_BYTES - 1).is_none());
         for bytes in [LEAST_BYTES, 16 << 20, 1 << 30] {
-            assert!(outlets.for_bytes(bytes).is_some());
+            assert!(outlets.of(1, bytes).is_some());
         }
+    }
+
+    #[test]
+    fn collectives_learn_apart() {
+        let mut outlets = Outlets::default();
+        run(outlets.of(1, 1 << 20).unwrap(), 100, 100, 50);
+        let broadcast = outlets.of(2, 1 << 20).unwrap();
+        assert_eq!(broadcast.cost, [None; 2]);
     }
 }
