@@ -66,7 +66,8 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
     match *step {
         Step::Publish { span, .. } => windows.reserve_tiles(memory.range(span).len())?,
         Step::Stage { span, at, .. } => windows.reserve_tiles(memory.range(Span { start: at, ..span }).end)?,
-        Step::FoldTile { chunk, .. } => windows.reserve_tiles(memory.range(chunk).len())?,
+        // The result goes to where the contribution was, anywhere in the tile.
+        Step::FoldTile { span, .. } => windows.reserve_tiles(memory.range(span).len())?,
         _ => {}
     }
     let taken = match *step {

@@ -18,9 +18,9 @@ use farandole_plan::{Rank, Topology};
 use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
 use farandole_transport::connect::{Options, START_TIMEOUT};
-use farandole_transport::{Countdown, Protection};
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
+use farandole_transport::{Countdown, Protection};
 
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduction};

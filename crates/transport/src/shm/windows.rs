@@ -291,8 +291,8 @@ impl Windows {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// Makes sure that there is memory for tiles of this length, in all slots for them and for their results. To be called before
-    /// [`Windows::vacant_slot`]; costs a comparison unless tiles are longer than ever before.
+    /// Makes sure that there is memory for tiles of this length in all slots. To be called before [`Windows::vacant_slot`];
+    /// costs a comparison unless tiles are longer than ever before.
     ///
     /// # Errors
     /// If there is not enough memory.
@@ -305,9 +305,7 @@ impl Windows {
     fn reserve_longer_tiles(&mut self, len: usize) -> Result<()> {
         let mapping = &self.seats[self.me].mapping;
         for slot in 0..self.layout.slots {
-            for start in [self.layout.tile_offset(slot), self.layout.result_offset(slot)] {
-                mapping.reserve(start, len)?;
-            }
+            mapping.reserve(self.layout.tile_offset(slot), len)?;
         }
         self.reserved_tile_bytes = len;
         Ok(())
