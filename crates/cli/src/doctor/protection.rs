@@ -39,8 +39,8 @@ pub(super) fn finding(protection: Protection, aes: Aes) -> Finding {
         Protection::Encrypt => format!("encrypt: AES-256-GCM between hosts; {processor}"),
     };
     let why = "FARANDOLE_WIRE_PROTECTION (farandole run --wire-protection) protects tensors between hosts. A checksum \
-               costs little; encryption takes about a second of a core for every 2 GB on either side, with AES \
-               instructions. Within a host nothing is protected or slowed down; control messages are always encrypted.";
+               and, far more, encryption take processor time on both sides (docs/run.md has measurements). Within a host \
+               nothing is protected or slowed down; control messages are always encrypted.";
     match (protection, aes) {
         (Protection::Encrypt, Aes::Software) => Finding::note(Group::Job, "protection", found, why)
             .with_fix("use hosts with AES instructions, or a network that needs no encryption."),
