@@ -179,9 +179,8 @@ def test_a_priority_reaches_the_engine_in_every_form(monkeypatch):
     assert [request[10] for request in handed_in] == [7] * len(forms)
 
 
-def test_of_operations_that_are_ready_together_those_of_higher_priority_run_first(monkeypatch):
-    """A batch is ready all at once, on all ranks: its members run in the order of their priorities. They are too large to be fused, and
-    a probe sees which are done when the first one is."""
+def test_of_operations_that_are_ready_together_those_of_higher_priority_run_first():
+    """A batch is ready all at once, on all ranks, and its members run in the order of their priorities."""
     count = 6
     tensors = [torch.ones(1 << 22) for _ in range(count)]
     for _ in range(3):
