@@ -170,6 +170,8 @@ fn pytest(built: &Built, size: Option<&str>, choice: Option<&str>) -> Result<Tal
         .env("FARANDOLE_COMMAND", command)
         // Ranks share the cores of this machine; threads of each for all of them would only be in each other's way.
         .env("OMP_NUM_THREADS", "1")
+        // oneDNN's kernels for bfloat16 use AMX where the processor names it; in some virtual machines that is SIGILL.
+        .env("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
         .run()
 }
 

@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 /// the core yields itself as soon as it waits; the kernel's slices are some milliseconds.
 const LONG: Duration = Duration::from_micros(500);
 
-/// Waits without a yield after the first long one: asleep they take as long together as some long yields.
-const FIRST_WAITS: u32 = 1024;
+/// Waits without a yield after the first long one: asleep they take about as long together as one long yield. One long yield may
+/// be an accident (a kernel thread, the launcher), so it must not count for longer; a crowd that stays doubles it.
+const FIRST_WAITS: u32 = 64;
 
 /// Waits without a yield at most: with many more, a crowd that has gone would be remembered for seconds.
-const MOST_WAITS: u32 = 64 * FIRST_WAITS;
+const MOST_WAITS: u32 = 1024 * FIRST_WAITS;
 
 /// What is known about others on this rank's cores. Shared by the threads that wait in turn; only ever a hint, so nothing
 /// is ordered by it.

@@ -5,13 +5,14 @@
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole::{Error, ReduceOp, World};
+use farandole::{Config, Error, ReduceOp, World};
 use farandole_cluster::environment;
 use farandole_cluster::rendezvous::HEARTBEAT_TIMEOUT;
 use farandole_cluster::{Address, Environment, Server};
@@ -308,10 +309,25 @@ fn meet_and_be_lost() {
     let venue = environment.open(deadline).expect("there is a rendezvous");
     let listener = Listener::bind_for(venue.job, venue.listen_at.clone(), &venue.key).expect("a free port");
     let way = venue.rendezvous.as_ref().expect("a rendezvous").clone().with_silence(Some(SILENCE));
-    let contact = listener.contact(environment.host.clone()).encode();
-    let _lifeline = way.join(environment.rank, &contact, deadline).expect("all come");
+    let introduction = introduce(&listener.contact(environment.host.clone()).encode());
+    let _lifeline = way.join(environment.rank, &introduction, deadline).expect("all come");
     println!("ready");
     thread::sleep(DEADLINE);
+}
+
+/// What a rank with default settings says at the rendezvous (`introduction.rs`).
+fn introduce(contact: &[u8]) -> Vec<u8> {
+    let shown: HashMap<String, String> = Config::default().shown().into_iter().collect();
+    let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion"];
+    let mut bytes = vec![1, settings.len() as u8];
+    for setting in settings {
+        for text in [format!("FARANDOLE_{}", setting.to_uppercase()), shown[setting].clone()] {
+            bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(text.as_bytes());
+        }
+    }
+    bytes.extend_from_slice(contact);
+    bytes
 }
 
 fn host() {

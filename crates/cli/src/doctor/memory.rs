@@ -172,7 +172,7 @@ mod tests {
     fn little_memory_is_noted_and_too_little_is_a_problem_with_a_fix() {
         assert_eq!(memory(8 << 30).amount(TWO, 64 << 20).state, State::Ok);
         assert_eq!(memory(100 << 20).amount(TWO, 64 << 20).state, State::Note);
-        let short = memory(10 << 20).amount(TWO, 64 << 20);
+        let short = memory(least_bytes(TWO) - 1).amount(TWO, 64 << 20);
         assert_eq!(short.state, State::Problem);
         assert!(short.fix.unwrap().contains("FARANDOLE_FUSION_THRESHOLD"));
     }

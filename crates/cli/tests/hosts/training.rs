@@ -12,8 +12,9 @@ use crate::lab::{Family, Lab, until, until_within};
 use crate::running::Running;
 
 /// Rank 0 on `h0`, where the launcher runs, rank 1 on `h1`; a network and a data set so small that starting the processes takes most of the time.
-const TWO_HOSTS: [&str; 10] =
-    ["train", "-H", "h0:1,h1:1", "--model", "lenet", "--samples", "48", "--test-samples", "16", "--batch=8"];
+const TWO_HOSTS: [&str; 6] = ["train", "-H", "h0:1,h1:1", "--model", "lenet", "--batch=8"];
+/// Of a generated data set.
+const SAMPLES: [&str; 4] = ["--samples", "48", "--test-samples", "16"];
 
 const KEPT: &str = "/run/lab/kept";
 const LOG: &str = "/run/lab/log.jsonl";
@@ -22,7 +23,8 @@ const LOG: &str = "/run/lab/log.jsonl";
 const AFTERMATH: Duration = Duration::from_secs(20);
 
 fn train(lab: &Lab, words: &[&str]) -> Running {
-    lab.host(0).farandole(&[&TWO_HOSTS[..], &["--checkpoint", KEPT, "--log", LOG], words].concat())
+    let samples: &[&str] = if words.contains(&"--data") { &[] } else { &SAMPLES };
+    lab.host(0).farandole(&[&TWO_HOSTS[..], samples, &["--checkpoint", KEPT, "--log", LOG], words].concat())
 }
 
 fn log(host: &Host) -> Vec<Value> {

@@ -175,9 +175,9 @@ const ENGINE: &[Setting] = &[
     does(
         "FARANDOLE_TIMEOUT_SECONDS",
         "a number of seconds",
-        "",
-        "A collective that waits longer for its peers fails; unset: a late peer is reported as a stall and \
-         waited for.",
+        "0",
+        "A collective, named or direct, in which nothing moves for this long fails; 0: a late peer is reported as a \
+         stall and waited for.",
     )
     .horovod("HOROVOD_GLOO_TIMEOUT_SECONDS")
     .flag("gloo-timeout-seconds")
@@ -296,6 +296,12 @@ const JOB: &[Setting] = &[
         "",
         "Identity of this host: ranks with equal ones share memory; unset: host name, boot and network \
          namespace.",
+    ),
+    does(
+        "FARANDOLE_JOB",
+        "a text",
+        "",
+        "Name of the job: ranks of another job with the same key are refused; unset: what the launcher calls it.",
     ),
     does(
         "FARANDOLE_KEY",
@@ -457,6 +463,7 @@ const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_CROSS_SIZE", "Number of hosts.").horovod("HOROVOD_CROSS_SIZE"),
     internal("FARANDOLE_RENDEZVOUS", "Where ranks meet: `unix:…`, at the launcher; `tcp:host:port`, in rank 0."),
     internal("FARANDOLE_KEY_FD", "Descriptor from which the job's key is read."),
+    internal("FARANDOLE_OPEN_FILES", "The user's soft limit of open files, which an agent gives back to its ranks."),
     internal("FARANDOLE_PARENT", "The process with which a rank ends."),
     internal("FARANDOLE_AGENT_PID", "The agent with which a rank ends."),
     internal("FARANDOLE_TASK_FD", "Descriptor of the function that `farandole.run` calls."),
@@ -470,9 +477,8 @@ const LAUNCHED: &[Setting] = &[
 
 const DEVELOPMENT: &[Setting] = &[
     internal("FARANDOLE_TEST_*", "Roles and switches of tests."),
-    internal("FARANDOLE_SEED", "Runs one program of the engine's random tests."),
-    internal("FARANDOLE_PROGRAMS", "How many of them are run."),
-    internal("FARANDOLE_FIRST_PROGRAM", "From which one on."),
+    internal("FARANDOLE_PROGRAMS", "How many of the engine's random programs are run."),
+    internal("FARANDOLE_PROGRAMS_SEED", "From which one on."),
     internal("FARANDOLE_WRITE_SEEDS", "Writes the seeds of the fuzzers anew."),
     internal("FARANDOLE_MEMCHECK", "Makes tests short enough for valgrind."),
 ];
