@@ -1,17 +1,21 @@
 //! Where the program is while it is in no phase: looks at the Python stack, for the trace.
 //!
-//! A front end that marks phases has the thread that trains call [`watch_own_code`]. From then on, as long as a trace of the whole run is kept, a
-//! thread of ours wakes up every [`PERIOD`]; if the watched thread is in no phase and waits for no collective, it takes the interpreter's lock, asks
-//! `_stacks.place` where that thread is, and records the answer. Whoever is in a phase pays nothing but the counting of phases.
+//! A front end that marks phases has the thread that trains call [`watch_own_code`]. From then on, as long as a trace
+//! of the whole run is kept, a thread of ours wakes up every [`PERIOD`]; if the watched thread is in no phase and waits
+//! for no collective, it takes the interpreter's lock, asks `_stacks.place` where that thread is, and records the
+//! answer. Whoever is in a phase pays nothing but the counting of phases.
 //!
-//! **The interpreter's lock** is held for one look, some ten microseconds. A thread in native code may keep it from us; the look then comes when that
-//! code returns, still at the line that called it, and stands for all the time since the look before.
+//! **The interpreter's lock** is held for one look, some ten microseconds. A thread in native code may keep it from us;
+//! the look then comes when that code returns, still at the line that called it, and stands for all the time since the
+//! look before.
 //!
-//! **Shutdown:** what [`take_sampler`] gives is called, with the lock released, before the job ends and so before the interpreter does. It tells the thread and waits for it;
-//! the thread also counts among those that an ending interpreter waits for (`waiting`), and does not try for the lock of one that is ending.
+//! **Shutdown:** what [`take_sampler`] gives is called, with the lock released, before the job ends and so before the
+//! interpreter does. It tells the thread and waits for it; the thread also counts among those that an ending
+//! interpreter waits for (`waiting`), and does not try for the lock of one that is ending.
 //!
-//! **Fork:** a child has no such thread. It marks no phases (`records`) and never stops one, because its `shutdown` does nothing. `SAMPLER` is locked
-//! by threads that hold the interpreter's lock and for a moment only, so no child inherits it locked.
+//! **Fork:** a child has no such thread. It marks no phases (`records`) and never stops one, because its `shutdown`
+//! does nothing. `SAMPLER` is locked by threads that hold the interpreter's lock and for a moment only, so no child
+//! inherits it locked.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +29,8 @@ use pyo3::prelude::*;
 use crate::records::recording;
 use crate::waiting::Waiting;
 
-/// Forty looks in a second: a minute of training shows what takes a hundredth of the time, and the looks themselves cost a thousandth.
+/// Forty looks in a second: a minute of training shows what takes a hundredth of the time, and the looks themselves
+/// cost a thousandth.
 const PERIOD: Duration = Duration::from_millis(25);
 
 /// The phases of the watched thread. Written by that thread, read by the sampler.
@@ -99,7 +104,8 @@ pub(crate) fn left() {
     }
 }
 
-/// Takes the sampler, if there is one; what comes back ends it within a given time, and is to be called without the interpreter's lock.
+/// Takes the sampler, if there is one; what comes back ends it within a given time, and is to be called without the
+/// interpreter's lock.
 pub(crate) fn take_sampler(_py: Python<'_>) -> Option<impl FnOnce(Duration) + Send + use<>> {
     let Sampler { stop, thread } = lock_sampler().take()?;
     WATCHED.thread.store(0, Ordering::Relaxed);

@@ -209,7 +209,8 @@ fn work(world: &mut World, time: Duration) -> Result<(), Error> {
     }
 }
 
-/// Has one text travel between all ranks, many times over: broadcast directly, and reduced by name (the greatest of equal bytes).
+/// Has one text travel between all ranks, many times over: broadcast directly, and reduced by name (the greatest of
+/// equal bytes).
 fn send(world: &mut World, text: &str) -> Result<(), Error> {
     let whole = text.repeat(1000).into_bytes();
     let mut data = if world.rank() == 0 { whole.clone() } else { vec![0; whole.len()] };

@@ -128,7 +128,8 @@ fn two_ranks_train_evaluate_log_and_keep_what_they_learned() {
     assert_eq!((&meta["epoch"], &meta["step"], &meta["model"]), (&2.into(), &0.into(), &"lenet".into()));
     assert!(tensors.keys().any(|name| name.starts_with("model.")));
     assert!(tensors.keys().any(|name| name.starts_with("optimizer.")));
-    // Once more, from where it is: there is nothing left to train, and the verdict says so instead of praising the ranks.
+    // Once more, from where it is: there is nothing left to train, and the verdict says so instead of praising the
+    // ranks.
     let text = trained(&small(&["-np", "2", "--epochs", "2", "--checkpoint", &kept, "--resume"]));
     assert!(text.contains("training was complete already"), "{text}");
     assert!(text.contains("nothing to judge: this run made no step of training"), "{text}");

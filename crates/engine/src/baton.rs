@@ -74,8 +74,8 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep: at once where others
-    /// compute on this core.
+    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep: at once where
+    /// others compute on this core.
     fn spend(&self, crowd: &Crowd, limit: Duration, idle_since: &mut Option<Instant>) -> bool {
         if idle_since.is_none() && crowd.begin_wait() {
             return false;

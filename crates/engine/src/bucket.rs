@@ -7,9 +7,9 @@
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
 //!
-//! The elements in it have the type of the reduction's *carrier* (`carrier`), which is wider than the callers' where half precision
-//! is added over links or has a prescale; then the callers' memory is not worked in. Over links results are finished (average,
-//! postscale) as they are unloaded; in shared memory whoever folds has finished them.
+//! The elements in it have the type of the reduction's *carrier* (`carrier`), which is wider than the callers' where
+//! half precision is added over links or has a prescale; then the callers' memory is not worked in. Over links results
+//! are finished (average, postscale) as they are unloaded; in shared memory whoever folds has finished them.
 //!
 //! A rank that has joined has no regions. It contributes what changes nothing, and drops what it gets.
 //!

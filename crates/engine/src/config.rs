@@ -1,8 +1,9 @@
 //! Every setting of the engine, once: field, type, default, environment variables and text.
 //!
-//! The first variable of a setting is its own name; the others are the names under which Horovod's users know it. The first one that
-//! is set counts; set to nothing is not set. Times are in seconds and may have decimals. The settings of all ranks must agree where they
-//! decide what fuses with what; ranks that differ there find out when they first replay an order, and say so.
+//! The first variable of a setting is its own name; the others are the names under which Horovod's users know it. The
+//! first one that is set counts; set to nothing is not set. Times are in seconds and may have decimals. The settings of
+//! all ranks must agree where they decide what fuses with what; ranks that differ there find out when they first replay
+//! an order, and say so.
 
 use std::time::Duration;
 
@@ -167,8 +168,8 @@ settings! {
     fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
     /// Keeps the requests of a group (a grouped allreduce) out of buckets with other requests. The same on all ranks.
     disable_group_fusion: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];
-    /// Whether a named allreduce between hosts that have several ranks each is hierarchical: 1 always, 0 never, `auto` where that is
-    /// the fastest. The same on all ranks.
+    /// Whether a named allreduce between hosts that have several ranks each is hierarchical: 1 always, 0 never, `auto`
+    /// where that is the fastest. The same on all ranks.
     hierarchical_allreduce: Option<bool> = None,
         ["FARANDOLE_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE"];
     /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
@@ -194,14 +195,14 @@ settings! {
         ["FARANDOLE_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"];
     /// Switches the stall watch off.
     stall_check_disable: bool = false, ["FARANDOLE_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"];
-    /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret and
-    /// unchanged. The same on all ranks.
+    /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret
+    /// and unchanged. The same on all ranks.
     wire_protection: Protection = Protection::Off, ["FARANDOLE_WIRE_PROTECTION"];
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = None, ["FARANDOLE_SPIN_US"];
-    /// The core that the engine's worker thread of each rank of a host is bound to, in the order of local ranks. Threads of the
-    /// program are not bound, also while they drive the engine.
+    /// The core that the engine's worker thread of each rank of a host is bound to, in the order of local ranks.
+    /// Threads of the program are not bound, also while they drive the engine.
     thread_affinity: Cores = Cores::new(), ["FARANDOLE_THREAD_AFFINITY", "HOROVOD_THREAD_AFFINITY"];
     /// How many records of what it does a rank keeps in memory for each group, 32 bytes each; the oldest are overwritten. Zero
     /// switches the recorder off. 8 MiB hold the last 500 iterations of a model with 160 tensors.

@@ -1,12 +1,13 @@
 //! Whether others want this rank's cores, found out by yielding.
 //!
-//! A thread that waits for a peer first looks again at once, then yields between looks, then sleeps. Yielding is right where the
-//! core is idle, or where the peer itself waits for this core. Where somebody computes on the core (a framework's threads,
-//! another job), it is wrong: the kernel gives him the core for milliseconds, while a thread that sleeps gets it back soon after it is
-//! woken, because it has used little of its share. Two ranks on two cores with two busy neighbours: a hand-over took 12 ms with
-//! yields and 11 to 38 us asleep.
+//! A thread that waits for a peer first looks again at once, then yields between looks, then sleeps. Yielding is right
+//! where the core is idle, or where the peer itself waits for this core. Where somebody computes on the core (a
+//! framework's threads, another job), it is wrong: the kernel gives him the core for milliseconds, while a thread that
+//! sleeps gets it back soon after it is woken, because it has used little of its share. Two ranks on two cores with two
+//! busy neighbours: a hand-over took 12 ms with yields and 11 to 38 us asleep.
 //!
-//! So yields are timed. After one that took [`LONG`] the [`Crowd`] is known, and the next waits go to sleep without yielding: at first
+//! So yields are timed. After one that took [`LONG`] the [`Crowd`] is known, and the next waits go to sleep without
+//! yielding: at first
 //! [`FIRST_WAITS`] of them, twice as many each time that trying again finds the crowd still there.
 //!
 //! It is a hint for one process: nothing depends on it but time, and ranks need not agree on it.
@@ -15,19 +16,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A yield that takes this long has let somebody compute. To an idle core it takes less than a microsecond, and a peer that shares
-/// the core yields itself as soon as it waits; the kernel's slices are some milliseconds.
+/// A yield that takes this long has let somebody compute. To an idle core it takes less than a microsecond, and a peer
+/// that shares the core yields itself as soon as it waits; the kernel's slices are some milliseconds.
 const LONG: Duration = Duration::from_micros(500);
 
-/// Waits without a yield after the first long one: asleep they take about as long together as one long yield. One long yield may
-/// be an accident (a kernel thread, the launcher), so it must not count for longer; a crowd that stays doubles it.
+/// Waits without a yield after the first long one: asleep they take about as long together as one long yield. One long
+/// yield may be an accident (a kernel thread, the launcher), so it must not count for longer; a crowd that stays
+/// doubles it.
 const FIRST_WAITS: u32 = 64;
 
 /// Waits without a yield at most: with many more, a crowd that has gone would be remembered for seconds.
 const MOST_WAITS: u32 = 1024 * FIRST_WAITS;
 
-/// What is known about others on this rank's cores. Shared by the threads that wait in turn; only ever a hint, so nothing
-/// is ordered by it.
+/// What is known about others on this rank's cores. Shared by the threads that wait in turn; only ever a hint, so
+/// nothing is ordered by it.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
     /// Waits that are still to be made without yielding.

@@ -1,15 +1,17 @@
 //! Around the cache or through it: which way bytes for other ranks leave, found out by trying.
 //!
-//! What a rank publishes can go out around its cache or stay in it until a peer asks (`shm::copy_out` says what that costs). For
-//! tensors beyond [`LEAST_BYTES`] neither is always better: through the cache, early parts of a tile have moved
-//! to a shared last-level cache by the time a peer reads them, at no cost to memory; but if the cores do not share one, that is the
-//! slow way by far. A virtual machine's cores may even move from one case to the other while a job runs.
+//! What a rank publishes can go out around its cache or stay in it until a peer asks (`shm::copy_out` says what that
+//! costs). For tensors beyond [`LEAST_BYTES`] neither is always better: through the cache, early parts of a tile have
+//! moved to a shared last-level cache by the time a peer reads them, at no cost to memory; but if the cores do not
+//! share one, that is the slow way by far. A virtual machine's cores may even move from one case to the other while a
+//! job runs.
 //!
-//! So an [`Outlet`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to the faster one
-//! in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in trials all take the same way at
-//! the same operations, because they count alike, and nothing is learned from the others. So a trial shows what it would be like
-//! if all did so. (If each rank tried the other way than its own, one that had once decided differently would never
-//! find out. On 16 cores, 64 KB took 36 us with 8 ranks then and 20 us since, in separate runs.)
+//! So an [`Outlet`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to the
+//! faster one in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in trials
+//! all take the same way at the same operations, because they count alike, and nothing is learned from the others. So a
+//! trial shows what it would be like if all did so. (If each rank tried the other way than its own, one that had once
+//! decided differently would never find out. On 16 cores, 64 KB took 36 us with 8 ranks then and 20 us since, in
+//! separate runs.)
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,8 +21,8 @@ use farandole_tensor::Stores;
 /// Smaller operations always go through the cache: looking at the clock would cost more than the better way brings.
 pub(crate) const LEAST_BYTES: usize = 16 << 10;
 
-/// Sizes that behave alike share what has been learned: those of which little is in flight at a time, those that fit a core's own
-/// cache, fit it not quite, fit a shared one, none.
+/// Sizes that behave alike share what has been learned: those of which little is in flight at a time, those that fit a
+/// core's own cache, fit it not quite, fit a shared one, none.
 const CLASS_LIMITS_BYTES: [usize; 4] = [128 << 10, 512 << 10, 4 << 20, 32 << 20];
 
 /// How a class of sizes is tried out.
@@ -38,15 +40,15 @@ struct Rhythm {
 /// What fits a cache: the first operation of a turn still meets lines where the other way has left them.
 const IN_CACHE: Rhythm = Rhythm { turn: 4, ignored: 1, first_turns: 6 };
 
-/// What fits none: nothing is left from before, an operation takes long enough for an interruption to matter little, and every
-/// trial is dear.
+/// What fits none: nothing is left from before, an operation takes long enough for an interruption to matter little,
+/// and every trial is dear.
 const BEYOND: Rhythm = Rhythm { turn: 2, ignored: 0, first_turns: 4 };
 
 /// From then on, two turns in so many try both ways once more: one that is five times slower then costs a tenth.
 const TRIAL_PERIOD: u64 = 40;
 
-/// Going around the cache must take this share less time to be preferred. Ranks time the same operations and find nearly the same;
-/// without a margin some would decide one way and some the other where the two are alike.
+/// Going around the cache must take this share less time to be preferred. Ranks time the same operations and find
+/// nearly the same; without a margin some would decide one way and some the other where the two are alike.
 const MARGIN: f64 = 0.2;
 
 const WAYS: [Stores; 2] = [Stores::Cached, Stores::Streaming];
@@ -54,13 +56,14 @@ const WAYS: [Stores; 2] = [Stores::Cached, Stores::Streaming];
 /// What has been learned of one collective, by size.
 type BySize = [Outlet; CLASS_LIMITS_BYTES.len() + 1];
 
-/// What has been learned, by collective and size. Collectives move different amounts for the same size, so times of one say
-/// nothing about another.
+/// What has been learned, by collective and size. Collectives move different amounts for the same size, so times of one
+/// say nothing about another.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outlets(HashMap<u8, BySize>);
 
 impl Outlets {
-    /// What has been learned for collectives of this kind, as the caller numbers them, and this size, if there is a choice.
+    /// What has been learned for collectives of this kind, as the caller numbers them, and this size, if there is a
+    /// choice.
     pub(crate) fn of(&mut self, kind: u8, bytes: usize) -> Option<&mut Outlet> {
         let class = CLASS_LIMITS_BYTES.iter().filter(|limit| bytes > **limit).count();
         let unknown = || [IN_CACHE, IN_CACHE, IN_CACHE, IN_CACHE, BEYOND].map(Outlet::new);

@@ -1,10 +1,11 @@
 //! The driver's end of a promise: [`Owed`]. However the driver loses it, the ticket gets an answer.
 //!
-//! A request passes through many hands on its way (intake, table, bucket). If one of them panics, unwinding drops whatever it held, and
-//! with it the only means of telling the caller. So dropping an [`Owed`] that was not fulfilled does not lose it:
+//! A request passes through many hands on its way (intake, table, bucket). If one of them panics, unwinding drops
+//! whatever it held, and with it the only means of telling the caller. So dropping an [`Owed`] that was not fulfilled
+//! does not lose it:
 //!
-//! - *unwinding*: why the driver panics is known only to whoever catches the panic, further out on this thread. The promise is put
-//!   aside, and [`take_orphans`] gives it to that one, who fulfils it with the text of the panic.
+//! - *unwinding*: why the driver panics is known only to whoever catches the panic, further out on this thread. The
+//!   promise is put aside, and [`take_orphans`] gives it to that one, who fulfils it with the text of the panic.
 //! - *dropped with the driver*: nobody will work on the request any more. The promise is fulfilled with
 //!   [`Error::ShutDown`].
 //!

@@ -33,7 +33,8 @@ use crate::window::{Shared, WindowRun};
 /// fill the memory.
 const KEPT_SCHEDULES: usize = 1024;
 
-/// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on a host.
+/// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on
+/// a host.
 const TILE_BYTES: usize = 512 << 10;
 
 impl Links for Mesh {

@@ -10,9 +10,9 @@
 //! from the link (so that two ranks that exchange the same elements do not wait for each other) but put into place
 //! only when the send has left.
 //!
-//! Partial results of half precision travel as singles, results as halves (`carrier`). Then the work buffer holds singles, and
-//! results lie in a buffer of their own ([`Halves`]): those that arrive are put there, those that become final on this rank
-//! are finished and rounded into it, before they are sent and at the end.
+//! Partial results of half precision travel as singles, results as halves (`carrier`). Then the work buffer holds
+//! singles, and results lie in a buffer of their own ([`Halves`]): those that arrive are put there, those that become
+//! final on this rank are finished and rounded into it, before they are sent and at the end.
 //!
 //! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What the
 //! elements mean before and after is not here (`bucket`).
@@ -172,8 +172,8 @@ impl Run {
         }
     }
 
-    /// From now on the work buffer holds singles, `elems` of them, and results are halves. Not for schedules with window steps, which
-    /// know one element type.
+    /// From now on the work buffer holds singles, `elems` of them, and results are halves. Not for schedules with
+    /// window steps, which know one element type.
     pub(crate) fn round_results(&mut self, elems: u64) {
         assert!(
             self.step == 0 && self.schedule.slots == 0,

@@ -43,8 +43,8 @@ impl Shared<'_> {
     }
 }
 
-/// Results that leave around the cache are folded in blocks of this size: what has just been folded is still in the first-level
-/// cache when it is copied for the peers, half of which is left for the contributions.
+/// Results that leave around the cache are folded in blocks of this size: what has just been folded is still in the
+/// first-level cache when it is copied for the peers, half of which is left for the contributions.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Buffers from this size on are not found in a cache by whoever uses them next, so results are put into them around it: that

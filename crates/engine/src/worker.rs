@@ -124,8 +124,8 @@ impl Driver {
         }
     }
 
-    /// Ends everything after a panic. Every request gets an answer that names it: those in the groups, and those that unwinding
-    /// has dropped. Orders that were not taken yet are taken in the next turn, and find their groups ended.
+    /// Ends everything after a panic. Every request gets an answer that names it: those in the groups, and those that
+    /// unwinding has dropped. Orders that were not taken yet are taken in the next turn, and find their groups ended.
     fn survive(&mut self, what: &str) {
         let orphans = take_orphans();
         let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(Trouble::Panicked(what.to_owned()))));

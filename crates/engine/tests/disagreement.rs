@@ -1,5 +1,5 @@
-//! Direct calls that look alike and are not the same: different shared buffers of one size, different counts of one sum. Every
-//! rank gets an error that names what differs; nobody gets data that do not belong together.
+//! Direct calls that look alike and are not the same: different shared buffers of one size, different counts of one
+//! sum. Every rank gets an error that names what differs; nobody gets data that do not belong together.
 #![allow(clippy::unwrap_used)]
 
 mod harness;

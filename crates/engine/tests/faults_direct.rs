@@ -81,9 +81,9 @@ impl What {
 
 /// Another one behind it, because the second operation relies on marks of the first; then whatever it takes for everybody to hear of a fault.
 ///
-/// Ranks that share memory listen to each other's control lines only when they have waited long enough to sleep. So one after the
-/// other comes late, until everybody has heard of a fault that all must hear of; a busy machine may let a rank run so seldom
-/// that it finds nobody late.
+/// Ranks that share memory listen to each other's control lines only when they have waited long enough to sleep. So one
+/// after the other comes late, until everybody has heard of a fault that all must hear of; a busy machine may let a
+/// rank run so seldom that it finds nobody late.
 fn play(run: &Run, communicator: &mut Communicator, what: What) -> Result<()> {
     what.call(communicator)?;
     let next = if matches!(what, What::Allreduce(6_000)) { What::Allreduce(1_500) } else { what };

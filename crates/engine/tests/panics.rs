@@ -20,8 +20,8 @@ impl Drop for Bomb {
     }
 }
 
-/// Five tensors travel together. Nobody waits for the third, so that its memory is dropped where its ticket is fulfilled, in the
-/// middle of the others.
+/// Five tensors travel together. Nobody waits for the third, so that its memory is dropped where its ticket is
+/// fulfilled, in the middle of the others.
 #[test]
 fn tickets_are_resolved_when_the_owner_of_another_tensor_panics() {
     const TENSORS: usize = 5;

@@ -1,14 +1,16 @@
-//! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of waiting, on two to
-//! eight ranks. Each program is run on every road: its requests in memory, in shared memory, over TCP and on two hosts, with
-//! different limits of fusion; and those of the first iteration that concern the whole world also as direct calls, on each of
-//! these and by each algorithm. Results are compared with a plain reference and between the roads, bit by bit.
+//! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of
+//! waiting, on two to eight ranks. Each program is run on every road: its requests in memory, in shared memory, over
+//! TCP and on two hosts, with different limits of fusion; and those of the first iteration that concern the whole world
+//! also as direct calls, on each of these and by each algorithm. Results are compared with a plain reference and
+//! between the roads, bit by bit.
 //!
 //! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order and replay
 //! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
 //! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
 //!
-//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_PROGRAMS_SEED=2500` begins with that one. The number of a program
-//! is its seed, so several processes can share the work. The test says how many it ran, and from which seed on.
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_PROGRAMS_SEED=2500` begins with that one. The number
+//! of a program is its seed, so several processes can share the work. The test says how many it ran, and from which
+//! seed on.
 #![allow(clippy::unwrap_used)]
 
 #[path = "harness/direct_roads.rs"]

@@ -1,5 +1,6 @@
-//! The road does not show in the result: named requests (alone, fused, large, in batches, in process sets) and direct calls
-//! (small, window, mapped, each algorithm over links), in memory, in shared memory, over TCP and on two hosts, give the same bits.
+//! The road does not show in the result: named requests (alone, fused, large, in batches, in process sets) and direct
+//! calls (small, window, mapped, each algorithm over links), in memory, in shared memory, over TCP and on two hosts,
+//! give the same bits.
 //!
 //! `programs.rs` does the same at random; this goes through element types, operations, factors and sizes one by one.
 #![allow(clippy::unwrap_used)]

@@ -36,8 +36,8 @@ pub struct Setup {
     pub direct: DirectSettings,
     /// How ranks are connected.
     pub options: Options,
-    /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options` where that
-    /// says nothing.
+    /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options`
+    /// where that says nothing.
     pub wire_protection: Option<Protection>,
     /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
     /// the rendezvous, or loopback where all ranks are on one host.

@@ -10,10 +10,10 @@
 //!
 //! Steps: `n - 1` messages each way, all independent. Bytes sent: all parts but the own one.
 //!
-//! Through windows, the work goes in *rounds*: in each, every part advances by one *piece*, and the pieces of a rank for all others
-//! are one tile. A rank publishes rounds `ahead` of those that it takes. It knows the lengths of its own parts only, so it walks
-//! through as many rounds as its longest part has, and then says that it needs no further tile. Bytes copied into the
-//! window: all parts but the own one; bytes read: as many.
+//! Through windows, the work goes in *rounds*: in each, every part advances by one *piece*, and the pieces of a rank
+//! for all others are one tile. A rank publishes rounds `ahead` of those that it takes. It knows the lengths of its own
+//! parts only, so it walks through as many rounds as its longest part has, and then says that it needs no further tile.
+//! Bytes copied into the window: all parts but the own one; bytes read: as many.
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;

@@ -42,7 +42,8 @@ pub fn broadcast_window(elems: u64, root: Rank, n: usize, me: Rank, tuning: &Tun
         return Schedule::default();
     }
     let mut steps = Vec::new();
-    // Small enough for the others to take a tile while the root publishes the next, large enough for a hand-over not to matter.
+    // Small enough for the others to take a tile while the root publishes the next, large enough for a hand-over not to
+    // matter.
     let tile_elems = (elems / 4).max(tuning.tile_elems / 32).min(tuning.tile_elems / 4).max(1);
     let tiles = segments(Span::between(0, elems), tile_elems);
     let last = u32::try_from(tiles.len() - 1).expect("a buffer has fewer than 2^32 tiles");

@@ -70,8 +70,8 @@ pub enum Hierarchical {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            // Where a second hand-over (0.3 to 1 us) takes as long as folding what the others would have folded: measured
-            // between 4 and 8 KiB with 2 and 4 ranks, between 1 and 2 KiB with 8 and 16.
+            // Where a second hand-over (0.3 to 1 us) takes as long as folding what the others would have folded:
+            // measured between 4 and 8 KiB with 2 and 4 ranks, between 1 and 2 KiB with 8 and 16.
             whole_read_max_bytes: 16 << 10,
             // What a network of 10 Gbit/s carries in the latency of a message.
             doubling_max_bytes: 16 << 10,

@@ -34,8 +34,8 @@ pub fn reduce_scatter_window(spans: &[Span], me: Rank, tuning: &Tuning) -> Sched
     rounds.schedule(steps)
 }
 
-/// As [`reduce_scatter_window`], out of a source that stays as it is: the work buffer holds this rank's chunk alone, and in
-/// it this rank's contribution to it.
+/// As [`reduce_scatter_window`], out of a source that stays as it is: the work buffer holds this rank's chunk alone,
+/// and in it this rank's contribution to it.
 pub fn reduce_scatter_window_apart(spans: &[Span], me: Rank, tuning: &Tuning) -> Schedule {
     let mut schedule = reduce_scatter_window(spans, me, tuning);
     for step in &mut schedule.steps {

@@ -19,21 +19,21 @@
 //!   until every peer has folded tile `t - slots` (nobody still reads the slot).
 //! - [`Step::FoldTile`] waits until every peer has published the tile, combines all contributions to its own chunk in rank
 //!   order, leaves the result in its buffer and writes it to every peer's slot, where that peer's contribution was.
-//! - [`Step::Fetch`] waits until `from` has folded the tile and copies the chunk of `from` out of this rank's own slot into the
-//!   buffer. All chunks of a tile must be fetched before tile `t + slots` is published.
+//! - [`Step::Fetch`] waits until `from` has folded the tile and copies the chunk of `from` out of this rank's own slot
+//!   into the buffer. All chunks of a tile must be fetched before tile `t + slots` is published.
 //! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of it,
 //!   in rank order, on every rank alike: one hand-over instead of two, for small tensors.
 //!
 //! Some collectives have tiles that are not one span, or no results to fetch. They use:
-//! - [`Step::Stage`], which copies a span of either buffer to a place in the slot, with the same wait as `Publish`; the `Publish` of
-//!   the tile (of an empty span) makes all of it visible;
+//! - [`Step::Stage`], which copies a span of either buffer to a place in the slot, with the same wait as `Publish`; the
+//!   `Publish` of the tile (of an empty span) makes all of it visible;
 //! - [`Step::FoldChunk`], which waits until every peer has published the tile, combines all contributions to a chunk in rank
 //!   order and leaves the result in the buffer only;
 //! - [`Step::Take`], which waits until `from` has published the tile and copies a part of that rank's slot;
 //! - [`Step::Release`], which says that this rank no longer reads the tile or any before it in anybody's slots: to
 //!   those who wait, it has folded them. A rank that walks through fewer tiles than its peers ends with [`EVERY_TILE`];
-//! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule that also sends
-//!   messages it keeps a rank from going on to the next operation before all have begun this one.
+//! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule that also
+//!   sends messages it keeps a rank from going on to the next operation before all have begun this one.
 //!
 //! The peers of a window step are the other ranks of the group *on the same host*. Tiles of one schedule are published in the
 //! order of their numbers, starting from zero. Nobody may still be reading a slot that is written, also if the
@@ -245,10 +245,10 @@ impl Schedule {
 
     /// Which messages of an allreduce over links carry *results*, and which elements become results on this rank.
     ///
-    /// Before an element is a result it is a partial result; drivers may carry the two in different element types. A receive
-    /// that folds takes a partial result, one that places takes a result. A send carries results exactly if nothing is
-    /// received into its span afterwards: what is still to be folded, or to be replaced by the result, is partial. Sender and
-    /// receiver come to the same answer, for every algorithm (`tests/schedules.rs`).
+    /// Before an element is a result it is a partial result; drivers may carry the two in different element types. A
+    /// receive that folds takes a partial result, one that places takes a result. A send carries results exactly if
+    /// nothing is received into its span afterwards: what is still to be folded, or to be replaced by the result, is
+    /// partial. Sender and receiver come to the same answer, for every algorithm (`tests/schedules.rs`).
     pub fn results(&self, elems: u64) -> Results {
         let mut carried = vec![false; self.steps.len()];
         let (mut received_later, mut placed) = (SpanSet::default(), SpanSet::default());

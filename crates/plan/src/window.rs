@@ -1,22 +1,24 @@
 //! Allreduce on one host through shared memory: in tiles, whole, or across mapped buffers.
 //!
-//! **Tiles.** The buffer is cut into equal *tiles*, each tile into a *chunk* for each rank. For each tile, a rank publishes its
-//! contribution to the others' chunks, folds its own chunk out of everybody's window, writes the result back to where the
-//! contributions were, and fetches the others' chunks out of its own window. Traffic of each rank for `N` bytes: copies
-//! `N (n-1)/n` into its window, reads `N` to fold and writes `N`, fetches `N (n-1)/n`.
+//! **Tiles.** The buffer is cut into equal *tiles*, each tile into a *chunk* for each rank. For each tile, a rank
+//! publishes its contribution to the others' chunks, folds its own chunk out of everybody's window, writes the result
+//! back to where the contributions were, and fetches the others' chunks out of its own window. Traffic of each rank for
+//! `N` bytes: copies `N (n-1)/n` into its window, reads `N` to fold and writes `N`, fetches `N (n-1)/n`.
 //!
-//! Every line of a window is written by its two users in turn: the owner puts its contribution there, the folder replaces it
-//! by the result. So a line moves between two cores' caches twice for each tile, once in each direction, and whoever writes
-//! it next already has it. With a slot of its own for the result, each line was read by one core and then written by the
-//! core that wrote it before, which must first take it away from the reader: four transfers instead of two with two ranks.
+//! Every line of a window is written by its two users in turn: the owner puts its contribution there, the folder
+//! replaces it by the result. So a line moves between two cores' caches twice for each tile, once in each direction,
+//! and whoever writes it next already has it. With a slot of its own for the result, each line was read by one core and
+//! then written by the core that wrote it before, which must first take it away from the reader: four transfers instead
+//! of two with two ranks.
 //!
-//! Hand-overs: two for each tile, but they overlap: publishing runs `ahead` tiles ahead of folding and fetching comes `behind`
-//! tiles behind it, so that a rank has something to do while its peers come up. The window allows that without extra waiting as
-//! long as `ahead + behind < slots`: before tile `t` is published, tile `t - ahead - behind - 1` has been fetched, which is at
-//! least the last tile that used the slot of `t`, and what has been fetched has been folded by everybody.
+//! Hand-overs: two for each tile, but they overlap: publishing runs `ahead` tiles ahead of folding and fetching comes
+//! `behind` tiles behind it, so that a rank has something to do while its peers come up. The window allows that without
+//! extra waiting as long as `ahead + behind < slots`: before tile `t` is published, tile `t - ahead - behind - 1` has
+//! been fetched, which is at least the last tile that used the slot of `t`, and what has been fetched has been folded
+//! by everybody.
 //!
-//! Chunks lie at the same place in every tile: the last tile is cut off, not divided anew. Tiles are made equal first, so the
-//! last one misses little.
+//! Chunks lie at the same place in every tile: the last tile is cut off, not divided anew. Tiles are made equal first,
+//! so the last one misses little.
 //!
 //! **Whole.** Every rank publishes everything and folds everything, in the same order, and so gets the same bits. One
 //! hand-over, `n N` bytes read: for small tensors, where the hand-over is what costs.
@@ -76,10 +78,11 @@ impl Tiling {
     }
 }
 
-/// The longest tile of a tiled allreduce of `n` ranks. With more ranks a rank touches more windows for each tile, all of which
-/// should stay in its second-level cache beside the buffer (2 MiB on the machine on which this was measured: with 8 and 16 ranks
-/// and 16 MB, tiles of 512 KiB took a quarter longer than those of 128 KiB, with 2 ranks a twentieth less). Below four tiles
-/// nothing overlaps, but tiles of less than a quarter cost more hand-overs than that is worth.
+/// The longest tile of a tiled allreduce of `n` ranks. With more ranks a rank touches more windows for each tile, all
+/// of which should stay in its second-level cache beside the buffer (2 MiB on the machine on which this was measured:
+/// with 8 and 16 ranks and 16 MB, tiles of 512 KiB took a quarter longer than those of 128 KiB, with 2 ranks a
+/// twentieth less). Below four tiles nothing overlaps, but tiles of less than a quarter cost more hand-overs than that
+/// is worth.
 fn longest_tile_elems(elems: u64, n: usize, tuning: &Tuning) -> u64 {
     let least = (tuning.tile_elems / 4).max(1);
     let most = match n {

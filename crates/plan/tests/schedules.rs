@@ -74,7 +74,8 @@ fn every_allreduce_holds_in_every_small_world() {
     }
 }
 
-/// For each pair of ranks, whether the messages from the one to the other carry results, as the sender or the receiver sees it.
+/// For each pair of ranks, whether the messages from the one to the other carry results, as the sender or the receiver
+/// sees it.
 fn result_messages(schedules: &[Schedule], elems: u64) -> [BTreeMap<(Rank, Rank), Vec<bool>>; 2] {
     let [mut sent, mut received] = [BTreeMap::new(), BTreeMap::new()];
     for (me, schedule) in schedules.iter().enumerate() {

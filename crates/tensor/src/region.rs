@@ -59,7 +59,8 @@ impl Region {
         Region { ptr, len_bytes, dtype, keep_alive: Box::new(keep_alive) }
     }
 
-    /// The same region, with something that is dropped together with it: a caller learns from it when its memory is free.
+    /// The same region, with something that is dropped together with it: a caller learns from it when its memory is
+    /// free.
     pub fn keeping(self, companion: impl Any + Send + 'static) -> Region {
         Region { keep_alive: Box::new((self.keep_alive, companion)), ..self }
     }

@@ -60,7 +60,8 @@ impl Efficiencies {
         }
     }
 
-    /// How deep the rows of [`Efficiencies::named`] lie in a table: each is a factor of the one above it that lies less deep.
+    /// How deep the rows of [`Efficiencies::named`] lie in a table: each is a factor of the one above it that lies less
+    /// deep.
     pub const DEPTHS: [usize; 6] = [0, 1, 1, 2, 3, 2];
 
     /// Names and values, as tables and `--fail-below` have them.

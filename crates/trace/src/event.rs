@@ -252,8 +252,8 @@ pub enum Event {
     PhaseBegin { phase: Phase, name: NameId },
     /// It ends. Phases of one thread nest.
     PhaseEnd { phase: Phase, name: NameId },
-    /// This thread was seen at a place of the program (the name: file, line and function) while it was in no phase. The sample stands for so
-    /// many nanoseconds before this moment.
+    /// This thread was seen at a place of the program (the name: file, line and function) while it was in no phase. The
+    /// sample stands for so many nanoseconds before this moment.
     Sampled { name: NameId, ns: u64 },
     /// An iteration of training begins, with the number that the program gives it.
     Iteration { number: u64 },

@@ -18,10 +18,12 @@ pub(crate) fn settings() -> Vec<(String, String)> {
     known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// The setting that says how long a rank's main thread could have run while it had no core, from the beginning of its trace to the end, in nanoseconds.
+/// The setting that says how long a rank's main thread could have run while it had no core, from the beginning of its
+/// trace to the end, in nanoseconds.
 pub(crate) const CORE_WAIT: &str = "core_wait_ns";
 
-/// How long the main thread of this process has so far been ready to run while another thread had its core. `None` where the kernel does not count it.
+/// How long the main thread of this process has so far been ready to run while another thread had its core. `None`
+/// where the kernel does not count it.
 pub(crate) fn core_wait_ns() -> Option<u64> {
     waited_in(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
 }

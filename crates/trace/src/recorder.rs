@@ -59,8 +59,8 @@ pub struct Recorder {
     crews: Mutex<Crews>,
     /// Whether somebody shows where the driver took requests in.
     cycles: AtomicBool,
-    /// Whether a trace of the whole run is kept, so that samples of the program's stack are worth taking. Set by the scribe's thread; read by
-    /// whoever samples.
+    /// Whether a trace of the whole run is kept, so that samples of the program's stack are worth taking. Set by the
+    /// scribe's thread; read by whoever samples.
     samples: AtomicBool,
     bell: OnceLock<Bell>,
     /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and after a wait, of several the
@@ -223,7 +223,8 @@ impl Recorder {
         self.samples.store(false, Ordering::Relaxed);
     }
 
-    /// Records that a thread was seen at this place of the program while it was in no phase; the sample stands for so many nanoseconds.
+    /// Records that a thread was seen at this place of the program while it was in no phase; the sample stands for so
+    /// many nanoseconds.
     pub fn note_sample(&self, thread: ThreadId, place: &str, ns: u64) {
         if self.is_on() {
             let name = self.intern(&place.into(), &[]);

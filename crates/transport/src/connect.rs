@@ -197,8 +197,8 @@ impl Building<'_> {
         if peer < self.me { self.reach(peer, purpose) } else { self.receive(peer, purpose) }
     }
 
-    /// Waits for a connection from a higher rank. It counts even if it has been closed meanwhile: its connector was welcome
-    /// and said thanks, so it has not come again, and what it sent before it left says why.
+    /// Waits for a connection from a higher rank. It counts even if it has been closed meanwhile: its connector was
+    /// welcome and said thanks, so it has not come again, and what it sent before it left says why.
     fn receive(&self, peer: Rank, purpose: Purpose) -> Result<Established<Socket>> {
         let expected = self.hello(peer, purpose);
         let place = Place { mesh: self.id, from: peer, to: self.me, purpose };

@@ -118,7 +118,8 @@ fn windows_pass_tiles_in_order_without_losing_any() {
     });
 }
 
-/// Every rank publishes a number for each rank, returns the sum of all that it got, and fetches what everybody returned to it.
+/// Every rank publishes a number for each rank, returns the sum of all that it got, and fetches what everybody returned
+/// to it.
 fn pass_tiles(windows: &mut Windows, waiter: &Waiter, operation: u64, tiles: u64) {
     let me = windows.me() as u64;
     windows.begin(operation, 5, &[]);

@@ -140,7 +140,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) pin: bool,
 
-    /// Keep so many cores busy beside the contestants, as a framework's own threads would: what waking up and taking turns cost then.
+    /// Keep so many cores busy beside the contestants, as a framework's own threads would: what waking up and taking
+    /// turns cost then.
     #[arg(long, default_value_t = 0, value_name = "CORES")]
     pub(crate) busy: usize,
 

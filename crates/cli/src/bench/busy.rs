@@ -1,7 +1,8 @@
 //! Cores that are kept busy beside the contestants, as a framework's own threads or other jobs keep them.
 //!
-//! Each [`Busy`] thread computes without a pause until the run ends, for all contestants and sizes alike. The threads belong to the driver,
-//! which takes no part in any collective, and the kernel shares the cores between them and the ranks as it pleases.
+//! Each [`Busy`] thread computes without a pause until the run ends, for all contestants and sizes alike. The threads
+//! belong to the driver, which takes no part in any collective, and the kernel shares the cores between them and the
+//! ranks as it pleases.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -2,9 +2,10 @@
 //!
 //! Each room looks at one thing in two steps: a value with what is there, and a function from that value to findings.
 //! Only the first step touches the machine, so the second is tested with machines that nobody has. What is looked at:
-//! `cores` and `memory` (bounded by `cgroup`), `limits`, `network`, `python`, vendor libraries (`vendor`, in child processes
-//! that open them in `library`), and the `job` that would run, with how its tensors are protected (`protection`). `outlook` says what will be used and why, `page` shows it
-//! all, `hosts` does the same elsewhere and `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
+//! `cores` and `memory` (bounded by `cgroup`), `limits`, `network`, `python`, vendor libraries (`vendor`, in child
+//! processes that open them in `library`), and the `job` that would run, with how its tensors are protected
+//! (`protection`). `outlook` says what will be used and why, `page` shows it all, `hosts` does the same elsewhere and
+//! `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
 //!
 //! The invariant: the doctor changes nothing, needs no rights, and ends in time whatever it meets. It imports no framework,
 //! and every program and library that it asks is a child with a deadline.

@@ -24,7 +24,8 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "COUNT", help_heading = ENGINE)]
     cache_capacity: Option<u64>,
 
-    /// Always use the hierarchical allreduce between hosts that have several ranks each, or (--no-hierarchical-allreduce) never
+    /// Always use the hierarchical allreduce between hosts that have several ranks each, or
+    /// (--no-hierarchical-allreduce) never
     /// [default: where it is the fastest]
     #[arg(long, overrides_with = "no_hierarchical_allreduce", help_heading = ENGINE)]
     hierarchical_allreduce: bool,
@@ -55,8 +56,8 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = ENGINE)]
     stall_check_shutdown_time_seconds: Option<Duration>,
 
-    /// How tensors are protected between hosts: checksum (CRC32C, finds damage) or encrypt (AES-256-GCM). Control messages are
-    /// always encrypted [default: off]
+    /// How tensors are protected between hosts: checksum (CRC32C, finds damage) or encrypt (AES-256-GCM). Control
+    /// messages are always encrypted [default: off]
     #[arg(long, value_name = "HOW", value_parser = protection, help_heading = ENGINE)]
     wire_protection: Option<Protection>,
 
@@ -64,7 +65,8 @@ pub(super) struct Tuning {
     #[arg(long, help_heading = ENGINE)]
     tcp: bool,
 
-    /// INFO: each rank says at its start who it is; DEBUG: rank 0 also says which measured table is used [default: WARNING]
+    /// INFO: each rank says at its start who it is; DEBUG: rank 0 also says which measured table is used [default:
+    /// WARNING]
     #[arg(long, value_enum, ignore_case = true, value_name = "LEVEL", help_heading = ENGINE)]
     log_level: Option<LogLevel>,
 }

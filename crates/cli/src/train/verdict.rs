@@ -27,7 +27,8 @@ pub(super) fn say(traces: Option<&Path>, kept: Option<&Path>) {
     }
 }
 
-/// What is said of a run that has trained nothing: its checkpoint was of the last step already, or it was asked to stop before the first.
+/// What is said of a run that has trained nothing: its checkpoint was of the last step already, or it was asked to stop
+/// before the first.
 const NO_STEPS: &str = "nothing to judge: this run made no step of training";
 
 fn lines(traces: &Path, kept: Option<&Path>) -> Vec<String> {

@@ -181,8 +181,8 @@ impl Environment {
         }
     }
 
-    /// Says on standard error which variables are set and have no effect, or are unknown. Rank 0 says it for all; where our
-    /// launcher started the ranks, it has said it already.
+    /// Says on standard error which variables are set and have no effect, or are unknown. Rank 0 says it for all; where
+    /// our launcher started the ranks, it has said it already.
     pub fn warn_of_settings(&self) {
         if self.rank != Rank(0) || matches!(self.meeting, Some(Meeting::AtLauncher { .. })) {
             return;

@@ -272,8 +272,8 @@ impl Communicator {
                 self.through_windows(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
             });
         }
-        // By messages the contributions of others are folded into a copy: the caller's data stays as it is. Which fold is
-        // the last is not known there, so the result is finished afterwards.
+        // By messages the contributions of others are folded into a copy: the caller's data stays as it is. Which fold
+        // is the last is not known there, so the result is finished afterwards.
         let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(source) } else { widened(source, T::DTYPE, 1.0) };
         let (fold, unfinished) = (Some(Fold::new(dtype, op)), Finish::Nothing);
         let bytes = &mut work[..];
@@ -345,7 +345,8 @@ impl Communicator {
         self.size() > 1 && self.is_one_host() && self.chooser.fits_one_hand_over(bytes)
     }
 
-    /// Whether alltoall goes through windows: all ranks share memory, and the lengths of their parts fit the small slots.
+    /// Whether alltoall goes through windows: all ranks share memory, and the lengths of their parts fit the small
+    /// slots.
     fn all_show_parts(&self) -> bool {
         let slot_bytes = self.mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
         self.size() > 1 && self.is_one_host() && Parts::lengths_fit(self.size(), slot_bytes)

@@ -4,7 +4,8 @@
 //! things that do not belong together; so each rank shows this word when it begins, and a difference becomes an error
 //! that says, in words, what each of the two ranks called.
 //!
-//! From the top: kind (4 bits), element type (4), operation (4), and 52 bits for the number of elements. Kinds that have a
+//! From the top: kind (4 bits), element type (4), operation (4), and 52 bits for the number of elements. Kinds that
+//! have a
 //! [`Detail`] keep it in the upper 20 of these; the number of elements then has 32, and one that does not fit is
 //! mixed into the detail.
 
@@ -130,7 +131,8 @@ impl Descriptor {
         }
     }
 
-    /// What two ranks have called that should have called the same. Names what differs where the calls alone do not show it.
+    /// What two ranks have called that should have called the same. Names what differs where the calls alone do not
+    /// show it.
     pub(crate) fn describe_both(theirs: (u32, u64), ours: (u32, u64)) -> String {
         let (their_call, our_call) = (Descriptor::describe(theirs.1), Descriptor::describe(ours.1));
         let hint = if their_call != our_call {

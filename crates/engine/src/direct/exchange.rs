@@ -1,9 +1,10 @@
 //! Alltoall on one host.
 //!
-//! A rank knows how much it sends to each peer and gets from each, but not what passes between two others, so ranks cannot choose
-//! one road by size. Instead each sender chooses for its own parts and says so when it begins (`small::Parts`): short parts lie in its
-//! small slot, one hand-over; longer ones go through its window, tile by tile. When all have begun, every rank knows what
-//! everybody has chosen, and takes tiles from those who send them. If nobody does, the operation is over.
+//! A rank knows how much it sends to each peer and gets from each, but not what passes between two others, so ranks
+//! cannot choose one road by size. Instead each sender chooses for its own parts and says so when it begins
+//! (`small::Parts`): short parts lie in its small slot, one hand-over; longer ones go through its window, tile by tile.
+//! When all have begun, every rank knows what everybody has chosen, and takes tiles from those who send them. If nobody
+//! does, the operation is over.
 //!
 //! The lengths lie in the slot in both cases and are compared before anything is read.
 

@@ -188,8 +188,8 @@ impl Communicator {
         self.mesh.windows.as_ref().is_some_and(|windows| windows.size() == self.mesh.size())
     }
 
-    /// Takes this algorithm for every allreduce that it fits from now on, or, with `None`, the chosen one again. All ranks call this
-    /// between the same two operations.
+    /// Takes this algorithm for every allreduce that it fits from now on, or, with `None`, the chosen one again. All
+    /// ranks call this between the same two operations.
     pub fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
         self.settings.algorithm = algorithm;
     }

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use crate::crowd::Crowd;
 
-/// Looks of a rank that has a core of its own before it starts to yield: two to four microseconds. Two ranks that have been put
-/// on one core after all spend them in every hand-over. With forty times more, small operations took 300 µs at times, probably for
-/// this reason; with twice as many, 30 to 60 µs at times with 16 ranks on 16 cores.
+/// Looks of a rank that has a core of its own before it starts to yield: two to four microseconds. Two ranks that have
+/// been put on one core after all spend them in every hand-over. With forty times more, small operations took 300 µs at
+/// times, probably for this reason; with twice as many, 30 to 60 µs at times with 16 ranks on 16 cores.
 const LOOKS_WITH_CORE: u32 = 100;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;

@@ -1,8 +1,9 @@
 //! Buffers in shared memory that a caller may fill and reduce in place, without any copy.
 //!
-//! Every buffer has an *identity*: which communicator made it, and as which of its buffers. All ranks make their buffers
-//! together and in the same order, so a buffer has the same number on all of them. The number travels in the descriptor of
-//! each operation: ranks that reduce different buffers, even of equal size, get an error and not each other's data.
+//! Every buffer has an *identity*: which communicator made it, and as which of its buffers. All ranks make their
+//! buffers together and in the same order, so a buffer has the same number on all of them. The number travels in the
+//! descriptor of each operation: ranks that reduce different buffers, even of equal size, get an error and not each
+//! other's data.
 
 use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::{Dtype, ReduceOp};
@@ -101,8 +102,8 @@ impl Communicator {
     /// Combines the shared buffers of all ranks; each part then holds the result.
     ///
     /// # Errors
-    /// If the buffer was made by another communicator, does not hold whole elements, or is not the one that the other ranks have
-    /// called this with; and as every collective.
+    /// If the buffer was made by another communicator, does not hold whole elements, or is not the one that the other
+    /// ranks have called this with; and as every collective.
     pub fn allreduce_shared(&mut self, buffer: &mut SharedBuffer, dtype: Dtype, op: ReduceOp) -> Result<()> {
         if buffer.made_by != self.id {
             return Err(wrong("the shared buffer was made by another communicator"));

@@ -1,9 +1,9 @@
 //! The shortest road: one hand-over, on one host.
 //!
-//! Every rank shows what it contributes, waits until it has seen that everybody does, and reads what it needs out of what the
-//! others show. An allreduce folds all contributions itself, in rank order, so all ranks get the same bits. What a
-//! rank has shown in operation `k` lies in one of two places used in turn, and is overwritten in operation `k + 2`: nobody has to
-//! wait for the readers of `k`, because all have finished with it when they begin `k + 1`.
+//! Every rank shows what it contributes, waits until it has seen that everybody does, and reads what it needs out of
+//! what the others show. An allreduce folds all contributions itself, in rank order, so all ranks get the same bits.
+//! What a rank has shown in operation `k` lies in one of two places used in turn, and is overwritten in operation `k +
+//! 2`: nobody has to wait for the readers of `k`, because all have finished with it when they begin `k + 1`.
 //!
 //! What is not here: which sizes are small enough (`choice`).
 
@@ -44,8 +44,9 @@ impl Communicator {
         self.mesh.windows.as_mut().expect("one host has windows")
     }
 
-    /// Whether all ranks begin the operation within the time that looking again at once is worth. Where the answer is no, or
-    /// something is wrong, [`Communicator::drive`] waits on or says what. A hand-over is so short that this loop has to be, too.
+    /// Whether all ranks begin the operation within the time that looking again at once is worth. Where the answer is
+    /// no, or something is wrong, [`Communicator::drive`] waits on or says what. A hand-over is so short that this loop
+    /// has to be, too.
     #[inline]
     fn all_begin_soon(&mut self) -> bool {
         let looks = self.patience.looks();
@@ -97,8 +98,9 @@ pub(super) fn copy_shown(windows: &Windows, seat: usize, target: &mut [u8]) {
     target.copy_from_slice(windows.small(seat, target.len(), &mut inline));
 }
 
-/// How a rank shows the parts that it sends to each peer in its small slot: at multiples of a *stride*, its length first. Whether
-/// the elements follow or go in tiles is the sender's choice, since only it knows how long all of its parts are; its note says which.
+/// How a rank shows the parts that it sends to each peer in its small slot: at multiples of a *stride*, its length
+/// first. Whether the elements follow or go in tiles is the sender's choice, since only it knows how long all of its
+/// parts are; its note says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     stride: usize,

@@ -137,7 +137,8 @@ impl Group {
         self.diary.finished(&bucket, self.done.iter().map(|(pending, _)| pending), around.now);
         self.member.finished(bucket.operation, around.now);
         around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
-        // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still here.
+        // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still
+        // here.
         while let Some((pending, outcome)) = self.done.pop() {
             pending.promise.fulfil(Ok(outcome));
         }

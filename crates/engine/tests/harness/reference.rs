@@ -1,9 +1,9 @@
 //! What random programs compute, worked out plainly.
 //!
-//! Inputs are chosen so that every partial result of every operation but Adasum is exact in the precision in which it is
-//! accumulated (half precision: in single), in any order. So there is one right result, bit for bit, whatever road is taken. Half
-//! precision itself is *not* wide enough for them: the sum of a few f16 inputs overflows it and that of bf16 inputs loses
-//! bits. A road that rounds or scales too early gives other bits.
+//! Inputs are chosen so that every partial result of every operation but Adasum is exact in the precision in which it
+//! is accumulated (half precision: in single), in any order. So there is one right result, bit for bit, whatever road
+//! is taken. Half precision itself is *not* wide enough for them: the sum of a few f16 inputs overflows it and that of
+//! bf16 inputs loses bits. A road that rounds or scales too early gives other bits.
 //!
 //! Prescales must be powers of two for that; postscales may be anything, because they are applied once.
 #![allow(dead_code, unreachable_pub)]

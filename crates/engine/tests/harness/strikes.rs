@@ -59,8 +59,8 @@ impl Run {
         Run { size, hall, deadline, faults, action, main_events: Arc::new(Mutex::new(vec![0; size])) }
     }
 
-    /// Whether a fault has struck that everybody must hear of. When all ranks have come to the end of the main part, the answer
-    /// is the same for all of them and does not change any more.
+    /// Whether a fault has struck that everybody must hear of. When all ranks have come to the end of the main part,
+    /// the answer is the same for all of them and does not change any more.
     pub fn must_fail(&self) -> bool {
         self.faults.has_struck() && !matches!(self.action, None | Some(Action::Delay(_)))
     }

@@ -107,7 +107,8 @@ pub enum Joining {
     LikeHorovod,
 }
 
-/// What can be set. `threshold_bytes`, `stage_below_bytes`, `batches`, `joining` and `replay` must be equal on all ranks of the group.
+/// What can be set. `threshold_bytes`, `stage_below_bytes`, `batches`, `joining` and `replay` must be equal on all
+/// ranks of the group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.

@@ -1,8 +1,9 @@
 //! The lane of a rank out of its records: what its program's thread did at every moment.
 //!
-//! The program's thread is the one that marks iterations and phases and waits for results; where several do, the one that does so most.
-//! Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first. What it was
-//! blocked in lies over that. What is in no phase is the script's own code where that can be told (`own.rs`), and work otherwise.
+//! The program's thread is the one that marks iterations and phases and waits for results; where several do, the one
+//! that does so most. Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first.
+//! What it was blocked in lies over that. What is in no phase is the script's own code where that can be told
+//! (`own.rs`), and work otherwise.
 
 use std::collections::BTreeMap;
 
@@ -102,8 +103,8 @@ pub(super) fn iterations(trace: &Trace, thread: ThreadId, to_ns: u64, clock: &dy
     iterations
 }
 
-/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the two given moments. In its
-/// training loop, if there is one, what lies in no phase is own code.
+/// Lays phases and what a thread was blocked in over each other, from zero to `end_ns`; the rank was there between the
+/// two given moments. In its training loop, if there is one, what lies in no phase is own code.
 pub(super) fn stretches(
     phases: &[Phase],
     mut blocked: Vec<Blocked>,

@@ -1,23 +1,28 @@
-//! The script's own code: what the program does in its training loop outside of every phase, and where its thread was then.
+//! The script's own code: what the program does in its training loop outside of every phase, and where its thread was
+//! then.
 //!
-//! The *training loop* of a rank goes from the beginning of its first training phase (forward, backward, optimizer step) to the end of its
-//! last one. What lies in the loop and in no phase is the script's own code: logging, metrics, anything between a step and the next batch. What
-//! lies outside of the loop is set-up and wind-down, which a run pays once.
+//! The *training loop* of a rank goes from the beginning of its first training phase (forward, backward, optimizer
+//! step) to the end of its last one. What lies in the loop and in no phase is the script's own code: logging, metrics,
+//! anything between a step and the next batch. What lies outside of the loop is set-up and wind-down, which a run pays
+//! once.
 //!
-//! **Invariant:** own code is only told where the forward pass is known to be marked. A front end that does not see where forward begins (a script that
-//! makes its batches itself, a program that marks backward alone) leaves the forward pass outside of every phase, and calling that own code would be
-//! wrong. So there must be forward and backward phases, and forward ones must not be far shorter than backward ones. All ranks run the same script, so this is
+//! **Invariant:** own code is only told where the forward pass is known to be marked. A front end that does not see
+//! where forward begins (a script that makes its batches itself, a program that marks backward alone) leaves the
+//! forward pass outside of every phase, and calling that own code would be wrong. So there must be forward and backward
+//! phases, and forward ones must not be far shorter than backward ones. All ranks run the same script, so this is
 //! decided once for all of them.
 //!
-//! Samples ([`Event::Sampled`]) say where the thread was. They are statistics: how long own code took is known from the phases.
+//! Samples ([`Event::Sampled`]) say where the thread was. They are statistics: how long own code took is known from the
+//! phases.
 
 use super::lane;
 use super::{Activity, Phase, PhaseKind, Sample, Stretch};
 use crate::event::{self, Event, ThreadId};
 use crate::trace::Trace;
 
-/// A forward pass takes about half as long as its backward pass. If it takes less than this part of it, it is not what is marked as forward. (Far less, because
-/// the gradients of a tiny network are handed over during backward, which takes longer than the network.)
+/// A forward pass takes about half as long as its backward pass. If it takes less than this part of it, it is not what
+/// is marked as forward. (Far less, because the gradients of a tiny network are handed over during backward, which
+/// takes longer than the network.)
 const SHORTEST_FORWARD: u64 = 20;
 
 /// The training loop of each rank, if own code can be told: see the module's text.

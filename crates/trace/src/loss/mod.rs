@@ -5,18 +5,20 @@
 //!
 //! **What a waiting rank waits for.** A rank that is blocked in an operation loses its time
 //!
-//! 1. until the last rank has submitted: to whatever made that rank the last. If it is blocked itself, in another operation, the question
-//!    is passed on to that one. Otherwise the two ranks are compared, from when they last came out of the same operation:
-//!    what the last rank spent more on than the waiting one (input, own code, a checkpoint, a phase that the other has not, work) is the cause, in
-//!    proportion; more work means that it is late. So it does not matter in which order a rank starves and works.
+//! 1. until the last rank has submitted: to whatever made that rank the last. If it is blocked itself, in another
+//!    operation, the question is passed on to that one. Otherwise the two ranks are compared, from when they last came
+//!    out of the same operation: what the last rank spent more on than the waiting one (input, own code, a checkpoint,
+//!    a phase that the other has not, work) is the cause, in proportion; more work means that it is late. So it does
+//!    not matter in which order a rank starves and works.
 //! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with earlier operations;
 //!    that is packing or transfer of those.
 //! 3. until the last rank has packed: to packing.
 //! 4. until the result is there: to transfer. Then to packing again, while it is unpacked.
 //! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
 //!
-//! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank that arrives late
-//! because of its own loader does not show as slow (`blame.rs`). Whose input it is that others wait for is another question (`whose.rs`).
+//! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank
+//! that arrives late because of its own loader does not show as slow (`blame.rs`). Whose input it is that others wait
+//! for is another question (`whose.rs`).
 
 mod blame;
 mod evidence;

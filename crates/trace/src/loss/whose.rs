@@ -1,8 +1,9 @@
 //! Whose doing a loss is: the ranks that spend far more time on it themselves than the others.
 //!
-//! A rank that waits for another's input loses its time to input like that one. So what ranks lose says nothing about who is to blame; what each
-//! spends itself does. Ranks are sorted by that, and the widest gap between two neighbours divides those who are to blame from the others, if it is
-//! wide enough and no more than half of the ranks lie above it.
+//! A rank that waits for another's input loses its time to input like that one. So what ranks lose says nothing about
+//! who is to blame; what each spends itself does. Ranks are sorted by that, and the widest gap between two neighbours
+//! divides those who are to blame from the others, if it is wide enough and no more than half of the ranks lie above
+//! it.
 
 use super::Cause;
 use crate::history::{Activity, History};

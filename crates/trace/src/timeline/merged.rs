@@ -1,8 +1,10 @@
 //! The timeline of all ranks in one file, on one clock, for chrome://tracing and ui.perfetto.dev.
 //!
-//! Each rank is a "process" of the viewer. Its threads are rows with the phases of the program; beside them lie one row for the collectives of
-//! each group and one for direct calls, because whoever drives them changes from turn to turn. An operation is a bar with its pieces inside: packing, waiting
-//! (and for whom), the steps of large ones, unpacking. The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls and troubles are instants.
+//! Each rank is a "process" of the viewer. Its threads are rows with the phases of the program; beside them lie one row
+//! for the collectives of each group and one for direct calls, because whoever drives them changes from turn to turn.
+//! An operation is a bar with its pieces inside: packing, waiting (and for whom), the steps of large ones, unpacking.
+//! The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls
+//! and troubles are instants.
 //!
 //! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is noted in the file.
 

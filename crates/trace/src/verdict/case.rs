@@ -69,7 +69,8 @@ impl<'a> Case<'a> {
         Places::of(wanted.flat_map(|rank| &self.history.ranks[rank].samples))
     }
 
-    /// In which phases a rank works longer than the others on average, and by how much; most first. Work in no phase has no name.
+    /// In which phases a rank works longer than the others on average, and by how much; most first. Work in no phase
+    /// has no name.
     pub fn longer_in(&self, rank: usize) -> Vec<(Option<String>, u64)> {
         let mut others: BTreeMap<Option<&str>, u64> = BTreeMap::new();
         for other in self.history.recorded().filter(|&other| other != rank) {

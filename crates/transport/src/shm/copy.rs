@@ -1,12 +1,12 @@
 //! Copies into memory that another core will read next.
 //!
-//! An ordinary store leaves its line in this core's cache, changed. The reader's core must then ask for every line and have
-//! it handed over from cache to cache. Where the two cores share a last-level cache that runs at some 6 GB/s, where they do not
-//! at 2 GB/s or less, far below what memory itself does. A streaming store goes around the caches, so the
-//! reader fetches the line like any other: 10 to 12 GB/s in both cases (AMD Zen 4, two ranks, 64 KB to 256 KB; at 16 KB still
-//! 7 against 2). Which cores share a cache is not ours to know (a virtual machine's cores may move), so
-//! contributions and results always go out this way once they are larger than a few pages. A build with `--cfg farandole_portable` knows
-//! only ordinary stores.
+//! An ordinary store leaves its line in this core's cache, changed. The reader's core must then ask for every line and
+//! have it handed over from cache to cache. Where the two cores share a last-level cache that runs at some 6 GB/s,
+//! where they do not at 2 GB/s or less, far below what memory itself does. A streaming store goes around the caches, so
+//! the reader fetches the line like any other: 10 to 12 GB/s in both cases (AMD Zen 4, two ranks, 64 KB to 256 KB; at
+//! 16 KB still 7 against 2). Which cores share a cache is not ours to know (a virtual machine's cores may move), so
+//! contributions and results always go out this way once they are larger than a few pages. A build with `--cfg
+//! farandole_portable` knows only ordinary stores.
 
 #![allow(unsafe_code)]
 

@@ -27,10 +27,10 @@ pub struct Layout {
 impl Layout {
     /// The layout used unless tests want small numbers.
     ///
-    /// Small slots hold what one hand-over is best for at most. Three slots let a rank publish a tile while it folds another
-    /// and fetches a third; a fourth only took more of the cache (16 cores, 8 ranks, 16 MB: 15 % longer). A tile (and so a slot)
-    /// is sized so that all slots that two ranks touch stay within a core's second-level cache; a ring is as large as
-    /// a few pieces in flight.
+    /// Small slots hold what one hand-over is best for at most. Three slots let a rank publish a tile while it folds
+    /// another and fetches a third; a fourth only took more of the cache (16 cores, 8 ranks, 16 MB: 15 % longer). A
+    /// tile (and so a slot) is sized so that all slots that two ranks touch stay within a core's second-level cache; a
+    /// ring is as large as a few pieces in flight.
     pub fn standard(ranks: usize) -> Layout {
         Layout { ranks, small_bytes: 64 << 10, tile_bytes: 512 << 10, slots: 3, ring_bytes: 256 << 10 }
     }
@@ -50,8 +50,9 @@ impl Layout {
         self.tile_offset(self.slots) + to * (PAGE_BYTES + page_up(self.ring_bytes))
     }
 
-    /// A segment for one of the ranks. What peers look at before its owner has sent anything is reserved: the board, the
-    /// small slots behind it and the counters of every ring. The rest is reserved when it is first used, because most of it never is.
+    /// A segment for one of the ranks. What peers look at before its owner has sent anything is reserved: the board,
+    /// the small slots behind it and the counters of every ring. The rest is reserved when it is first used, because
+    /// most of it never is.
     ///
     /// # Errors
     /// If there is not enough memory.

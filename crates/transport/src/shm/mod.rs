@@ -1,9 +1,10 @@
 //! Processes of one host: shared memory.
 //!
-//! `segment` owns the raw memory, `board` the words by which ranks hand bytes over, `layout` where things lie. On top of these
-//! there are three ways to use it: `windows` (contributions and results pass through cache-sized slots), `mapped` (the
-//! buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `copy` writes
-//! for other cores to read, `gate` is where faults strike, `scarcity` says how much memory is left, `fork` tells a forked child that none of this is its own.
+//! `segment` owns the raw memory, `board` the words by which ranks hand bytes over, `layout` where things lie. On top
+//! of these there are three ways to use it: `windows` (contributions and results pass through cache-sized slots),
+//! `mapped` (the buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `copy` writes for
+//! other cores to read, `gate` is where faults strike, `scarcity` says how much memory is left, `fork` tells a forked
+//! child that none of this is its own.
 //!
 //! This folder is the only room for unsafe code in this crate (`xtask/src/tidy/rooms.rs` lists those of all crates).
 //! Each file says which protocol makes its references exclusive.

@@ -1,8 +1,8 @@
 //! How much memory is left, for the message that says there is not enough.
 //!
-//! Three things limit shared memory: the host's memory, the control group of the job, and the kernel's limit of commitments where
-//! `vm.overcommit_memory` is 2. Each is read when a reservation has failed, and only then. What cannot be read is
-//! left out; nothing here fails.
+//! Three things limit shared memory: the host's memory, the control group of the job, and the kernel's limit of
+//! commitments where `vm.overcommit_memory` is 2. Each is read when a reservation has failed, and only then. What
+//! cannot be read is left out; nothing here fails.
 
 use std::path::Path;
 

@@ -4,10 +4,10 @@
 //! it is gone, whatever killed it: there is nothing to clean up and nothing to leak. The owner decides its
 //! size; peers get the descriptor over a Unix socket and map the same bytes.
 //!
-//! A page of the file costs memory only once it is there. It could come with the first access, but where there is no memory for it
-//! that access ends the process (SIGBUS). So the owner *reserves* ([`Mapping::reserve`]) every part before it hands it out or writes to
-//! it: the pages are there afterwards, or there is an error that says how much was wanted and how much is left. Parts that
-//! are never used are never reserved.
+//! A page of the file costs memory only once it is there. It could come with the first access, but where there is no
+//! memory for it that access ends the process (SIGBUS). So the owner *reserves* ([`Mapping::reserve`]) every part
+//! before it hands it out or writes to it: the pages are there afterwards, or there is an error that says how much was
+//! wanted and how much is left. Parts that are never used are never reserved.
 //!
 //! This file owns the raw mapping and nothing else. Who may read or write which bytes when is decided by the
 //! protocols in `board`, `window`, `ring` and `mapped`, which alone turn parts of a mapping into references.

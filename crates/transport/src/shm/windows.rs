@@ -11,8 +11,8 @@
 //! | tile slot `t % slots` | owner, before `publish` | owner has `Published` `t` | every peer has `Folded` `t` |
 //! | one peer's chunk of that slot | that peer, before `folded` | that peer has `Folded` `t` | owner has `Published` `t + slots` |
 //!
-//! The last line is for operations whose results return to where the contributions were: between the owner's `Published` and a
-//! peer's `Folded` of a tile, that peer's chunk of the owner's slot belongs to the peer alone.
+//! The last line is for operations whose results return to where the contributions were: between the owner's
+//! `Published` and a peer's `Folded` of a tile, that peer's chunk of the owner's slot belongs to the peer alone.
 //!
 //! Every operation on windows is one that a rank finishes only after every other has begun it; an operation that was
 //! given up counts as finished once all ranks have stopped it. Ranks are numbered within the host here (*seats*).
@@ -200,8 +200,8 @@ impl Windows {
         self.unannounced.set(Some(0));
     }
 
-    /// As [`Windows::begin`] with a small slot that `fill` fills, and a note of at most [`INLINE_BYTES`] on the posting itself. Peers
-    /// read them with [`Windows::small`] and [`Windows::small_part`].
+    /// As [`Windows::begin`] with a small slot that `fill` fills, and a note of at most [`INLINE_BYTES`] on the posting
+    /// itself. Peers read them with [`Windows::small`] and [`Windows::small_part`].
     pub fn begin_with_note(&mut self, operation: u64, descriptor: u64, note: &[u8], fill: impl FnOnce(&mut [u8])) {
         assert!(note.len() <= INLINE_BYTES, "a note fits its posting");
         if !self.turn_to(operation, descriptor) {
@@ -212,7 +212,8 @@ impl Windows {
         self.unannounced.set(Some(0));
     }
 
-    /// Makes this the current operation. Whether it may be announced: whoever cannot go on is told so at the next point.
+    /// Makes this the current operation. Whether it may be announced: whoever cannot go on is told so at the next
+    /// point.
     fn turn_to(&mut self, operation: u64, descriptor: u64) -> bool {
         assert!(operation > self.operation, "operations are begun in order");
         self.operation = operation;
@@ -291,8 +292,8 @@ impl Windows {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// Makes sure that there is memory for tiles of this length in all slots. To be called before [`Windows::vacant_slot`];
-    /// costs a comparison unless tiles are longer than ever before.
+    /// Makes sure that there is memory for tiles of this length in all slots. To be called before
+    /// [`Windows::vacant_slot`]; costs a comparison unless tiles are longer than ever before.
     ///
     /// # Errors
     /// If there is not enough memory.
@@ -335,8 +336,8 @@ impl Windows {
         self.reach(Stage::Published, Mark::tile(self.operation, tile));
     }
 
-    /// This rank's chunk of a tile in the slots of all peers, in the order of their seats, once all have published the tile: their
-    /// contributions, to be replaced by the result. Call [`Windows::folded`] when it is there.
+    /// This rank's chunk of a tile in the slots of all peers, in the order of their seats, once all have published the
+    /// tile: their contributions, to be replaced by the result. Call [`Windows::folded`] when it is there.
     ///
     /// `offset` and `len` must be those of the chunk that the schedule gives to this rank alone.
     pub fn chunks(&mut self, tile: u64, offset: usize, len: usize) -> Option<Vec<&mut [u8]>> {
@@ -347,9 +348,9 @@ impl Windows {
         let offset = self.layout.tile_offset((tile % self.layout.slots as u64) as usize) + offset;
         let chunk = |seat: usize| {
             let start = self.seats[seat].mapping.at(offset, len);
-            // SAFETY: the owner has published the tile (checked above) and touches this chunk of its slot again only after it
-            // has seen our `Folded` of the tile, which takes `&mut self`; other peers touch their own chunks. Each seat
-            // has a mapping of its own, so the slices are disjoint.
+            // SAFETY: the owner has published the tile (checked above) and touches this chunk of its slot again only
+            // after it has seen our `Folded` of the tile, which takes `&mut self`; other peers touch their own chunks.
+            // Each seat has a mapping of its own, so the slices are disjoint.
             unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
         };
         Some(self.peers().map(chunk).collect())
@@ -369,8 +370,8 @@ impl Windows {
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let slot = (tile % self.layout.slots as u64) as usize;
         let start = self.seats[self.me].mapping.at(self.layout.tile_offset(slot) + offset, len);
-        // SAFETY: the slot is ours. The peer has folded the tile (checked), so it has written its chunk and writes there again
-        // only after we have published another tile, which takes `&mut self`.
+        // SAFETY: the slot is ours. The peer has folded the tile (checked), so it has written its chunk and writes
+        // there again only after we have published another tile, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 

@@ -1,4 +1,5 @@
-//! Ranks that wait for their next batch. Where some wait far longer than the others, the loader is good enough, and something is wrong with theirs.
+//! Ranks that wait for their next batch. Where some wait far longer than the others, the loader is good enough, and
+//! something is wrong with theirs.
 
 use super::super::{Case, Finding, time_text};
 use super::Saying;
