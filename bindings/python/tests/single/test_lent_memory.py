@@ -190,5 +190,6 @@ def test_what_would_move_memory_inside_its_storage_is_refused_until_the_operatio
         else:
             hvd.barrier()
             hvd.allreduce_(dropped, name="dropped", op=hvd.Sum)
+        hvd.barrier()  # Nobody leaves before it is over.
         """
     )
