@@ -140,7 +140,7 @@ mod tests {
     fn where_others_compute_a_rank_sleeps_without_yielding() {
         let mut patience = Patience::new(1, 1);
         patience.crowd.find_for_tests();
-        let waits = (0..100).map(|_| {
+        let waits = (0..50).map(|_| {
             patience.renew();
             std::iter::repeat_with(|| patience.spend()).take_while(|next| *next == Next::Look).count()
         });
