@@ -20,16 +20,18 @@ pyo3::create_exception!(
 );
 
 /// For calls that need a world before there is one.
-pub(crate) fn not_initialized() -> PyErr {
-    PyValueError::new_err("Horovod has not been initialized; use hvd.init().")
-}
+pub(crate) const NOT_INITIALIZED: &str = "Horovod has not been initialized; use hvd.init().";
 
 /// For calls in a child of a rank, where only questions are answered.
+const FORKED: &str = "this process was forked from a rank and is not a rank itself: collectives, init and process sets are for \
+                      the process that called hvd.init(). Start workers that need them with the method \"spawn\".";
+
+pub(crate) fn not_initialized() -> PyErr {
+    PyValueError::new_err(NOT_INITIALIZED)
+}
+
 pub(crate) fn forked() -> PyErr {
-    PyValueError::new_err(
-        "this process was forked from a rank and is not a rank itself: collectives, init and process sets are for the \
-         process that called hvd.init(). Start workers that need them with the method \"spawn\".",
-    )
+    PyValueError::new_err(FORKED)
 }
 
 /// The exception for an error of the library.
@@ -52,24 +54,35 @@ pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
 /// The exception for an error of the engine.
 pub(crate) fn of_engine(error: EngineError) -> PyErr {
     match &error {
-        EngineError::Duplicate { .. } => PyValueError::new_err(format!(
-            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
-             currently being processed. If you want to request another tensor, use a different tensor name. ({error})"
-        )),
-        EngineError::UnknownGroup(_)
+        EngineError::Duplicate { .. }
+        | EngineError::UnknownGroup(_)
         | EngineError::ForeignGroup(_)
         | EngineError::ExistingGroup(_)
         | EngineError::InvalidGroup(_)
         | EngineError::WrongMemory { .. }
         | EngineError::Setting(_)
-        | EngineError::Taken => PyValueError::new_err(error.to_string()),
-        EngineError::Forked => forked(),
-        EngineError::ShutDown => HorovodInternalError::new_err(
-            "Horovod has been shut down, by this rank or because another one has ended: nothing more is carried out. If \
-             a rank ended with an exception, it is in that rank's output.",
+        | EngineError::Taken
+        | EngineError::Forked => PyValueError::new_err(text(&error)),
+        EngineError::ShutDown
+        | EngineError::Refused { .. }
+        | EngineError::TimedOut { .. }
+        | EngineError::Failed(_) => HorovodInternalError::new_err(text(&error)),
+    }
+}
+
+/// The words for an error of the engine.
+pub(crate) fn text(error: &EngineError) -> String {
+    match error {
+        EngineError::Duplicate { .. } => format!(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
+             currently being processed. If you want to request another tensor, use a different tensor name. ({error})"
         ),
-        EngineError::Refused { .. } | EngineError::TimedOut { .. } | EngineError::Failed(_) => {
-            HorovodInternalError::new_err(error.to_string())
+        EngineError::Forked => FORKED.to_owned(),
+        EngineError::ShutDown => {
+            "Horovod has been shut down, by this rank or because another one has ended: nothing more is carried out. \
+             If a rank ended with an exception, it is in that rank's output."
+                .to_owned()
         }
+        _ => error.to_string(),
     }
 }

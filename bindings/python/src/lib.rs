@@ -26,6 +26,7 @@ mod request;
 mod result;
 mod sampling;
 mod stacks;
+mod tensorflow;
 mod waiting;
 mod world;
 
@@ -55,6 +56,8 @@ mod _native {
     use crate::result::Result;
     #[pymodule_export]
     use crate::sampling::watch_own_code;
+    #[pymodule_export]
+    use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]
     use crate::world::{
         add_process_set, cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size,

@@ -27,6 +27,7 @@ use crate::errors;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
+use crate::tensorflow;
 use crate::waiting::let_waiting_threads_return;
 
 /// How much of an exception's text other ranks get to hear: a line of a terminal or two.
@@ -126,6 +127,7 @@ pub(crate) fn init(
             }
         }
         let job = Arc::new(Job { world, dynamic });
+        tensorflow::begin(&job);
         Python::attach(|_| *lock_job() = Some(job));
         Ok(())
     })
@@ -144,7 +146,9 @@ pub(crate) fn shutdown(py: Python<'_>) {
         drop(job);
         let _life = lock_life_or_end_it(&weak);
         if let Some(job) = Python::attach(|_| lock_job().take()) {
+            let let_ops_end = tensorflow::end();
             end(job);
+            let_ops_end(COME_BACK);
         }
         let_waiting_threads_return(COME_BACK);
     });

@@ -94,6 +94,25 @@ impl Spin {
     }
 }
 
+/// What a caller waits for.
+pub(crate) trait Awaited {
+    /// Whether it is there.
+    fn is_fulfilled(&self) -> bool;
+
+    /// Sleeps until it is there or the deadline has passed, and says which.
+    fn sleep(&self, deadline: Option<Instant>) -> bool;
+}
+
+impl<T> Awaited for Slot<T> {
+    fn is_fulfilled(&self) -> bool {
+        Slot::is_fulfilled(self)
+    }
+
+    fn sleep(&self, deadline: Option<Instant>) -> bool {
+        Slot::sleep(self, deadline)
+    }
+}
+
 /// The driver and the ways to it.
 pub(crate) struct Baton {
     driver: Mutex<Driver>,
@@ -154,9 +173,9 @@ impl Baton {
 
     /// Waits until the slot is fulfilled or the deadline has passed; drives meanwhile if nobody else does. `after` is
     /// what a quiet push said, if there was one; `note` says what is recorded of the wait.
-    pub(crate) fn wait<T>(
+    pub(crate) fn wait(
         &self,
-        slot: &Slot<T>,
+        slot: &impl Awaited,
         deadline: Option<Instant>,
         after: After,
         note: Option<Note<'_>>,

@@ -11,7 +11,7 @@ use farandole_plan::table::Table;
 use farandole_plan::topology::host_names;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request, stall};
 use farandole_tensor::Region;
-use farandole_trace::event::ThreadId;
+use farandole_trace::event::{NameId, ThreadId};
 use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
@@ -28,7 +28,8 @@ use crate::group::{Group, Settings};
 use crate::intake::After;
 use crate::limits::Limits;
 use crate::meeting::{Meeting, number_in};
-use crate::owed::Owed;
+use crate::owed::{Owed, Recipient};
+use crate::queue::{CompletionQueue, Sleeper};
 use crate::roster::Roster;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned, Submission};
@@ -232,34 +233,67 @@ impl Engine {
         ticket.wait_after(after)
     }
 
-    fn push(&self, submission: Submission, push: Push) -> std::result::Result<(Ticket, After), Box<Returned>> {
-        let enter = || {
-            self.shared.check_fork()?;
-            submission.check()?;
-            self.shared.roster.enter(submission.group, &submission.request, &self.recorder)
-        };
-        let entered = enter();
-        let Submission { group, request, input, output } = submission;
-        let name_id = match entered {
+    /// A queue for the completions of many requests, for a thread that learns of each as it is done.
+    pub fn completion_queue(&self) -> CompletionQueue {
+        CompletionQueue::new(Arc::clone(&self.shared))
+    }
+
+    /// Hands a request in whose outcome comes out of a queue of this engine, with this key.
+    ///
+    /// # Errors
+    /// As [`Engine::submit_returning`]; then nothing comes out of the queue.
+    pub fn submit_to(
+        &self,
+        queue: &CompletionQueue,
+        key: u64,
+        submission: Submission,
+    ) -> std::result::Result<(), Box<Returned>> {
+        let name_id = match self.enter(&submission) {
             Ok(name_id) => name_id,
-            Err(error) => return Err(Box::new(Returned { error, input, output })),
+            Err(error) => return Err(Returned::of(submission, error)),
         };
+        // Before the push: the driver may be quicker than we are.
+        let sleeper = queue.line().owe();
+        let push = if sleeper == Sleeper::Counted { Push::Quiet } else { Push::Ringing };
+        let after = self.hand_over(submission, name_id, Recipient::Queue(Arc::clone(queue.line()), key), push);
+        if sleeper == Sleeper::Counted {
+            queue.line().wake(after);
+        }
+        Ok(())
+    }
+
+    fn push(&self, submission: Submission, push: Push) -> std::result::Result<(Ticket, After), Box<Returned>> {
+        let name_id = match self.enter(&submission) {
+            Ok(name_id) => name_id,
+            Err(error) => return Err(Returned::of(submission, error)),
+        };
+        let name = Arc::clone(&submission.request.name);
+        let promise = Arc::new(Slot::new());
+        let after = self.hand_over(submission, name_id, Recipient::Ticket(Arc::clone(&promise)), push);
+        Ok((Ticket { name, name_id, promise, shared: Arc::clone(&self.shared) }, after))
+    }
+
+    /// Finds wrong use, and enters the request's name among those under way.
+    fn enter(&self, submission: &Submission) -> Result<NameId> {
+        self.shared.check_fork()?;
+        submission.check()?;
+        self.shared.roster.enter(submission.group, &submission.request, &self.recorder)
+    }
+
+    fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
+        let Submission { group, request, input, output } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
-        let promise = Arc::new(Slot::new());
-        let mut pending =
-            Pending { name: Arc::clone(&name), mark, promise: Owed::new(Arc::clone(&promise)), input, output };
+        let mut pending = Pending { name, mark, promise: Owed::new(recipient), input, output };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
-        let after = if push == Push::Ringing && self.recorder.is_on() {
+        if push == Push::Ringing && self.recorder.is_on() {
             self.shared.baton.push_stamped(|time_ns| {
                 pending.mark.time_ns = Some(time_ns);
                 Order::Submit { group, request, pending }
             });
-            After::Nothing
-        } else {
-            self.shared.baton.push(Order::Submit { group, request, pending }, push)
-        };
-        Ok((Ticket { name, name_id, promise, shared: Arc::clone(&self.shared) }, after))
+            return After::Nothing;
+        }
+        self.shared.baton.push(Order::Submit { group, request, pending }, push)
     }
 
     /// Makes a group of these world ranks. All ranks of the world call this, members or not, with the same ranks and
@@ -318,7 +352,7 @@ impl Engine {
         if me.is_some() {
             let done = Arc::new(Slot::new());
             let after = self.shared.baton.push(Order::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
-            self.shared.baton.wait(&done, None, after, None);
+            self.shared.baton.wait(&*done, None, after, None);
         }
         self.shared.roster.remove(group);
         drop(forming);

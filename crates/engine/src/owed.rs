@@ -1,4 +1,4 @@
-//! The driver's end of a promise: [`Owed`]. However the driver loses it, the ticket gets an answer.
+//! The driver's end of a promise: [`Owed`]. However the driver loses it, the ticket or queue gets an answer.
 //!
 //! A request passes through many hands on its way (intake, table, bucket). If one of them panics, unwinding drops
 //! whatever it held, and with it the only means of telling the caller. So dropping an [`Owed`] that was not fulfilled
@@ -16,44 +16,63 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::submission::{Outcome, Returned};
+use crate::queue::{Completion, Line};
 use crate::ticket::Promise;
 
 thread_local! {
     /// Promises that unwinding of this thread has dropped, until whoever catches the panic takes them.
-    static ORPHANS: RefCell<Vec<Arc<Promise>>> = const { RefCell::new(Vec::new()) };
+    static ORPHANS: RefCell<Vec<Recipient>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Who is waiting for the answer.
+#[derive(Debug)]
+pub(crate) enum Recipient {
+    /// A ticket.
+    Ticket(Arc<Promise>),
+    /// A queue, under this key.
+    Queue(Arc<Line>, u64),
+}
+
+impl Recipient {
+    pub(crate) fn answer(self, result: Result<Outcome, Box<Returned>>) {
+        match self {
+            Recipient::Ticket(promise) => promise.fulfil(result),
+            Recipient::Queue(line, key) => line.put(Completion { key, result }),
+        }
+    }
 }
 
 /// A promise that has to be kept.
 #[derive(Debug)]
-pub(crate) struct Owed(Option<Arc<Promise>>);
+pub(crate) struct Owed(Option<Recipient>);
 
 impl Owed {
-    pub(crate) fn new(promise: Arc<Promise>) -> Owed {
-        Owed(Some(promise))
+    pub(crate) fn new(recipient: Recipient) -> Owed {
+        Owed(Some(recipient))
     }
 
     /// Keeps the promise.
     pub(crate) fn fulfil(mut self, result: Result<Outcome, Box<Returned>>) {
-        if let Some(promise) = self.0.take() {
-            promise.fulfil(result);
+        if let Some(recipient) = self.0.take() {
+            recipient.answer(result);
         }
     }
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        let Some(promise) = self.0.take() else { return };
+        let Some(recipient) = self.0.take() else { return };
         if std::thread::panicking() {
             // A thread that ends has nobody left who could take it.
-            let _ = ORPHANS.try_with(|orphans| orphans.borrow_mut().push(promise));
+            let _ = ORPHANS.try_with(|orphans| orphans.borrow_mut().push(recipient));
         } else {
-            promise.fulfil(Err(Returned::without_memory(Error::ShutDown)));
+            recipient.answer(Err(Returned::without_memory(Error::ShutDown)));
         }
     }
 }
 
 /// The promises that a panic on this thread has dropped.
-pub(crate) fn take_orphans() -> Vec<Arc<Promise>> {
+pub(crate) fn take_orphans() -> Vec<Recipient> {
     ORPHANS.take()
 }
 
@@ -67,21 +86,21 @@ mod tests {
     #[test]
     fn a_promise_that_unwinding_drops_can_still_be_kept() {
         let promise: Arc<Promise> = Arc::new(Slot::new());
-        let owed = Owed::new(Arc::clone(&promise));
+        let owed = Owed::new(Recipient::Ticket(Arc::clone(&promise)));
         let panicked = catch_unwind(AssertUnwindSafe(move || {
             let _held = owed;
             panic!("for the test");
         }));
         assert!(panicked.is_err() && !promise.is_fulfilled());
         let orphans = take_orphans();
-        assert!(orphans.len() == 1 && Arc::ptr_eq(&orphans[0], &promise));
+        assert!(matches!(&orphans[..], [Recipient::Ticket(orphan)] if Arc::ptr_eq(orphan, &promise)));
         assert!(take_orphans().is_empty());
     }
 
     #[test]
     fn a_promise_that_nobody_works_on_any_more_is_answered() {
         let promise: Arc<Promise> = Arc::new(Slot::new());
-        drop(Owed::new(Arc::clone(&promise)));
+        drop(Owed::new(Recipient::Ticket(Arc::clone(&promise))));
         assert!(matches!(promise.take(), Some(Err(returned)) if matches!(returned.error, Error::ShutDown)));
     }
 }

@@ -120,6 +120,11 @@ impl Returned {
     pub(crate) fn without_memory(error: Error) -> Box<Returned> {
         Box::new(Returned { error, input: None, output: None })
     }
+
+    /// For a caller whose submission was not accepted.
+    pub(crate) fn of(submission: Submission, error: Error) -> Box<Returned> {
+        Box::new(Returned { error, input: submission.input, output: submission.output })
+    }
 }
 
 impl From<Box<Returned>> for Error {

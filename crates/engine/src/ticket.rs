@@ -74,7 +74,7 @@ impl Ticket {
     pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
-        Ok(self.shared.baton.wait(&self.promise, deadline, After::Nothing, None))
+        Ok(self.shared.baton.wait(&*self.promise, deadline, After::Nothing, None))
     }
 
     /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait: before the request has found its
@@ -109,7 +109,7 @@ impl Ticket {
     fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
         let recorder = &*self.shared.recorder;
         let note = recorder.is_on().then_some(Note { name: self.name_id, recorder });
-        self.shared.baton.wait(&self.promise, deadline, after, note)
+        self.shared.baton.wait(&*self.promise, deadline, after, note)
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {

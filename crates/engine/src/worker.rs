@@ -139,8 +139,8 @@ impl Driver {
             let now = self.start.elapsed();
             self.groups.iter_mut().for_each(|group| group.fail_requests(&error, now));
         }
-        for promise in orphans.into_iter().chain(take_orphans()) {
-            promise.fulfil(Err(Returned::without_memory(error.clone())));
+        for recipient in orphans.into_iter().chain(take_orphans()) {
+            recipient.answer(Err(Returned::without_memory(error.clone())));
         }
     }
 

@@ -46,8 +46,8 @@ mod world;
 pub use error::{Error, Result};
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
-    Communicator, Config, DirectSettings, Engine, Error as EngineError, Outcome, SharedBuffer, Submission, Ticket,
-    wait_all,
+    Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError, Outcome, Returned,
+    SharedBuffer, Submission, Ticket, wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;

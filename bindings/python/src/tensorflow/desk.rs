@@ -1,0 +1,303 @@
+//! Calls that are under way, and the thread that ends them: [`Desk`].
+//!
+//! A kernel hands its requests in and returns; no thread of TensorFlow's waits. One thread of ours takes completions from the engine's queue
+//! and runs the callbacks, so ten thousand ops need no more threads than one. It drives the engine while it waits.
+//!
+//! An op that Python runs eagerly is waited for by its caller anyway, and so is carried out on the caller's thread: no other
+//! thread is woken for it.
+//!
+//! Invariants: a call's callback runs once, after all its requests have been answered, so that the engine no longer has its memory. No lock is
+//! held while a callback runs; it may run any code of TensorFlow's.
+//!
+//! This is an unsafe room: it keeps the addresses of kernels and contexts, which TensorFlow keeps alive until the callback has run.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use farandole::{Completion, CompletionQueue, Outcome, Returned};
+
+use super::api::{Opaque, Status, api};
+use super::done::{self, Done};
+use super::kernel::Kernel;
+use super::status::Refusal;
+use crate::world::Job;
+
+type Answer = Result<Outcome, Box<Returned>>;
+
+/// The job for kernels. Not the one of `world`: that is asked by threads that hold the interpreter's lock, so that none holds it while another
+/// thread forks. Kernels run without.
+static POST: Mutex<Option<Arc<Post>>> = Mutex::new(None);
+
+struct Post {
+    job: Weak<Job>,
+    /// Made for the first asynchronous call; jobs of other frameworks have none.
+    desk: OnceLock<Option<Arc<Desk>>>,
+}
+
+/// Calls under way.
+struct Desk {
+    job: Weak<Job>,
+    queue: CompletionQueue,
+    calls: Mutex<Calls>,
+    ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct Calls {
+    slots: Vec<Option<Call>>,
+    free: Vec<u32>,
+}
+
+/// One call of a kernel.
+struct Call {
+    site: Site,
+    done: Done,
+    /// What has come of each request.
+    answers: Vec<Option<Answer>>,
+    missing: usize,
+}
+
+/// What TensorFlow keeps alive until the callback has run.
+#[derive(Clone, Copy)]
+struct Site {
+    kernel: *const Kernel,
+    context: Opaque,
+}
+
+// SAFETY: TensorFlow's contexts may be used by any thread until the callback has run, by one at a time; a kernel is only read.
+unsafe impl Send for Site {}
+
+/// Kernels may use this job from now on.
+pub(crate) fn begin(job: &Arc<Job>) {
+    *lock_post() = Some(Arc::new(Post { job: Arc::downgrade(job), desk: OnceLock::new() }));
+}
+
+/// Kernels may no longer use the job. What it returns waits, for at most so long, until the callbacks of calls under way have run; to be
+/// called when the engine has ended.
+pub(crate) fn end() -> impl FnOnce(Duration) {
+    let desk = lock_post().take().and_then(|post| post.desk.get().cloned().flatten());
+    if let Some(desk) = &desk {
+        desk.queue.close();
+    }
+    move |at_most| {
+        let Some(desk) = desk else { return };
+        let deadline = Instant::now() + at_most;
+        while !desk.ended.load(Ordering::Acquire) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// A call of an asynchronous kernel.
+///
+/// # Safety
+/// What TensorFlow passes to such a kernel.
+pub(crate) unsafe fn compute_async(kernel: *const Kernel, context: Opaque, callback: Opaque) {
+    // SAFETY: promised by the caller, here and below.
+    let caller_waits = unsafe { (*kernel).caller_waits };
+    let done = if caller_waits { None } else { unsafe { Done::copy(callback) } };
+    let Some(done) = done else {
+        unsafe {
+            compute(kernel, context);
+            done::run_original(callback);
+        }
+        return;
+    };
+    let site = Site { kernel, context };
+    // SAFETY: the callback runs after everything has been answered.
+    if let Err(refusal) = unsafe { start(site, done) } {
+        let (refusal, done) = refusal;
+        // SAFETY: the callback has not run.
+        unsafe { site.fail(&refusal) };
+        done.run();
+    }
+}
+
+/// A call of a kernel that is over when it returns.
+///
+/// # Safety
+/// What TensorFlow passes to a kernel.
+pub(crate) unsafe fn compute(kernel: *const Kernel, context: Opaque) {
+    let site = Site { kernel, context };
+    // SAFETY: promised by the caller; nothing of the call is in use when it is over.
+    unsafe {
+        if let Err(refusal) = carry_out(site) {
+            site.fail(&refusal);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`compute`].
+unsafe fn carry_out(site: Site) -> Result<(), Refusal> {
+    let (post, job) = current()?;
+    // SAFETY: promised by the caller, here and below.
+    let kernel = unsafe { &*site.kernel };
+    if kernel.kind.is_local() {
+        return unsafe { kernel.answer_locally(&job, site.context) };
+    }
+    let submissions = unsafe { kernel.submissions(&job, site.context)? };
+    let engine = job.world.engine();
+    let tickets: Vec<_> = submissions.into_iter().map(|submission| engine.submit_returning(submission)).collect();
+    // Whoever ends the job waits until nobody has it.
+    drop(job);
+    // All of them, before anything is said: the engine works on the memory of the others.
+    let answers: Vec<Answer> = tickets.into_iter().map(|ticket| ticket?.wait_returning()).collect();
+    unsafe { settle(site, answers, &post.job) }
+}
+
+/// Hands a call's requests in. If there is nothing to wait for, the callback comes back.
+///
+/// # Safety
+/// As for [`compute_async`].
+unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
+    let prepare = || {
+        let (post, job) = current()?;
+        // SAFETY: promised by the caller.
+        let submissions = unsafe { (*site.kernel).submissions(&job, site.context)? };
+        let desk = post.desk(&job)?;
+        Ok((desk, job, submissions))
+    };
+    let (desk, job, submissions) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(refusal) => return Err((refusal, done)),
+    };
+    let count = submissions.len();
+    let call = Call { site, done, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
+    if count == 0 {
+        call.finish(&desk.job);
+        return Ok(());
+    }
+    let slot = lock(&desk.calls).enter(call);
+    for (index, submission) in submissions.into_iter().enumerate() {
+        let key = u64::from(slot) << 32 | index as u64;
+        if let Err(returned) = job.world.engine().submit_to(&desk.queue, key, submission) {
+            desk.answer(Completion { key, result: Err(returned) });
+        }
+    }
+    Ok(())
+}
+
+/// Gives TensorFlow the results, or the first thing that went wrong.
+///
+/// # Safety
+/// The callback of the call has not run.
+unsafe fn settle(site: Site, answers: Vec<Answer>, job: &Weak<Job>) -> Result<(), Refusal> {
+    let mut outcomes = Vec::with_capacity(answers.len());
+    for answer in answers {
+        outcomes.push(answer.map_err(|returned| Refusal::of(job, returned.error))?);
+    }
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        // SAFETY: promised by the caller.
+        unsafe { (*site.kernel).put_result(site.context, index, outcome)? };
+    }
+    Ok(())
+}
+
+impl Site {
+    /// # Safety
+    /// The callback of the call has not run.
+    unsafe fn fail(&self, refusal: &Refusal) {
+        let status = Status::new();
+        status.set(refusal.code, &refusal.text);
+        // SAFETY: promised by the caller.
+        unsafe { (api().compute_failed)(self.context, status.raw()) };
+    }
+}
+
+impl Post {
+    fn desk(&self, job: &Arc<Job>) -> Result<Arc<Desk>, Refusal> {
+        let made = self.desk.get_or_init(|| Desk::open(job).ok());
+        made.clone().ok_or_else(|| Refusal::wrong_use("no thread could be started for TensorFlow's ops"))
+    }
+}
+
+impl Desk {
+    fn open(job: &Arc<Job>) -> std::io::Result<Arc<Desk>> {
+        let queue = job.world.engine().completion_queue();
+        let (job, calls) = (Arc::downgrade(job), Mutex::new(Calls::default()));
+        let desk = Arc::new(Desk { job, queue, calls, ended: AtomicBool::new(false) });
+        let own = Arc::clone(&desk);
+        std::thread::Builder::new().name("farandole-tf".to_owned()).spawn(move || own.work())?;
+        Ok(desk)
+    }
+
+    /// The thread's life.
+    fn work(&self) {
+        let mut completions = Vec::new();
+        while self.queue.wait(&mut completions).is_ok_and(|goes_on| goes_on) {
+            completions.drain(..).for_each(|completion| self.answer(completion));
+        }
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Something has come of a request; if it was the last of its call, the call ends.
+    fn answer(&self, completion: Completion) {
+        let Completion { key, result } = completion;
+        let (slot, index) = ((key >> 32) as u32, (key & 0xffff_ffff) as usize);
+        let complete = lock(&self.calls).answer(slot, index, result);
+        if let Some(call) = complete {
+            call.finish(&self.job);
+        }
+    }
+}
+
+impl Calls {
+    fn enter(&mut self, call: Call) -> u32 {
+        match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(call);
+                slot
+            }
+            None => {
+                self.slots.push(Some(call));
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    fn answer(&mut self, slot: u32, index: usize, answer: Answer) -> Option<Call> {
+        let entry = &mut self.slots[slot as usize];
+        let call = entry.as_mut().expect("invariant: requests of a call are answered before it leaves");
+        call.answers[index] = Some(answer);
+        call.missing -= 1;
+        if call.missing > 0 {
+            return None;
+        }
+        self.free.push(slot);
+        entry.take()
+    }
+}
+
+impl Call {
+    fn finish(self, job: &Weak<Job>) {
+        let Call { site, done, answers, .. } = self;
+        let answers: Vec<Answer> = answers.into_iter().flatten().collect();
+        // SAFETY: the callback runs below.
+        unsafe {
+            if let Err(refusal) = settle(site, answers, job) {
+                site.fail(&refusal);
+            }
+        }
+        done.run();
+    }
+}
+
+fn current() -> Result<(Arc<Post>, Arc<Job>), Refusal> {
+    let post = lock_post().clone();
+    let post = post.ok_or_else(Refusal::not_initialized)?;
+    let job = post.job.upgrade().ok_or_else(Refusal::not_initialized)?;
+    Ok((post, job))
+}
+
+fn lock_post() -> MutexGuard<'static, Option<Arc<Post>>> {
+    // Valid between any two statements, also if a holder panicked.
+    POST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
+    calls.lock().unwrap_or_else(PoisonError::into_inner)
+}

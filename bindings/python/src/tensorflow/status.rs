@@ -1,0 +1,56 @@
+//! How errors reach TensorFlow: a code and a text, [`Refusal`].
+//!
+//! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is FAILED_PRECONDITION, wrong use is
+//! INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with [`INTERNAL_ERROR`], from which the Python package
+//! makes a `HorovodInternalError` wherever Python is on the way.
+
+use std::ffi::c_int;
+use std::sync::Weak;
+
+use farandole::EngineError;
+
+use super::api::{FAILED_PRECONDITION, INVALID_ARGUMENT, UNKNOWN};
+use crate::errors;
+use crate::world::Job;
+
+/// The beginning of every text that says that the job cannot go on.
+pub(crate) const INTERNAL_ERROR: &str = "HorovodInternalError: ";
+
+/// Why an op is not carried out.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) code: c_int,
+    pub(crate) text: String,
+}
+
+impl Refusal {
+    pub(crate) fn wrong_use(text: impl Into<String>) -> Refusal {
+        Refusal { code: INVALID_ARGUMENT, text: text.into() }
+    }
+
+    pub(crate) fn not_initialized() -> Refusal {
+        Refusal { code: FAILED_PRECONDITION, text: errors::NOT_INITIALIZED.to_owned() }
+    }
+
+    /// For an error of a request. Whoever keeps the job together is told of it.
+    pub(crate) fn of(job: &Weak<Job>, error: EngineError) -> Refusal {
+        let refusal = Refusal::from(&error);
+        if let Some(job) = job.upgrade() {
+            let _ = job.world.report(error);
+        }
+        refusal
+    }
+}
+
+impl From<&EngineError> for Refusal {
+    fn from(error: &EngineError) -> Refusal {
+        let text = errors::text(error);
+        match error {
+            EngineError::ShutDown | EngineError::Failed(_) | EngineError::TimedOut { .. } => {
+                Refusal { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") }
+            }
+            EngineError::Refused { .. } | EngineError::Forked => Refusal { code: FAILED_PRECONDITION, text },
+            _ => Refusal::wrong_use(text),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Many outcomes through one door: [`CompletionQueue`].
+//!
+//! A ticket is waited for by whoever holds it. A front end whose framework wants to be called when a request is done (the asynchronous
+//! kernels of TensorFlow) has hundreds of requests under way and one thread for all of them, which must learn of each as it
+//! is done, in whatever order. It hands its requests in with [`Engine::submit_to`](crate::Engine::submit_to), each with a *key* of its
+//! own choice, and takes [`Completion`]s out of the queue, as with the completion queues of io_uring or InfiniBand.
+//!
+//! Invariant: every request that was accepted leaves exactly one completion, with its memory, whatever becomes of the engine.
+//!
+//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are under way: a
+//! queue that is owed nothing lets it sleep, and leaves the baton alone.
+//!
+//! - *first request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly and signals it:
+//!   it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the thread rings if it
+//!   finds the baton taken (*just too late*, in `baton`).
+//! - *more requests*: the thread drives, or somebody else does. Pushes ring if the driver is asleep, as for tickets.
+//! - *completion from another driver*: the thread sleeps because somebody else drives. That one puts the completion in
+//!   and signals.
+//! - *end*: [`CompletionQueue::close`] lets the thread go once nothing is owed any more.
+//!
+//! What is deliberately not here: what a completion means to the framework.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::baton::Awaited;
+use crate::error::Result;
+use crate::intake::After;
+use crate::shared::Shared;
+use crate::submission::{Outcome, Returned};
+use crate::sync::{Condvar, Mutex, lock};
+
+/// A request that is done, well or not.
+#[derive(Debug)]
+pub struct Completion {
+    /// What the caller gave with the submission.
+    pub key: u64,
+    /// What came of it. The memory comes back in either case.
+    pub result: std::result::Result<Outcome, Box<Returned>>,
+}
+
+/// Where the completions of many requests come out.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    line: Arc<Line>,
+    shared: Arc<Shared>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(shared: Arc<Shared>) -> CompletionQueue {
+        CompletionQueue { line: Arc::new(Line::default()), shared }
+    }
+
+    /// Waits for completions and appends them to `taken`, oldest first. Returns `false` when the queue has been closed and all
+    /// requests have left their completion.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child, where nobody works on the requests.
+    pub fn wait(&self, taken: &mut Vec<Completion>) -> Result<bool> {
+        loop {
+            self.shared.check_fork()?;
+            match self.line.take(taken) {
+                Taken::Some => return Ok(true),
+                Taken::Over => return Ok(false),
+                Taken::Owed(after) => {
+                    self.shared.baton.wait(&*self.line, None, after, None);
+                }
+            }
+        }
+    }
+
+    /// Lets [`CompletionQueue::wait`] return for good once nothing is owed.
+    pub fn close(&self) {
+        self.line.close();
+    }
+
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+}
+
+impl std::fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompletionQueue").field("owed", &lock(&self.line.state).owed).finish_non_exhaustive()
+    }
+}
+
+/// What [`Line::take`] found.
+enum Taken {
+    Some,
+    Owed(After),
+    Over,
+}
+
+/// Whether a thread slept on the queue because nothing was owed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleeper {
+    /// It did, and must be told of the first request: [`Line::wake`].
+    Counted,
+    /// It did not.
+    None,
+}
+
+/// The queue itself: the driver's end and the caller's.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    /// Locked for a moment by threads that submit, by the driver, and by the thread that takes completions.
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    done: Vec<Completion>,
+    /// Requests under way.
+    owed: usize,
+    /// Threads that sleep, or are about to, on `changed`.
+    sleepers: u32,
+    /// Whether a quiet push found the driver asleep and nobody has looked after it since.
+    must_ring: bool,
+    closed: bool,
+}
+
+impl Line {
+    /// A request is about to be handed in.
+    pub(crate) fn owe(&self) -> Sleeper {
+        let mut state = lock(&self.state);
+        state.owed += 1;
+        if state.owed == 1 && state.sleepers > 0 { Sleeper::Counted } else { Sleeper::None }
+    }
+
+    /// The first request has been pushed quietly, and the push said this.
+    pub(crate) fn wake(&self, after: After) {
+        lock(&self.state).must_ring |= after == After::Ring;
+        self.changed.notify_all();
+    }
+
+    /// Puts a completion in.
+    pub(crate) fn put(&self, completion: Completion) {
+        let mut state = lock(&self.state);
+        state.owed -= 1;
+        state.done.push(completion);
+        let asleep = state.sleepers > 0;
+        drop(state);
+        if asleep {
+            self.changed.notify_all();
+        }
+    }
+
+    fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps while nothing is owed, then takes what is there.
+    fn take(&self, taken: &mut Vec<Completion>) -> Taken {
+        let mut state = lock(&self.state);
+        state.sleepers += 1;
+        while state.done.is_empty() && state.owed == 0 && !state.closed {
+            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        state.sleepers -= 1;
+        if !state.done.is_empty() {
+            taken.append(&mut state.done);
+            return Taken::Some;
+        }
+        if state.owed == 0 {
+            return Taken::Over;
+        }
+        Taken::Owed(if std::mem::take(&mut state.must_ring) { After::Ring } else { After::Nothing })
+    }
+}
+
+impl Awaited for Line {
+    fn is_fulfilled(&self) -> bool {
+        !lock(&self.state).done.is_empty()
+    }
+
+    fn sleep(&self, deadline: Option<Instant>) -> bool {
+        debug_assert!(deadline.is_none(), "invariant: completions are waited for without a deadline");
+        let mut state = lock(&self.state);
+        state.sleepers += 1;
+        while state.done.is_empty() && state.owed > 0 {
+            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        state.sleepers -= 1;
+        !state.done.is_empty()
+    }
+}
