@@ -73,7 +73,7 @@ def broadcast_variables(
 
 def _is_resource(variable: Any) -> bool:
     """Whether a variable is a resource, as all are in eager execution, and not a reference."""
-    return getattr(variable, "handle", None) is not None
+    return bool(variable.dtype == variable.dtype.base_dtype)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
