@@ -43,7 +43,6 @@ from farandole.tensorflow.mpi_ops import (
     broadcast,
     broadcast_,
     ccl_built,
-    check_num_rank_power_of_2,
     cross_rank,
     cross_size,
     cuda_built,
@@ -79,7 +78,14 @@ from farandole.tensorflow.mpi_ops import _allreduce, _grouped_allreduce, _groupe
 from farandole.tensorflow.optimizer import DistributedOptimizer
 from farandole.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from farandole.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
+from farandole.tensorflow.util import (
+    _cache,
+    _executing_eagerly,
+    _make_subgraph,
+    check_num_rank_power_of_2,
+    refs_to_vars,
+    vars_to_refs,
+)
 
 __all__ = [
     "Adasum",

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.gradient_aggregation import operations
+from farandole.tensorflow.gradient_aggregation import as_list, operations
 from farandole.tensorflow.gradient_reduction import GradientReduction, Groups
 from farandole.tensorflow.mpi_ops import Adasum
 
@@ -63,11 +63,14 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         variables = [variable for _, variable in pairs]
         if self._passes == 1:
-            starts = [tf.identity(variable.read_value()) for variable in variables]
+            # A copy: what is read from a reference variable changes with it.
+            starts = [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables]
             with tf.control_dependencies(starts):
                 applied = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
             with tf.control_dependencies(operations(applied)):
-                return self._combine(variables, starts)
+                values = [variable.read_value() for variable in variables]
+            combined = self._combined(values, starts, variables)
+            return tf.group(*[variable.assign(value) for variable, value in zip(variables, combined)])
         return self._apply_pass(pairs, variables, global_step, name)
 
     def _apply_pass(self, pairs: list[tuple[Any, Any]], variables: list[Any], global_step: Any, name: Optional[str]) -> Any:
@@ -83,28 +86,30 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
                     use_resource=True,
                 )
         number = self._pass_count.read_value()
-
-        def remember() -> Any:
-            with tf.control_dependencies(operations([slot.assign(variable) for slot, variable in zip(slots, variables)])):
-                return tf.no_op()
-
-        def combine() -> Any:
-            with tf.control_dependencies(operations(self._combine(variables, slots))):
-                return tf.no_op()
-
-        with tf.control_dependencies(operations(tf.cond(tf.equal(number % self._passes, 0), remember, tf.no_op))):
+        is_first, is_last = tf.equal(number % self._passes, 0), tf.equal(number % self._passes, self._passes - 1)
+        # Variables are written outside of `tf.cond`, because TensorFlow refuses reference variables in its branches.
+        remembered = [
+            slot.assign(tf.where(is_first, variable.read_value(), slot.read_value()))
+            for slot, variable in zip(slots, variables)
+        ]
+        with tf.control_dependencies(operations(remembered)):
             applied = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
         with tf.control_dependencies(operations(applied)):
-            combined = tf.cond(tf.equal(number % self._passes, self._passes - 1), combine, tf.no_op)
-        with tf.control_dependencies(operations(combined)):
+            values = [variable.read_value() for variable in variables]
+            starts = [slot.read_value() for slot in slots]
+        outputs = tf.cond(
+            is_last,
+            lambda: self._combined(values, starts, variables),
+            lambda: [tf.identity(value) for value in values],
+        )
+        assigned = [variable.assign(value) for variable, value in zip(variables, as_list(outputs))]
+        with tf.control_dependencies(operations(assigned)):
             return self._pass_count.assign_add(1)
 
-    def _combine(self, variables: list[Any], starts: Sequence[Any]) -> Any:
-        """Gives variables their old values plus the combined steps."""
-        deltas = [variable.read_value() - start for variable, start in zip(variables, starts)]
-        combined = self._reduction(deltas, variables)
-        assigned = [variable.assign(start + delta) for variable, start, delta in zip(variables, starts, combined)]
-        return tf.group(*assigned)
+    def _combined(self, values: Sequence[Any], starts: Sequence[Any], variables: list[Any]) -> list[Any]:
+        """The old values plus the combined steps."""
+        steps = self._reduction([value - start for value, start in zip(values, starts)], variables)
+        return [start + step for start, step in zip(starts, steps)]
 
     def get_slot(self, var: Any, name: str) -> Any:
         """Its own slots, and those of the optimizer inside."""

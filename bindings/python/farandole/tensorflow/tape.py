@@ -116,7 +116,7 @@ def DistributedGradientTape(
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
     """
     check_predivide(op, gradient_predivide_factor)
-    tape = object.__new__(_distributed_class(type(gradtape)))
+    tape: Any = object.__new__(_distributed_class(type(gradtape)))
     tape.__dict__.update(gradtape.__dict__)
     # Whoever entered the tape leaves it; the new one shares the records only.
     tape._recording = False

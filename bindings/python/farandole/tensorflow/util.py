@@ -118,6 +118,11 @@ def split_list(entries: list[Any], parts: int) -> list[list[Any]]:
     return [entries[begin:end] for begin, end in zip(bounds, bounds[1:]) if end > begin]
 
 
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether this is a power of two. Horovod's Adasum needs it; ours does not."""
+    return num_rank != 0 and num_rank & (num_rank - 1) == 0
+
+
 class _Reference:
     """Stands for a variable as a key of dictionaries; `deref` gives the variable. Keras 3's variables have no `ref()` of their own."""
 
