@@ -22,6 +22,7 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.gradient_aggregation import as_list, operations
 from farandole.tensorflow.gradient_reduction import GradientReduction, Groups
 from farandole.tensorflow.mpi_ops import Adasum
+from farandole.tensorflow.util import as_written
 
 _START = "delta_start"
 
@@ -56,6 +57,7 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """What the optimizer inside computes: gradients of this rank's batch."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
+    @as_written
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Any, Any]], global_step: Any = None, name: Optional[str] = None
     ) -> Any:

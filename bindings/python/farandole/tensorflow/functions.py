@@ -21,7 +21,7 @@ import tensorflow as tf
 from farandole import objects
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
-from farandole.tensorflow.util import _executing_eagerly, label_of, tf_variable
+from farandole.tensorflow.util import _executing_eagerly, as_written, label_of, tf_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 
+@as_written
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:

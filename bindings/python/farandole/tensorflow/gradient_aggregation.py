@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradient_reduction import AllreduceGrads, reduce_but_local
-from farandole.tensorflow.util import VariableSet
+from farandole.tensorflow.util import VariableSet, as_written
 
 __all__ = ["LocalGradientAggregationHelper", "dense_to_aggregate"]
 
@@ -93,6 +93,7 @@ class LocalGradientAggregationHelper:
         """Has the gradient of a variable stay this rank's own."""
         self._local_vars.add(var)
 
+    @as_written
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the gradients in others."""
         grads = dense_to_aggregate(grads, self.sparse_as_dense)
@@ -150,6 +151,7 @@ class LocalGradientAggregationHelper:
         with tf.control_dependencies(cleared):
             return [tf.identity(grad) for grad in reduced]
 
+    @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the closure in the passes that complete a step. In others, counts what counts steps: the optimizer's `iterations`
         and the `global_step` of `tf.compat.v1`. The first of `args` is the list of pairs of gradients and variables."""

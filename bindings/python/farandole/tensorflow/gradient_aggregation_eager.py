@@ -14,7 +14,7 @@ import tensorflow as tf
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradient_aggregation import as_list, dense_to_aggregate
 from farandole.tensorflow.gradient_reduction import AllreduceGrads, reduce_but_local
-from farandole.tensorflow.util import VariableSet, tf_variable
+from farandole.tensorflow.util import VariableSet, as_written, tf_variable
 
 __all__ = ["LocalGradientAggregationHelperEager"]
 
@@ -50,6 +50,7 @@ class LocalGradientAggregationHelperEager:
         """Has the gradient of a variable stay this rank's own."""
         self._local_vars.add(var)
 
+    @as_written
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the sums so far in others."""
         grads = dense_to_aggregate(grads, self.sparse_as_dense)
@@ -97,6 +98,7 @@ class LocalGradientAggregationHelperEager:
         for total in sums:
             total.assign(tf.zeros_like(total))
 
+    @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the closure when a step is complete. Otherwise counts what counts steps: the optimizer's `iterations`, and
         `global_step`. Optimizers of Keras 2 that reduce gradients within `apply_gradients` get to add up theirs, too; for these the

@@ -31,13 +31,22 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.mpi_ops import Average
 from farandole.tensorflow.reduce import (
     allreduce,
+    by_dtype,
     check_sparse,
     grouped_allgather_slices,
     grouped_allreduce,
     on_device,
     size_for,
 )
-from farandole.tensorflow.util import VariableSet, _executing_eagerly, elastic_job, key_of, label_of, split_list
+from farandole.tensorflow.util import (
+    VariableSet,
+    _executing_eagerly,
+    as_written,
+    elastic_job,
+    key_of,
+    label_of,
+    split_list,
+)
 
 Groups = Union[int, Sequence[Sequence[Any]], None]
 AllreduceGrads = Callable[..., list[Any]]
@@ -101,6 +110,7 @@ class GradientReduction:
         self.prescale_factor = 1.0 / gradient_predivide_factor
         self.postscale_factor = gradient_predivide_factor
 
+    @as_written
     def __call__(self, grads: Sequence[Any], vars: Optional[Sequence[Any]] = None, use_generic_names: bool = False) -> list[Any]:
         """The reduced gradients, in the order in which they came."""
         reduced = list(grads)
@@ -140,13 +150,17 @@ class GradientReduction:
         if dense:
             with on_device(self.device_dense):
                 pairs = [self.compression.compress(tensors[place]) for place in dense]
-                outputs = mpi_ops._allreduce_many(
+                outputs = by_dtype(
                     [compressed for compressed, _ in pairs],
-                    [names[place] for place in dense],
-                    op=self.op,
-                    prescale_factor=self.prescale_factor,
-                    postscale_factor=self.postscale_factor,
-                    process_set=self.process_set,
+                    f"{self.name}_Allreduce/grads",
+                    lambda part, part_name: mpi_ops._grouped_allreduce(
+                        part,
+                        name=part_name,
+                        op=self.op,
+                        prescale_factor=self.prescale_factor,
+                        postscale_factor=self.postscale_factor,
+                        process_set=self.process_set,
+                    ),
                 )
                 for place, output, (_, context) in zip(dense, outputs, pairs):
                     results[place] = self.compression.decompress(output, context)
@@ -218,7 +232,7 @@ class GradientReduction:
         self, tensors: list[Any], places: Sequence[int], variables: Optional[Sequence[Any]], generic: bool
     ) -> list[Any]:
         """For graphs that outlive a change of the job: whether there are others is asked whenever the graph runs."""
-        number = self.process_set.process_set_id
+        number = mpi_ops._set_id(self.process_set)
         included = tf.equal(mpi_ops.process_set_included_op(number), 1)
         outputs = tf.cond(
             tf.logical_and(included, tf.greater(mpi_ops.size_op(number), 1)),

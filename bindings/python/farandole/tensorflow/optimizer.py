@@ -9,6 +9,7 @@ Not here: Adasum, which reduces steps and not gradients (`delta_optimizer.py`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -27,7 +28,7 @@ from farandole.tensorflow.gradient_reduction import (
     reduce_but_local,
 )
 from farandole.tensorflow.mpi_ops import Adasum, Average, rank
-from farandole.tensorflow.util import VariableSet, _executing_eagerly
+from farandole.tensorflow.util import VariableSet, as_written
 
 __all__ = ["DistributedOptimizer"]
 
@@ -101,6 +102,7 @@ class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc, valid-type]
         if self._agg_helper is not None:
             self._agg_helper.register_local_var(var)
 
+    @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Pairs of reduced gradient and variable. The arguments are those of the optimizer inside."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
@@ -114,6 +116,7 @@ class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc, valid-type]
             )
         return list(zip(reduced, variables))
 
+    @as_written
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Any, Any]], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
@@ -207,6 +210,6 @@ def DistributedOptimizer(
             f"{type(optimizer).__name__} is neither a tf.compat.v1.train.Optimizer nor an optimizer of Keras, so that it "
             "cannot be made distributed"
         )
-    from farandole.tensorflow import keras as farandole_keras
-
+    # Imported here, because it imports this package, and Keras.
+    farandole_keras = importlib.import_module("farandole.tensorflow.keras")
     return farandole_keras.DistributedOptimizer(optimizer, **shared)

@@ -30,7 +30,7 @@ from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.mpi_ops import Adasum, Average, Sum
-from farandole.tensorflow.util import is_keras_variable, static_size
+from farandole.tensorflow.util import as_written, is_keras_variable, static_size
 
 
 def on_device(device: str) -> Any:
@@ -42,7 +42,7 @@ def size_for(process_set: ProcessSet, dtype: tf.DType) -> Any:
     """The number of ranks of a set as a number to divide by; in elastic jobs, what it is when the graph runs."""
     number = static_size(process_set)
     if number is None:
-        return tf.cast(mpi_ops.size_op(process_set_id=process_set.process_set_id), dtype)
+        return tf.cast(mpi_ops.size_op(mpi_ops._set_id(process_set)), dtype)
     return tf.cast(number, dtype)
 
 
@@ -53,6 +53,7 @@ def _tensor(value: Any) -> Any:
     return value.value if is_keras_variable(value) else tf.convert_to_tensor(value)
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: Optional[bool] = None,
@@ -138,6 +139,7 @@ def by_dtype(
     return results
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: Optional[bool] = None,
@@ -212,6 +214,7 @@ def grouped_allgather_slices(
     return [gathered_slices(*parts, op, factor, process_set) for parts in zip(values, indices, slices)]
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -239,6 +242,7 @@ def reducescatter(
         return compression.decompress(reduced, context)
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

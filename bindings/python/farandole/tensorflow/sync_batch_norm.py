@@ -26,10 +26,12 @@ import tensorflow as tf
 
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
+from farandole.tensorflow.util import as_written
 
 __all__ = ["SyncBatchNormalization"]
 
 
+@as_written
 def synchronized_moments(inputs: Any, axes: list[int], weights: Any, process_set: ProcessSet) -> tuple[Any, Any]:
     """Mean and variance over some axes of the tensors of all ranks, without these axes.
 

@@ -23,7 +23,7 @@ from farandole.tensorflow.gradient_reduction import (
     reduce_but_local,
 )
 from farandole.tensorflow.mpi_ops import Average
-from farandole.tensorflow.util import VariableSet
+from farandole.tensorflow.util import VariableSet, as_written
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
@@ -38,6 +38,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         """Has the gradient of a source stay this rank's own."""
         self._local_sources.add(source)
 
+    @as_written
     def gradient(
         self,
         target: Any,
@@ -64,6 +65,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         )
         return tf.nest.pack_sequence_as(gradients, reduced)
 
+    @as_written
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -87,6 +89,7 @@ def _distributed_class(base: type) -> type:
     return _tape_classes[base]
 
 
+@as_written
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -137,6 +140,7 @@ def DistributedGradientTape(
     return tape
 
 
+@as_written
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

@@ -19,6 +19,9 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+#: For functions that AutoGraph need not translate, because nothing in them depends on the value of a tensor. Translating takes seconds.
+as_written = tf.autograph.experimental.do_not_convert
+
 _NUMBER_OF_LAYER = re.compile(r"_\d+(?=/|:|$)")
 _NUMBER_OF_OUTPUT = re.compile(r":\d+$")
 
