@@ -17,6 +17,7 @@ accepted and staged through host memory.)
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
@@ -24,7 +25,7 @@ from farandole import _native, mpi
 from farandole import process_sets as _process_sets
 from farandole.process_sets import ProcessSet, is_communicator
 
-__all__ = ["HorovodBasics", "basics"]
+__all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 
 _DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
@@ -281,3 +282,17 @@ def _check_covers_job(comm: Any) -> None:
 
 
 basics = HorovodBasics()
+
+
+def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool]) -> int:
+    """The operation that a call means that may still use the old parameter `average`."""
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        return op
+    if average is None:
+        return HorovodBasics.Average
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning, stacklevel=3
+    )
+    return HorovodBasics.Average if average else HorovodBasics.Sum

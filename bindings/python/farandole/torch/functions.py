@@ -1,39 +1,22 @@
-"""Making ranks alike: parameters, optimizer states and objects from one rank to all, and objects from all to all.
+"""Making ranks alike: parameters and optimizer states from one rank to all.
 
-Owns what is built from broadcasts and allgathers. Ranks may hand in different things, of different types even; what counts is the root's.
-Sizes are 64-bit.
-
-**What is pickled.** Objects (`broadcast_object`, `allgather_object`) and the options and structure of an optimizer's state are pickled, with
-cloudpickle where it is installed, so that functions and classes of the main script travel, too. Tensors are never. Unpickling
-runs code that the sender chose. What is unpickled here has come through the engine, from a rank of this job that has shown
-that it knows the job's key; nothing that a stranger sends gets this far.
+Owns what is built from broadcasts. Ranks may hand in different things, of different types even; what counts is the root's.
+The options and structure of an optimizer's state travel as an object, which is pickled (`farandole.objects`); tensors never are.
 
 Not here: checkpoints, and anything that follows a change of membership.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from farandole.torch.mpi_ops import (
-    ProcessSet,
-    allgather,
-    broadcast_,
-    broadcast_async_,
-    global_process_set,
-    rank,
-    synchronize,
-)
+from farandole.objects import allgather_object, broadcast_object
+from farandole.torch.mpi_ops import ProcessSet, broadcast_async_, global_process_set, rank, synchronize
 
-try:
-    import cloudpickle as _pickler
-except ImportError:
-    _pickler = pickle  # Functions and classes of the main script then need to be importable.
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
 def broadcast_parameters(
@@ -171,54 +154,3 @@ def _provide_gradients(
     for parameter in parameters:
         if parameter.requires_grad and parameter.grad is None and id(parameter) not in sparse:
             parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The root's object, on all ranks. It is pickled; see the module's text.
-
-    Arguments:
-        obj: on the root, the object; elsewhere anything, which is ignored.
-        root_rank: the rank whose object counts, numbered in the world.
-        name: tells simultaneous calls from different threads apart.
-        process_set: the ranks that take part.
-    """
-    name = name or "broadcast_object"
-    if rank() == root_rank:
-        packed = _packed(obj)
-        size = torch.tensor([packed.numel()], dtype=torch.int64)
-    else:
-        size = torch.zeros(1, dtype=torch.int64)
-    broadcast_(size, root_rank, name=name + ".sz", process_set=process_set)
-    if rank() != root_rank:
-        packed = torch.empty(int(size), dtype=torch.uint8)
-    broadcast_(packed, root_rank, name=name + ".t", process_set=process_set)
-    return obj if rank() == root_rank else _unpacked(packed)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Everybody's objects, in the order of ranks, on all ranks. They are pickled; see the module's text.
-
-    Arguments:
-        obj: this rank's object.
-        name: tells simultaneous calls from different threads apart.
-        process_set: the ranks that take part.
-    """
-    name = name or "allgather_object"
-    packed = _packed(obj)
-    sizes = allgather(torch.tensor([packed.numel()], dtype=torch.int64), name=name + ".sz", process_set=process_set)
-    gathered = allgather(packed, name=name + ".t", process_set=process_set)
-    return [_unpacked(part) for part in gathered.split(sizes.tolist())]
-
-
-def _packed(obj: Any) -> torch.Tensor:
-    """The pickled object in a tensor of bytes."""
-    buffer = io.BytesIO()
-    _pickler.dump(obj, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-
-
-def _unpacked(packed: torch.Tensor) -> Any:
-    """The object in a tensor of bytes. Only for bytes that came from a rank of this job."""
-    return pickle.loads(packed.numpy().data)

@@ -11,7 +11,6 @@ Not here: compression, which the caller chooses (`compression.py`), and sparse t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -19,6 +18,7 @@ import torch
 
 from farandole import _native
 from farandole.basics import basics as _basics
+from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.compression import Compression
@@ -29,20 +29,6 @@ Adasum = _basics.Adasum
 Min = _basics.Min
 Max = _basics.Max
 Product = _basics.Product
-
-
-def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool]) -> int:
-    """The operation that a call means that may still use the old parameter `average`."""
-    if op is not None:
-        if average is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        return op
-    if average is None:
-        return Average
-    warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning, stacklevel=3
-    )
-    return Average if average else Sum
 
 
 def differentiable(*tensors: torch.Tensor) -> bool:

@@ -1,0 +1,89 @@
+"""Making gradients smaller for the journey.
+
+Owns the interface `Compressor` and the compressors that come with Farandole, gathered in `Compression`. A compressor turns a
+tensor into the one that travels and, after the reduction, back. The tensors that travel must have the same shape and
+element type on all ranks, because they are reduced element by element.
+
+A script brings its own by passing anything with these two functions as `compression=`; a class with static methods or an
+object.
+
+Not here: formats that do not add up element by element, and when to compress (the operations and the optimizers do that).
+`tf.IndexedSlices` travel as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class Compressor:
+    """What a compressor is: two functions, inverse to each other up to what compression loses."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor that travels, and whatever `decompress` will need."""
+        raise NotImplementedError("a compressor has a function compress(tensor) -> (tensor, context)")
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The reduced tensor in its original form."""
+        raise NotImplementedError("a compressor has a function decompress(tensor, context) -> tensor")
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The tensor itself."""
+        return tensor
+
+
+class _NarrowCompressor(Compressor):
+    """Sends floating-point tensors in a narrower type. Ranks still add in float32, so that only the ends of the way round."""
+
+    narrow: ClassVar[tf.DType]
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, tf.DType]:
+        """The tensor in the narrow type; tensors of other kinds, and those that are no wider, stay as they are."""
+        dtype = tf.as_dtype(tensor.dtype).base_dtype
+        wide = dtype.is_floating and dtype.size > cls.narrow.size
+        return (tf.cast(tensor, cls.narrow) if wide else tensor), dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: tf.DType) -> Any:
+        """The tensor in the type that it had."""
+        return tensor if tensor.dtype == ctx else tf.cast(tensor, ctx)
+
+
+class FP16Compressor(_NarrowCompressor):
+    """Half precision: 11 bits of precision, values up to 65504. Larger gradients become infinite, so scale the loss with care."""
+
+    narrow = tf.float16
+
+
+class BF16Compressor(_NarrowCompressor):
+    """bfloat16: the range of float32 with 8 bits of precision. Nothing overflows that did not before."""
+
+    narrow = tf.bfloat16
+
+
+class Compression:
+    """The compressors to choose from: `compression=hvd.Compression.fp16`."""
+
+    #: Gradients travel as they are. The default.
+    none = NoneCompressor
+    #: Floating-point gradients travel as float16.
+    fp16 = FP16Compressor
+    #: Floating-point gradients travel as bfloat16.
+    bf16 = BF16Compressor
