@@ -4,6 +4,9 @@ That of an allreduce is the allreduce of the gradient with the same operation an
 allgather is this rank's rows of the averaged gradient, of a broadcast the averaged gradient on the root and zero elsewhere, of an
 alltoall the way back, of a reducescatter the gathered gradients times the factors, and times the number of ranks for a sum.
 
+Invariant: all ranks make the same nodes. A node more on one rank would change the names of those that come after it, and ranks would wait
+for each other's.
+
 Imported by `mpi_ops.py`, when its functions are there.
 """
 
@@ -74,7 +77,8 @@ def _broadcast_grad(op: Any, grad: Any) -> Any:
     averaged = mpi_ops._allreduce(
         grad, op=mpi_ops.Average, ignore_name_scope=op.get_attr("ignore_name_scope"), process_set=_set_of(op)
     )
-    return averaged if mpi_ops.rank() == op.get_attr("root_rank") else averaged * 0
+    is_root = tf.constant(mpi_ops.rank() == op.get_attr("root_rank"))
+    return tf.where(is_root, averaged, tf.zeros_like(averaged))
 
 
 @tf.RegisterGradient("HorovodAlltoall")
