@@ -30,6 +30,7 @@ pub(crate) const OK: c_int = 0;
 pub(crate) const UNKNOWN: c_int = 2;
 pub(crate) const INVALID_ARGUMENT: c_int = 3;
 pub(crate) const FAILED_PRECONDITION: c_int = 9;
+pub(crate) const UNIMPLEMENTED: c_int = 12;
 
 pub(crate) type CreateKernel = unsafe extern "C" fn(Opaque) -> Opaque;
 pub(crate) type ComputeKernel = unsafe extern "C" fn(Opaque, Opaque);
@@ -111,6 +112,7 @@ functions! {
     attr_string = "TF_OpKernelConstruction_GetAttrString": fn(Opaque, *const c_char, *mut c_char, usize, Opaque);
     construction_failed = "TF_OpKernelConstruction_Failure": fn(Opaque, Opaque);
 
+    num_inputs = "TF_NumInputs": fn(Opaque) -> c_int;
     get_input = "TF_GetInput": fn(Opaque, c_int, *mut Opaque, Opaque);
     set_output = "TF_SetOutput": fn(Opaque, c_int, Opaque, Opaque);
     allocate_output = "TF_AllocateOutput": fn(Opaque, c_int, c_int, *const i64, c_int, usize, Opaque) -> Opaque;

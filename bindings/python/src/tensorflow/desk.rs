@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use farandole::{Completion, CompletionQueue, Outcome, Returned};
+use farandole::{Completion, CompletionQueue, Outcome, Returned, Submission};
 
 use super::api::{Opaque, Status, api};
 use super::done::{self, Done};
@@ -31,7 +31,7 @@ type Answer = Result<Outcome, Box<Returned>>;
 /// thread forks. Kernels run without.
 static POST: Mutex<Option<Arc<Post>>> = Mutex::new(None);
 
-struct Post {
+pub(super) struct Post {
     job: Weak<Job>,
     /// Made for the first asynchronous call; jobs of other frameworks have none.
     desk: OnceLock<Option<Arc<Desk>>>,
@@ -51,14 +51,24 @@ struct Calls {
     free: Vec<u32>,
 }
 
-/// One call of a kernel.
+/// One call.
 struct Call {
-    site: Site,
-    done: Done,
+    end: End,
     /// What has come of each request.
     answers: Vec<Option<Answer>>,
     missing: usize,
 }
+
+/// How a call ends when all its requests have been answered.
+enum End {
+    /// A kernel's outputs are set, and its callback runs.
+    Kernel(Site, Done),
+    /// A compiled program is told.
+    Program(TellProgram),
+}
+
+/// Told what came of all requests, or what went wrong first.
+pub(super) type TellProgram = Box<dyn FnOnce(Result<Vec<Outcome>, Refusal>) + Send>;
 
 /// What TensorFlow keeps alive until the callback has run.
 #[derive(Clone, Copy)]
@@ -165,20 +175,22 @@ unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
         Ok(prepared) => prepared,
         Err(refusal) => return Err((refusal, done)),
     };
-    let count = submissions.len();
-    let call = Call { site, done, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
-    if count == 0 {
-        call.finish(&desk.job);
-        return Ok(());
-    }
-    let slot = lock(&desk.calls).enter(call);
-    for (index, submission) in submissions.into_iter().enumerate() {
-        let key = u64::from(slot) << 32 | index as u64;
-        if let Err(returned) = job.world.engine().submit_to(&desk.queue, key, submission) {
-            desk.answer(Completion { key, result: Err(returned) });
-        }
-    }
+    desk.hand_in(&job, submissions, End::Kernel(site, done));
     Ok(())
+}
+
+/// Hands the requests of a compiled program's call in, which is told in any case.
+pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal>, tell: TellProgram) {
+    let prepare = || {
+        let (post, job) = current()?;
+        let desk = post.desk(&job)?;
+        let submissions = make(&job)?;
+        Ok((desk, job, submissions))
+    };
+    match prepare() {
+        Ok((desk, job, submissions)) => desk.hand_in(&job, submissions, End::Program(tell)),
+        Err(refusal) => tell(Err(refusal)),
+    }
 }
 
 /// Gives TensorFlow the results, or the first thing that went wrong.
@@ -186,15 +198,16 @@ unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
 /// # Safety
 /// The callback of the call has not run.
 unsafe fn settle(site: Site, answers: Vec<Answer>, job: &Weak<Job>) -> Result<(), Refusal> {
-    let mut outcomes = Vec::with_capacity(answers.len());
-    for answer in answers {
-        outcomes.push(answer.map_err(|returned| Refusal::of(job, returned.error))?);
-    }
-    for (index, outcome) in outcomes.into_iter().enumerate() {
+    for (index, outcome) in all_well(answers, job)?.into_iter().enumerate() {
         // SAFETY: promised by the caller.
         unsafe { (*site.kernel).put_result(site.context, index, outcome)? };
     }
     Ok(())
+}
+
+/// What came of all requests, or the first thing that went wrong.
+fn all_well(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<Outcome>, Refusal> {
+    answers.into_iter().map(|answer| answer.map_err(|returned| Refusal::of(job, returned.error))).collect()
 }
 
 impl Site {
@@ -223,6 +236,21 @@ impl Desk {
         let own = Arc::clone(&desk);
         std::thread::Builder::new().name("farandole-tf".to_owned()).spawn(move || own.work())?;
         Ok(desk)
+    }
+
+    fn hand_in(&self, job: &Job, submissions: Vec<Submission>, end: End) {
+        let count = submissions.len();
+        let call = Call { end, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
+        if count == 0 {
+            return call.finish(&self.job);
+        }
+        let slot = lock(&self.calls).enter(call);
+        for (index, submission) in submissions.into_iter().enumerate() {
+            let key = u64::from(slot) << 32 | index as u64;
+            if let Err(returned) = job.world.engine().submit_to(&self.queue, key, submission) {
+                self.answer(Completion { key, result: Err(returned) });
+            }
+        }
     }
 
     /// The thread's life.
@@ -274,19 +302,23 @@ impl Calls {
 
 impl Call {
     fn finish(self, job: &Weak<Job>) {
-        let Call { site, done, answers, .. } = self;
-        let answers: Vec<Answer> = answers.into_iter().flatten().collect();
-        // SAFETY: the callback runs below.
-        unsafe {
-            if let Err(refusal) = settle(site, answers, job) {
-                site.fail(&refusal);
+        let answers: Vec<Answer> = self.answers.into_iter().flatten().collect();
+        match self.end {
+            End::Program(tell) => tell(all_well(answers, job)),
+            End::Kernel(site, done) => {
+                // SAFETY: the callback runs below.
+                unsafe {
+                    if let Err(refusal) = settle(site, answers, job) {
+                        site.fail(&refusal);
+                    }
+                }
+                done.run();
             }
         }
-        done.run();
     }
 }
 
-fn current() -> Result<(Arc<Post>, Arc<Job>), Refusal> {
+pub(super) fn current() -> Result<(Arc<Post>, Arc<Job>), Refusal> {
     let post = lock_post().clone();
     let post = post.ok_or_else(Refusal::not_initialized)?;
     let job = post.job.upgrade().ok_or_else(Refusal::not_initialized)?;

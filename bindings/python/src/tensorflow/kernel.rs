@@ -50,14 +50,14 @@ pub(crate) struct Kernel {
     pub(crate) kind: Kind,
     /// Whether the caller waits for the call anyway (eager mode), so that it may be carried out on the caller's thread.
     pub(crate) caller_waits: bool,
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
     /// Names of a group's members; of other ops, one.
-    members: Vec<Arc<str>>,
-    group: GroupId,
-    op: ReduceOp,
-    prescale: f64,
-    postscale: f64,
-    root: i64,
+    pub(super) members: Vec<Arc<str>>,
+    pub(super) group: GroupId,
+    pub(super) op: ReduceOp,
+    pub(super) prescale: f64,
+    pub(super) postscale: f64,
+    pub(super) root: i64,
 }
 
 impl Kernel {
@@ -80,10 +80,7 @@ impl Kernel {
         let ignore_scope = scoped && attrs.bool(c"ignore_name_scope")?;
         let name = if ignore_scope { full.rsplit('/').next().unwrap_or(&full) } else { &full };
         let count = if kind.is_grouped() { attrs.int(c"num_tensors")? } else { 1 };
-        let members = match kind.is_grouped() {
-            true => (1..=count).map(|index| format!("{name}_{index}of{count}").into()).collect(),
-            false => vec![name.into()],
-        };
+        let members = Kernel::names_of_members(kind, name, count);
         let has_set = scoped || matches!(kind, Kind::Size | Kind::ProcessSetIncluded);
         let group = if has_set { attrs.int(c"process_set_id")? } else { 0 };
         let op = if reduces { attrs.int(c"reduce_op")? } else { 1 };
@@ -105,35 +102,50 @@ impl Kernel {
         })
     }
 
+    /// The names of an op's requests.
+    pub(super) fn names_of_members(kind: Kind, name: &str, count: i64) -> Vec<Arc<str>> {
+        match kind.is_grouped() {
+            true => (1..=count).map(|index| format!("{name}_{index}of{count}").into()).collect(),
+            false => vec![name.into()],
+        }
+    }
+
+    /// The request of an op that has no tensor.
+    pub(super) fn submission_without_memory(&self) -> Option<Submission> {
+        let (collective, name) = match self.kind {
+            Kind::Join => (Collective::Join, "join".into()),
+            Kind::Barrier => (Collective::Barrier, Arc::clone(&self.name)),
+            _ => return None,
+        };
+        let request = Request { name, ..self.request(0, collective, Dtype::U8, Vec::new()) };
+        Some(Submission::without_memory(request).in_group(self.group))
+    }
+
     /// The requests of one call.
     ///
     /// # Safety
     /// `context` is the `TF_OpKernelContext` of a call whose callback runs after the submissions' memory has been given back.
     pub(crate) unsafe fn submissions(&self, job: &Job, context: Opaque) -> Result<Vec<Submission>, Refusal> {
-        if matches!(self.kind, Kind::Join | Kind::Barrier) {
-            let collective = if self.kind == Kind::Join { Collective::Join } else { Collective::Barrier };
-            let name = if self.kind == Kind::Join { "join".into() } else { Arc::clone(&self.name) };
-            let request = Request { name, ..self.request(0, collective, Dtype::U8, Vec::new()) };
-            return Ok(vec![Submission::without_memory(request).in_group(self.group)]);
+        if let Some(submission) = self.submission_without_memory() {
+            return Ok(vec![submission]);
         }
         // SAFETY: promised by the caller, here and below.
-        let collective = unsafe { self.collective(job, context)? };
+        let splits = if self.kind == Kind::Alltoall { unsafe { read_splits(context)? } } else { None };
+        let collective = self.collective(job, splits)?;
         (0..self.members.len())
             .map(|index| unsafe { self.submission(context, index, collective.clone()) })
             .collect()
     }
 
-    /// # Safety
-    /// As for [`Kernel::submissions`].
-    unsafe fn collective(&self, job: &Job, context: Opaque) -> Result<Collective, Refusal> {
+    /// What an op with tensors asks for.
+    pub(super) fn collective(&self, job: &Job, splits: Option<Vec<u64>>) -> Result<Collective, Refusal> {
         let (op, prescale, postscale) = (self.op, self.prescale, self.postscale);
         Ok(match self.kind {
             Kind::Allreduce | Kind::GroupedAllreduce => Collective::Allreduce { op, prescale, postscale },
             Kind::Reducescatter | Kind::GroupedReducescatter => Collective::ReduceScatter { op, prescale, postscale },
             Kind::Allgather | Kind::GroupedAllgather => Collective::Allgather,
             Kind::Broadcast => Collective::Broadcast { root: self.root_in_group(job)? },
-            // SAFETY: promised by the caller.
-            Kind::Alltoall => Collective::Alltoall { splits: unsafe { read_splits(context)? } },
+            Kind::Alltoall => Collective::Alltoall { splits },
             _ => unreachable!("invariant: ops without a tensor have no collective on one"),
         })
     }
@@ -167,7 +179,7 @@ impl Kernel {
         Ok(if taken_over { submission } else { submission.with_output(lent(output)) })
     }
 
-    fn request(&self, index: usize, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
+    pub(super) fn request(&self, index: usize, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
         let members = self.members.len() as u32;
         let batch = self.kind.is_grouped().then(|| Batch { name: Arc::clone(&self.name), members });
         let name = Arc::clone(&self.members[index]);
@@ -212,16 +224,21 @@ impl Kernel {
     /// # Safety
     /// As for [`Kernel::put_result`].
     pub(crate) unsafe fn answer_locally(&self, job: &Job, context: Opaque) -> Result<(), Refusal> {
+        let number = self.local_number(job)?;
+        // SAFETY: promised by the caller.
+        unsafe { put_numbers(context, 0, None, &[number as i32]) }
+    }
+
+    /// What this rank answers.
+    pub(super) fn local_number(&self, job: &Job) -> Result<usize, Refusal> {
         let engine = job.world.engine();
-        let number = match self.kind {
+        Ok(match self.kind {
             Kind::Rank => job.world.rank(),
             Kind::LocalRank => job.world.local_rank(),
             Kind::LocalSize => job.world.local_size(),
             Kind::Size => engine.group(self.group).map_err(|error| Refusal::from(&error))?.len(),
             _ => engine.rank_in(self.group).map_err(|error| Refusal::from(&error))?.map_or(0, |_| 1),
-        };
-        // SAFETY: promised by the caller.
-        unsafe { put_numbers(context, 0, None, &[number as i32]) }
+        })
     }
 }
 
@@ -285,7 +302,7 @@ impl Attrs {
 
 /// # Safety
 /// `context` is the context of a call that is under way.
-unsafe fn get_input(context: Opaque, index: c_int) -> Result<Tensor, Refusal> {
+pub(super) unsafe fn get_input(context: Opaque, index: c_int) -> Result<Tensor, Refusal> {
     let (status, mut tensor) = (Status::new(), std::ptr::null_mut());
     // SAFETY: promised by the caller; the tensor is ours to delete.
     let tensor = unsafe {
@@ -387,7 +404,7 @@ fn no_tensor(status: &Status) -> Refusal {
     Refusal { code: FAILED_PRECONDITION, text }
 }
 
-fn dtype_of(data_type: c_int) -> Result<Dtype, Refusal> {
+pub(super) fn dtype_of(data_type: c_int) -> Result<Dtype, Refusal> {
     let found = DATA_TYPES.iter().find(|(number, _)| *number == data_type);
     found.map(|(_, dtype)| *dtype).ok_or_else(|| Refusal::wrong_use(format!("no op takes the element type {data_type}")))
 }

@@ -20,6 +20,7 @@ mod done;
 mod kernel;
 mod shapes;
 mod status;
+mod xla;
 
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,6 +58,7 @@ pub(crate) fn register_tensorflow_ops(framework: &str, version: &str) -> PyResul
             for device in DEVICES {
                 register_kernel(api, definition, device, asynchronous).map_err(refuse)?;
             }
+            register_for_xla(api, definition).map_err(refuse)?;
         }
         *registered = true;
     }
@@ -93,6 +95,18 @@ fn register_kernel(api: &Api, definition: &Definition, device: &CStr, asynchrono
         (api.register_kernel)(name.as_ptr(), builder, status.raw());
     }
     status.error().map_or(Ok(()), |error| Err(format!("{} on {device:?}: {error}", definition.name)))
+}
+
+/// Registers what translates the op when a function is compiled.
+fn register_for_xla(api: &Api, definition: &Definition) -> Result<(), String> {
+    let (status, name, create) = (Status::new(), text(definition.name), create_function(definition.kind));
+    // SAFETY: the builder belongs to `register_kernel`, which frees it; all texts are copied.
+    unsafe {
+        let device = xla::DEVICE.as_ptr();
+        let builder = (api.new_kernel_builder)(name.as_ptr(), device, create, xla::compile, delete);
+        (api.register_kernel)(name.as_ptr(), builder, status.raw());
+    }
+    status.error().map_or(Ok(()), |error| Err(format!("{} for XLA: {error}", definition.name)))
 }
 
 fn text(text: &str) -> CString {
