@@ -63,10 +63,9 @@ pub(crate) fn of_engine(error: EngineError) -> PyErr {
         | EngineError::Setting(_)
         | EngineError::Taken
         | EngineError::Forked => PyValueError::new_err(text(&error)),
-        EngineError::ShutDown
-        | EngineError::Refused { .. }
-        | EngineError::TimedOut { .. }
-        | EngineError::Failed(_) => HorovodInternalError::new_err(text(&error)),
+        EngineError::ShutDown | EngineError::Refused { .. } | EngineError::TimedOut { .. } | EngineError::Failed(_) => {
+            HorovodInternalError::new_err(text(&error))
+        }
     }
 }
 

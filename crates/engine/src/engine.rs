@@ -33,7 +33,7 @@ use crate::queue::{CompletionQueue, Sleeper};
 use crate::roster::Roster;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned, Submission};
-use crate::ticket::Ticket;
+use crate::ticket::{QuietTickets, Ticket};
 use crate::witness::{Stacks, Witness};
 use crate::worker::{Driver, OnStall, Order};
 
@@ -233,6 +233,19 @@ impl Engine {
         ticket.wait_after(after)
     }
 
+    /// Hands requests in that the caller waits for at once: nobody is woken for them. Whatever is refused is answered when they are waited
+    /// for, in its place.
+    pub fn submit_quietly(&self, submissions: impl IntoIterator<Item = Submission>) -> QuietTickets {
+        let mut all = After::Nothing;
+        let tickets = submissions.into_iter().map(|submission| {
+            let (ticket, after) = self.push(submission, Push::Quiet)?;
+            all = if after == After::Ring { after } else { all };
+            Ok(ticket)
+        });
+        let tickets = tickets.collect();
+        QuietTickets::new(tickets, all)
+    }
+
     /// A queue for the completions of many requests, for a thread that learns of each as it is done.
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue::new(Arc::clone(&self.shared))
@@ -253,11 +266,11 @@ impl Engine {
             Err(error) => return Err(Returned::of(submission, error)),
         };
         // Before the push: the driver may be quicker than we are.
-        let sleeper = queue.line().owe();
+        let sleeper = queue.queue().owe();
         let push = if sleeper == Sleeper::Counted { Push::Quiet } else { Push::Ringing };
-        let after = self.hand_over(submission, name_id, Recipient::Queue(Arc::clone(queue.line()), key), push);
+        let after = self.hand_over(submission, name_id, Recipient::Queue(Arc::clone(queue.queue()), key), push);
         if sleeper == Sleeper::Counted {
-            queue.line().wake(after);
+            queue.queue().wake(after);
         }
         Ok(())
     }

@@ -85,6 +85,6 @@ pub use error::{Error, Failure, Result};
 pub use group::StallNotice;
 pub use queue::{Completion, CompletionQueue};
 pub use submission::{Outcome, Returned, Submission};
-pub use ticket::{Ticket, wait_all};
+pub use ticket::{QuietTickets, Ticket, wait_all};
 pub use witness::Stacks;
 pub use worker::OnStall;

@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::error::Error;
+use crate::queue::{Completion, Queue};
 use crate::submission::{Outcome, Returned};
-use crate::queue::{Completion, Line};
 use crate::ticket::Promise;
 
 thread_local! {
@@ -30,14 +30,14 @@ pub(crate) enum Recipient {
     /// A ticket.
     Ticket(Arc<Promise>),
     /// A queue, under this key.
-    Queue(Arc<Line>, u64),
+    Queue(Arc<Queue>, u64),
 }
 
 impl Recipient {
     pub(crate) fn answer(self, result: Result<Outcome, Box<Returned>>) {
         match self {
             Recipient::Ticket(promise) => promise.fulfil(result),
-            Recipient::Queue(line, key) => line.put(Completion { key, result }),
+            Recipient::Queue(queue, key) => queue.put(Completion { key, result }),
         }
     }
 }

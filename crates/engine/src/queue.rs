@@ -42,13 +42,13 @@ pub struct Completion {
 /// Where the completions of many requests come out.
 #[derive(Clone)]
 pub struct CompletionQueue {
-    line: Arc<Line>,
+    queue: Arc<Queue>,
     shared: Arc<Shared>,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(shared: Arc<Shared>) -> CompletionQueue {
-        CompletionQueue { line: Arc::new(Line::default()), shared }
+        CompletionQueue { queue: Arc::new(Queue::default()), shared }
     }
 
     /// Waits for completions and appends them to `taken`, oldest first. Returns `false` when the queue has been closed and all
@@ -59,11 +59,11 @@ impl CompletionQueue {
     pub fn wait(&self, taken: &mut Vec<Completion>) -> Result<bool> {
         loop {
             self.shared.check_fork()?;
-            match self.line.take(taken) {
+            match self.queue.take(taken) {
                 Taken::Some => return Ok(true),
                 Taken::Over => return Ok(false),
                 Taken::Owed(after) => {
-                    self.shared.baton.wait(&*self.line, None, after, None);
+                    self.shared.baton.wait(&*self.queue, None, after, None);
                 }
             }
         }
@@ -71,21 +71,21 @@ impl CompletionQueue {
 
     /// Lets [`CompletionQueue::wait`] return for good once nothing is owed.
     pub fn close(&self) {
-        self.line.close();
+        self.queue.close();
     }
 
-    pub(crate) fn line(&self) -> &Arc<Line> {
-        &self.line
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
     }
 }
 
 impl std::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CompletionQueue").field("owed", &lock(&self.line.state).owed).finish_non_exhaustive()
+        f.debug_struct("CompletionQueue").field("owed", &lock(&self.queue.state).owed).finish_non_exhaustive()
     }
 }
 
-/// What [`Line::take`] found.
+/// What [`Queue::take`] found.
 enum Taken {
     Some,
     Owed(After),
@@ -95,7 +95,7 @@ enum Taken {
 /// Whether a thread slept on the queue because nothing was owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleeper {
-    /// It did, and must be told of the first request: [`Line::wake`].
+    /// It did, and must be told of the first request: [`Queue::wake`].
     Counted,
     /// It did not.
     None,
@@ -103,7 +103,7 @@ pub(crate) enum Sleeper {
 
 /// The queue itself: the driver's end and the caller's.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct Queue {
     /// Locked for a moment by threads that submit, by the driver, and by the thread that takes completions.
     state: Mutex<State>,
     changed: Condvar,
@@ -121,7 +121,7 @@ struct State {
     closed: bool,
 }
 
-impl Line {
+impl Queue {
     /// A request is about to be handed in.
     pub(crate) fn owe(&self) -> Sleeper {
         let mut state = lock(&self.state);
@@ -171,7 +171,7 @@ impl Line {
     }
 }
 
-impl Awaited for Line {
+impl Awaited for Queue {
     fn is_fulfilled(&self) -> bool {
         !lock(&self.state).done.is_empty()
     }

@@ -117,6 +117,33 @@ impl Ticket {
     }
 }
 
+/// Requests that were handed in without waking anybody ([`Engine::submit_quietly`](crate::Engine::submit_quietly)), because the caller
+/// is about to wait for them.
+#[must_use = "nobody works on these requests until they are waited for"]
+#[derive(Debug)]
+pub struct QuietTickets {
+    tickets: Vec<std::result::Result<Ticket, Box<Returned>>>,
+    after: After,
+}
+
+impl QuietTickets {
+    pub(crate) fn new(tickets: Vec<std::result::Result<Ticket, Box<Returned>>>, after: After) -> QuietTickets {
+        QuietTickets { tickets, after }
+    }
+
+    /// Waits for all of them; what came of each, in the order of the submissions. The memory of none is in use any more then.
+    pub fn wait_returning(self) -> Vec<std::result::Result<Outcome, Box<Returned>>> {
+        let QuietTickets { tickets, mut after } = self;
+        // The last first, as in `wait_all`; and it makes up for the bell that nobody has rung.
+        for ticket in tickets.iter().rev().flatten() {
+            if ticket.shared.check_fork().is_ok() {
+                ticket.wait_recorded(None, std::mem::replace(&mut after, After::Nothing));
+            }
+        }
+        tickets.into_iter().map(|ticket| ticket?.wait_returning()).collect()
+    }
+}
+
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ticket").field("name", &self.name).field("done", &self.is_done()).finish_non_exhaustive()

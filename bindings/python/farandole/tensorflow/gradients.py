@@ -48,6 +48,31 @@ def _grouped_allreduce_grad(op: Any, *grads: Any) -> list[Any]:
     )
 
 
+@tf.RegisterGradient("FarandoleAllreduceMany")
+def _allreduce_many_grad(op: Any, *grads: Any) -> list[Any]:
+    return mpi_ops._allreduce_many(
+        list(grads),
+        _names_of_grads(op),
+        op=op.get_attr("reduce_op"),
+        prescale_factor=op.get_attr("prescale_factor"),
+        postscale_factor=op.get_attr("postscale_factor"),
+        process_set=_set_of(op),
+    )
+
+
+@tf.RegisterGradient("FarandoleBroadcastMany")
+def _broadcast_many_grad(op: Any, *grads: Any) -> list[Any]:
+    averaged = mpi_ops._allreduce_many(
+        list(grads), _names_of_grads(op), op=mpi_ops.Average, process_set=_set_of(op)
+    )
+    is_root = tf.constant(mpi_ops.rank() == op.get_attr("root_rank"))
+    return [tf.where(is_root, grad, tf.zeros_like(grad)) for grad in averaged]
+
+
+def _names_of_grads(op: Any) -> list[str]:
+    return [f"{tf.compat.as_str(name)}_grad" for name in op.get_attr("tensor_names")]
+
+
 def _own_rows(op: Any, tensor: Any, grad: Any) -> Any:
     """The rows of an averaged gradient that come from this rank's input."""
     process_set, ignore_name_scope = _set_of(op), op.get_attr("ignore_name_scope")

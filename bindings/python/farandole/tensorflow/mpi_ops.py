@@ -241,6 +241,56 @@ def _grouped_allreduce(
     return _grouped("HorovodGroupedAllreduce", tensors, name, attrs)
 
 
+def _allreduce_many(
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """As `_allreduce` for each of the tensors, of any types, under its name. In eager mode all are handed in with one call.
+
+    They are independent of each other: other ranks may reduce them in any other way under the same names.
+    """
+    tensors, names = _matched(tensors, names)
+    if not tensors:
+        return []
+    if not _context.executing_eagerly():
+        attrs = (op, prescale_factor, postscale_factor, False, process_set)
+        return [_allreduce(tensor, name, *attrs) for tensor, name in zip(tensors, names)]
+    attributes = _reduction(op, prescale_factor, postscale_factor, False, process_set)
+    del attributes["ignore_name_scope"]
+    return _many("FarandoleAllreduceMany", tensors, names, attributes)
+
+
+def _broadcast_many(
+    tensors: Sequence[Any], names: Sequence[str], root_rank: int, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `broadcast` for each of the tensors, of any types, under its name. In eager mode all are handed in with one call."""
+    tensors, names = _matched(tensors, names)
+    if not tensors:
+        return []
+    if not _context.executing_eagerly():
+        return [
+            broadcast(tensor, root_rank, name=name, process_set=process_set) for tensor, name in zip(tensors, names)
+        ]
+    attrs = {"root_rank": int(root_rank), "process_set_id": _set_id(process_set)}
+    return _many("FarandoleBroadcastMany", tensors, names, attrs)
+
+
+def _matched(tensors: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[str]]:
+    tensors, names = list(tensors), list(names)
+    if len(tensors) != len(names):
+        raise ValueError(f"there are {len(tensors)} tensors and {len(names)} names")
+    return tensors, names
+
+
+def _many(op_type: str, tensors: list[Any], names: list[str], attrs: dict[str, Any]) -> list[Any]:
+    inputs = [ops.convert_to_tensor(tensor) for tensor in tensors]
+    return list(_run_eagerly(op_type, None, (inputs,), ("tensor_names", names, *_flat(attrs, op_type))))
+
+
 def allgather(
     tensor: Any,
     name: Optional[str] = None,
@@ -291,10 +341,7 @@ def broadcast_(
         raise ValueError(f"there are {len(variables)} variables and {len(labels)} names")
     base = name or "HorovodBroadcastInplace"
     names = [f"{base}_{index}_{_normalize_name(label)}" for index, label in enumerate(labels)]
-    received = [
-        broadcast(variable, root_rank, name=own_name, process_set=process_set)
-        for variable, own_name in zip(variables, names)
-    ]
+    received = _broadcast_many(variables, names, root_rank, process_set)
     assigned = [variable.assign(value) for variable, value in zip(variables, received)]
     if _context.executing_eagerly():
         return received
@@ -403,6 +450,8 @@ def _leave_to_python(*functions: Any) -> None:
 
 _leave_to_python(
     _allreduce,
+    _allreduce_many,
+    _broadcast_many,
     _grouped_allreduce,
     allgather,
     grouped_allgather,

@@ -3,10 +3,10 @@
 //! Nothing of TensorFlow is linked or compiled. `libtensorflow_framework.so.2` is in the process when this is called, and its functions are
 //! looked up once. A function that is missing is an error that names it: this TensorFlow is too old.
 //!
-//! This is an unsafe room. The invariant it keeps: every function has the type that `tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h`
+//! This is an unsafe module. The invariant it keeps: every function has the type that `tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h`
 //! documents, the same from TensorFlow 2.12 on, and every object made here is deleted once ([`Status`], [`Tensor`]).
 //!
-//! What is deliberately not here: what the functions are used for (`shapes`, `kernel`, `call`).
+//! What is deliberately not here: what the functions are used for (`shapes`, `kernel`, `calls`).
 
 #![allow(unsafe_code)]
 
@@ -44,8 +44,8 @@ macro_rules! functions {
         /// The functions, by what they do.
         pub(crate) struct Api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            /// Missing in versions that have no asynchronous kernels for C.
-            pub(crate) new_async_kernel_builder: Option<NewAsyncKernelBuilder>,
+            /// Missing in TensorFlow 2.12, whose C API has no asynchronous kernels.
+            pub(crate) asynchronous: Option<Asynchronous>,
         }
 
         impl Api {
@@ -58,18 +58,36 @@ macro_rules! functions {
                             std::mem::transmute::<Opaque, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
                         }
                     },)*
-                    new_async_kernel_builder: library.symbol("TF_NewAsyncKernelBuilder").map(|address| {
-                        // SAFETY: as above.
-                        unsafe { std::mem::transmute::<Opaque, NewAsyncKernelBuilder>(address) }
-                    }),
+                    asynchronous: Asynchronous::look_up(library),
                 })
             }
         }
     };
 }
 
-pub(crate) type NewAsyncKernelBuilder =
+type NewAsyncKernelBuilder =
     unsafe extern "C" fn(*const c_char, *const c_char, CreateKernel, ComputeKernelAsync, DeleteKernel) -> Opaque;
+
+/// The functions for asynchronous kernels.
+#[derive(Clone, Copy)]
+pub(crate) struct Asynchronous {
+    pub(crate) new_kernel_builder: NewAsyncKernelBuilder,
+    pub(crate) run_done: unsafe extern "C" fn(Opaque),
+}
+
+impl Asynchronous {
+    fn look_up(library: &Library) -> Option<Asynchronous> {
+        let new = library.symbol("TF_NewAsyncKernelBuilder")?;
+        let run_done = library.symbol("TF_RunAsyncOpKernelDoneCallback")?;
+        // SAFETY: the symbols of these names have these types (module's text), and the library stays.
+        unsafe {
+            Some(Asynchronous {
+                new_kernel_builder: std::mem::transmute::<Opaque, NewAsyncKernelBuilder>(new),
+                run_done: std::mem::transmute::<Opaque, unsafe extern "C" fn(Opaque)>(run_done),
+            })
+        }
+    }
+}
 
 functions! {
     new_status = "TF_NewStatus": fn() -> Opaque;
@@ -102,7 +120,6 @@ functions! {
         fn(*const c_char, *const c_char, CreateKernel, ComputeKernel, DeleteKernel) -> Opaque;
     host_memory = "TF_KernelBuilder_HostMemory": fn(Opaque, *const c_char);
     register_kernel = "TF_RegisterKernelBuilder": fn(*const c_char, Opaque, Opaque);
-    run_done = "TF_RunAsyncOpKernelDoneCallback": fn(Opaque);
 
     kernel_name = "TF_OpKernelConstruction_GetName": fn(Opaque) -> StringView;
     attr_size = "TF_OpKernelConstruction_GetAttrSize": fn(Opaque, *const c_char, *mut i32, *mut i32, Opaque);
@@ -110,9 +127,12 @@ functions! {
     attr_float = "TF_OpKernelConstruction_GetAttrFloat": fn(Opaque, *const c_char, *mut f32, Opaque);
     attr_bool = "TF_OpKernelConstruction_GetAttrBool": fn(Opaque, *const c_char, *mut u8, Opaque);
     attr_string = "TF_OpKernelConstruction_GetAttrString": fn(Opaque, *const c_char, *mut c_char, usize, Opaque);
+    attr_strings = "TF_OpKernelConstruction_GetAttrStringList":
+        fn(Opaque, *const c_char, *mut *mut c_char, *mut usize, c_int, *mut c_void, usize, Opaque);
     construction_failed = "TF_OpKernelConstruction_Failure": fn(Opaque, Opaque);
 
     num_inputs = "TF_NumInputs": fn(Opaque) -> c_int;
+    iteration = "TF_GetIterId": fn(Opaque) -> i64;
     get_input = "TF_GetInput": fn(Opaque, c_int, *mut Opaque, Opaque);
     set_output = "TF_SetOutput": fn(Opaque, c_int, Opaque, Opaque);
     allocate_output = "TF_AllocateOutput": fn(Opaque, c_int, c_int, *const i64, c_int, usize, Opaque) -> Opaque;

@@ -1,8 +1,9 @@
 //! The ops: Horovod's names, inputs, outputs and attributes, so that graphs which were saved with Horovod run here and the other way round.
 //!
-//! Two things are more than Horovod's. All element types of the engine are allowed everywhere. And there is an attribute `eager_name`: a node
+//! Three things are more than Horovod's. All element types of the engine are allowed everywhere. And there is an attribute `eager_name`: a node
 //! of a graph has a name, by which ranks match their requests, but an op that Python runs eagerly has none, so it brings one. Graphs leave it
-//! empty, and a default is not written when a model is saved.
+//! empty, and a default is not written when a model is saved. For eager mode, too, are ops that take many tensors of any types, each a request
+//! of its own with its own name: one crossing for a list of gradients or variables.
 //!
 //! All ops are *stateful* in TensorFlow's sense. Horovod's collectives are not, and so TensorFlow may merge two of them that have the same
 //! input, and run the one on this rank and the other on that; or compute one while it optimises a graph, and never again. `tf.function`
@@ -17,6 +18,8 @@ pub(crate) enum Kind {
     Allgather,
     GroupedAllgather,
     Broadcast,
+    AllreduceMany,
+    BroadcastMany,
     Alltoall,
     Reducescatter,
     GroupedReducescatter,
@@ -65,8 +68,15 @@ const PROCESS_SET: &str = "process_set_id: int = 0";
 const NUM_TENSORS: &str = "num_tensors: int";
 const EAGER_NAME: &str = "eager_name: string = ''";
 
+/// Names of the requests of an op for many tensors.
+const TENSOR_NAMES: &str = "tensor_names: list(string)";
+
+/// Tensors of any types in one op.
+const TYPES: &str =
+    "T: list({bool, uint8, int8, uint16, int16, uint32, int32, uint64, int64, half, bfloat16, float, double}) >= 1";
+
 /// Every op.
-pub(crate) const DEFINITIONS: [Definition; 15] = [
+pub(crate) const DEFINITIONS: [Definition; 17] = [
     Definition {
         kind: Kind::Allreduce,
         name: "HorovodAllreduce",
@@ -104,6 +114,22 @@ pub(crate) const DEFINITIONS: [Definition; 15] = [
         name: "HorovodBroadcast",
         attrs: &[T, "root_rank: int", IGNORE_NAME_SCOPE, PROCESS_SET, EAGER_NAME],
         inputs: &["tensor: T"],
+        outputs: &["output: T"],
+        shapes: Shapes::Same,
+    },
+    Definition {
+        kind: Kind::AllreduceMany,
+        name: "FarandoleAllreduceMany",
+        attrs: &[TYPES, TENSOR_NAMES, REDUCE_OP, PRESCALE, POSTSCALE, PROCESS_SET, EAGER_NAME],
+        inputs: &["tensors: T"],
+        outputs: &["sum: T"],
+        shapes: Shapes::Same,
+    },
+    Definition {
+        kind: Kind::BroadcastMany,
+        name: "FarandoleBroadcastMany",
+        attrs: &[TYPES, TENSOR_NAMES, "root_rank: int", PROCESS_SET, EAGER_NAME],
+        inputs: &["tensors: T"],
         outputs: &["output: T"],
         shapes: Shapes::Same,
     },
@@ -190,7 +216,12 @@ impl Kind {
 
     /// Whether the result is as large as the input, so that TensorFlow's memory takes it.
     pub(crate) fn is_in_place(self) -> bool {
-        matches!(self, Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast)
+        matches!(self, Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast) || self.is_many()
+    }
+
+    /// Whether it takes a list of tensors, each with a name of its own.
+    pub(crate) fn is_many(self) -> bool {
+        matches!(self, Kind::AllreduceMany | Kind::BroadcastMany)
     }
 
     /// Whether this rank answers without the others.

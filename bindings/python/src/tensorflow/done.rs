@@ -3,7 +3,7 @@
 //! TensorFlow passes a kernel the address of a `std::function<void()>` that is a parameter of the C++ function which calls us. It dies
 //! when we return, and the C API has no way to keep it. So it is copied as C++ would copy it.
 //!
-//! This is an unsafe room: it relies on how libstdc++ lays out `std::function`, which is part of its ABI and has not changed since
+//! This is an unsafe module: it relies on how libstdc++ lays out `std::function`, which is part of its ABI and has not changed since
 //! GCC 4: 16 bytes for the functor or its address, then `_M_manager(dest, source, operation)`, which is null in an empty function,
 //! then `_M_invoker`. Operation 1 gives the functor's address, 2 clones, 3 destroys. TensorFlow's wheels for Linux use libstdc++.
 //!
@@ -68,7 +68,7 @@ impl Done {
     /// Tells TensorFlow that the kernel is done. Nothing of the kernel may be touched afterwards.
     pub(crate) fn run(mut self) {
         // SAFETY: a `std::function<void()>`, as the C API wants it.
-        unsafe { (api().run_done)((&raw mut *self.0).cast()) };
+        unsafe { run_original((&raw mut *self.0).cast()) };
     }
 }
 
@@ -87,8 +87,9 @@ impl Drop for Done {
 /// # Safety
 /// As for [`Done::copy`].
 pub(crate) unsafe fn run_original(callback: Opaque) {
+    let asynchronous = api().asynchronous.expect("invariant: callbacks come from asynchronous kernels");
     // SAFETY: promised by the caller.
-    unsafe { (api().run_done)(callback) };
+    unsafe { (asynchronous.run_done)(callback) };
 }
 
 /// Whether TensorFlow's library is linked with libstdc++.

@@ -9,16 +9,14 @@
 //! it reads the one and writes the other. Results whose size only the agreement tells come in the engine's memory, which the output
 //! tensor takes over without a copy.
 //!
-//! This is an unsafe room: it lends the memory of tensors, and gives the engine's memory to TensorFlow.
+//! This is an unsafe module: it lends the memory of tensors, and gives the engine's memory to TensorFlow.
 
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use farandole::{
-    Batch, Collective, Device, Dtype, GroupId, Outcome, Rank, ReduceOp, Region, Request, Submission,
-};
+use farandole::{Batch, Collective, Device, Dtype, GroupId, Outcome, Rank, ReduceOp, Region, Request, Submission};
 
 use super::api::{FAILED_PRECONDITION, Opaque, Status, Tensor, api};
 use super::definitions::Kind;
@@ -44,6 +42,13 @@ const DATA_TYPES: [(c_int, Dtype); 13] = [
     (1, Dtype::F32),
     (2, Dtype::F64),
 ];
+
+/// So many iterations of a loop have requests of different names: more than TensorFlow runs at once unless a script asks for it, and few
+/// enough for the names to be known after a while.
+const ITERATIONS_APART: i64 = 64;
+
+/// What Horovod says of a process set that does not exist.
+const UNKNOWN_SET: i32 = -3;
 
 /// What stays the same from call to call.
 pub(crate) struct Kernel {
@@ -77,10 +82,13 @@ impl Kernel {
         let caller_waits = !eager_name.is_empty();
         let full = if caller_waits { eager_name } else { node };
         let scoped = collects && kind != Kind::Join;
-        let ignore_scope = scoped && attrs.bool(c"ignore_name_scope")?;
+        let ignore_scope = scoped && !kind.is_many() && attrs.bool(c"ignore_name_scope")?;
         let name = if ignore_scope { full.rsplit('/').next().unwrap_or(&full) } else { &full };
         let count = if kind.is_grouped() { attrs.int(c"num_tensors")? } else { 1 };
-        let members = Kernel::names_of_members(kind, name, count);
+        let members = match kind.is_many() {
+            true => attrs.strings(c"tensor_names")?.into_iter().map(Arc::from).collect(),
+            false => Kernel::names_of_members(kind, name, count),
+        };
         let has_set = scoped || matches!(kind, Kind::Size | Kind::ProcessSetIncluded);
         let group = if has_set { attrs.int(c"process_set_id")? } else { 0 };
         let op = if reduces { attrs.int(c"reduce_op")? } else { 1 };
@@ -98,7 +106,7 @@ impl Kernel {
                 .ok_or_else(|| Refusal::wrong_use(format!("there is no reduction operation with the number {op}")))?,
             prescale: if reduces { attrs.float(c"prescale_factor")? } else { 1.0 },
             postscale: if reduces { attrs.float(c"postscale_factor")? } else { 1.0 },
-            root: if kind == Kind::Broadcast { attrs.int(c"root_rank")? } else { 0 },
+            root: if matches!(kind, Kind::Broadcast | Kind::BroadcastMany) { attrs.int(c"root_rank")? } else { 0 },
         })
     }
 
@@ -132,19 +140,26 @@ impl Kernel {
         // SAFETY: promised by the caller, here and below.
         let splits = if self.kind == Kind::Alltoall { unsafe { read_splits(context)? } } else { None };
         let collective = self.collective(job, splits)?;
-        (0..self.members.len())
+        let mut submissions = (0..self.members.len())
             .map(|index| unsafe { self.submission(context, index, collective.clone()) })
-            .collect()
+            .collect::<Result<Vec<_>, _>>()?;
+        if !self.caller_waits {
+            let iteration = unsafe { iteration(context) };
+            submissions.iter_mut().for_each(|submission| name_iteration(&mut submission.request, iteration));
+        }
+        Ok(submissions)
     }
 
     /// What an op with tensors asks for.
     pub(super) fn collective(&self, job: &Job, splits: Option<Vec<u64>>) -> Result<Collective, Refusal> {
         let (op, prescale, postscale) = (self.op, self.prescale, self.postscale);
         Ok(match self.kind {
-            Kind::Allreduce | Kind::GroupedAllreduce => Collective::Allreduce { op, prescale, postscale },
+            Kind::Allreduce | Kind::GroupedAllreduce | Kind::AllreduceMany => {
+                Collective::Allreduce { op, prescale, postscale }
+            }
             Kind::Reducescatter | Kind::GroupedReducescatter => Collective::ReduceScatter { op, prescale, postscale },
             Kind::Allgather | Kind::GroupedAllgather => Collective::Allgather,
-            Kind::Broadcast => Collective::Broadcast { root: self.root_in_group(job)? },
+            Kind::Broadcast | Kind::BroadcastMany => Collective::Broadcast { root: self.root_in_group(job)? },
             Kind::Alltoall => Collective::Alltoall { splits },
             _ => unreachable!("invariant: ops without a tensor have no collective on one"),
         })
@@ -152,12 +167,7 @@ impl Kernel {
 
     /// # Safety
     /// As for [`Kernel::submissions`]; `index` is below the number of inputs.
-    unsafe fn submission(
-        &self,
-        context: Opaque,
-        index: usize,
-        collective: Collective,
-    ) -> Result<Submission, Refusal> {
+    unsafe fn submission(&self, context: Opaque, index: usize, collective: Collective) -> Result<Submission, Refusal> {
         let number = index as c_int;
         // SAFETY: promised by the caller.
         let input = unsafe { get_input(context, number)? };
@@ -226,28 +236,39 @@ impl Kernel {
     pub(crate) unsafe fn answer_locally(&self, job: &Job, context: Opaque) -> Result<(), Refusal> {
         let number = self.local_number(job)?;
         // SAFETY: promised by the caller.
-        unsafe { put_numbers(context, 0, None, &[number as i32]) }
+        unsafe { put_numbers(context, 0, None, &[number]) }
     }
 
     /// What this rank answers.
-    pub(super) fn local_number(&self, job: &Job) -> Result<usize, Refusal> {
+    pub(super) fn local_number(&self, job: &Job) -> Result<i32, Refusal> {
         let engine = job.world.engine();
-        Ok(match self.kind {
+        let number = match self.kind {
             Kind::Rank => job.world.rank(),
             Kind::LocalRank => job.world.local_rank(),
             Kind::LocalSize => job.world.local_size(),
             Kind::Size => engine.group(self.group).map_err(|error| Refusal::from(&error))?.len(),
-            _ => engine.rank_in(self.group).map_err(|error| Refusal::from(&error))?.map_or(0, |_| 1),
-        })
+            _ => return Ok(engine.rank_in(self.group).map_or(UNKNOWN_SET, |rank| i32::from(rank.is_some()))),
+        };
+        Ok(i32::try_from(number).unwrap_or(i32::MAX))
     }
 }
 
 impl Kind {
     fn reduces(self) -> bool {
-        matches!(
-            self,
-            Kind::Allreduce | Kind::GroupedAllreduce | Kind::Reducescatter | Kind::GroupedReducescatter
-        )
+        let scatters = matches!(self, Kind::Reducescatter | Kind::GroupedReducescatter);
+        scatters || matches!(self, Kind::Allreduce | Kind::GroupedAllreduce | Kind::AllreduceMany)
+    }
+}
+
+/// A loop may have several iterations under way, and then one node several requests. Those of later iterations get names of their own.
+fn name_iteration(request: &mut Request, iteration: i64) {
+    let iteration = iteration % ITERATIONS_APART;
+    if iteration == 0 {
+        return;
+    }
+    request.name = format!("{}/iteration{iteration}", request.name).into();
+    if let Some(batch) = &mut request.batch {
+        batch.name = format!("{}/iteration{iteration}", batch.name).into();
     }
 }
 
@@ -286,6 +307,37 @@ impl Attrs {
         self.checked(value != 0)
     }
 
+    fn strings(&self, name: &CStr) -> Result<Vec<String>, Refusal> {
+        let (mut entries, mut len_bytes) = (0, 0);
+        // SAFETY: as above.
+        unsafe {
+            (api().attr_size)(self.construction, name.as_ptr(), &mut entries, &mut len_bytes, self.status.raw());
+        }
+        let count = self.checked(usize::try_from(entries).unwrap_or(0))?;
+        let mut storage = vec![0u8; usize::try_from(len_bytes).unwrap_or(0)];
+        let (mut starts, mut lens) = (vec![std::ptr::null_mut::<c_char>(); count], vec![0usize; count]);
+        // SAFETY: as above; the lists have as many entries as are said, and so has the storage, into which the addresses point.
+        unsafe {
+            (api().attr_strings)(
+                self.construction,
+                name.as_ptr(),
+                starts.as_mut_ptr(),
+                lens.as_mut_ptr(),
+                entries,
+                storage.as_mut_ptr().cast(),
+                storage.len(),
+                self.status.raw(),
+            );
+        }
+        self.checked(())?;
+        let base = storage.as_ptr().addr();
+        let text = |(start, len): (&*mut c_char, &usize)| {
+            let at = if *len == 0 { 0 } else { start.addr() - base };
+            String::from_utf8_lossy(&storage[at..at + len]).into_owned()
+        };
+        Ok(starts.iter().zip(&lens).map(text).collect())
+    }
+
     fn string(&self, name: &CStr) -> Result<String, Refusal> {
         let (mut entries, mut len_bytes) = (0, 0);
         // SAFETY: as above.
@@ -298,6 +350,13 @@ impl Attrs {
         unsafe { (api().attr_string)(self.construction, name.as_ptr(), start, bytes.len(), self.status.raw()) };
         self.checked(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// # Safety
+/// `context` is the context of a call that is under way.
+unsafe fn iteration(context: Opaque) -> i64 {
+    // SAFETY: promised by the caller.
+    unsafe { (api().iteration)(context) }
 }
 
 /// # Safety
@@ -321,9 +380,7 @@ unsafe fn forward(context: Opaque, index: c_int, dims: &[i64]) -> Result<(*mut u
     let rank = dims.len() as c_int;
     // SAFETY: promised by the caller; everything passed lives during the call, and the tensor is ours to delete.
     let output = unsafe {
-        Tensor::from_raw((api().forward_input)(
-            context, &index, 1, index, dims.as_ptr(), rank, &mut from, status.raw(),
-        ))
+        Tensor::from_raw((api().forward_input)(context, &index, 1, index, dims.as_ptr(), rank, &mut from, status.raw()))
     };
     let output = output.filter(|_| status.error().is_none()).ok_or_else(|| no_tensor(&status))?;
     Ok((output.data(), from == index))
@@ -350,12 +407,7 @@ unsafe fn read_splits(context: Opaque) -> Result<Option<Vec<u64>>, Refusal> {
 ///
 /// # Safety
 /// As for [`get_input`].
-unsafe fn put_numbers(
-    context: Opaque,
-    index: c_int,
-    length: Option<usize>,
-    numbers: &[i32],
-) -> Result<(), Refusal> {
+unsafe fn put_numbers(context: Opaque, index: c_int, length: Option<usize>, numbers: &[i32]) -> Result<(), Refusal> {
     let (status, dim) = (Status::new(), length.unwrap_or(0) as i64);
     let (len_bytes, rank) = (size_of_val(numbers), c_int::from(length.is_some()));
     // SAFETY: promised by the caller; the tensor is ours to delete, and the context holds on to its memory.
@@ -384,9 +436,7 @@ unsafe fn put_region(context: Opaque, index: c_int, shape: &[u64], region: Regio
     let tensor = unsafe {
         let data = (*owner).as_bytes_mut().as_mut_ptr().cast::<c_void>();
         let rank = dims.len() as c_int;
-        Tensor::from_raw((api().new_tensor)(
-            data_type, dims.as_ptr(), rank, data, len_bytes, free_region, owner.cast(),
-        ))
+        Tensor::from_raw((api().new_tensor)(data_type, dims.as_ptr(), rank, data, len_bytes, free_region, owner.cast()))
     };
     let tensor = tensor.ok_or_else(|| no_tensor(&status))?;
     // SAFETY: promised by the caller.
@@ -406,7 +456,9 @@ fn no_tensor(status: &Status) -> Refusal {
 
 pub(super) fn dtype_of(data_type: c_int) -> Result<Dtype, Refusal> {
     let found = DATA_TYPES.iter().find(|(number, _)| *number == data_type);
-    found.map(|(_, dtype)| *dtype).ok_or_else(|| Refusal::wrong_use(format!("no op takes the element type {data_type}")))
+    found
+        .map(|(_, dtype)| *dtype)
+        .ok_or_else(|| Refusal::wrong_use(format!("no op takes the element type {data_type}")))
 }
 
 fn data_type_of(dtype: Dtype) -> c_int {

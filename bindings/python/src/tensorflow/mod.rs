@@ -1,6 +1,6 @@
 //! TensorFlow's ops: registered through its C API, from this library, without a compiler.
 //!
-//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) → `desk` (the engine and back) →
+//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) → `calls` (the engine and back) →
 //! `done` (TensorFlow's callback). `shapes` answers while graphs are built, `status` says how errors read, and `api` has TensorFlow's
 //! functions.
 //!
@@ -9,13 +9,13 @@
 //!
 //! What is deliberately not here: Python's wrappers and gradients (`farandole/tensorflow/mpi_ops.py`).
 //!
-//! This is an unsafe room: TensorFlow calls into it with addresses.
+//! This is an unsafe module: TensorFlow calls into it with addresses.
 
 #![allow(unsafe_code)]
 
 mod api;
+mod calls;
 mod definitions;
-mod desk;
 mod done;
 mod kernel;
 mod shapes;
@@ -30,8 +30,8 @@ use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 use api::{Api, CreateKernel, Library, Opaque, Status, UNKNOWN};
+pub(crate) use calls::{begin, end};
 use definitions::{DEFINITIONS, Definition, Kind};
-pub(crate) use desk::{begin, end};
 use kernel::Kernel;
 
 /// Devices that kernels are registered for.
@@ -51,14 +51,16 @@ pub(crate) fn register_tensorflow_ops(framework: &str, version: &str) -> PyResul
     let api = api::load(&library).map_err(|symbol| {
         refuse(format!("TensorFlow {version} has no {symbol}; the ops need TensorFlow 2.12 or later"))
     })?;
-    let asynchronous = api.new_async_kernel_builder.is_some() && done::uses_libstdcxx(&library);
+    let asynchronous = api.asynchronous.is_some() && done::uses_libstdcxx(&library);
     if !*registered {
         for definition in &DEFINITIONS {
             register_op(api, definition).map_err(refuse)?;
             for device in DEVICES {
                 register_kernel(api, definition, device, asynchronous).map_err(refuse)?;
             }
-            register_for_xla(api, definition).map_err(refuse)?;
+            if !definition.kind.is_many() {
+                register_for_xla(api, definition).map_err(refuse)?;
+            }
         }
         *registered = true;
     }
@@ -85,9 +87,9 @@ fn register_kernel(api: &Api, definition: &Definition, device: &CStr, asynchrono
     let create = create_function(definition.kind);
     // SAFETY: the builder belongs to `register_kernel`, which frees it; all texts are copied.
     unsafe {
-        let builder = match api.new_async_kernel_builder {
-            Some(new) if asynchronous && !definition.kind.is_local() => {
-                new(name.as_ptr(), device.as_ptr(), create, compute_async, delete)
+        let builder = match api.asynchronous {
+            Some(api) if asynchronous && !definition.kind.is_local() => {
+                (api.new_kernel_builder)(name.as_ptr(), device.as_ptr(), create, compute_async, delete)
             }
             _ => (api.new_kernel_builder)(name.as_ptr(), device.as_ptr(), create, compute, delete),
         };
@@ -121,8 +123,23 @@ fn create_function(kind: Kind) -> CreateKernel {
         };
     }
     of_kind!(
-        Allreduce, GroupedAllreduce, Allgather, GroupedAllgather, Broadcast, Alltoall, Reducescatter, GroupedReducescatter,
-        Join, Barrier, Size, ProcessSetIncluded, LocalSize, Rank, LocalRank
+        Allreduce,
+        GroupedAllreduce,
+        Allgather,
+        GroupedAllgather,
+        Broadcast,
+        AllreduceMany,
+        BroadcastMany,
+        Alltoall,
+        Reducescatter,
+        GroupedReducescatter,
+        Join,
+        Barrier,
+        Size,
+        ProcessSetIncluded,
+        LocalSize,
+        Rank,
+        LocalRank
     )
 }
 
@@ -143,12 +160,12 @@ unsafe extern "C" fn create<const KIND: u8>(construction: Opaque) -> Opaque {
 
 unsafe extern "C" fn compute(kernel: Opaque, context: Opaque) {
     // SAFETY: TensorFlow passes what `create` has made, and the context of a call.
-    unsafe { desk::compute(kernel.cast_const().cast::<Kernel>(), context) };
+    unsafe { calls::compute(kernel.cast_const().cast::<Kernel>(), context) };
 }
 
 unsafe extern "C" fn compute_async(kernel: Opaque, context: Opaque, done: Opaque) {
     // SAFETY: as above, and the callback of the call.
-    unsafe { desk::compute_async(kernel.cast_const().cast::<Kernel>(), context, done) };
+    unsafe { calls::compute_async(kernel.cast_const().cast::<Kernel>(), context, done) };
 }
 
 unsafe extern "C" fn delete(kernel: Opaque) {

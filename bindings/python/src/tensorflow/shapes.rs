@@ -1,6 +1,6 @@
 //! What TensorFlow learns of the outputs' shapes before an op runs.
 //!
-//! This is an unsafe room: TensorFlow calls these functions with objects that live during the call, and every handle made here is
+//! This is an unsafe module: TensorFlow calls these functions with objects that live during the call, and every handle made here is
 //! deleted here. What goes wrong is left in the status that came with the call.
 
 #![allow(unsafe_code)]

@@ -4,7 +4,7 @@
 //! a call carries all that its kernel knew, as text. Sizes and ranks are looked up when it runs; where the shape of a
 //! result was derived from them, it is compared with what the ranks agree on.
 //!
-//! This is an unsafe room: it lends the memory of operands and results to the engine, which XLA keeps until the future
+//! This is an unsafe module: it lends the memory of operands and results to the engine, which XLA keeps until the future
 //! is fulfilled.
 
 #![allow(unsafe_code)]
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use farandole::{Dtype, GroupId, Outcome, ReduceOp, Request, Submission};
 
 use super::super::api::{FAILED_PRECONDITION, INVALID_ARGUMENT};
+use super::super::calls;
 use super::super::definitions::{DEFINITIONS, Kind};
-use super::super::desk;
 use super::super::kernel::Kernel;
 use super::super::status::Refusal;
 use super::ffi::{Buffer, Call};
@@ -107,7 +107,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
     })?;
     let (operands, results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
-        let (_post, job) = desk::current()?;
+        let (_current, job) = calls::current()?;
         let number = kernel.local_number(&job)?;
         return write_numbers(&results[0], &[number as i32]);
     }
@@ -118,7 +118,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
         let done = outcomes.and_then(|outcomes| put_results(&kept.0, outcomes, &kept.1));
         resume::keep(future, done);
     });
-    desk::hand_in(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
+    calls::hand_in(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! function returns nothing if all is well, an error, or leaves a *future* in the frame and fulfils it later; until
 //! then XLA keeps operands and results, and runs what does not depend on them.
 //!
-//! This is an unsafe room. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function; TensorFlow
+//! This is an unsafe module. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function; TensorFlow
 //! exports it from 2.17 on. Its functions for futures have the places in the table that they have since 2.19; a shorter
 //! table is refused.
 //!
@@ -22,8 +22,8 @@ use farandole::{Dtype, Region};
 use super::super::api::{Library, Opaque};
 use super::super::status::Refusal;
 use super::layout::{
-    Api, Buffers, ByteSpan, DestroyArguments, ErrorArguments, Frame, FutureArguments, Head,
-    MessageArguments, MetadataExtension, RegisterArguments,
+    Api, Buffers, ByteSpan, DestroyArguments, ErrorArguments, Frame, FutureArguments, Head, MessageArguments,
+    MetadataExtension, RegisterArguments,
 };
 
 /// Places in the table of functions.

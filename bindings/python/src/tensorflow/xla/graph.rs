@@ -5,7 +5,7 @@
 //! parameters, Abseil's version among them, so a function whose parameters have changed is not found, and [`symbols`]
 //! says which one it was: then compiled functions are refused, and nothing else.
 //!
-//! This is an unsafe room. What is relied on beyond the names, the same in TensorFlow 2.12 to 2.21 (x86-64, libstdc++):
+//! This is an unsafe module. What is relied on beyond the names, the same in TensorFlow 2.12 to 2.21 (x86-64, libstdc++):
 //!
 //! - `xla::XlaOp` is a handle and the builder's address, passed and returned as two words.
 //! - `absl::Span` is an address and a length. `std::string` begins with an address and a length, and is only read.

@@ -4,7 +4,7 @@
 //! `XLA_CPU_JIT`. A kernel's inputs and outputs are then values of the program under construction, and their shapes are
 //! known. Ours emits a custom call (`graph`) whose attributes say which collective it is (`call`). When the program
 //! runs and comes to the call, XLA calls us (`ffi`), the requests go to the engine like those of any other kernel
-//! (`desk`), and XLA goes on when they are done (`resume`). So ops and graphs are the same, compiled or not; gradients
+//! (`calls`), and XLA goes on when they are done (`resume`). So ops and graphs are the same, compiled or not; gradients
 //! are those of the ops.
 //!
 //! What holds: a call has side effects for XLA, so it is neither dropped nor done twice. It never blocks a thread: XLA
@@ -17,7 +17,7 @@
 //!
 //! What is deliberately not here: XLA on GPUs. TensorFlow itself says there that the op has no kernel.
 //!
-//! This is an unsafe room: TensorFlow calls into it with addresses.
+//! This is an unsafe module: TensorFlow calls into it with addresses.
 
 #![allow(unsafe_code)]
 
@@ -34,8 +34,8 @@ use std::sync::OnceLock;
 use farandole::Dtype;
 
 use super::api::{Opaque, Status, UNIMPLEMENTED, UNKNOWN, api};
+use super::calls;
 use super::definitions::Kind;
-use super::desk;
 use super::kernel::{Kernel, dtype_of, get_input};
 use super::status::Refusal;
 use graph::{Array, Program, XlaOp};
@@ -109,7 +109,7 @@ unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), Refusal> {
 fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, Refusal> {
     let number = || Array { primitive_type: call::primitive_type(Dtype::I32), dims: Vec::new() };
     match kernel.kind {
-        Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast => {
+        Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast | Kind::AllreduceMany | Kind::BroadcastMany => {
             Ok(operands.iter().map(|(_, array)| array.clone()).collect())
         }
         Kind::Barrier => Ok(Vec::new()),
@@ -138,7 +138,7 @@ fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, R
 
 /// How many ranks the process set has, and which of them this is.
 fn place(kernel: &Kernel) -> Result<(i64, i64), Refusal> {
-    let (_post, job) = desk::current()?;
+    let (_current, job) = calls::current()?;
     let engine = job.world.engine();
     let members = engine.group(kernel.group).map_err(|error| Refusal::from(&error))?;
     let rank = engine.rank_in(kernel.group).map_err(|error| Refusal::from(&error))?;

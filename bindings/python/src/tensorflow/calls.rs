@@ -1,4 +1,4 @@
-//! Calls that are under way, and the thread that ends them: [`Desk`].
+//! Calls that are under way, and the thread that ends them: [`Calls`].
 //!
 //! A kernel hands its requests in and returns; no thread of TensorFlow's waits. One thread of ours takes completions from the engine's queue
 //! and runs the callbacks, so ten thousand ops need no more threads than one. It drives the engine while it waits.
@@ -9,7 +9,7 @@
 //! Invariants: a call's callback runs once, after all its requests have been answered, so that the engine no longer has its memory. No lock is
 //! held while a callback runs; it may run any code of TensorFlow's.
 //!
-//! This is an unsafe room: it keeps the addresses of kernels and contexts, which TensorFlow keeps alive until the callback has run.
+//! This is an unsafe module: it keeps the addresses of kernels and contexts, which TensorFlow keeps alive until the callback has run.
 
 #![allow(unsafe_code)]
 
@@ -29,24 +29,24 @@ type Answer = Result<Outcome, Box<Returned>>;
 
 /// The job for kernels. Not the one of `world`: that is asked by threads that hold the interpreter's lock, so that none holds it while another
 /// thread forks. Kernels run without.
-static POST: Mutex<Option<Arc<Post>>> = Mutex::new(None);
+static CURRENT: Mutex<Option<Arc<Current>>> = Mutex::new(None);
 
-pub(super) struct Post {
+pub(super) struct Current {
     job: Weak<Job>,
     /// Made for the first asynchronous call; jobs of other frameworks have none.
-    desk: OnceLock<Option<Arc<Desk>>>,
+    calls: OnceLock<Option<Arc<Calls>>>,
 }
 
 /// Calls under way.
-struct Desk {
+struct Calls {
     job: Weak<Job>,
     queue: CompletionQueue,
-    calls: Mutex<Calls>,
+    table: Mutex<Table>,
     ended: AtomicBool,
 }
 
 #[derive(Default)]
-struct Calls {
+struct Table {
     slots: Vec<Option<Call>>,
     free: Vec<u32>,
 }
@@ -82,20 +82,20 @@ unsafe impl Send for Site {}
 
 /// Kernels may use this job from now on.
 pub(crate) fn begin(job: &Arc<Job>) {
-    *lock_post() = Some(Arc::new(Post { job: Arc::downgrade(job), desk: OnceLock::new() }));
+    *lock_current() = Some(Arc::new(Current { job: Arc::downgrade(job), calls: OnceLock::new() }));
 }
 
 /// Kernels may no longer use the job. What it returns waits, for at most so long, until the callbacks of calls under way have run; to be
 /// called when the engine has ended.
 pub(crate) fn end() -> impl FnOnce(Duration) {
-    let desk = lock_post().take().and_then(|post| post.desk.get().cloned().flatten());
-    if let Some(desk) = &desk {
-        desk.queue.close();
+    let calls = lock_current().take().and_then(|current| current.calls.get().cloned().flatten());
+    if let Some(calls) = &calls {
+        calls.queue.close();
     }
     move |at_most| {
-        let Some(desk) = desk else { return };
+        let Some(calls) = calls else { return };
         let deadline = Instant::now() + at_most;
-        while !desk.ended.load(Ordering::Acquire) && Instant::now() < deadline {
+        while !calls.ended.load(Ordering::Acquire) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
@@ -143,20 +143,19 @@ pub(crate) unsafe fn compute(kernel: *const Kernel, context: Opaque) {
 /// # Safety
 /// As for [`compute`].
 unsafe fn carry_out(site: Site) -> Result<(), Refusal> {
-    let (post, job) = current()?;
+    let (current, job) = current()?;
     // SAFETY: promised by the caller, here and below.
     let kernel = unsafe { &*site.kernel };
     if kernel.kind.is_local() {
         return unsafe { kernel.answer_locally(&job, site.context) };
     }
     let submissions = unsafe { kernel.submissions(&job, site.context)? };
-    let engine = job.world.engine();
-    let tickets: Vec<_> = submissions.into_iter().map(|submission| engine.submit_returning(submission)).collect();
+    let tickets = job.world.engine().submit_quietly(submissions);
     // Whoever ends the job waits until nobody has it.
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.
-    let answers: Vec<Answer> = tickets.into_iter().map(|ticket| ticket?.wait_returning()).collect();
-    unsafe { settle(site, answers, &post.job) }
+    let answers = tickets.wait_returning();
+    unsafe { settle(site, answers, &current.job) }
 }
 
 /// Hands a call's requests in. If there is nothing to wait for, the callback comes back.
@@ -165,30 +164,30 @@ unsafe fn carry_out(site: Site) -> Result<(), Refusal> {
 /// As for [`compute_async`].
 unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
     let prepare = || {
-        let (post, job) = current()?;
+        let (current, job) = current()?;
         // SAFETY: promised by the caller.
         let submissions = unsafe { (*site.kernel).submissions(&job, site.context)? };
-        let desk = post.desk(&job)?;
-        Ok((desk, job, submissions))
+        let calls = current.calls(&job)?;
+        Ok((calls, job, submissions))
     };
-    let (desk, job, submissions) = match prepare() {
+    let (calls, job, submissions) = match prepare() {
         Ok(prepared) => prepared,
         Err(refusal) => return Err((refusal, done)),
     };
-    desk.hand_in(&job, submissions, End::Kernel(site, done));
+    calls.hand_in(&job, submissions, End::Kernel(site, done));
     Ok(())
 }
 
 /// Hands the requests of a compiled program's call in, which is told in any case.
 pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal>, tell: TellProgram) {
     let prepare = || {
-        let (post, job) = current()?;
-        let desk = post.desk(&job)?;
+        let (current, job) = current()?;
+        let calls = current.calls(&job)?;
         let submissions = make(&job)?;
-        Ok((desk, job, submissions))
+        Ok((calls, job, submissions))
     };
     match prepare() {
-        Ok((desk, job, submissions)) => desk.hand_in(&job, submissions, End::Program(tell)),
+        Ok((calls, job, submissions)) => calls.hand_in(&job, submissions, End::Program(tell)),
         Err(refusal) => tell(Err(refusal)),
     }
 }
@@ -221,21 +220,21 @@ impl Site {
     }
 }
 
-impl Post {
-    fn desk(&self, job: &Arc<Job>) -> Result<Arc<Desk>, Refusal> {
-        let made = self.desk.get_or_init(|| Desk::open(job).ok());
+impl Current {
+    fn calls(&self, job: &Arc<Job>) -> Result<Arc<Calls>, Refusal> {
+        let made = self.calls.get_or_init(|| Calls::open(job).ok());
         made.clone().ok_or_else(|| Refusal::wrong_use("no thread could be started for TensorFlow's ops"))
     }
 }
 
-impl Desk {
-    fn open(job: &Arc<Job>) -> std::io::Result<Arc<Desk>> {
+impl Calls {
+    fn open(job: &Arc<Job>) -> std::io::Result<Arc<Calls>> {
         let queue = job.world.engine().completion_queue();
-        let (job, calls) = (Arc::downgrade(job), Mutex::new(Calls::default()));
-        let desk = Arc::new(Desk { job, queue, calls, ended: AtomicBool::new(false) });
-        let own = Arc::clone(&desk);
+        let (job, table) = (Arc::downgrade(job), Mutex::new(Table::default()));
+        let calls = Arc::new(Calls { job, queue, table, ended: AtomicBool::new(false) });
+        let own = Arc::clone(&calls);
         std::thread::Builder::new().name("farandole-tf".to_owned()).spawn(move || own.work())?;
-        Ok(desk)
+        Ok(calls)
     }
 
     fn hand_in(&self, job: &Job, submissions: Vec<Submission>, end: End) {
@@ -244,7 +243,7 @@ impl Desk {
         if count == 0 {
             return call.finish(&self.job);
         }
-        let slot = lock(&self.calls).enter(call);
+        let slot = lock(&self.table).enter(call);
         for (index, submission) in submissions.into_iter().enumerate() {
             let key = u64::from(slot) << 32 | index as u64;
             if let Err(returned) = job.world.engine().submit_to(&self.queue, key, submission) {
@@ -266,14 +265,14 @@ impl Desk {
     fn answer(&self, completion: Completion) {
         let Completion { key, result } = completion;
         let (slot, index) = ((key >> 32) as u32, (key & 0xffff_ffff) as usize);
-        let complete = lock(&self.calls).answer(slot, index, result);
+        let complete = lock(&self.table).answer(slot, index, result);
         if let Some(call) = complete {
             call.finish(&self.job);
         }
     }
 }
 
-impl Calls {
+impl Table {
     fn enter(&mut self, call: Call) -> u32 {
         match self.free.pop() {
             Some(slot) => {
@@ -318,18 +317,18 @@ impl Call {
     }
 }
 
-pub(super) fn current() -> Result<(Arc<Post>, Arc<Job>), Refusal> {
-    let post = lock_post().clone();
-    let post = post.ok_or_else(Refusal::not_initialized)?;
-    let job = post.job.upgrade().ok_or_else(Refusal::not_initialized)?;
-    Ok((post, job))
+pub(super) fn current() -> Result<(Arc<Current>, Arc<Job>), Refusal> {
+    let current = lock_current().clone();
+    let current = current.ok_or_else(Refusal::not_initialized)?;
+    let job = current.job.upgrade().ok_or_else(Refusal::not_initialized)?;
+    Ok((current, job))
 }
 
-fn lock_post() -> MutexGuard<'static, Option<Arc<Post>>> {
+fn lock_current() -> MutexGuard<'static, Option<Arc<Current>>> {
     // Valid between any two statements, also if a holder panicked.
-    POST.lock().unwrap_or_else(PoisonError::into_inner)
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
-    calls.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
