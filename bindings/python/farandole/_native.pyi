@@ -200,3 +200,6 @@ def note_setting(name: str, value: str) -> None:
 
 def mark_iteration(number: int) -> None: ...
 def mark_epoch(number: int) -> None: ...
+
+def register_tensorflow_ops(library: str, version: str) -> bool:
+    """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are asynchronous."""

@@ -21,7 +21,7 @@ import tensorflow as tf
 from farandole import objects
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
-from farandole.tensorflow.util import _executing_eagerly, as_written, label_of, tf_variable
+from farandole.tensorflow.util import _executing_eagerly, as_written, label_of, scope_of_set, tf_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -52,19 +52,20 @@ def broadcast_variables(
         groups: dict[tuple[str, bool], list[tuple[Any, str]]] = {}
         for variable, label in named:
             groups.setdefault((variable.device, _is_resource(variable)), []).append((variable, label))
-        done = [
-            mpi_ops.broadcast_(
-                [variable for variable, _ in members],
-                root_rank,
-                name="broadcast_variables" if number == 0 else f"broadcast_variables_{number}",
-                process_set=process_set,
-                variable_names=[label for _, label in members],
-            )
-            for number, members in enumerate(groups.values())
-        ]
-        return None if _executing_eagerly() else tf.group(*tf.nest.flatten(done))
+        with tf.name_scope(scope_of_set("broadcast_variables", process_set)):
+            done = [
+                mpi_ops.broadcast_(
+                    [variable for variable, _ in members],
+                    root_rank,
+                    name=f"HorovodBroadcast_{number}",
+                    process_set=process_set,
+                    variable_names=[label for _, label in members],
+                )
+                for number, members in enumerate(groups.values())
+            ]
+            return None if _executing_eagerly() else tf.group(*tf.nest.flatten(done))
     assignments = []
-    with tf.name_scope("broadcast_variables"):
+    with tf.name_scope(scope_of_set("broadcast_variables", process_set)):
         for variable, label in named:
             name = f"HorovodBroadcast_{mpi_ops._normalize_name(label)}"
             value = mpi_ops.broadcast(variable, root_rank, name=name, process_set=process_set)

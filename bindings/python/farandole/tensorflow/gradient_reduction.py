@@ -9,7 +9,7 @@ ranks may differ in the order of their calls, and a call costs little for each g
 on. With `groups`, the gradients of a group wait for each other, in eager execution, too.
 
 **Names.** A gradient is called after the position and the label of its variable (`util.label_of`), in the scope of whoever reduces it. This
-is the same on all ranks if they hand in the same variables in the same order. With `use_generic_names` it is `grad_` and the position,
+is the same on all ranks if they hand in the same variables in the same order, wherever in a graph they do. With `use_generic_names` it is `grad_` and the position,
 and no scope counts.
 
 Invariant: ranks that are not in the process set, and those that are alone in it, send nothing and keep their gradients.
@@ -45,6 +45,7 @@ from farandole.tensorflow.util import (
     elastic_job,
     key_of,
     label_of,
+    scope_of_set,
     split_list,
 )
 
@@ -195,7 +196,7 @@ class GradientReduction:
             ignore_name_scope=generic,
         )
         results: list[Any] = [None] * len(tensors)
-        with tf.name_scope(f"{self.name}_Allreduce"):
+        with tf.name_scope(scope_of_set(f"{self.name}_Allreduce", self.process_set)):
             if self.groups is None:
                 for number, tensor in enumerate(tensors):
                     name = self._node_name(places[number], variables and variables[number], generic)

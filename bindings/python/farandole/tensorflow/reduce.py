@@ -127,12 +127,15 @@ def by_dtype(
     tensors: Sequence[Any], name: Optional[str], run: Callable[[list[Any], Optional[str]], Sequence[Any]]
 ) -> list[Any]:
     """Runs an operation on the tensors of each element type together; `run` gets them and their name."""
+    kinds = [tensor.dtype for tensor in tensors]
+    if kinds.count(kinds[0]) == len(kinds):
+        return list(run(list(tensors), name))
     positions: dict[Any, list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        positions.setdefault(tensor.dtype.base_dtype, []).append(position)
+    for position, kind in enumerate(kinds):
+        positions.setdefault(kind.base_dtype, []).append(position)
     results: list[Any] = [None] * len(tensors)
     for dtype, places in positions.items():
-        part_name = name if name is None or len(positions) == 1 else f"{name}_{dtype.name}"
+        part_name = None if name is None else f"{name}_{dtype.name}"
         outputs = run([tensors[place] for place in places], part_name)
         for place, output in zip(places, outputs):
             results[place] = output

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
-from farandole.tensorflow.util import as_written
+from farandole.tensorflow.util import as_written, scope_of_set
 
 __all__ = ["SyncBatchNormalization"]
 
@@ -38,11 +38,14 @@ def synchronized_moments(inputs: Any, axes: list[int], weights: Any, process_set
     weights: `None`, or a tensor of the shape of `inputs` with 1 for elements that count and 0 for others.
     """
 
+    scope = scope_of_set("SyncBatchNormalization", process_set)
+
     @tf.custom_gradient
     def moments(values: Any) -> Any:
         count, own_mean, own_variance = _own_moments(values, axes, weights)
         own = tf.concat([tf.reshape(part, [-1]) for part in (count, own_mean, own_variance)], axis=0)
-        gathered = mpi_ops.allgather(own[tf.newaxis, :], process_set=process_set)
+        with tf.name_scope(scope):
+            gathered = mpi_ops.allgather(own[tf.newaxis, :], name="HorovodAllgather_moments", process_set=process_set)
         channels = tf.size(own_mean)
         shape = tf.shape(own_mean)
         counts, means, variances = tf.split(gathered, [tf.size(count), channels, channels], axis=1)
@@ -54,7 +57,10 @@ def synchronized_moments(inputs: Any, axes: list[int], weights: Any, process_set
 
         def backward(mean_gradient: Any, variance_gradient: Any) -> Any:
             both = tf.concat([tf.reshape(mean_gradient, [-1]), tf.reshape(variance_gradient, [-1])], axis=0)
-            summed = mpi_ops._allreduce(both, op=mpi_ops.Sum, process_set=process_set)
+            with tf.name_scope(scope):
+                summed = mpi_ops._allreduce(
+                    both, name="HorovodAllreduce_moments", op=mpi_ops.Sum, process_set=process_set
+                )
             share = tf.math.divide_no_nan(tf.cast(1, values.dtype), total)
             by_mean, by_variance = (
                 _expanded(tf.reshape(part * share, shape), axes) for part in tf.split(summed, [channels, channels])

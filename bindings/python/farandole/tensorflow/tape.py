@@ -29,6 +29,8 @@ from farandole.tensorflow.util import VariableSet, as_written
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
     """The methods that a distributed tape has beside those of its own class."""
 
+    _recorder: Any
+    """The tape that was wrapped; whoever entered it leaves it."""
     _reduction: GradientReduction
     _local_sources: VariableSet
     process_set: ProcessSet
@@ -52,6 +54,10 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         if isinstance(use_generic_names, tf.UnconnectedGradients):
             # Whoever thinks of tf.GradientTape.gradient passes this as the fourth argument.
             use_generic_names, unconnected_gradients = False, use_generic_names
+        recorder = self._recorder
+        if recorder._recording and not recorder._persistent:
+            # Called in the block that records: as with TensorFlow's own tape, recording ends here.
+            recorder._pop_tape()
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(gradients)
         reduced = reduce_but_local(
@@ -121,8 +127,8 @@ def DistributedGradientTape(
     check_predivide(op, gradient_predivide_factor)
     tape: Any = object.__new__(_distributed_class(type(gradtape)))
     tape.__dict__.update(gradtape.__dict__)
-    # Whoever entered the tape leaves it; the new one shares the records only.
     tape._recording = False
+    tape._recorder = gradtape
     tape._reduction = GradientReduction(
         "DistributedGradientTape",
         device_dense,

@@ -114,6 +114,17 @@ def label_of(variable: Any) -> str:
     return _NUMBER_OF_LAYER.sub("", _NUMBER_OF_OUTPUT.sub("", name)) if name else "tensor"
 
 
+def scope_of_set(name: str, process_set: Any) -> str:
+    """A name scope for nodes of a process set, from the root of the graph, as `tf.name_scope` takes it.
+
+    A node's name is what ranks find each other's requests by. TensorFlow counts nodes of one name in one scope, so that all
+    ranks must make the same ones there. Ranks that are not in a set make none for it; so each set has a scope of its own. It begins at the
+    root, because scopes around may have numbers of layers in their names.
+    """
+    number = process_set.process_set_id
+    return f"{name}/" if number == 0 else f"{name}_set_{number}/"
+
+
 def split_list(entries: list[Any], parts: int) -> list[list[Any]]:
     """So many lists of neighbours, of lengths that differ by one at most, the longer ones first; empty ones are left out."""
     size, longer = divmod(len(entries), parts)

@@ -80,6 +80,25 @@ def test_a_rank_that_is_alone_in_its_set_normalises_its_own_batch(sets: list) ->
     )
 
 
+def test_a_rank_that_made_more_layers_than_others_is_understood() -> None:
+    if hvd.rank() == 0:
+        hvd.SyncBatchNormalization()
+    inputs = keras.Input((3,))
+    branches = [hvd.SyncBatchNormalization()(hvd.SyncBatchNormalization()(inputs)) for _ in range(2)]
+    model = keras.Model(inputs, keras.layers.Add()(branches))
+    batch = tf.fill([2, 3], float(hvd.rank()))
+
+    @tf.function
+    def step() -> tuple:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(batch, training=True) * batch)
+        return loss, *tape.gradient(loss, model.trainable_variables)
+
+    loss, *grads = step()
+    assert np.isfinite(loss) and len(grads) == 8
+    np.testing.assert_allclose(model.layers[1].moving_mean, np.full(3, 0.01 * (hvd.size() - 1) / 2), rtol=1e-4)
+
+
 def test_the_layer_survives_its_configuration() -> None:
     layer = hvd.SyncBatchNormalization(momentum=0.5, name="norm")
     again = hvd.SyncBatchNormalization.from_config(layer.get_config())

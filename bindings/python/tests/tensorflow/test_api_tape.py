@@ -164,6 +164,9 @@ def test_the_tape_may_be_wrapped_before_in_and_after_its_block() -> None:
         loss = weight * (hvd.rank() + 1.0)
     assert inside.gradient(loss, weight).numpy() == mean
     assert isinstance(inside, tf.GradientTape)
+    with tf.GradientTape() as tape:
+        loss = weight * (hvd.rank() + 1.0)
+        assert hvd.DistributedGradientTape(tape).gradient(loss, weight).numpy() == mean
 
 
 def test_subclasses_of_tapes_keep_their_methods() -> None:
@@ -238,6 +241,27 @@ def test_a_rank_that_made_more_layers_than_others_is_understood(function: bool) 
     grads = (tf.function(gradients) if function else gradients)()
     np.testing.assert_allclose(grads[0], np.full((3, 2), (hvd.size() + 1) / 2), rtol=1e-6)
     hvd.broadcast_variables(model.variables, root_rank=0)
+
+
+def test_nodes_of_a_set_that_some_ranks_make_do_not_shift_the_names_of_others(sets: list) -> None:
+    """TensorFlow numbers nodes of one name, and ranks that are not in a set make none for it."""
+    first = hvd.add_process_set([0, 1]) if hvd.size() > 2 else sets[1]
+    weight = tf.Variable(1.0)
+
+    @tf.function
+    def gradients() -> list:
+        results = []
+        for process_set in (first, hvd.global_process_set):
+            with tf.name_scope(f"model_{hvd.rank()}"), tf.GradientTape() as tape:
+                loss = weight * (hvd.rank() + 1.0)
+                results.append(hvd.DistributedGradientTape(tape, process_set=process_set).gradient(loss, weight))
+        return results
+
+    alone, together = gradients()
+    assert together.numpy() == (hvd.size() + 1) / 2
+    assert alone.numpy() == (sum(rank + 1 for rank in first.ranks) / first.size() if first.included() else hvd.rank() + 1)
+    if hvd.size() > 2:
+        hvd.remove_process_set(first)
 
 
 def test_generic_names_need_no_names_of_variables() -> None:
