@@ -160,10 +160,13 @@ class DistributedOptimizer3(Distributed):
     def _without_accumulators(self, do: Any) -> None:
         """Does something while accumulators are not among the variables."""
         state = self._farandole
-        ours = [] if state.accumulators is None else [*state.accumulators, state.counter]
+        if state.accumulators is None or not state.backend.STATELESS:
+            do()
+            return
+        ours = {id(variable) for variable in (*state.accumulators, state.counter)}
         variables: list[Any] = self._variables  # type: ignore[attr-defined]
         every = variables[:]
-        variables[:] = [variable for variable in every if not any(variable is one for one in ours)]
+        variables[:] = [variable for variable in every if id(variable) not in ours]
         try:
             do()
         finally:
