@@ -1,7 +1,7 @@
 """Errors of collectives that come back through a framework's graph.
 
-A collective inside of a compiled function fails as an error of the framework: `tf.errors.OpError` with the name of the op, or `JaxRuntimeError`.
-`translate` finds out whether a collective was the cause and says so with a `HorovodInternalError`.
+A collective inside of a compiled function fails as an error of the framework: one of `tf.errors`, which
+`farandole.tensorflow` can read, or `JaxRuntimeError`. `translate` finds out whether a collective was the cause and says so with a `HorovodInternalError`.
 
 Invariant: only errors of our operations are translated; others pass as they are.
 """
@@ -30,11 +30,9 @@ def note(error: BaseException) -> None:
 def translate(error: BaseException) -> Optional[HorovodInternalError]:
     """The error of a collective that is behind a framework's error, if one is."""
     global _callback_error
-    errors = sys.modules.get("tensorflow.python.framework.errors_impl")
-    if errors is not None and isinstance(error, errors.OpError):
-        text = str(error.message)
-        op = getattr(error.op, "type", "") if error.op is not None else ""
-        return HorovodInternalError(text) if any(mark in text + op for mark in ("Horovod", "Farandole")) else None
+    tensorflow_ops = sys.modules.get("farandole.tensorflow.mpi_ops")
+    if tensorflow_ops is not None and (cause := tensorflow_ops.internal_error(error)) is not None:
+        return cause  # type: ignore[no-any-return]
     if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _callback_error is not None:
         noted, _callback_error = _callback_error, None
         return noted if isinstance(noted, HorovodInternalError) else None
@@ -50,7 +48,7 @@ def translating(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except Exception as error:
             cause = translate(error)
-            if cause is None:
+            if cause is None or cause is error:
                 raise
             raise cause from error
 

@@ -103,7 +103,7 @@ Product = _basics.Product
 
 _keras: Any = tf.keras
 _backend = "tensorflow"
-if _keras.__version__.startswith("3") and _keras.backend.backend() != _backend:
+if _keras.backend.backend() != _backend:
     raise ImportError(
         f"farandole.tensorflow.keras needs Keras 3 on its tensorflow backend, not on {_keras.backend.backend()!r}; use farandole.keras there"
     )
