@@ -360,7 +360,10 @@ def check_best_model_checkpoint():
 
 
 def check_load_model():
-    """A saved model can be loaded with and without Farandole, and goes on as the one that was saved."""
+    """A saved model can be loaded with and without Farandole, and goes on as the one that was saved.
+
+    Keras 2 itself keeps no state of optimizers in SavedModel, nor that of legacy ones in `.keras`.
+    """
     x, y = own_batches()
     endings = [".keras", ".h5"] + ([""] if KERAS == 2 else [])
     for make in optimizers():
@@ -375,11 +378,14 @@ def check_load_model():
             loaded = [hvd.load_model(path) for path in paths]
             plain = [keras.models.load_model(path) for path in paths]
         assert all(type(other.optimizer) is kind for other in plain), [type(other.optimizer) for other in plain]
+        saved = model.get_weights()
         fit(model, x, y)
         for path, other in zip(paths, loaded):
             assert isinstance(other.optimizer, kind) and hasattr(other.optimizer, "register_local_var")
+            assert_close(other.get_weights(), saved, 0)
             fit(other, x, y)
-            assert_close(other.get_weights(), model.get_weights()), path
+            if path.suffix == ".h5" or (path.suffix == ".keras" and "legacy" not in kind.__module__):
+                assert_close(other.get_weights(), model.get_weights())
 
 
 def check_from_config():
@@ -402,7 +408,10 @@ def check_optimizer_with_state():
 
 
 def check_loss_scale():
-    """Ranks agree on skipping a step that is not finite on one of them, whoever wraps whom."""
+    """Ranks agree on skipping a step that is not finite on one of them, whoever wraps whom.
+
+    Keras 2 counts a skipped step as an iteration, which Adam looks at.
+    """
     x, y = own_batches()
     x = x.copy()
     if hvd.rank() == hvd.size() - 1:
@@ -418,6 +427,8 @@ def check_loss_scale():
             weights = model.get_weights()
             assert all(np.isfinite(weight).all() for weight in weights)
             assert_close(weights, [keras_numpy(hvd.broadcast(weight, 0)) for weight in weights], 0)
+            if KERAS == 2 and type(make()).__name__ == "Adam":
+                continue
             plain = compiled(make_model(), hvd.DistributedOptimizer(make()))
             keep = [*range(BATCH), *range(2 * BATCH, 3 * BATCH)]
             fit(plain, x[keep], y[keep])
@@ -470,17 +481,41 @@ def check_process_set():
     hvd.remove_process_set(evens)
 
 
+def die_in_fit(victim=1, after=6):
+    """A rank is killed inside of `fit`. The others' `fit` raises, names it, and does so soon."""
+    import signal
+    import time
+
+    from farandole.exceptions import HorovodInternalError
+
+    x, y = own_batches()
+    model = compiled(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    board = Path(os.environ["FARANDOLE_TEST_BOARD"])
+
+    class Die(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+            if hvd.rank() == victim and self.batches == after:
+                board.write_text(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        fit(model, x, y, epochs=1_000_000, callbacks=[Die()])
+    except HorovodInternalError as error:
+        seconds = time.monotonic() - float(board.read_text())
+        assert type(error) is HorovodInternalError and f"rank {victim}" in str(error), error
+        print(f"survived after {seconds:.3f} s: {error}", flush=True)
+
+
 CHECKS = {name: function for name, function in list(globals().items()) if name.startswith("check_")}
 
 
 def run(*names):
     """Runs checks, all if none is named, and says which went well."""
-    import time
-
     hvd.init(process_sets="dynamic")
     for name in names or CHECKS:
-        begin = time.monotonic()
         CHECKS[name]()
         if hvd.rank() == 0:
-            print(f"passed {name} {time.monotonic() - begin:.1f} s", flush=True)
-    hvd.shutdown()
+            print(f"passed {name}", flush=True)

@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, Optional
 
-from farandole import objects
+from farandole import _native, objects
 from farandole._keras import variables
+from farandole.elastic import ObjectState, refuse_to_run
 
 
 def run(func: Callable[..., Any]) -> NoReturn:
-    """Would run a function of a state again after ranks came or went."""
-    raise NotImplementedError(
-        "elastic.run is not there yet: Farandole runs jobs of a fixed size, and its elastic API is still to come. "
-        "Start the script without the elastic wrapper, from its last checkpoint if there is one."
-    )
+    """Refuses: jobs of changing size are not there yet."""
+    del func
+    refuse_to_run("elastic.run")
 
 
-class KerasState:
+class KerasState(ObjectState):
     """A model, its optimizer, and further values, which are attributes of the state.
 
     model: built, so that it has its weights.
@@ -35,64 +34,37 @@ class KerasState:
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self._backend = variables.backend_of(model)
-        self._names = list(kwargs)
-        self._reset_callbacks: list[Callable[[], None]] = []
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        self.save()
-
-    def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
-        """Functions for `on_reset`."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """The ranks of the job have changed."""
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
-
-    def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
-        """The hosts of the job are going to change. Does not happen in jobs of a fixed size."""
-
-    def check_host_updates(self) -> None:
-        """Interrupts training if the hosts have changed. They do not in jobs of a fixed size."""
-
-    def reset(self) -> None:
-        """For subclasses."""
-
-    def commit(self) -> None:
-        """Takes what `restore` will put back."""
-        self.save()
-        self.check_host_updates()
+        self._save_model()
+        super().__init__(bcast_object=objects.broadcast_object, get_rank=_native.rank, **kwargs)
 
     def _variables(self) -> tuple[list[Any], list[Any]]:
         variables.settled(self.model)
         return variables.of_model(self.model), variables.of_optimizer(self.optimizer)
 
-    def save(self) -> None:
-        """Copies the state."""
+    def _save_model(self) -> None:
         weights, state = self._variables()
         self._saved_weights = variables.values(weights, self._backend)
         self._saved_optimizer = variables.values(state, self._backend)
-        self._saved_values = {name: getattr(self, name) for name in self._names}
+
+    def save(self) -> None:
+        """Copies the state."""
+        self._save_model()
+        super().save()
 
     def restore(self) -> None:
-        """Puts the copies back. Variables that the optimizer has made since are left out."""
+        """Puts the copies back. Variables that the optimizer has made since are left as they are."""
         weights, state = self._variables()
         variables.assign(weights, self._saved_weights, self._backend)
         known = len(self._saved_optimizer)
         variables.assign(state[:known], self._saved_optimizer, self._backend)
-        for name, value in self._saved_values.items():
-            setattr(self, name, value)
+        super().restore()
 
     def sync(self) -> None:
         """Gives all ranks the state of rank 0."""
         weights, state = self._variables()
         variables.broadcast(weights + state, 0, self._backend, name="state")
-        told = objects.broadcast_object({name: getattr(self, name) for name in self._names}, 0, name="keras.state")
-        for name, value in told.items():
-            setattr(self, name, value)
-        self.save()
+        self._save_model()
+        super().sync()
 
 
 class CommitState:

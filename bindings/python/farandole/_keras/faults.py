@@ -28,11 +28,13 @@ def note(error: BaseException) -> None:
 
 
 def translate(error: BaseException) -> Optional[HorovodInternalError]:
-    """The error of a collective that is behind a framework's error, if one is."""
+    """The error of a collective that is behind a framework's error, if one is and it is not that error itself."""
     global _callback_error
+    if isinstance(error, HorovodInternalError):
+        return None
     tensorflow_ops = sys.modules.get("farandole.tensorflow.mpi_ops")
     if tensorflow_ops is not None and (cause := tensorflow_ops.internal_error(error)) is not None:
-        return cause  # type: ignore[no-any-return]
+        return HorovodInternalError(*cause.args)
     if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _callback_error is not None:
         noted, _callback_error = _callback_error, None
         return noted if isinstance(noted, HorovodInternalError) else None
@@ -48,7 +50,7 @@ def translating(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except Exception as error:
             cause = translate(error)
-            if cause is None or cause is error:
+            if cause is None:
                 raise
             raise cause from error
 
