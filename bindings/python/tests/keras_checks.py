@@ -133,6 +133,38 @@ def check_loop_is_the_joined_batch():
         assert_close(model.get_weights(), joined(make))
 
 
+def check_modes_of_execution():
+    """So does `fit` step by step without a graph, and with several steps in one call."""
+    x, y = own_batches()
+    make = optimizers()[0]
+    modes = [dict(run_eagerly=True)] + ([dict(steps_per_execution=2)] if BACKEND != "torch" else [])
+    for mode in modes:
+        model = compiled(make_model(), hvd.DistributedOptimizer(make()), **mode)
+        fit(model, x, y)
+        assert_close(model.get_weights(), joined(make))
+
+
+def check_embedding():
+    """Gradients of an embedding, which are sparse in TensorFlow: as they are, made dense, and added up."""
+    words = np.array([[0, 1], [2, 3], [1, 1], [4, 0]]) + hvd.rank()
+    targets = np.random.default_rng(3).normal(size=(4, 2, 3)).astype("float32")
+
+    def trained(optimizer, x, y, passes=1):
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 3)])
+        model.set_weights([np.random.default_rng(1).normal(size=(9, 3)).astype("float32")])
+        fit(compiled(model, optimizer), x, y, batch_size=len(x) // passes)
+        return model.get_weights()
+
+    everything = np.concatenate(hvd.allgather_object(words)), np.concatenate(hvd.allgather_object(targets))
+    expected = trained(keras.optimizers.SGD(1.0), *everything)
+    for options in (dict(), dict(sparse_as_dense=True)):
+        assert_close(trained(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options), words, targets), expected)
+    summing = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=True, sparse_as_dense=True
+    )
+    assert_close(trained(summing, words, targets, passes=2), expected)
+
+
 def check_settings_of_the_reduction():
     """Groups, factors, compression and sums."""
     x, y = own_batches()
