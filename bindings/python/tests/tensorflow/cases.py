@@ -1,7 +1,7 @@
-"""What the ranks contribute, what must come of it, worked out in plain NumPy, and the ways in which TensorFlow runs an operation.
+"""What the ranks contribute, what must come of it, worked out in NumPy, and the ways in which TensorFlow runs it.
 
-Every rank can make every other rank's contribution, so that each knows the right result without communication. Values are small integers: sums,
-products and averages over up to eight ranks are exact in every element type.
+Every rank can make every other rank's contribution, so that each knows the right result without communication. Values
+are small integers: sums, products and averages over up to eight ranks are exact in every element type.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs at least two ranks."""
+"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs two ranks or more."""
 
 import numpy as np
 import pytest

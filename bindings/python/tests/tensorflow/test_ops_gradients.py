@@ -1,8 +1,9 @@
 """Gradients of the collectives, against TensorFlow's own of the joined computation.
 
-In the joined computation one process has the tensors of all ranks, does with plain TensorFlow what the collective does, and adds up the ranks'
-losses. Horovod's rules give, for some collectives, the gradient of the mean of the losses (allgather, broadcast) or of the sum
-times the number of ranks (reducescatter); scripts are tuned to that, so it is what is asked for here.
+In the joined computation one process has the tensors of all ranks, does with plain TensorFlow what the collective does,
+and adds up the ranks' losses. Horovod's rules give, for some collectives, the gradient of the mean of the losses
+(allgather, broadcast) or of the sum times the number of ranks (reducescatter); scripts are tuned to that, so it is
+asked for here.
 """
 
 import numpy as np
@@ -55,7 +56,10 @@ def own_gradients(collective, mode, shapes, process_set):
 
 
 def joined_gradients(joined, shapes, process_set):
-    """The gradients of the sum of all ranks' losses with respect to this rank's tensors; `joined` maps all ranks' tensors to all outputs."""
+    """The gradients of the sum of all ranks' losses with respect to this rank's tensors.
+
+    `joined` maps all ranks' tensors to all ranks' outputs.
+    """
     tensors = {rank: [tf.constant(given(rank, shape)) for shape in shapes[rank]] for rank in process_set.ranks}
     with tf.GradientTape() as tape:
         tape.watch(tensors)
@@ -100,8 +104,9 @@ def test_allgather(mode, sets):
             return {rank: [tf.concat([one[i] for one in tensors.values()], 0) for i in range(2)] for rank in tensors}
 
         times = 1 / process_set.size()
-        check(mode, process_set, shapes, lambda ts: [hvd.allgather(t, process_set=process_set) for t in ts], joined, times)
-        check(mode, process_set, shapes, lambda ts: hvd.grouped_allgather(ts, process_set=process_set), joined, times)
+        own = dict(process_set=process_set)
+        check(mode, process_set, shapes, lambda ts: [hvd.allgather(t, **own) for t in ts], joined, times)
+        check(mode, process_set, shapes, lambda ts: hvd.grouped_allgather(ts, **own), joined, times)
 
 
 def test_broadcast(mode, sets):
@@ -118,7 +123,8 @@ def test_broadcast(mode, sets):
                 tape.watch(value)
                 loss = sum(loss_of(rank, tf.identity(value)) for rank in process_set.ranks)
             at_root = tape.gradient(loss, value).numpy() / process_set.size()
-            np.testing.assert_allclose(actual, at_root if hvd.rank() == root else np.zeros((4, 2)), rtol=1e-5, atol=1e-4)
+            expected = at_root if hvd.rank() == root else np.zeros((4, 2))
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_alltoall(mode, sets):
@@ -129,7 +135,8 @@ def test_alltoall(mode, sets):
 
         def joined(tensors):
             parts = {rank: tf.split(tensors[rank][0], splits[rank]) for rank in ranks}
-            return {rank: [tf.concat([parts[source][place] for source in ranks], 0)] for place, rank in enumerate(ranks)}
+            received = [tf.concat([parts[source][place] for source in ranks], 0) for place in range(len(ranks))]
+            return {rank: [output] for rank, output in zip(ranks, received)}
 
         def collective(tensors):
             return [hvd.alltoall(tensors[0], splits=splits[hvd.rank()], process_set=process_set)[0]]
@@ -162,7 +169,7 @@ def test_reducescatter(mode, op, sets):
 def test_types_of_gradients_are_those_of_the_tensors():
     for dtype in (tf.float16, tf.bfloat16, tf.float64):
         tensor = tf.ones((3, 2), dtype)
-        for collective in (hvd.allreduce, hvd.allgather, hvd.reducescatter, lambda t: hvd.broadcast(t, 0), hvd.allgather):
+        for collective in (hvd.allreduce, hvd.allgather, hvd.reducescatter, lambda t: hvd.broadcast(t, 0)):
             with tf.GradientTape() as tape:
                 tape.watch(tensor)
                 loss = tf.reduce_sum(collective(tensor))

@@ -43,7 +43,7 @@ def test_types_of_operations_are_horovods():
         hvd.join()
         nodes = {node.op: node for node in graph.as_graph_def().node if node.op.startswith("Horovod")}
     wanted = {
-        "HorovodAllreduce": {"T", "reduce_op", "prescale_factor", "postscale_factor", "ignore_name_scope", "process_set_id"},
+        "HorovodAllreduce": {"T", "reduce_op", "prescale_factor", "postscale_factor", "ignore_name_scope"},
         "HorovodGroupedAllreduce": {"T", "num_tensors", "reduce_op", "prescale_factor", "postscale_factor"},
         "HorovodAllgather": {"T", "ignore_name_scope", "process_set_id"},
         "HorovodGroupedAllgather": {"T", "num_tensors", "process_set_id"},
@@ -61,7 +61,8 @@ def test_types_of_operations_are_horovods():
 def test_ranks_may_have_operations_in_any_order_in_their_graphs():
     count = 60
     with tf.Graph().as_default():
-        asked = {i: hvd.allreduce(tf.constant(mine((i + 1,), seed=i)), op=hvd.Sum, name=f"order_{i}") for i in turned(count)}
+        given = [tf.constant(mine((i + 1,), seed=i)) for i in range(count)]
+        asked = {i: hvd.allreduce(given[i], op=hvd.Sum, name=f"order_{i}") for i in turned(count)}
         with tf.compat.v1.Session() as session:
             for _ in range(4):
                 for index, result in session.run(asked).items():
@@ -69,7 +70,7 @@ def test_ranks_may_have_operations_in_any_order_in_their_graphs():
 
 
 def test_ranks_may_run_independent_operations_in_any_order():
-    """Control dependencies make every rank start at another operation, one after the other being ready but not waiting."""
+    """Control dependencies have every rank start at another operation; none waits for the result of the one before."""
     count = 30
 
     @tf.function
@@ -83,7 +84,8 @@ def test_ranks_may_run_independent_operations_in_any_order():
         return [results[index] for index in range(count)]
 
     for _ in range(3):
-        all_same(compute([tf.constant(mine((i + 1,), seed=i)) for i in range(count)]), [total((i + 1,), i) for i in range(count)])
+        given = [tf.constant(mine((i + 1,), seed=i)) for i in range(count)]
+        all_same(compute(given), [total((i + 1,), i) for i in range(count)])
 
 
 def test_kinds_of_operations_may_be_mixed_in_any_order():
@@ -157,7 +159,11 @@ def test_autograph_makes_loops_and_branches_of_python():
 def test_cond_runs_one_branch():
     @tf.function
     def compute(which, tensor):
-        return tf.cond(which, lambda: hvd.allreduce(tensor, op=hvd.Sum), lambda: hvd.allreduce(tensor, op=hvd.Max) * 100.0)
+        return tf.cond(
+            which,
+            lambda: hvd.allreduce(tensor, op=hvd.Sum),
+            lambda: hvd.allreduce(tensor, op=hvd.Max) * 100.0,
+        )
 
     same(compute(tf.constant(True), tf.constant(mine((3,)))), total())
     largest = reduced(contributions(hvd.global_process_set, (3,)), hvd.Max)
@@ -191,7 +197,8 @@ def test_control_flow_of_tensorflow_1():
 def test_a_dataset_maps_with_a_collective():
     """`tf.data` runs functions on threads of its own."""
     rows = np.stack([mine((3,), seed=index) for index in range(6)])
-    dataset = tf.data.Dataset.from_tensor_slices(rows).map(lambda row: hvd.allreduce(row, op=hvd.Sum, name="mapped")).prefetch(2)
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    dataset = dataset.map(lambda row: hvd.allreduce(row, op=hvd.Sum, name="mapped")).prefetch(2)
     all_same(list(dataset.as_numpy_iterator()), [total(seed=index) for index in range(6)])
 
 
@@ -241,7 +248,7 @@ def test_name_scopes_count_unless_they_are_ignored():
 
 
 def test_operations_are_never_folded_or_merged():
-    """Two equal collectives on constants stay two: an optimizer of graphs that merged them on one rank would leave the others waiting."""
+    """Two equal collectives on constants stay two: if they were merged on one rank, the others would wait for it."""
 
     @tf.function
     def compute():

@@ -1,9 +1,10 @@
-"""Allgather, broadcast, alltoall and reducescatter: every element type, way of running and process set, against plain NumPy."""
+"""Allgather, broadcast, alltoall and reducescatter: every element type, way of running and process set, against NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import DTYPES, FLOATS, MODES, SHAPES, all_same, by_parity, contribution, contributions, mine, reduced, rows_of, run, same
+from cases import DTYPES, FLOATS, MODES, SHAPES, all_same, by_parity, contribution, contributions, mine, reduced
+from cases import rows_of, run, same
 
 import farandole.tensorflow as hvd
 
@@ -55,7 +56,8 @@ def test_broadcast_from_every_root(mode, sets):
         for root in process_set.ranks:
 
             def compute(tensors):
-                return [hvd.broadcast(t, root, name=f"from.{i}", process_set=process_set) for i, t in enumerate(tensors)]
+                how = dict(process_set=process_set)
+                return [hvd.broadcast(t, root, name=f"from.{i}", **how) for i, t in enumerate(tensors)]
 
             cases = [(shape, dtype) for dtype in DTYPES for shape in ((), (0, 3), (5, 2))]
             actual = run(mode, compute, [mine(*case) for case in cases])
@@ -85,7 +87,8 @@ def test_alltoall_with_splits(mode, sets):
             parts = []
             for source in ranks:
                 start = sum(sent(source, target) for target in ranks if target < hvd.rank())
-                parts.append(contribution(source, (everybody[source], 2), dtype)[start : start + sent(source, hvd.rank())])
+                theirs = contribution(source, (everybody[source], 2), dtype)
+                parts.append(theirs[start : start + sent(source, hvd.rank())])
             same(output, np.concatenate(parts))
             same(counts, received)
 
@@ -160,7 +163,8 @@ def test_a_strided_slice_and_a_transposed_tensor():
 
 def test_broadcast_of_what_differs_in_value_only_takes_the_roots():
     for root in range(hvd.size()):
-        same(hvd.broadcast(tf.fill((3,), float(by_parity(1, 2) + hvd.rank())), root), np.full(3, root + 1 + root % 2, np.float32))
+        given = tf.fill((3,), float(by_parity(1, 2) + hvd.rank()))
+        same(hvd.broadcast(given, root), np.full(3, root + 1 + root % 2, np.float32))
 
 
 def test_empty_groups_are_nothing_to_do():
