@@ -170,6 +170,17 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "BestModelCheckpoint": "(monitor='val_loss', verbose=0, mode='auto', save_freq='epoch')",
     },
     "horovod.keras.elastic": KERAS_ELASTIC,
+    "horovod._keras": {
+        "create_distributed_optimizer": "(keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, "
+        "gradient_predivide_factor, op, backward_passes_per_step=1, average_aggregated_gradients=False, groups=None, "
+        "process_set=global_process_set, scale_local_gradients=True)",
+        "allreduce": "(backend, value, name, average, prescale_factor, postscale_factor, op, compression)",
+        "allgather": "(backend, value, name)",
+        "broadcast": "(backend, value, root_rank, name)",
+        "reducescatter": "(backend, value, name, op)",
+        "broadcast_global_variables": "(backend, root_rank)",
+        "load_model": "(keras, wrap_optimizer, filepath, custom_optimizers, custom_objects, legacy_opts=False)",
+    },
 }
 
 SUBMODULES = [
@@ -205,7 +216,14 @@ for name in submodules:
     ours = importlib.import_module("farandole." + name)
     found["same"][name] = importlib.import_module("horovod." + name) is ours
     found["reached"][name] = getattr(importlib.import_module("horovod." + package), last) is ours
-import farandole.tensorflow
+import farandole.tensorflow, horovod._keras.callbacks, horovod._keras.elastic
+pairs = [(horovod._keras.callbacks, "callbacks"), (horovod._keras.elastic, "elastic")]
+found["parts"] = {
+    f"{package} {name}": issubclass(
+        getattr(importlib.import_module(f"horovod.{package}.{module}"), name.removesuffix("Impl")), getattr(parts, name)
+    )
+    for parts, module in pairs for name in parts.__all__ for package in ("keras", "tensorflow.keras")
+}
 found["set"] = hvd.global_process_set is farandole.tensorflow.global_process_set
 found["operations"] = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
 found["torch"] = "torch" in sys.modules
@@ -241,6 +259,11 @@ def test_submodules_are_farandoles_own(found: dict[str, Any]) -> None:
     assert found["same"] == dict.fromkeys(SUBMODULES, True)
     assert found["reached"] == dict.fromkeys(SUBMODULES, True)
     assert found["set"]
+
+
+def test_callbacks_are_made_of_the_parts_that_both_packages_share(found: dict[str, Any]) -> None:
+    assert len(found["parts"]) == 14
+    assert all(found["parts"].values()), found["parts"]
 
 
 def test_operations_have_horovods_numbers(found: dict[str, Any]) -> None:
