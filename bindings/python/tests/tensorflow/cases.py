@@ -43,7 +43,12 @@ MODES = {"eager": eager, "function": function, "graph": graph}
 def run(mode, compute, arrays):
     """What `compute` makes of tensors with these values, as arrays: a list if it returns one."""
     results = MODES[mode](compute, [np.asarray(array) for array in arrays])
-    return tf.nest.map_structure(np.asarray, results)
+    return tf.nest.map_structure(array_of, results)
+
+
+def array_of(value):
+    """The array in a tensor or a variable; sessions return arrays, and numbers for scalars."""
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
 def contribution(rank, shape, dtype=np.float32, seed=0):
@@ -104,11 +109,12 @@ def rows_of(process_set, array, place=None):
 
 def same(actual, expected):
     """Fails unless two arrays are equal in type, shape and value; averages of floats may differ by a rounding."""
-    actual = np.asarray(actual)
+    actual = array_of(actual)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     if is_float(actual.dtype):
-        rounding = float(tf.experimental.numpy.finfo(actual.dtype).eps)
+        # NumPy does not know bfloat16, which has seven bits after the leading one.
+        rounding = 2.0**-7 if actual.dtype == BFLOAT16 else float(np.finfo(actual.dtype).eps)
         np.testing.assert_allclose(wide(actual), wide(expected), rtol=2 * rounding, atol=0)
     else:
         np.testing.assert_array_equal(actual, expected)

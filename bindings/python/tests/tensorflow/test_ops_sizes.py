@@ -34,14 +34,11 @@ def test_process_sets(mode, sets):
         assert [int(value) for value in actual] == [process_set.size(), 1]
 
 
-def test_a_set_that_this_rank_is_not_in():
-    others = [rank for rank in range(hvd.size()) if rank != 0]
-    process_set = hvd.add_process_set(others)
-    try:
-        included = hvd.process_set_included_op(process_set.process_set_id)
-        assert int(included) == (1 if hvd.rank() in others else 0)
-    finally:
-        hvd.remove_process_set(process_set)
+def test_sets_that_this_rank_is_in_and_others(mode, sets):
+    ranks_of = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
+    assert any(hvd.rank() not in ranks for ranks in ranks_of.values())
+    actual = run(mode, lambda _: [hvd.process_set_included_op(number) for number in ranks_of], [])
+    assert [int(value) for value in actual] == [int(hvd.rank() in ranks) for ranks in ranks_of.values()]
 
 
 def test_a_set_that_does_not_exist():
