@@ -1,8 +1,9 @@
 //! The Python side: its environment, its module, its tests.
 //!
 //! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its types and runs the tests:
-//! `tests/single` in one process, `tests/parallel` as jobs of two and of four ranks. The package is never installed into `.venv`; Python
-//! finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
+//! `tests/single` in one process, `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of four ranks. Every framework is
+//! installed; one that cannot be fails the chore. The package is never installed into `.venv`; Python finds it through
+//! `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +15,12 @@ use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::tools::target_dir;
 
-/// The requirements besides PyTorch, with the versions we have tried.
-const REQUIREMENTS: &str = "bindings/python/requirements.txt";
+/// The requirements besides PyTorch, with the versions we have tried, and pip's flags for them.
+const REQUIREMENTS: [(&str, &[&str]); 2] = [
+    ("bindings/python/requirements.txt", &[]),
+    // Without what they ask for themselves; the file says why.
+    ("bindings/python/requirements-alone.txt", &["--no-deps"]),
+];
 
 /// Where the package lies.
 const PACKAGE: &str = "bindings/python";
@@ -33,8 +38,19 @@ sys.exit(not all(w.specifier.contains(metadata.version(w.name)) for w in wanted)
 /// outside of them.
 const JOB_DEADLINE: &str = "900";
 
-/// How many ranks the parallel tests run with.
-const JOB_SIZES: [&str; 2] = ["2", "4"];
+/// The folders of tests, each with how many ranks run it; without ranks it is one process and no job.
+const SUITES: [(&str, Option<&str>); 5] = [
+    ("single", None),
+    ("parallel", Some("2")),
+    ("parallel", Some("4")),
+    ("tensorflow", Some("2")),
+    ("tensorflow", Some("4")),
+];
+
+/// Ranks share the cores of this machine; threads of each for all of them would only be in each other's way. TensorFlow has two pools:
+/// one thread for arithmetic, and two that run operations, so that independent ones can overlap.
+const THREADS: [(&str, &str); 3] =
+    [("OMP_NUM_THREADS", "1"), ("TF_NUM_INTRAOP_THREADS", "1"), ("TF_NUM_INTEROP_THREADS", "2")];
 
 /// What `cargo xtask python` is asked to do.
 #[derive(Debug, Default, PartialEq)]
@@ -96,11 +112,14 @@ pub(crate) fn python() -> PathBuf {
 pub(crate) fn make_environment() -> Result<()> {
     peers::install_torch().context("installing PyTorch")?;
     let python = python();
-    if Shell::new(&python).words(&["-c", ARE_THERE, REQUIREMENTS]).read().is_ok() {
-        return Ok(());
+    for (file, flags) in REQUIREMENTS {
+        if Shell::new(&python).words(&["-c", ARE_THERE, file]).read().is_err() {
+            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+            let install = Shell::new(&python).words(&pip).words(flags).words(&["--requirement", file]);
+            install.run().with_context(|| format!("installing what {file} asks for"))?;
+        }
     }
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", REQUIREMENTS];
-    Shell::new(&python).words(&pip).run().map(drop)
+    Ok(())
 }
 
 /// Builds the command, and the module into the package's folder.
@@ -133,11 +152,10 @@ fn check_types() -> Result<()> {
 fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
     let mut total = Tally::default();
     let mut empty = Vec::new();
-    let jobs = JOB_SIZES.iter().map(|size| Some(*size));
-    for size in [None].into_iter().chain(jobs) {
-        let tally = pytest(built, size, choice)?;
+    for (folder, ranks) in SUITES {
+        let tally = pytest(built, folder, ranks, choice)?;
         if tally.passed == 0 {
-            empty.push(size.map_or("the single tests".to_owned(), |size| format!("the jobs of {size} ranks")));
+            empty.push(ranks.map_or(format!("tests/{folder}"), |ranks| format!("tests/{folder} on {ranks} ranks")));
         }
         total += tally;
     }
@@ -147,29 +165,33 @@ fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
     Ok(total)
 }
 
-/// Runs the tests of one folder: in this process, or as a job of `size` ranks.
-fn pytest(built: &Built, size: Option<&str>, choice: Option<&str>) -> Result<Tally> {
+/// Runs the tests of one folder: in one process, or as a job of so many ranks.
+fn pytest(built: &Built, folder: &str, ranks: Option<&str>, choice: Option<&str>) -> Result<Tally> {
     let (python, command) = (python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
-    let folder = format!("{PACKAGE}/tests/{}", if size.is_some() { "parallel" } else { "single" });
+    let folder = format!("{PACKAGE}/tests/{folder}");
     let shell = Shell::new("timeout").words(&["--kill-after=10", JOB_DEADLINE]);
-    let shell = match size {
-        Some(size) => shell.words(&[&command, "run", "-np", size]),
+    let shell = match ranks {
+        Some(ranks) => shell.words(&[&command, "run", "-np", ranks]),
         None => shell,
     };
     let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=5", &folder]);
-    if size.is_some() {
+    if ranks.is_some() {
         // A rank that goes on after a failure would wait for others in tests that they do not run any more.
         shell = shell.words(&["--exitfirst"]);
     }
     if let Some(choice) = choice {
         shell = shell.words(&["-k", choice]);
     }
+    for (name, value) in THREADS {
+        shell = shell.env(name, value);
+    }
     shell
         .env("PYTHONPATH", built.package.to_string_lossy())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("FARANDOLE_COMMAND", command)
-        // Ranks share the cores of this machine; threads of each for all of them would only be in each other's way.
-        .env("OMP_NUM_THREADS", "1")
+        // TensorFlow says on every start what it is built for, and that oneDNN's sums depend on their order; errors still show.
+        .env("TF_CPP_MIN_LOG_LEVEL", "2")
+        .env("TF_ENABLE_ONEDNN_OPTS", "0")
         // oneDNN's kernels for bfloat16 use AMX where the processor names it; in some virtual machines that is SIGILL.
         .env("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
         .run()

@@ -7,7 +7,7 @@ exception or a handle that one library got from `horovod` can be given to anothe
 Two ways lead here: `farandole run --horovod` puts the folder above this one on the path of its ranks, and the
 distribution in `bindings/horovod` installs it.
 
-Not there yet: collectives on TensorFlow's tensors, Keras, MXNet, Spark, Ray and the elastic API.
+Not there yet: MXNet, Spark, Ray and the elastic API.
 """
 
 import os

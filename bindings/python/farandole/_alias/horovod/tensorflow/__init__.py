@@ -1,84 +1,43 @@
-"""`horovod.tensorflow`, as far as it needs no TensorFlow: who takes part in the job, and process sets.
+"""`horovod.tensorflow`: what Horovod exports to TensorFlow scripts, name by name, from `farandole.tensorflow`.
 
-Collectives on TensorFlow's tensors are not there yet. Reaching for one of Horovod's other names here raises an
-`ImportError` that says so; nothing pretends to work. TensorFlow itself is neither needed nor imported.
+The submodules that scripts import by themselves (`mpi_ops`, `functions`, `compression`, `util`, …) are Farandole's own modules under
+these names. Without TensorFlow the import fails and says what to install.
 """
 
-from typing import NoReturn
+import importlib.util
 
-from horovod.tensorflow import mpi_ops
-from horovod.tensorflow.mpi_ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
+if importlib.util.find_spec("tensorflow") is None:
+    raise ImportError(f"{__name__} needs TensorFlow, which is not installed for this Python: pip install tensorflow")
+
+from farandole.tensorflow import *  # noqa: E402, F403 -- what it exports is the list, and a test knows it by heart
+from farandole.basics import handle_average_backwards_compatibility  # noqa: E402, F401
+from horovod.common.util import check_extension, gpu_available, split_list  # noqa: E402, F401
+from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: E402, F401
+from horovod.tensorflow import (  # noqa: E402
+    compression,
+    elastic,
+    functions,
+    gradient_aggregation,
+    gradient_aggregation_eager,
+    mpi_ops,
+    sync_batch_norm,
+    util,
 )
 
-# What Horovod exports beside these names. A name that Horovod does not have either is an ordinary AttributeError.
-_NOT_THERE_YET = {
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
-    "SyncBatchNormalization",
-    "BroadcastGlobalVariablesHook",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
-}
+# Horovod's modules share these with each other through the package; its tests and some scripts use them.
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper  # noqa: E402, F401
+from horovod.tensorflow.mpi_ops import _allreduce, _grouped_allreduce  # noqa: E402, F401
+from horovod.tensorflow.util import (  # noqa: E402, F401
+    _cache,
+    _executing_eagerly,
+    _make_subgraph,
+    refs_to_vars,
+    vars_to_refs,
+)
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _NOT_THERE_YET:
-        raise ImportError(
-            f"horovod.tensorflow.{name} is not there yet: Farandole has no TensorFlow front end so far, only "
-            "initialisation, ranks and process sets. horovod.torch has all collectives."
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _check_has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU; `horovod.common.util.gpu_available("tensorflow")` asks this."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))

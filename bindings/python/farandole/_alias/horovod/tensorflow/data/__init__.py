@@ -1,0 +1,1 @@
+"""`horovod.tensorflow.data`: the modules `compute_service` and `compute_worker`, Farandole's own."""
