@@ -182,7 +182,7 @@ def test_a_study_takes_the_benchmark_of_networks_as_its_command(tmp_path: pathli
     header, line = (row.split(",") for row in (tmp_path / "study" / "study.csv").read_text().splitlines())
     found = dict(zip(header, line, strict=True))
     assert found["model"] == "alexnet" and found["ranks"] == "2", found
-    assert float(found["throughput"]) > 0, found
+    assert float(found["per_s"]) > 0 and found["unit"] == "images", found
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
