@@ -25,6 +25,7 @@ mod scope;
 mod shell;
 mod startup;
 mod tally;
+mod tf_bench;
 mod tidy;
 mod times;
 mod tools;
@@ -44,7 +45,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 23] = [
+const CHORES: [Chore; 24] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
@@ -77,6 +78,11 @@ const CHORES: [Chore; 23] = [
         name: "torch-bench",
         summary: "gradients in PyTorch, against PyTorch's own way [words for the script]",
         run: torch_bench::run,
+    },
+    Chore {
+        name: "tf-bench",
+        summary: "gradients in TensorFlow, against tf.distribute's own way [words for the script]",
+        run: tf_bench::run,
     },
     Chore {
         name: "train-bench",

@@ -13,11 +13,14 @@ import pytest
 from jobs import PACKAGE, command
 
 EXAMPLES = pathlib.Path(__file__).parents[4] / "examples" / "python"
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("pytorch_*.py"))
+#: The others are no examples, but what these import.
+SCRIPTS = sorted(path.name for prefix in ("pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py"))
 
 pytestmark = pytest.mark.timeout(120)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+# TensorFlow says much at its start, and takes threads for all cores in every rank.
+ENVIRONMENT.update(TF_CPP_MIN_LOG_LEVEL="2", TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
 
 def run_example(name: str, *flags: str) -> str:
@@ -34,13 +37,24 @@ def numbers(pattern: str, text: str) -> list[float]:
     return [float(number) for number in found]
 
 
+def fit_lines(wanted: list[str], lines: list[str]) -> None:
+    assert len(lines) == len(wanted), lines
+    for pattern, line in zip(wanted, lines):
+        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+
+
 def test_there_is_an_example_for_each_of_these() -> None:
     assert SCRIPTS == [
+        "keras_mnist.py",
         "pytorch_adasum.py",
         "pytorch_mnist.py",
         "pytorch_process_sets.py",
         "pytorch_resnet50.py",
         "pytorch_synthetic_benchmark.py",
+        "tensorflow2_mnist.py",
+        "tensorflow2_synthetic_benchmark.py",
+        "tensorflow_benchmark.py",
+        "tensorflow_mnist_v1.py",
     ]
 
 
@@ -54,7 +68,6 @@ def test_mnist_learns_to_read() -> None:
 
 
 def test_the_synthetic_benchmark_speaks_as_horovods() -> None:
-    lines = run_example("pytorch_synthetic_benchmark.py", "-s").splitlines()
     wanted = [
         r"Model: resnet18",
         r"Batch size: 4",
@@ -66,9 +79,7 @@ def test_the_synthetic_benchmark_speaks_as_horovods() -> None:
         r"Img/sec per CPU: \d+\.\d \+-\d+\.\d",
         r"Total img/sec on 2 CPU\(s\): \d+\.\d \+-\d+\.\d",
     ]
-    assert len(lines) == len(wanted), lines
-    for pattern, line in zip(wanted, lines):
-        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+    fit_lines(wanted, run_example("pytorch_synthetic_benchmark.py", "-s").splitlines())
 
 
 def test_resnet50_trains_on_synthetic_images_and_continues_from_its_checkpoint(tmp_path: pathlib.Path) -> None:
@@ -111,11 +122,74 @@ def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
     assert adapted < averaged, output
 
 
+def test_tensorflow_with_a_loop_of_its_own_learns_to_read_and_saves_once(tmp_path: pathlib.Path) -> None:
+    output = run_example("tensorflow2_mnist.py", "--short", "--checkpoint", str(tmp_path))
+    accuracies = numbers(r"Test accuracy: ([\d.]+)%", output)
+    assert len(accuracies) == 2 and accuracies[-1] > 80, output
+    assert (tmp_path / "mnist-1.index").exists()
+
+
+def test_keras_learns_to_read_with_fit() -> None:
+    output = run_example("keras_mnist.py", "--short")
+    assert "Backend: tensorflow\n" in output
+    (accuracy,) = numbers(r"Test accuracy: ([\d.]+)%", output)
+    assert accuracy > 80, output
+
+
+def test_a_graph_of_tensorflow_1_learns_to_read() -> None:
+    (accuracy,) = numbers(r"Test accuracy: ([\d.]+)%", run_example("tensorflow_mnist_v1.py", "--short"))
+    assert accuracy > 80
+
+
+def test_tensorflows_synthetic_benchmark_speaks_as_horovods() -> None:
+    wanted = [
+        r"Model: MobileNet",
+        r"Batch size: 4",
+        r"Number of CPUs: 2",
+        r"Running warmup\.\.\.",
+        r"Running benchmark\.\.\.",
+        r"Iter #0: \d+\.\d img/sec per CPU",
+        r"Iter #1: \d+\.\d img/sec per CPU",
+        r"Img/sec per CPU: \d+\.\d \+-\d+\.\d",
+        r"Total img/sec on 2 CPU\(s\): \d+\.\d \+-\d+\.\d",
+    ]
+    fit_lines(wanted, run_example("tensorflow2_synthetic_benchmark.py", "-s").splitlines())
+
+
+def test_the_benchmark_of_networks_speaks_as_tf_cnn_benchmarks() -> None:
+    flags = ["--model", "googlenet", "--variable_update=horovod", "--num_intra_threads", "1", "--short"]
+    lines = run_example("tensorflow_benchmark.py", *flags).splitlines()
+    for line in ["Model:       googlenet", "Batch size:  4 global", "             2 per device", "Variables:   horovod"]:
+        assert line in lines, lines
+    step = r"{}\timages/sec: \d+\.\d \+/- \d+\.\d \(jitter = \d+\.\d\)\t\d+\.\d+"
+    wanted = [
+        "Done warm up",
+        "Step\tImg/sec\ttotal_loss",
+        *(step.format(number) for number in [1, 2, 4, 6]),
+        "-{64}",
+        r"total images/sec: \d+\.\d\d",
+        "-{64}",
+    ]
+    fit_lines(wanted, lines[lines.index("Done warm up") :])
+
+
+def test_a_study_takes_the_benchmark_of_networks_as_its_command(tmp_path: pathlib.Path) -> None:
+    script = f"{sys.executable} {EXAMPLES / 'tensorflow_benchmark.py'} --short --model {{model}}"
+    flags = ["--ranks", "2", "--models", "alexnet", "--batch", "2", "--repeats", "1", "--out", str(tmp_path / "study")]
+    words = [command(), "study", "models", *flags, "--command", script]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    header, line = (row.split(",") for row in (tmp_path / "study" / "study.csv").read_text().splitlines())
+    found = dict(zip(header, line, strict=True))
+    assert found["model"] == "alexnet" and found["ranks"] == "2", found
+    assert float(found["per_s"]) > 0 and found["unit"] == "images", found
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_example_explains_itself(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, because five of them would spend their time on importing PyTorch."""
+    """In this process, because each of them would spend its time on importing PyTorch or TensorFlow."""
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
