@@ -146,6 +146,8 @@ pub(crate) enum Push {
     Ringing,
     /// The pusher is about to wait and will drive if it can.
     Quiet,
+    /// The pusher has more to push, and wakes somebody after the last.
+    Later,
 }
 
 impl Baton {
@@ -164,9 +166,18 @@ impl Baton {
         after
     }
 
-    /// Hands an order to the driver that is told the time, and wakes the worker if nobody drives.
-    pub(crate) fn push_stamped(&self, order: impl FnOnce(u64) -> Order) {
-        if self.intake.push_stamped(now_ns, order) == After::Ring {
+    /// As [`Baton::push`], for an order that is told the time.
+    pub(crate) fn push_stamped(&self, order: impl FnOnce(u64) -> Order, push: Push) -> After {
+        let after = self.intake.push_stamped(now_ns, order);
+        if after == After::Ring && push == Push::Ringing {
+            self.bell.ring();
+        }
+        after
+    }
+
+    /// Wakes the worker after quiet pushes that found the driver asleep, for a pusher that does not drive.
+    pub(crate) fn make_up_for(&self, after: After) {
+        if after == After::Ring {
             self.bell.ring();
         }
     }

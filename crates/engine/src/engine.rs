@@ -251,28 +251,36 @@ impl Engine {
         CompletionQueue::new(Arc::clone(&self.shared))
     }
 
-    /// Hands a request in whose outcome comes out of a queue of this engine, with this key.
-    ///
-    /// # Errors
-    /// As [`Engine::submit_returning`]; then nothing comes out of the queue.
+    /// Hands requests in whose outcomes come out of a queue of this engine: the first with this key, the others with those that follow it.
+    /// Whoever drives is woken once, after the last. Returns those that were refused, by their place; nothing comes out of the queue for them.
     pub fn submit_to(
         &self,
         queue: &CompletionQueue,
-        key: u64,
-        submission: Submission,
-    ) -> std::result::Result<(), Box<Returned>> {
-        let name_id = match self.enter(&submission) {
-            Ok(name_id) => name_id,
-            Err(error) => return Err(Returned::of(submission, error)),
-        };
-        // Before the push: the driver may be quicker than we are.
-        let sleeper = queue.queue().owe();
-        let push = if sleeper == Sleeper::Counted { Push::Quiet } else { Push::Ringing };
-        let after = self.hand_over(submission, name_id, Recipient::Queue(Arc::clone(queue.queue()), key), push);
-        if sleeper == Sleeper::Counted {
-            queue.queue().wake(after);
+        first_key: u64,
+        submissions: impl ExactSizeIterator<Item = Submission>,
+    ) -> Vec<(usize, Box<Returned>)> {
+        let mut refused = Vec::new();
+        let mut all = After::Nothing;
+        // Before the first push: a driver may be quicker than we are.
+        let sleeper = queue.queue().owe(submissions.len());
+        for (place, submission) in submissions.enumerate() {
+            let name_id = match self.enter(&submission) {
+                Ok(name_id) => name_id,
+                Err(error) => {
+                    refused.push((place, Returned::of(submission, error)));
+                    continue;
+                }
+            };
+            let recipient = Recipient::Queue(Arc::clone(queue.queue()), first_key + place as u64);
+            let after = self.hand_over(submission, name_id, recipient, Push::Later);
+            all = if after == After::Ring { after } else { all };
         }
-        Ok(())
+        queue.queue().take_back(refused.len());
+        match sleeper {
+            Sleeper::Drives => queue.queue().wake(all),
+            Sleeper::None => self.shared.baton.make_up_for(all),
+        }
+        refused
     }
 
     fn push(&self, submission: Submission, push: Push) -> std::result::Result<(Ticket, After), Box<Returned>> {
@@ -299,12 +307,12 @@ impl Engine {
         let name = Arc::clone(&request.name);
         let mut pending = Pending { name, mark, promise: Owed::new(recipient), input, output };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
-        if push == Push::Ringing && self.recorder.is_on() {
-            self.shared.baton.push_stamped(|time_ns| {
+        if push != Push::Quiet && self.recorder.is_on() {
+            let stamped = |time_ns| {
                 pending.mark.time_ns = Some(time_ns);
                 Order::Submit { group, request, pending }
-            });
-            return After::Nothing;
+            };
+            return self.shared.baton.push_stamped(stamped, push);
         }
         self.shared.baton.push(Order::Submit { group, request, pending }, push)
     }

@@ -7,13 +7,14 @@
 //!
 //! Invariant: every request that was accepted leaves exactly one completion, with its memory, whatever becomes of the engine.
 //!
-//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are under way: a
-//! queue that is owed nothing lets it sleep, and leaves the baton alone.
+//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are under way, and not
+//! while they come in a *burst*: calls that follow each other closely, such as those of a graph with hundreds of gradients. Whoever drives
+//! would then stop for every callback and compete with those who submit; the worker takes many requests at a time.
 //!
-//! - *first request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly and signals it:
+//! - *single request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly and signals it:
 //!   it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the thread rings if it
 //!   finds the baton taken (*just too late*, in `baton`).
-//! - *more requests*: the thread drives, or somebody else does. Pushes ring if the driver is asleep, as for tickets.
+//! - *burst*: pushes ring if the driver is asleep, as for tickets. The worker drives, and the thread sleeps until something is done.
 //! - *completion from another driver*: the thread sleeps because somebody else drives. That one puts the completion in
 //!   and signals.
 //! - *end*: [`CompletionQueue::close`] lets the thread go once nothing is owed any more.
@@ -21,7 +22,7 @@
 //! What is deliberately not here: what a completion means to the framework.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::baton::Awaited;
 use crate::error::Result;
@@ -65,6 +66,10 @@ impl CompletionQueue {
                 Taken::Owed(after) => {
                     self.shared.baton.wait(&*self.queue, None, after, None);
                 }
+                Taken::Burst(after) => {
+                    self.shared.baton.make_up_for(after);
+                    self.queue.sleep(None);
+                }
             }
         }
     }
@@ -89,15 +94,23 @@ impl std::fmt::Debug for CompletionQueue {
 enum Taken {
     Some,
     Owed(After),
+    Burst(After),
     Over,
 }
+
+/// Calls that follow each other sooner than this belong to one burst: an executor that comes to the next of many ready nodes takes a few
+/// microseconds, a layer of a backward pass mostly longer than this.
+const BURST_GAP: Duration = Duration::from_micros(300);
+
+/// A burst of so many calls, or one that follows on such a burst, is left to the worker.
+const BURST_CALLS: u32 = 8;
 
 /// Whether a thread slept on the queue because nothing was owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleeper {
-    /// It did, and must be told of the first request: [`Queue::wake`].
-    Counted,
-    /// It did not.
+    /// It did, and must be told of the first request, to drive: [`Queue::wake`].
+    Drives,
+    /// It did not, or the worker is to drive.
     None,
 }
 
@@ -119,14 +132,43 @@ struct State {
     /// Whether a quiet push found the driver asleep and nobody has looked after it since.
     must_ring: bool,
     closed: bool,
+    /// When the last call came, how many came closely one after the other until then, and in the burst before.
+    last_call: Option<Instant>,
+    calls: u32,
+    calls_before: u32,
+}
+
+impl State {
+    /// Says whether a call that comes now belongs to a burst, or probably begins one.
+    fn note_call(&mut self, now: Instant) -> bool {
+        if self.last_call.is_none_or(|last| now.saturating_duration_since(last) > BURST_GAP) {
+            self.calls_before = std::mem::take(&mut self.calls);
+        }
+        self.last_call = Some(now);
+        self.calls = self.calls.saturating_add(1);
+        self.is_burst()
+    }
+
+    fn is_burst(&self) -> bool {
+        self.calls.max(self.calls_before) >= BURST_CALLS
+    }
 }
 
 impl Queue {
-    /// A request is about to be handed in.
-    pub(crate) fn owe(&self) -> Sleeper {
+    /// One call is about to hand so many requests in.
+    pub(crate) fn owe(&self, requests: usize) -> Sleeper {
         let mut state = lock(&self.state);
-        state.owed += 1;
-        if state.owed == 1 && state.sleepers > 0 { Sleeper::Counted } else { Sleeper::None }
+        let was_owed = state.owed;
+        state.owed += requests;
+        let burst = state.note_call(Instant::now());
+        if was_owed == 0 && requests > 0 && state.sleepers > 0 && !burst { Sleeper::Drives } else { Sleeper::None }
+    }
+
+    /// So many requests were refused and leave no completion.
+    pub(crate) fn take_back(&self, requests: usize) {
+        if requests > 0 {
+            lock(&self.state).owed -= requests;
+        }
     }
 
     /// The first request has been pushed quietly, and the push said this.
@@ -167,7 +209,8 @@ impl Queue {
         if state.owed == 0 {
             return Taken::Over;
         }
-        Taken::Owed(if std::mem::take(&mut state.must_ring) { After::Ring } else { After::Nothing })
+        let after = if std::mem::take(&mut state.must_ring) { After::Ring } else { After::Nothing };
+        if state.is_burst() { Taken::Burst(after) } else { Taken::Owed(after) }
     }
 }
 

@@ -120,6 +120,11 @@ def _executing_eagerly() -> bool:
     return _context.executing_eagerly()
 
 
+def _as_tensor(tensor: Any) -> Any:
+    """A tensor, or what can become one."""
+    return tensor if isinstance(tensor, ops.EagerTensor) else ops.convert_to_tensor(tensor)
+
+
 def _set_id(process_set: ProcessSet) -> int:
     process_set_id = process_set.process_set_id
     if process_set_id is None:
@@ -171,7 +176,7 @@ def _flat(attrs: dict[str, Any], eager_name: str) -> tuple[Any, ...]:
 def _collective(op_type: str, tensor: Any, name: Optional[str], attrs: dict[str, Any]) -> Any:
     """Runs an op on one tensor, or makes a node of it. Returns its output."""
     if _context.executing_eagerly():
-        return _run_eagerly(op_type, name, (ops.convert_to_tensor(tensor),), _flat(attrs, name or op_type))
+        return _run_eagerly(op_type, name, (_as_tensor(tensor),), _flat(attrs, name or op_type))
     if name is None:
         name = f"{op_type}_{_normalize_name(_name_of(tensor))}"
     return _add_to_graph(op_type, name, {"tensor": tensor}, {**attrs, "eager_name": ""}).outputs[0]
@@ -183,7 +188,7 @@ def _grouped(op_type: str, tensors: Sequence[Any], name: Optional[str], attrs: d
     if not tensors:
         return []
     if _context.executing_eagerly():
-        inputs = [ops.convert_to_tensor(tensor) for tensor in tensors]
+        inputs = [_as_tensor(tensor) for tensor in tensors]
         return list(_run_eagerly(op_type, name, (inputs,), _flat(attrs, name or op_type)))
     if name is None:
         name = _normalize_name(f"{op_type}_{_name_of(tensors[0])}_{_name_of(tensors[-1])}")
@@ -287,7 +292,7 @@ def _matched(tensors: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], l
 
 
 def _many(op_type: str, tensors: list[Any], names: list[str], attrs: dict[str, Any]) -> list[Any]:
-    inputs = [ops.convert_to_tensor(tensor) for tensor in tensors]
+    inputs = [_as_tensor(tensor) for tensor in tensors]
     return list(_run_eagerly(op_type, None, (inputs,), ("tensor_names", names, *_flat(attrs, op_type))))
 
 
@@ -363,7 +368,7 @@ def alltoall(
     attrs = _scope(ignore_name_scope, process_set)
     rows = tf.constant([], dtype=tf.int32) if splits is None else tf.cast(tf.convert_to_tensor(splits), tf.int32)
     if _context.executing_eagerly():
-        pair = (ops.convert_to_tensor(tensor), rows)
+        pair = (_as_tensor(tensor), rows)
         outputs = _run_eagerly("HorovodAlltoall", name, pair, _flat(attrs, name or "HorovodAlltoall"))
     else:
         node_name = name or f"HorovodAlltoall_{_normalize_name(_name_of(tensor))}"

@@ -13,16 +13,17 @@
 
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use farandole::{Completion, CompletionQueue, Outcome, Returned, Submission};
 
-use super::api::{Opaque, Status, api};
+use super::api::{Opaque, Status, UNKNOWN, api};
 use super::done::{self, Done};
 use super::kernel::Kernel;
-use super::status::Refusal;
+use super::status::{INTERNAL_ERROR, Refusal};
 use crate::world::Job;
 
 type Answer = Result<Outcome, Box<Returned>>;
@@ -106,10 +107,10 @@ pub(crate) fn end() -> impl FnOnce(Duration) {
 /// # Safety
 /// What TensorFlow passes to such a kernel.
 pub(crate) unsafe fn compute_async(kernel: *const Kernel, context: Opaque, callback: Opaque) {
-    // SAFETY: promised by the caller, here and below.
-    let caller_waits = unsafe { (*kernel).caller_waits };
-    let done = if caller_waits { None } else { unsafe { Done::copy(callback) } };
+    // SAFETY: promised by the caller.
+    let done = unsafe { if (*kernel).caller_waits { None } else { Done::copy(callback) } };
     let Some(done) = done else {
+        // SAFETY: promised by the caller; nothing of the call is in use when it has been computed.
         unsafe {
             compute(kernel, context);
             done::run_original(callback);
@@ -134,7 +135,7 @@ pub(crate) unsafe fn compute(kernel: *const Kernel, context: Opaque) {
     let site = Site { kernel, context };
     // SAFETY: promised by the caller; nothing of the call is in use when it is over.
     unsafe {
-        if let Err(refusal) = carry_out(site) {
+        if let Err(refusal) = guarded(|| carry_out(site)) {
             site.fail(&refusal);
         }
     }
@@ -144,17 +145,20 @@ pub(crate) unsafe fn compute(kernel: *const Kernel, context: Opaque) {
 /// As for [`compute`].
 unsafe fn carry_out(site: Site) -> Result<(), Refusal> {
     let (current, job) = current()?;
-    // SAFETY: promised by the caller, here and below.
+    // SAFETY: promised by the caller.
     let kernel = unsafe { &*site.kernel };
     if kernel.kind.is_local() {
+        // SAFETY: promised by the caller.
         return unsafe { kernel.answer_locally(&job, site.context) };
     }
+    // SAFETY: promised by the caller: the call is over after all memory has been given back, below.
     let submissions = unsafe { kernel.submissions(&job, site.context)? };
     let tickets = job.world.engine().submit_quietly(submissions);
     // Whoever ends the job waits until nobody has it.
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.
     let answers = tickets.wait_returning();
+    // SAFETY: the call is not over.
     unsafe { settle(site, answers, &current.job) }
 }
 
@@ -170,7 +174,7 @@ unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
         let calls = current.calls(&job)?;
         Ok((calls, job, submissions))
     };
-    let (calls, job, submissions) = match prepare() {
+    let (calls, job, submissions) = match guarded(prepare) {
         Ok(prepared) => prepared,
         Err(refusal) => return Err((refusal, done)),
     };
@@ -186,7 +190,7 @@ pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal
         let submissions = make(&job)?;
         Ok((calls, job, submissions))
     };
-    match prepare() {
+    match guarded(prepare) {
         Ok((calls, job, submissions)) => calls.hand_in(&job, submissions, End::Program(tell)),
         Err(refusal) => tell(Err(refusal)),
     }
@@ -244,11 +248,9 @@ impl Calls {
             return call.finish(&self.job);
         }
         let slot = lock(&self.table).enter(call);
-        for (index, submission) in submissions.into_iter().enumerate() {
-            let key = u64::from(slot) << 32 | index as u64;
-            if let Err(returned) = job.world.engine().submit_to(&self.queue, key, submission) {
-                self.answer(Completion { key, result: Err(returned) });
-            }
+        let first_key = u64::from(slot) << 32;
+        for (index, returned) in job.world.engine().submit_to(&self.queue, first_key, submissions.into_iter()) {
+            self.answer(Completion { key: first_key | index as u64, result: Err(returned) });
         }
     }
 
@@ -307,7 +309,7 @@ impl Call {
             End::Kernel(site, done) => {
                 // SAFETY: the callback runs below.
                 unsafe {
-                    if let Err(refusal) = settle(site, answers, job) {
+                    if let Err(refusal) = guarded(|| settle(site, answers, job)) {
                         site.fail(&refusal);
                     }
                 }
@@ -315,6 +317,16 @@ impl Call {
             }
         }
     }
+}
+
+/// A panic of ours must not unwind into TensorFlow, and the op must end.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let words =
+            panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text = format!("{INTERNAL_ERROR}farandole has a bug: {}", words.unwrap_or("it panicked"));
+        Err(Refusal { code: UNKNOWN, text })
+    })
 }
 
 pub(super) fn current() -> Result<(Arc<Current>, Arc<Job>), Refusal> {

@@ -137,13 +137,16 @@ impl Kernel {
         if let Some(submission) = self.submission_without_memory() {
             return Ok(vec![submission]);
         }
-        // SAFETY: promised by the caller, here and below.
+        // SAFETY: promised by the caller.
         let splits = if self.kind == Kind::Alltoall { unsafe { read_splits(context)? } } else { None };
         let collective = self.collective(job, splits)?;
-        let mut submissions = (0..self.members.len())
-            .map(|index| unsafe { self.submission(context, index, collective.clone()) })
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut submissions = Vec::with_capacity(self.members.len());
+        for index in 0..self.members.len() {
+            // SAFETY: promised by the caller. TensorFlow refuses an index that is too large.
+            submissions.push(unsafe { self.submission(context, index, collective.clone())? });
+        }
         if !self.caller_waits {
+            // SAFETY: promised by the caller.
             let iteration = unsafe { iteration(context) };
             submissions.iter_mut().for_each(|submission| name_iteration(&mut submission.request, iteration));
         }
@@ -166,7 +169,7 @@ impl Kernel {
     }
 
     /// # Safety
-    /// As for [`Kernel::submissions`]; `index` is below the number of inputs.
+    /// As for [`Kernel::submissions`].
     unsafe fn submission(&self, context: Opaque, index: usize, collective: Collective) -> Result<Submission, Refusal> {
         let number = index as c_int;
         // SAFETY: promised by the caller.
@@ -214,16 +217,18 @@ impl Kernel {
     pub(crate) unsafe fn put_result(&self, context: Opaque, index: usize, mut outcome: Outcome) -> Result<(), Refusal> {
         if self.kind == Kind::Join {
             let last = outcome.last_joined.map_or(-1, |rank| rank.0 as i32);
-            // SAFETY: promised by the caller, here and below.
+            // SAFETY: promised by the caller.
             return unsafe { put_numbers(context, 0, None, &[last]) };
         }
         if self.kind.is_in_place() || self.kind == Kind::Barrier {
             return Ok(());
         }
         let region = outcome.output.take().expect("invariant: results of their own size bring their memory");
+        // SAFETY: promised by the caller.
         unsafe { put_region(context, index as c_int, &outcome.shape, region)? };
         if self.kind == Kind::Alltoall {
             let received: Vec<i32> = outcome.received_splits.iter().map(|&rows| rows as i32).collect();
+            // SAFETY: promised by the caller.
             unsafe { put_numbers(context, 1, Some(received.len()), &received)? };
         }
         Ok(())

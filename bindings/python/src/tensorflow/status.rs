@@ -16,6 +16,9 @@ use crate::world::Job;
 /// The beginning of every text that says that the job cannot go on.
 pub(crate) const INTERNAL_ERROR: &str = "HorovodInternalError: ";
 
+/// What the ranks are told if the splits of one of them are wrong. Horovod finds it before it asks the others: wrong use.
+const WRONG_SPLITS: [&str; 3] = ["splits not provided", "Number of entries in splits", "Sum of splits entries"];
+
 /// Why an op is not carried out.
 #[derive(Debug)]
 pub(crate) struct Refusal {
@@ -48,6 +51,11 @@ impl From<&EngineError> for Refusal {
         match error {
             EngineError::ShutDown | EngineError::Failed(_) | EngineError::TimedOut { .. } => {
                 Refusal { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") }
+            }
+            EngineError::Refused { explanation, .. }
+                if WRONG_SPLITS.iter().any(|words| explanation.contains(words)) =>
+            {
+                Refusal::wrong_use(text)
             }
             EngineError::Refused { .. } | EngineError::Forked => Refusal { code: FAILED_PRECONDITION, text },
             _ => Refusal::wrong_use(text),

@@ -109,7 +109,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
     if kernel.kind.is_local() {
         let (_current, job) = calls::current()?;
         let number = kernel.local_number(&job)?;
-        return write_numbers(&results[0], &[number as i32]);
+        return write_numbers(&results[0], &[number]);
     }
     let future = call.promise();
     let shared = Arc::new((kernel, results));
