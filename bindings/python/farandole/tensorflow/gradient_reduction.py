@@ -172,7 +172,6 @@ class GradientReduction:
                 slices = grouped_allgather_slices(
                     [tensors[place] for place in sparse],
                     self.op,
-                    self.prescale_factor * self.postscale_factor,
                     f"{self.name}_Allreduce/slices",
                     self.process_set,
                     ignore_name_scope=True,
@@ -190,23 +189,27 @@ class GradientReduction:
             device_sparse=self.device_sparse,
             compression=self.compression,
             op=self.op,
-            prescale_factor=self.prescale_factor,
-            postscale_factor=self.postscale_factor,
             process_set=self.process_set,
             ignore_name_scope=generic,
         )
+        # For slices, which are not added up on the way, the two factors cancel each other.
+        scaling = dict(prescale_factor=self.prescale_factor, postscale_factor=self.postscale_factor)
         results: list[Any] = [None] * len(tensors)
         with tf.name_scope(scope_of_set(f"{self.name}_Allreduce", self.process_set)):
             if self.groups is None:
                 for number, tensor in enumerate(tensors):
                     name = self._node_name(places[number], variables and variables[number], generic)
-                    results[number] = allreduce(tensor, name=name, **terms)
+                    factors = {} if isinstance(tensor, tf.IndexedSlices) else scaling
+                    results[number] = allreduce(tensor, name=name, **terms, **factors)
                 return results
             for group_number, members in enumerate(self._members(len(tensors), variables)):
                 name = f"grad_{group_number}" if generic else f"HorovodGroupedAllreduce_{group_number}"
-                outputs = grouped_allreduce([tensors[member] for member in members], name=name, **terms)
-                for member, output in zip(members, outputs):
-                    results[member] = output
+                sparse = [member for member in members if isinstance(tensors[member], tf.IndexedSlices)]
+                dense = [member for member in members if member not in sparse]
+                for part, part_name, factors in ((dense, name, scaling), (sparse, f"{name}_slices", {})):
+                    outputs = grouped_allreduce([tensors[member] for member in part], name=part_name, **terms, **factors)
+                    for member, output in zip(part, outputs):
+                        results[member] = output
         return results
 
     @staticmethod

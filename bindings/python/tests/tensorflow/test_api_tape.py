@@ -77,6 +77,7 @@ def distributed_gradients(model: Model, function: bool, **options: object) -> li
         {"groups": 2},
         {"groups": 2, "sparse_as_dense": True},
         {"gradient_predivide_factor": 4.0},
+        {"gradient_predivide_factor": 4.0, "groups": 1},
         {"device_dense": "/cpu:0", "device_sparse": "/cpu:0"},
     ],
 )
