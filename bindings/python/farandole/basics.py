@@ -284,8 +284,8 @@ def _check_covers_job(comm: Any) -> None:
 basics = HorovodBasics()
 
 
-def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool]) -> int:
-    """The operation that a call means that may still use the old parameter `average`."""
+def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool], stacklevel: int = 3) -> int:
+    """The operation that a call means that may still use the old parameter `average`. `stacklevel` says how far up the script is."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -293,6 +293,8 @@ def handle_average_backwards_compatibility(op: Optional[int], average: Optional[
     if average is None:
         return HorovodBasics.Average
     warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning, stacklevel=3
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+        DeprecationWarning,
+        stacklevel=stacklevel,
     )
     return HorovodBasics.Average if average else HorovodBasics.Sum

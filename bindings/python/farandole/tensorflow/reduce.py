@@ -34,6 +34,10 @@ from farandole.tensorflow.mpi_ops import Adasum, Average, Sum
 from farandole.tensorflow.util import as_written, is_keras_variable, static_size
 
 
+# Between the functions of this module and their caller stands the wrapper of `as_written`.
+_SCRIPT = 4
+
+
 def on_device(device: str) -> Any:
     """`tf.device`, if there is a name of one."""
     return tf.device(device) if device else contextlib.nullcontext()
@@ -73,7 +77,7 @@ def allreduce(
     tensor: a `tf.Tensor`, a variable, or `tf.IndexedSlices`, of which every rank may have another number of slices. The module's
     text describes the other arguments. Differentiable.
     """
-    op = handle_average_backwards_compatibility(op, average)
+    op = handle_average_backwards_compatibility(op, average, _SCRIPT)
     if isinstance(tensor, tf.IndexedSlices):
         check_sparse(op, prescale_factor, postscale_factor)
         with on_device(device_sparse):
@@ -160,7 +164,7 @@ def grouped_allreduce(
     Dense and sparse tensors and element types may be mixed. Returns a list. Differentiable."""
     if not tensors:
         return tensors
-    op = handle_average_backwards_compatibility(op, average)
+    op = handle_average_backwards_compatibility(op, average, _SCRIPT)
     results: list[Any] = [None] * len(tensors)
     sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
