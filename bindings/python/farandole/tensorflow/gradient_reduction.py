@@ -31,7 +31,6 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.mpi_ops import Average
 from farandole.tensorflow.reduce import (
     allreduce,
-    by_dtype,
     check_sparse,
     grouped_allgather_slices,
     grouped_allreduce,
@@ -146,39 +145,45 @@ class GradientReduction:
 
     def _at_once(self, tensors: list[Any], names: list[str]) -> list[Any]:
         """Reduces gradients that are all there, without making them wait for each other."""
-        dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+        sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+        if not sparse:
+            return self._dense_at_once(tensors, names)
+        check_sparse(self.op)
         results: list[Any] = [None] * len(tensors)
+        dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
         if dense:
-            with on_device(self.device_dense):
-                pairs = [self.compression.compress(tensors[place]) for place in dense]
-                outputs = by_dtype(
-                    [compressed for compressed, _ in pairs],
-                    f"{self.name}_Allreduce/grads",
-                    lambda part, part_name: mpi_ops._grouped_allreduce(
-                        part,
-                        name=part_name,
-                        op=self.op,
-                        prescale_factor=self.prescale_factor,
-                        postscale_factor=self.postscale_factor,
-                        process_set=self.process_set,
-                    ),
-                )
-                for place, output, (_, context) in zip(dense, outputs, pairs):
-                    results[place] = self.compression.decompress(output, context)
-        if len(dense) < len(tensors):
-            check_sparse(self.op)
-            sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
-            with on_device(self.device_sparse):
-                slices = grouped_allgather_slices(
-                    [tensors[place] for place in sparse],
-                    self.op,
-                    f"{self.name}_Allreduce/slices",
-                    self.process_set,
-                    ignore_name_scope=True,
-                )
-            for place, output in zip(sparse, slices):
+            outputs = self._dense_at_once([tensors[place] for place in dense], [names[place] for place in dense])
+            for place, output in zip(dense, outputs):
                 results[place] = output
+        with on_device(self.device_sparse):
+            slices = grouped_allgather_slices(
+                [tensors[place] for place in sparse],
+                self.op,
+                f"{self.name}_Allreduce/slices",
+                self.process_set,
+                ignore_name_scope=True,
+            )
+        for place, output in zip(sparse, slices):
+            results[place] = output
         return results
+
+    def _dense_at_once(self, tensors: list[Any], names: list[str]) -> list[Any]:
+        with on_device(self.device_dense):
+            if self.compression is Compression.none:
+                return self._submitted(tensors, names)
+            pairs = [self.compression.compress(tensor) for tensor in tensors]
+            outputs = self._submitted([compressed for compressed, _ in pairs], names)
+            return [self.compression.decompress(output, context) for output, (_, context) in zip(outputs, pairs)]
+
+    def _submitted(self, tensors: list[Any], names: list[str]) -> list[Any]:
+        return mpi_ops._allreduce_many(
+            tensors,
+            names,
+            op=self.op,
+            prescale_factor=self.prescale_factor,
+            postscale_factor=self.postscale_factor,
+            process_set=self.process_set,
+        )
 
     def _in_graph(
         self, tensors: list[Any], places: Sequence[int], variables: Optional[Sequence[Any]], generic: bool
