@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.tensorflow import gradient_reduction
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -85,6 +86,25 @@ def test_gradients_are_those_of_the_joined_batch(function: bool, options: dict) 
     model = Model()
     for _ in range(2):
         assert_same(distributed_gradients(model, function, **options), joined(model))
+
+
+def test_small_gradients_of_a_graph_share_operations_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_reduction, "_SHARED_SPAN", 8)
+    shapes = [[3]] * 10 + [[200, 200], [5], [300, 100], [7]]
+    variables = [tf.Variable(tf.fill(shape, float(place))) for place, shape in enumerate(shapes)]
+    variables.append(tf.Variable(tf.constant([1.0], tf.float64)))
+
+    @tf.function
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.cast(variable, tf.float32) ** 2) for variable in variables]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    for variable, grad in zip(variables, gradients()):
+        np.testing.assert_allclose(grad, 2 * variable.numpy() * (hvd.size() + 1) / 2, rtol=1e-6)
+    kinds = [node.type for node in gradients.get_concrete_function().graph.get_operations()]
+    assert kinds.count("HorovodAllreduce") == 3  # The two large ones, and the only one of its type.
+    assert kinds.count("HorovodGroupedAllreduce") == 2
 
 
 @pytest.mark.parametrize("function", [False, True])
