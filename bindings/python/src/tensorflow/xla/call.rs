@@ -105,12 +105,14 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
         let text = format!("a program that was compiled with another version of farandole asks for \"{words}\"");
         Refusal { code: INVALID_ARGUMENT, text }
     })?;
-    let (operands, results) = (call.operands(), call.results());
+    let (operands, mut results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
         let (_current, job) = calls::current()?;
         let number = kernel.local_number(&job)?;
         return write_numbers(&results[0], &[number as i32]);
     }
+    // The last is the turn, which has no value.
+    results.pop();
     let future = call.promise();
     let shared = Arc::new((kernel, results));
     let kept = Arc::clone(&shared);
