@@ -48,6 +48,8 @@ def test_every_op_takes_every_element_type(dtype):
         return [
             mpi_ops._allreduce(tensor, op=reduction, name="reduced"),
             mpi_ops._grouped_allreduce([tensor, tensor[0]], op=reduction, name="group"),
+            mpi_ops._allreduce_many([tensor, tensor[0]], ["many.0", "many.1"], op=reduction),
+            mpi_ops._broadcast_many([tensor, tensor[0]], ["sent.0", "sent.1"], root),
             mpi_ops.allgather(tensor, name="gathered"),
             mpi_ops.grouped_allgather([tensor, uneven], name="gathered_group"),
             mpi_ops.broadcast(tensor, root, name="broadcast"),
@@ -125,8 +127,8 @@ def test_many_collectives_in_one_program_whatever_the_ranks_do_meanwhile():
         # Long enough for XLA to run calls at the same time, and with a chain in it whose memory XLA uses again.
         chain, results = tf.ones([16, 16]), []
         for index, tensor in enumerate(tensors):
-            results.append(mpi_ops._allreduce(tensor * 2, name=f"many.{index}"))
-            if index % 4 == 0:
+            results.append(mpi_ops._allreduce(tensor, name=f"many.{index}"))
+            if index % 20 == 0:
                 chain = tf.linalg.matmul(chain, tf.reshape(tensor[:256], [16, 16])) / 16
                 results.append(mpi_ops._allreduce(chain, name=f"chain.{index}"))
         return results
@@ -246,6 +248,14 @@ def test_a_step_with_the_tape_and_a_sparse_gradient_trains_like_the_joined_batch
     expected = train(lambda tape: tape, False, everyone.reshape(5, -1))
     for result, value in zip(got, expected, strict=True):
         np.testing.assert_allclose(result, value, rtol=1e-5)
+
+
+def test_variables_are_broadcast():
+    variables = [tf.Variable(own([3, 2])), tf.Variable(own([2], tf.int64, seed=1))]
+    compiled(lambda: mpi_ops.broadcast_(variables, hvd.size() - 1, name="variables"))()
+    for variable in variables:
+        values = mpi_ops.allgather(variable[tf.newaxis], name="everyone").numpy()
+        assert (values == values[-1]).all()
 
 
 def test_keras_fit_with_jit_compile():

@@ -69,7 +69,8 @@ pub(super) fn attributes(kernel: &Kernel) -> String {
     let Kernel { kind, name, members, group, op, prescale, postscale, root, .. } = kernel;
     let (op_name, count) = (op_name(*kind), members.len());
     let (prescale, postscale) = (prescale.to_bits(), postscale.to_bits());
-    let words = format!("{op_name} {} {} {prescale:x} {postscale:x} {root} {count} {name}", group.0, *op as u8);
+    let names = if kind.is_many() { members.join("\n") } else { name.to_string() };
+    let words = format!("{op_name} {} {} {prescale:x} {postscale:x} {root} {count} {names}", group.0, *op as u8);
     let mut text = format!("{{{ATTRIBUTE} = \"");
     for byte in words.bytes() {
         match byte {
@@ -94,7 +95,10 @@ fn read(words: &str) -> Option<Kernel> {
     let root = words.next()?.parse().ok()?;
     let count = words.next()?.parse().ok()?;
     let name = words.next()?;
-    let members = Kernel::names_of_members(kind, name, count);
+    let members = match kind.is_many() {
+        true => name.split('\n').map(Arc::from).collect(),
+        false => Kernel::names_of_members(kind, name, count),
+    };
     Some(Kernel { kind, caller_waits: false, name: name.into(), members, group, op, prescale, postscale, root })
 }
 
