@@ -42,6 +42,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from farandole import _native, basics, marks, phases
 from farandole.marks import BACKWARD, CHECKPOINT, EVALUATION, FORWARD, INPUT_WAIT, INPUT_WORK, OPTIMIZER_STEP, TRAINING_STEP
+from farandole.tensorflow import sessions, tape
 
 _TRAINS, _DIFFERENTIATES, _EVALUATES = "trains", "differentiates", "evaluates"
 
@@ -103,6 +104,7 @@ def watch() -> None:
         _watch_tapes()
         _watch_checkpoints()
         marks.replace(tf.compat.v1.train.Optimizer, "apply_gradients", optimizer_step)
+        sessions.watch(_watch, _step_done)
     _watch_keras()
 
 
@@ -136,7 +138,10 @@ def optimizer_step(applying: Callable[..., Any]) -> Callable[..., Any]:
             _watch.traced(_TRAINS)
             if _watch.function is not None and not hasattr(_watch.function, _FUNCTION_OPTIMIZER):
                 setattr(_watch.function, _FUNCTION_OPTIMIZER, ref(optimizer))
-            return applying(optimizer, *args, **kwargs)
+            update = applying(optimizer, *args, **kwargs)
+            if _watch.function is None:
+                sessions.note_update(update)
+            return update
         if not _watch.calls.get(OPTIMIZER_STEP):
             _watch.training_begins()
             _watch.turn_to(None)
@@ -243,6 +248,8 @@ def _watch_tapes() -> None:
     marks.replace(tf.GradientTape, "__enter__", entering)
     marks.replace(tf.GradientTape, "__exit__", leaving)
     marks.replace(tf.GradientTape, "gradient", backward_pass)
+    # Its collectives belong to the backward pass.
+    marks.replace(tape._DistributedGradientTape, "gradient", backward_pass)
 
 
 def backward_pass(differentiating: Callable[..., Any]) -> Callable[..., Any]:
