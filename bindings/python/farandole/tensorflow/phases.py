@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, Optional
 from weakref import ReferenceType, ref
@@ -39,6 +38,7 @@ from weakref import ReferenceType, ref
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import op_def_library
 
 from farandole import _native, basics, marks, phases
 from farandole.marks import BACKWARD, CHECKPOINT, EVALUATION, FORWARD, INPUT_WAIT, INPUT_WORK, OPTIMIZER_STEP, TRAINING_STEP
@@ -315,20 +315,24 @@ def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
 
 def _batch_in_graph(following: Callable[[Any], Any], iterator: Any) -> Any:
     """Asks for a batch in a function that is being traced: with an op before and one behind it."""
-    mark = _mark_op()
-    if mark is None or _watch.function is None:
+    if _watch.function is None or not _watch.here():
         return following(iterator)
-    with tf.control_dependencies([mark(phase=INPUT_WAIT, begins=True)]):
+    with tf.control_dependencies([_mark(INPUT_WAIT, begins=True)]):
         batch = following(iterator)
     tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if isinstance(tensor, tf.Tensor)]
     with tf.control_dependencies(tensors):
-        mark(phase=INPUT_WAIT, begins=False)
+        _mark(INPUT_WAIT, begins=False)
     return batch
 
 
-def _mark_op() -> Optional[Callable[..., Any]]:
-    """The op that marks a phase of the thread that trains from wherever TensorFlow runs it."""
-    return getattr(sys.modules.get("farandole.tensorflow.mpi_ops"), "_mark", None)
+def _mark(phase: str, begins: bool) -> Any:
+    """An op in the graph of the function that is being traced, which marks a phase of the thread that trains."""
+    _, _, node, _ = op_def_library._apply_op_helper("FarandoleMark", phase=phase, begins=begins)
+    dependencies = getattr(node.graph, "experimental_acd_manager", None)
+    if dependencies is not None:
+        # It comes before or behind what control dependencies say, and in no order with anything else.
+        dependencies.run_independently(node)
+    return node
 
 
 def _watch_checkpoints() -> None:

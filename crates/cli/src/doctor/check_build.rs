@@ -72,7 +72,10 @@ mod tests {
         }
         assert!(table.contains("[X] PyTorch        (2.6.0, farandole.torch)"), "{table}");
         assert!(table.contains("[ ] TensorFlow     (too old: 2.9.1 < 2.12)"), "{table}");
-        assert!(table.contains("[X] Keras          (3.15.1, farandole.keras on torch (or tensorflow, jax))"), "{table}");
+        assert!(
+            table.contains("[X] Keras          (3.15.1, farandole.keras on torch (or tensorflow, jax))"),
+            "{table}"
+        );
         assert!(table.contains("[ ] MXNet          (there is no front end for it yet)"), "{table}");
         assert!(table.contains("[ ] JAX            (0.5.0 is installed; there is no front end for it yet)"), "{table}");
         assert!(table.contains("[X] Burn") && table.contains("[X] Candle"), "{table}");

@@ -154,7 +154,11 @@ const FRAMEWORKS: [&str; 6] = ["torch", "tensorflow", "keras", "jax", "mxnet", "
 fn front_ends(known: &Known) -> Finding {
     let why = "Scripts import one of them, or run under the name horovod with `farandole run --horovod`.";
     let (mut usable, mut others, mut fixes) = (Vec::new(), Vec::new(), Vec::new());
-    for (framework, standing) in standings(Some(known)) {
+    // The package itself is spoken of once.
+    let is_there = known.packages.contains_key("farandole");
+    let mut with_package = known.clone();
+    with_package.packages.entry("farandole".to_owned()).or_default();
+    for (framework, standing) in standings(Some(&with_package)) {
         let package = framework.package;
         match standing {
             Standing::Usable(_, front_end) => usable.push(front_end),
@@ -165,9 +169,15 @@ fn front_ends(known: &Known) -> Finding {
             Standing::Unusable(reason) => others.push(format!("{package}: {reason}")),
         }
     }
-    let can = if usable.is_empty() { "none can be used".to_owned() } else { format!("{} can be used", usable.join(", ")) };
+    let can = match (usable.join(", "), is_there) {
+        (usable, _) if usable.is_empty() => "none can be used".to_owned(),
+        (usable, true) => format!("{usable} can be used"),
+        (usable, false) => {
+            fixes.insert(0, "`pip install farandole`.".to_owned());
+            format!("{usable} could be used, but the package farandole is not installed")
+        }
+    };
     let found = if others.is_empty() { can } else { format!("{can}; {}", others.join("; ")) };
-    fixes.dedup();
     match fixes.as_slice() {
         [] => Finding::ok(Group::Python, "front-ends", found, why),
         fixes => Finding::note(Group::Python, "front-ends", found, why).with_fix(fixes.join(" ")),
@@ -261,12 +271,14 @@ mod tests {
             known(&[("torch", "2.6.0"), ("tensorflow", "2.21.0"), ("keras", "3.15.1"), ("farandole", "1.0.0")]);
         with_keras.keras_backend = "tensorflow".to_owned();
         let good = front_ends(&with_keras);
-        let usable = "farandole.tensorflow, farandole.torch, farandole.keras on tensorflow (or torch) can be used; mxnet: ";
+        let usable =
+            "farandole.tensorflow, farandole.torch, farandole.keras on tensorflow (or torch) can be used; mxnet: ";
         assert!(good.found.starts_with(usable), "{}", good.found);
         assert_eq!(good.state, State::Ok);
         let without = front_ends(&known(&[("torch", "2.6.0"), ("tensorflow", "2.9.0")]));
         assert_eq!(without.state, State::Note);
-        assert!(without.found.contains("tensorflow: too old: 2.9.0 < 2.12"), "{}", without.found);
+        let could = "farandole.torch could be used, but the package farandole is not installed; tensorflow: too old: 2.9.0 < 2.12";
+        assert!(without.found.starts_with(could), "{}", without.found);
         let fix = without.fix.unwrap();
         assert!(fix.contains("pip install farandole") && fix.contains("tensorflow>=2.12"), "{fix}");
         let nothing = front_ends(&known(&[("jax", "0.5.0"), ("farandole", "1.0.0")]));
