@@ -47,6 +47,15 @@ LOOP = """
     train(compiled)
     tf.train.Checkpoint(model=model).save("checkpoint/one")
     model.save_weights("two.weights.h5")
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", initializer=1.0)
+        update = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(weight * weight)
+        step, doubled = tf.group(update, name="step"), 2 * weight
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(4):
+            session.run([doubled, step])
+            session.run({"doubled": doubled})
     hvd.shutdown()
 """
 
@@ -62,8 +71,9 @@ FIT = """
     features, labels = np.ones((12, 4), np.float32), np.zeros(12, np.int64)
     saving = keras.callbacks.ModelCheckpoint("model{{epoch}}.weights.h5", save_weights_only=True)
     model.fit(features, labels, batch_size=4, epochs=2, verbose=0, validation_data=(features, labels), callbacks=[saving])
-    unused = {{"tensorflow": ("torch", "jax"), "torch": ("tensorflow", "jax"), "jax": ("tensorflow",)}}["{backend}"]
-    assert not set(unused) & set(sys.modules), "a framework was imported that nobody uses"
+    # (Keras itself imports JAX where it finds it.)
+    unused = {{"tensorflow": "torch", "torch": "tensorflow", "jax": "tensorflow"}}["{backend}"]
+    assert unused not in sys.modules, "a framework was imported that nobody uses"
     hvd.shutdown()
 """
 
@@ -90,7 +100,8 @@ def test_a_plain_training_script_has_all_its_phases(tmp_path, monkeypatch):
     count = phases(LOOP, tmp_path, monkeypatch)
     # Two epochs of three steps in eager mode, two with a compiled step, of which the first call belongs to no phase.
     assert count["backward"] == 6 and count["optimizer step"] == 6, count
-    assert count["training step"] == 5 and count["iteration"] == 12, count
+    # Four runs of a session update weights. Another optimizer than theirs sets the pace.
+    assert count["training step"] == 5 + 4 and count["iteration"] == 12, count
     # One batch to look at, which the model is called with before anything was trained; six rounds of three; each ends with a wait for nothing.
     assert count["input wait"] == 2 + 6 * 4, count
     assert count["evaluation"] == 2 and count["checkpoint"] == 2, count
@@ -112,8 +123,7 @@ def test_fit_has_its_phases_with_every_backend(name, tmp_path, monkeypatch):
         assert count["training step"] == 0, count
     else:
         assert count["training step"] == 5 and count["backward"] == 0, count
-    if name != "Keras 2":
-        assert count["input wait"] >= 6, count
+    assert count["input wait"] >= 6, count
 
 
 def test_nothing_is_marked_where_the_user_says_so(tmp_path, monkeypatch):
