@@ -138,17 +138,18 @@ class Watch:
 
 
 _MARKED = "_farandole_marked"
-"""Set on what takes a method's place, so that nothing is marked twice, whoever else comes by the same class."""
+"""Set on what takes a method's place: for what it was replaced. So nothing is marked twice, whoever else comes by the same class."""
 
 
-def replace(owner: object, name: str, change: Callable[[Any], Any]) -> bool:
-    """Puts `change(original)` in the place of an attribute that the owner itself has, once. Says whether it is there."""
+def replace(owner: object, name: str, change: Callable[[Any], Any], purpose: str = "phases") -> bool:
+    """Puts `change(original)` in the place of an attribute that the owner itself has, once for each purpose. Says whether it is there."""
     original = vars(owner).get(name) if owner is not None else None
     if isinstance(original, (staticmethod, classmethod)) or not callable(original):
-        log.debug("phases: %s has no %s that could be marked; reports go without it", getattr(owner, "__name__", owner), name)
+        log.debug("%s: %s has no %s that could be watched; we go without it", purpose, getattr(owner, "__name__", owner), name)
         return False
-    if not getattr(original, _MARKED, False):
+    purposes: tuple[str, ...] = getattr(original, _MARKED, ())
+    if purpose not in purposes:
         changed = change(original)
-        setattr(changed, _MARKED, True)
+        setattr(changed, _MARKED, (*purposes, purpose))
         setattr(owner, name, changed)
     return True

@@ -6,12 +6,12 @@ initialised; `FARANDOLE_PHASES=0` leaves TensorFlow untouched. What Keras knows 
 
 | phase | from | to |
 |---|---|---|
-| input wait | the script, or a compiled function, asks an iterator of `tf.data` for a batch | it has it |
+| input wait | the script makes an iterator of `tf.data`; it, or a compiled function, asks one for a batch | it has it |
 | forward | a `GradientTape` is entered, or a batch has come in a script that has trained before | the tape is left, backward, the next batch |
 | backward | `tape.gradient` | its return |
 | optimizer step | `apply_gradients` of an optimizer | its return; an iteration ends there |
 | training step | a `tf.function` is called that has `apply_gradients` or `tape.gradient` in it | its return; with `apply_gradients` an iteration ends there |
-| evaluation | a Keras model is called without a tape and `training`; a `tf.function` that does so; the third batch of an iterator that nothing was trained with | a tape, a training step, the end of the batches |
+| evaluation | a Keras model is called without a tape and `training`; a `tf.function` that does so; the third batch of an iterator that nothing was trained with | a tape, a training step, a batch of an iterator that was trained with |
 | checkpoint | `tf.train.Checkpoint` and its manager, `tf.saved_model`, v1's `Saver` | their return |
 | input work | another thread than the one that trains asks an iterator for a batch | it has it |
 
@@ -282,7 +282,23 @@ def _watch_batches() -> None:
 
         return marked
 
+    def making(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def marked(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _watch.here() or not tf.executing_eagerly():
+                return make(iterator, *args, **kwargs)
+            if not _watch.evaluates():
+                _watch.turn_to(None)
+            _watch.begin(INPUT_WAIT)
+            try:
+                return make(iterator, *args, **kwargs)
+            finally:
+                _watch.end(INPUT_WAIT)
+
+        return marked
+
     marks.replace(iterator_ops.OwnedIterator, "_next_internal", change)
+    marks.replace(iterator_ops.OwnedIterator, "__init__", making)
 
 
 def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
@@ -295,15 +311,8 @@ def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
     _watch.begin(INPUT_WAIT)
     try:
         batch = following(iterator)
-    except (StopIteration, tf.errors.OutOfRangeError):
+    finally:
         _watch.end(INPUT_WAIT)
-        if _watch.open == EVALUATION:
-            _watch.turn_to(None)
-        raise
-    except BaseException:
-        _watch.end(INPUT_WAIT)
-        raise
-    _watch.end(INPUT_WAIT)
     if untrained >= 0:
         setattr(iterator, _ITERATOR_NOTES, untrained + 1)
     if not _watch.evaluates():

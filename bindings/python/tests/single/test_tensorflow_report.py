@@ -46,7 +46,9 @@ HEAD = """
 
     class Work(tf.keras.layers.Layer):
         def call(self, inputs):
-            with tf.control_dependencies([sleeps("work")]):
+            with tf.control_dependencies([inputs]):
+                work = sleeps("work")
+            with tf.control_dependencies([work]):
                 return tf.identity(inputs)
 
     def begin(scene):
@@ -59,6 +61,7 @@ HEAD = """
         time.sleep(0.05)
 
     model = tf.keras.Sequential([tf.keras.Input((4,)), Work(), tf.keras.layers.Dense(2)])
+    held_out = samples(8)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 """
 
@@ -79,7 +82,7 @@ LOOP = HEAD + """
         return loss(labels, model(features, training=False))
 
     def evaluate():
-        for features, labels in samples(8):
+        for features, labels in held_out:
             test_step(features, labels)
 
     evaluate()
@@ -95,17 +98,17 @@ LOOP = HEAD + """
 """
 
 FIT = HEAD + """
-    import farandole.tensorflow.keras as hvd
+    import farandole.tensorflow.keras as of_keras
 
     class Illness(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if scene == "logging":
                 log_metrics()
             if scene == "evaluation" and batch % 4 == 3 and hvd.rank() == 0:
-                self.model.evaluate(samples(8), verbose=0)
+                self.model.evaluate(held_out, verbose=0)
 
-    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), loss, jit_compile=False)
-    model.evaluate(samples(1), verbose=0)
+    model.compile(of_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), loss, jit_compile=False)
+    model.evaluate(held_out, verbose=0)
     for scene in scenes:
         begin(scene)
         model.fit(samples(steps).map(read), epochs=1, verbose=0, callbacks=[Illness()])
@@ -145,7 +148,8 @@ def foremost(traces: Path, scene: str, cause: str) -> dict[str, Any]:
 
 
 def test_a_slow_map_is_input_wait(run):
-    assert foremost(run[1], "map", "input")["ranks"] == []
+    # Where batches are made ahead, a rank that is one ahead of the other hides its own input behind waiting for that.
+    assert foremost(run[1], "map", "input")["phase"] is None
 
 
 def test_a_slow_rank_is_late_in_its_training_step(run):
