@@ -1,8 +1,9 @@
 """Finding out what a Keras script does, without its help: epochs, evaluation, checkpoints and steps, for traces and reports.
 
-Owns the marks in Keras. What is trained with is marked by the front end of the backend:
+Owns the marks of Keras 3 that depend on its backend; those that do not are in `farandole._keras.phases`, and TensorFlow's own in
+`farandole.tensorflow.phases`.
 
-| backend | marked here | marked elsewhere |
+| backend | marked for Keras | marked for the backend |
 |---|---|---|
 | all | an epoch: `fit` begins it; evaluation: `evaluate`, `predict` and their `…_on_batch`; checkpoint: `save`, `save_weights`, `load_weights`, `export` | |
 | tensorflow (also Keras 2) | optimizer step: `apply`, `apply_gradients` in eager mode; models that are called to evaluate | `farandole.tensorflow.phases` |
@@ -18,16 +19,19 @@ passed over, with a word in the log (level debug).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from farandole import _native, basics, marks
-from farandole.marks import CHECKPOINT, EVALUATION, INPUT_WAIT, TRAINING_STEP
-
-_Change = Callable[[Callable[..., Any]], Callable[..., Any]]
+from farandole._keras import phases as shared
+from farandole.marks import INPUT_WAIT, TRAINING_STEP
 
 _watch = marks.Watch()
-"""For backends other than TensorFlow, which has one of its own."""
+"""For JAX. The other backends have one of their own."""
+
+_stepping = threading.local()
+"""Whether a thread is in a step already: one method of an optimizer may call another that is marked."""
 
 
 def watch() -> None:
@@ -46,22 +50,9 @@ def watch() -> None:
         _watch_torch(keras)
     elif _watch.follow_this_thread():
         _watch_train_function(keras)
-        _watch_models(keras, _watch.marked, _watch.epoch_begins)
+        shared.watch_models(keras, _watch.marked, _watch.epoch_begins)
     if backend != "torch":
         _native.note_setting("framework", backend)
-
-
-def watch_tensorflow(keras: Any, watch: marks.Watch, optimizer_step: _Change, model_call: _Change) -> None:
-    """Marks what a Keras on TensorFlow knows: Keras 3, or Keras 2."""
-    _watch_models(keras, watch.marked, watch.epoch_begins)
-    _mark_optimizers(keras, optimizer_step)
-    if "__call__" not in vars(keras.Model):
-        # Layers have it. A model's own does the same, for models alone.
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-            return super(keras.Model, model).__call__(*args, **kwargs)
-
-        keras.Model.__call__ = call
-    marks.replace(keras.Model, "__call__", model_call)
 
 
 def _watch_torch(keras: Any) -> None:
@@ -69,66 +60,25 @@ def _watch_torch(keras: Any) -> None:
     from farandole.torch import phases as of_torch
 
     of_torch.watch()
-    _mark_optimizers(keras, _step_of_torch)
-    _watch_models(keras, of_torch.marked, _native.mark_epoch, evaluating=())
-
-
-def _watch_models(
-    keras: Any,
-    marked: Callable[[str, Callable[..., Any]], Callable[..., Any]],
-    epoch_begins: Callable[[int], None],
-    evaluating: Sequence[str] = ("evaluate", "predict", "test_on_batch", "predict_on_batch"),
-) -> None:
-    """Marks epochs, evaluation and checkpoints with what is given for that."""
-    writing = ("save", "save_weights", "load_weights", "export")
-    for name, methods in ((EVALUATION, evaluating), (CHECKPOINT, writing)):
-        for method in methods:
-            marks.replace(_owner(keras.Model, method), method, functools.partial(marked, name))
-
-    def epoch(beginning: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(beginning)
-        def marked(callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> Any:
-            epoch_begins(int(epoch))
-            return beginning(callbacks, epoch, *args, **kwargs)
-
-        return marked
-
-    marks.replace(keras.callbacks.CallbackList, "on_epoch_begin", epoch)
-
-
-def _owner(kind: Any, method: str) -> Any:
-    """The class that defines what a class inherits."""
-    return next((owner for owner in kind.__mro__ if method in vars(owner)), kind)
-
-
-def _mark_optimizers(keras: Any, step: _Change) -> None:
-    """Marks the updates of weights: every class that optimizers inherit them from, since one may call the other."""
-    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
-    for kind in (keras.optimizers.Optimizer, legacy):
-        for owner in getattr(kind, "__mro__", ()):
-            for method in ("apply", "apply_gradients"):
-                if method in vars(owner):
-                    marks.replace(owner, method, step)
+    shared.mark_optimizers(keras, _step_of_torch)
+    shared.watch_models(keras, of_torch.marked, _native.mark_epoch, evaluating=())
 
 
 def _step_of_torch(applying: Callable[..., Any]) -> Callable[..., Any]:
     """A method of an optimizer that updates the weights, marked, where PyTorch computes."""
     from farandole.torch import phases as of_torch
 
-    depth = 0
-
     @functools.wraps(applying)
     def marked(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        if depth == 1:
-            of_torch.step_begins()
+        if getattr(_stepping, "now", False):
+            return applying(optimizer, *args, **kwargs)
+        _stepping.now = True
+        of_torch.step_begins()
         try:
             return applying(optimizer, *args, **kwargs)
         finally:
-            depth -= 1
-            if depth == 0:
-                of_torch.step_ends(optimizer)
+            _stepping.now = False
+            of_torch.step_ends(optimizer)
 
     return marked
 
@@ -147,7 +97,7 @@ def _watch_train_function(keras: Any) -> None:
 
         return marked
 
-    marks.replace(_owner(keras.Model, "make_train_function"), "make_train_function", making)
+    marks.replace(shared.owner_of(keras.Model, "make_train_function"), "make_train_function", making)
 
 
 def _training_step(function: Callable[..., Any]) -> Callable[..., Any]:

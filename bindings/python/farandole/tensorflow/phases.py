@@ -2,7 +2,7 @@
 
 Owns the marks that are made where TensorFlow passes by anyway. `watch` puts them there, once per process, when a job is
 initialised; `FARANDOLE_PHASES=0` leaves TensorFlow untouched. What Keras knows (epochs, `evaluate`, `save`, its optimizers) is in
-`farandole.keras.phases`, which this module calls for every Keras that TensorFlow uses.
+`farandole._keras.phases`, which this module calls for the Keras that TensorFlow uses.
 
 | phase | from | to |
 |---|---|---|
@@ -41,6 +41,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import op_def_library
 
 from farandole import _native, basics, marks, phases
+from farandole._keras import phases as of_keras
 from farandole.marks import BACKWARD, CHECKPOINT, EVALUATION, FORWARD, INPUT_WAIT, INPUT_WORK, OPTIMIZER_STEP, TRAINING_STEP
 from farandole.tensorflow import sessions, tape
 
@@ -116,15 +117,13 @@ def _note_threads() -> None:
 
 def _watch_keras() -> None:
     """Marks what Keras knows, in the Keras that TensorFlow uses."""
-    from farandole.keras import phases as keras_phases
-
     try:
         keras = tf.keras
         keras.Model
     except (ImportError, AttributeError) as reason:
         marks.log.debug("phases: there is no Keras that could be marked: %s", reason)
         return
-    keras_phases.watch_tensorflow(keras, _watch, optimizer_step, model_call)
+    of_keras.watch_tensorflow(keras, _watch, optimizer_step, model_call)
 
 
 def optimizer_step(applying: Callable[..., Any]) -> Callable[..., Any]:
