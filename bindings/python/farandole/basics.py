@@ -1,7 +1,8 @@
 """Joining and leaving a job, and what a process can ask about its place in it.
 
 `HorovodBasics` carries Horovod's names; one instance, `basics`, serves all front ends, because a process has one
-engine. Front ends that keep state of their own about the engine's requests register with `on_reset`.
+engine. Front ends that keep state of their own about the engine's requests register with `on_reset`, those that want to know of
+a new job with `on_init`.
 
 Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten before
 an engine starts and after it has ended.
@@ -30,6 +31,14 @@ __all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 _DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 _on_reset: list[Callable[[], None]] = []
+_on_init: list[Callable[[], None]] = []
+
+
+def on_init(begin: Callable[[], None]) -> None:
+    """Has `begin` called whenever this process has become a rank of a job, on the thread that called `init`; at once if it is one."""
+    _on_init.append(begin)
+    if _native.is_initialized():
+        begin()
 
 
 def on_reset(forget: Callable[[], None]) -> None:
@@ -107,6 +116,8 @@ class HorovodBasics:
         if is_communicator(comm):
             _process_sets.global_process_set.mpi_comm = comm
         _process_sets.bind(own_sets)
+        for begin in _on_init:
+            begin()
 
     def shutdown(self) -> None:
         """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does it, too."""
