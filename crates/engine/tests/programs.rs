@@ -11,7 +11,7 @@
 //! `FARANDOLE_PROGRAMS=10000` runs that many programs, half of them in each of the two tests, `FARANDOLE_PROGRAMS_SEED=2500`
 //! begins with that one. The number of a program is its seed, so several processes can share the work. A test says how many it
 //! ran, and from which seed on.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "harness/direct_roads.rs"]
 mod direct_roads;
