@@ -308,6 +308,36 @@ def test_gradients_of_reduced_gradients() -> None:
     np.testing.assert_allclose(second, 12.0 * (hvd.size() + 1) / 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("function", [False, True])
+def test_a_rank_with_fewer_batches_joins(function: bool) -> None:
+    weights = [tf.Variable(1.0), tf.Variable(tf.ones([200, 200]))]
+
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight) for weight in weights]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+    run = tf.function(gradients) if function else gradients
+    for number in range(2 if hvd.rank() == 0 else 1):
+        expected = (hvd.size() + 1) / 2 if number == 0 else 1 / hvd.size()
+        for grad in run():
+            np.testing.assert_allclose(grad, np.full(grad.shape, expected), rtol=1e-6)
+    assert int(hvd.join()) == 0
+
+
+def test_a_compiled_step_has_the_gradients_of_the_joined_batch() -> None:
+    weights = [tf.Variable(tf.fill([3], float(place))) for place in range(4)] + [tf.Variable(tf.ones([200, 200]))]
+
+    @tf.function(jit_compile=True)
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight**2) for weight in weights]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+    for weight, grad in zip(weights, gradients()):
+        np.testing.assert_allclose(grad, weight.numpy() * (hvd.size() + 1), rtol=1e-6)
+
+
 def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
