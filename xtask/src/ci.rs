@@ -132,8 +132,14 @@ fn lint() -> Result<Tally> {
         .run()
 }
 
+/// Tests that run at the same time, for each core: see the profile `ci` in `.config/nextest.toml`.
+const TESTS_PER_CORE: usize = 2;
+
 fn run_tests() -> Result<Tally> {
-    Shell::cargo(&["nextest", "run"]).words(&Scope::Everything.words(&[])).run()
+    let at_once = TESTS_PER_CORE * thread::available_parallelism().context("counting cores")?.get();
+    Shell::cargo(&["nextest", "run", "--profile", "ci", "--test-threads", &at_once.to_string()])
+        .words(&Scope::Everything.words(&[]))
+        .run()
 }
 
 fn run_doctests() -> Result<Tally> {

@@ -2,15 +2,20 @@
 //!
 //! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and
 //! not a script, because it starts itself again on every host of a job; it has the trainer in it. `horovod` is the
-//! alias, Python alone. Both parts in Rust are built in release and stripped. The tag says how old a system may be:
-//! the oldest of the manylinux policies that has every symbol of the C library which the command asks for. That look
-//! is taken here; maturin looks into the module, and refuses to give a tag that is too old for it.
+//! alias, Python alone. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol
+//! of the C library which the command asks for. That look is taken here; maturin looks into the module, and refuses to
+//! give a tag that is too old for it.
+//!
+//! `cargo xtask wheel` builds both parts in Rust in release, as users get them, into `dist/`. Continuous integration packs what
+//! its tests have built, into `target/wheels-of-tests`, so that nothing has to be compiled again; what is in a wheel, its tag and
+//! how it is installed and runs are checked alike. Both are stripped.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::python::{self, python};
+use crate::python::{self, Profile, python};
+use crate::scope::Scope;
 use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::{no_words, tools};
@@ -25,7 +30,7 @@ const LIMIT_BYTES: u64 = 25_000_000;
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built. Package and features are those of README's first command, so that whoever has run that
+/// How the command is built for users. Package and features are those of README's first command, so that whoever has run that
 /// compiles nothing of it again here, and the other way round.
 const COMMAND: [&str; 7] =
     ["build", "--release", "--package", "farandole-cli", "--features", "train", "--bin=farandole"];
@@ -60,7 +65,7 @@ const ALIAS_TRIAL: &str = "import horovod.torch as hvd; hvd.init(); assert (hvd.
 /// `cargo xtask wheel`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("wheel", words)?;
-    let wheels = build()?;
+    let wheels = build(Profile::Release)?;
     try_out(&wheels)?;
     println!("\nthe wheels work in an environment of their own:");
     wheels.iter().for_each(|wheel| println!("  {}", wheel.display()));
@@ -69,32 +74,46 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
 
 /// The leg of continuous integration.
 pub(crate) fn check() -> Result<Tally> {
-    try_out(&build()?)?;
+    try_out(&build(Profile::Dev)?)?;
     Ok(Tally::default())
 }
 
 /// Builds both wheels and looks at what is in them.
-fn build() -> Result<Vec<PathBuf>> {
+fn build(profile: Profile) -> Result<Vec<PathBuf>> {
     python::make_environment()?;
-    let dist = root().join("dist");
+    let dist = match profile {
+        Profile::Release => root().join("dist"),
+        Profile::Dev => tools::target_dir().join("wheels-of-tests"),
+    };
     if dist.exists() {
         std::fs::remove_dir_all(&dist).with_context(|| format!("emptying {}", dist.display()))?;
     }
-    Shell::cargo(&COMMAND).run()?;
-    let command = tools::target_dir().join("release/farandole");
+    let command = build_command(profile)?;
     let newest = newest_glibc(&command)?;
     let policy = policy(newest)?;
     pack_command(&command)?;
     let maturin = python().with_file_name("maturin");
-    let words = ["build", "--release", "--strip", "--locked", "--manifest-path", "bindings/python/Cargo.toml", "--out"];
+    let word = if profile == Profile::Release { "release" } else { "dev" };
+    let words = ["build", "--profile", word, "--strip", "--locked", "--manifest-path", "bindings/python/Cargo.toml"];
     let tag = format!("manylinux_2_{policy}");
-    Shell::new(maturin).words(&words).words(&[&text(&dist)?, "--compatibility", &tag]).run()?;
+    Shell::new(maturin).words(&words).words(&["--out", &text(&dist)?, "--compatibility", &tag]).run()?;
     let alias = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"];
     Shell::new(python()).words(&alias).words(&["--wheel-dir", &text(&dist)?, "./bindings/horovod"]).run()?;
     let ours = the_wheel(&dist, "farandole-")?;
     look_into(&ours, &tag)?;
     println!("glibc 2.{newest} and later: {tag}");
     Ok(vec![ours, the_wheel(&dist, "horovod-")?])
+}
+
+/// The command, with the trainer in it.
+fn build_command(profile: Profile) -> Result<PathBuf> {
+    match profile {
+        Profile::Release => {
+            Shell::cargo(&COMMAND).run()?;
+            Ok(tools::target_dir().join("release/farandole"))
+        }
+        Profile::Dev => Ok(python::build(Profile::Dev, Scope::Everything)?.command),
+    }
 }
 
 /// Puts the command where maturin takes it from.

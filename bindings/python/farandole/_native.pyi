@@ -183,7 +183,8 @@ def stop_timeline() -> None:
 
 def phase_begin(name: str) -> None:
     """A phase of the program begins on this thread; phases nest. "forward", "backward", "optimizer step", "input wait",
-    "evaluation", "checkpoint", "input work", "device work" and "device copy" are known, any other name is the user's own. Never fails."""
+    "evaluation", "checkpoint", "training step", "input work", "device work" and "device copy" are known, any other name is the user's own.
+    Never fails."""
 
 def phase_end(name: str) -> None: ...
 def phase_of(row: str, name: str, begin_ns: int, end_ns: int) -> None:

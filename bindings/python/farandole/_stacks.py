@@ -48,7 +48,12 @@ def frames() -> list[tuple[str, _Frames]]:
 
 
 _SCRIPT, _LIBRARY, _INSIDE = range(3)
-"""Whose code a file is: the script's; a library's that the script uses; ours, PyTorch's or Python's own, of which nobody wants to hear."""
+"""Whose code a file is: the script's; a library's that the script uses; ours, the frameworks' or Python's own, of which nobody wants to hear."""
+
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax")
+
+_GENERATED = "__autograph_generated_file"
+"""In the names of files that TensorFlow makes of functions which it compiles."""
 
 _MOST_FILES = 4096
 """Files that are remembered. Programs that make up a file name for each piece of code must not fill the memory."""
@@ -86,9 +91,9 @@ def _kind(file: str) -> int:
 
 
 def _kind_of(file: str) -> int:
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    inside = [os.path.dirname(__file__)] + ([os.path.dirname(torch)] if torch else [])
-    if file.startswith("<frozen") or any(file.startswith(os.path.join(root, "")) for root in inside):
+    frameworks = [getattr(sys.modules.get(name), "__file__", None) for name in _FRAMEWORKS]
+    inside = [os.path.dirname(path) for path in (__file__, *frameworks) if path]
+    if file.startswith("<frozen") or _GENERATED in file or any(file.startswith(os.path.join(root, "")) for root in inside):
         return _INSIDE
     if "site-packages" in file or "dist-packages" in file:
         return _LIBRARY

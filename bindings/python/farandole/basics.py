@@ -1,7 +1,8 @@
 """Joining and leaving a job, and what a process can ask about its place in it.
 
 `HorovodBasics` carries Horovod's names; one instance, `basics`, serves all front ends, because a process has one
-engine. Front ends that keep state of their own about the engine's requests register with `on_reset`.
+engine. Front ends that keep state of their own about the engine's requests register with `on_reset`, those that want to know of
+a new job with `on_init`.
 
 Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten before
 an engine starts and after it has ended.
@@ -30,6 +31,14 @@ __all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 _DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 _on_reset: list[Callable[[], None]] = []
+_on_init: list[Callable[[], None]] = []
+
+
+def on_init(begin: Callable[[], None]) -> None:
+    """Has `begin` called whenever this process has become a rank of a job, on the thread that called `init`; at once if it is one."""
+    _on_init.append(begin)
+    if _native.is_initialized():
+        begin()
 
 
 def on_reset(forget: Callable[[], None]) -> None:
@@ -107,6 +116,8 @@ class HorovodBasics:
         if is_communicator(comm):
             _process_sets.global_process_set.mpi_comm = comm
         _process_sets.bind(own_sets)
+        for begin in _on_init:
+            begin()
 
     def shutdown(self) -> None:
         """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does it, too."""
@@ -284,8 +295,8 @@ def _check_covers_job(comm: Any) -> None:
 basics = HorovodBasics()
 
 
-def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool]) -> int:
-    """The operation that a call means that may still use the old parameter `average`."""
+def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool], stacklevel: int = 3) -> int:
+    """The operation that a call means that may still use the old parameter `average`. `stacklevel` says how far up the script is."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -293,6 +304,8 @@ def handle_average_backwards_compatibility(op: Optional[int], average: Optional[
     if average is None:
         return HorovodBasics.Average
     warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning, stacklevel=3
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+        DeprecationWarning,
+        stacklevel=stacklevel,
     )
     return HorovodBasics.Average if average else HorovodBasics.Sum

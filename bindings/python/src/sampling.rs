@@ -58,12 +58,21 @@ struct Sampler {
     thread: JoinHandle<()>,
 }
 
+/// The thread that was watched last, for marks that other threads make on its behalf. Locked for a moment only.
+static PROGRAM: Mutex<Option<ThreadId>> = Mutex::new(None);
+
+/// The thread that trains, if a front end has said which one that is.
+pub(crate) fn program_thread() -> Option<ThreadId> {
+    *PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Begins to look where this thread, which Python calls `ident`, is while it is in no phase.
 #[pyfunction]
 pub(crate) fn watch_own_code(ident: u64) {
     // Numbers are given out once in the process.
     static LAST: AtomicU64 = AtomicU64::new(0);
     let Some(job) = recording() else { return };
+    *PROGRAM.lock().unwrap_or_else(PoisonError::into_inner) = Some(ThreadId::current());
     if NUMBER.get() == 0 {
         NUMBER.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     }

@@ -284,11 +284,29 @@ fn a_host_without_the_command_is_told_from_one_that_cannot_be_reached() {
 
 #[test]
 fn what_horovods_users_know_as_check_build_is_there() {
+    let room = Room::new("check-build");
+    let packages = r#"{"torch":"1.13.1","tensorflow":"2.21.0","keras":"3.15.1","jax":"0.10.2","farandole":"0.1.0"}"#;
+    let answer =
+        format!(r#"{{"version":"3.11.2","executable":"/p","packages":{packages},"nccl":[],"keras_backend":"jax"}}"#);
+    room.program("python3", &format!("echo '{answer}'"));
     let output = doctor(|command| {
-        command.arg("--check-build");
+        command.arg("--check-build").env("PATH", room.path()).env_remove("VIRTUAL_ENV");
     });
     assert_eq!(output.status.code(), Some(0));
     let table = text(&output.stdout);
-    assert!(table.contains("Available Frameworks:\n    [ ] TensorFlow "), "{table}");
+    assert!(
+        table.contains("Available Frameworks:\n    [X] TensorFlow     (2.21.0, farandole.tensorflow)\n"),
+        "{table}"
+    );
+    assert!(table.contains("    [ ] PyTorch        (too old: 1.13.1 < 2.1)\n"), "{table}");
+    assert!(table.contains("    [ ] MXNet          (there is no front end for it yet)\n"), "{table}");
+    assert!(
+        table.contains("    [X] Keras          (3.15.1, farandole.keras on jax (or tensorflow, torch))\n"),
+        "{table}"
+    );
+    assert!(
+        table.contains("    [ ] JAX            (0.10.2 is installed; there is no front end for it yet)\n"),
+        "{table}"
+    );
     assert!(table.contains("    [X] Burn ") && table.contains("    [X] Candle "), "{table}");
 }

@@ -267,7 +267,7 @@ fn a_rank_that_never_comes_is_named_at_the_deadline() {
     });
     let error = errors[0].as_ref().unwrap();
     assert!(error.contains("for rank 1") && error.contains("barrier"), "{error}");
-    assert!(error.contains("waited 0.") && error.contains("FARANDOLE_TIMEOUT_SECONDS"), "{error}");
+    assert!(error.contains("waited ") && error.contains("FARANDOLE_TIMEOUT_SECONDS"), "{error}");
 }
 
 /// A minute was once enough to end the job of a rank that wrote a checkpoint.

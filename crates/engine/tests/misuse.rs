@@ -3,7 +3,7 @@
 
 mod harness;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farandole_engine::{Config, Error, Submission, wait_all};
 use farandole_plan::request::Batch;
@@ -59,7 +59,8 @@ fn mismatches_are_explained_alike_on_all_ranks_and_the_engine_goes_on() {
 
 #[test]
 fn wrong_groups_are_refused() {
-    ranks(3, Transport::Memory, |engine| {
+    let all_are_done = std::sync::Barrier::new(3);
+    ranks(3, Transport::Memory, move |engine| {
         let unknown = engine.submit(sum("t", vec![1i32]).in_group(GroupId(7))).unwrap_err();
         assert!(matches!(unknown, Error::UnknownGroup(GroupId(7))));
         let group = engine.add_group(&[Rank(2), Rank(0)]).unwrap();
@@ -74,6 +75,8 @@ fn wrong_groups_are_refused() {
         for nonsense in [&[][..], &[Rank(0), Rank(0)], &[Rank(3)]] {
             assert!(matches!(engine.add_group(nonsense), Err(Error::InvalidGroup(_))));
         }
+        // A rank that leaves ends what the others have under way.
+        all_are_done.wait();
     });
 }
 
@@ -88,14 +91,16 @@ fn different_groups_at_the_same_time_are_an_error_on_all_ranks() {
 
 #[test]
 fn a_wait_may_time_out_and_be_repeated() {
-    ranks(2, Transport::Memory, |engine| {
+    let has_timed_out = std::sync::Barrier::new(2);
+    ranks(2, Transport::Memory, move |engine| {
         if engine.rank() == Rank(1) {
-            std::thread::sleep(Duration::from_millis(300));
+            has_timed_out.wait();
         }
         let ticket = engine.submit(sum("t", vec![1i32])).unwrap();
         if engine.rank() == Rank(0) {
             assert!(matches!(ticket.wait_for(Duration::from_millis(20)), Err(Error::TimedOut { .. })));
             assert!(!ticket.is_done() && ticket.poll().is_none());
+            has_timed_out.wait();
         }
         let outcome = ticket.wait_for(Duration::from_secs(20)).unwrap();
         assert_eq!(outcome.into_result().unwrap().into_vec::<i32>().unwrap(), [2]);
@@ -143,7 +148,11 @@ fn a_stall_is_reported_once_and_ends_the_job_if_asked_to() {
         Config { stall_warning: Duration::from_millis(100), stall_shutdown: Duration::from_millis(600), ..config() };
     let errors = ranks_with(3, Transport::Memory, config, |engine| {
         if engine.rank() == Rank(2) {
-            std::thread::sleep(Duration::from_secs(3));
+            let end = Instant::now() + Duration::from_secs(20);
+            while engine.failure().is_none() {
+                assert!(Instant::now() < end, "nothing has ended the job");
+                std::thread::sleep(Duration::from_millis(5));
+            }
             return engine.submit(sum("t", vec![1i32])).unwrap_err();
         }
         engine.run(sum("t", vec![1i32])).unwrap_err()

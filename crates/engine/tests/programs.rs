@@ -8,10 +8,10 @@
 //! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
 //! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
 //!
-//! `FARANDOLE_PROGRAMS=10000` runs that many programs, `FARANDOLE_PROGRAMS_SEED=2500` begins with that one. The number
-//! of a program is its seed, so several processes can share the work. The test says how many it ran, and from which
-//! seed on.
-#![allow(clippy::unwrap_used)]
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, half of them in each of the two tests, `FARANDOLE_PROGRAMS_SEED=2500`
+//! begins with that one. The number of a program is its seed, so several processes can share the work. A test says how many it
+//! ran, and from which seed on.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "harness/direct_roads.rs"]
 mod direct_roads;
@@ -30,7 +30,7 @@ use farandole_tensor::{OwnedBytes, Region};
 use harness::{Transport, direct_ranks, ranks_with, request};
 use reference::{Call, Dice, Inputs, Solved};
 
-/// Programs run unless told otherwise, and the time after which no new one is begun.
+/// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
 const TIME: Duration = Duration::from_secs(50);
 
@@ -359,14 +359,28 @@ fn check_ranks_agree(program: &Program, results: &HashMap<(usize, usize), u64>) 
     }
 }
 
+// Two tests, so that they share the cores.
+
 #[test]
 fn random_programs_give_the_same_bits_on_every_road() {
+    assert!(try_programs(0) > 0, "a run without a program shows nothing");
+}
+
+#[test]
+fn more_random_programs_give_the_same_bits_on_every_road() {
+    try_programs(1);
+}
+
+/// The first or the second half of the programs. Says how many were run.
+fn try_programs(half: usize) -> u64 {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let begun = Instant::now();
     let programs = number("FARANDOLE_PROGRAMS");
-    let first = number("FARANDOLE_PROGRAMS_SEED").unwrap_or(0);
+    let (all, begin) = (programs.unwrap_or(PROGRAMS), number("FARANDOLE_PROGRAMS_SEED").unwrap_or(0));
+    let halves = [begin, begin + all.div_ceil(2), begin + all];
+    let (first, end) = (halves[half], halves[half + 1]);
     let (mut ran, mut directly) = (0, 0);
-    for seed in first..first + programs.unwrap_or(PROGRAMS) {
+    for seed in first..end {
         if programs.is_none() && begun.elapsed() > TIME {
             break;
         }
@@ -378,13 +392,12 @@ fn random_programs_give_the_same_bits_on_every_road() {
             println!("{ran} programs so far, in {:.0} s", begun.elapsed().as_secs_f64());
         }
     }
-    assert!(ran > 0, "a run without a program shows nothing");
     println!(
-        "{ran} programs, seeds {first} to {}, on {} transports, {directly} results of direct calls besides, in {:.0} s",
-        first + ran - 1,
+        "{ran} programs, from seed {first} on, on {} transports, {directly} results of direct calls besides, in {:.0} s",
         Transport::EVERY.len(),
         begun.elapsed().as_secs_f64()
     );
+    ran
 }
 
 /// Says which program it was.

@@ -146,6 +146,7 @@ fn the_f16_average_of_four_times_30000_is_30000_on_every_road() {
     };
     let factors = [(1.0, 1.0), (4.0, 0.25)];
     for transport in Transport::EVERY {
+        let all_are_done = std::sync::Barrier::new(4);
         ranks(4, transport, move |engine| {
             let groups = [GroupId::WORLD, engine.add_group(&[Rank(0), Rank(1), Rank(3)]).unwrap()];
             let member = |group: GroupId| group == GroupId::WORLD || engine.rank() != Rank(2);
@@ -174,6 +175,8 @@ fn the_f16_average_of_four_times_30000_is_30000_on_every_road() {
                     }
                 }
             }
+            // A rank that leaves ends what the others have under way.
+            all_are_done.wait();
         });
         direct_ranks(4, transport, direct_roads::settings(), move |mut communicator| {
             for elems in SIZES {

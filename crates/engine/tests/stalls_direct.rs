@@ -4,7 +4,7 @@
 
 mod harness;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, StallNotice};
@@ -27,9 +27,12 @@ fn stalling(
     let reports: Reports = Arc::new(Mutex::new(vec![Vec::new(); hosts.len()]));
     let meetings = || by_contacts(hosts.len(), |rank| hosts[rank].to_owned());
     let body = Arc::new(body);
+    // All begin at once: on a loaded machine some are there long before the others, and would wait for them.
+    let all_are_here = Arc::new(Barrier::new(hosts.len()));
     let (done, finished) = std::sync::mpsc::channel();
     for (rank, (mut direct, named)) in meetings().into_iter().zip(meetings()).enumerate() {
         let (reports, body, config, done) = (Arc::clone(&reports), Arc::clone(&body), config.clone(), done.clone());
+        let all_are_here = Arc::clone(&all_are_here);
         std::thread::spawn(move || {
             let mut communicator = Communicator::join(&mut *direct, DirectSettings::default(), LONG).unwrap();
             let told = Arc::clone(&reports);
@@ -39,6 +42,7 @@ fn stalling(
             let engine = Engine::start_with(Boxed(named), config, hooks).unwrap();
             communicator.record_with(engine.recorder());
             communicator.report_stalls_with(&engine);
+            all_are_here.wait();
             body(&mut communicator, &engine, &reports);
             communicator.barrier().unwrap();
             let _ = done.send(());

@@ -54,7 +54,7 @@ pub use farandole_plan::table::Table;
 pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 pub use farandole_tensor::{Element, Region};
 pub use farandole_trace::event::{Phase, ThreadId};
-pub use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
+pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
 pub use farandole_transport::Protection;
 pub use named::{Named, Pending, wait};
 pub use sets::ProcessSet;

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
@@ -198,9 +198,16 @@ fn number_of_job(contacts: &[Contact]) -> u64 {
     hasher.finish()
 }
 
-/// Why ranks could not be connected: what has become of one of them, if that is known, or what this rank saw.
+/// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each other;
+/// whoever hears one first leaves, and those who were being connected to it see that before they hear the verdict.
+const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
+
+/// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.
 fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
-    lifeline.and_then(Lifeline::verdict).map_or(error, Error::Lost)
+    let Some(lifeline) = lifeline else { return error };
+    let (teller, told) = mpsc::channel();
+    lifeline.on_verdict(move |verdict| drop(teller.send(verdict.clone())));
+    told.recv_timeout(VERDICT_MAY_FOLLOW).map_or(error, Error::Lost)
 }
 
 /// Lets a verdict end collectives.

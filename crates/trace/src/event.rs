@@ -201,6 +201,8 @@ coded! {
         DeviceWork = 8, "device work";
         /// The program's thread waits for nothing but copies between a device and the host.
         DeviceCopy = 9, "device copy";
+        /// A whole step in one call, as compilers make it: forward, backward, collectives and the update of the weights.
+        TrainingStep = 10, "training step";
     }
 }
 

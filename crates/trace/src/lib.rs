@@ -45,7 +45,7 @@ mod watch;
 
 pub use event::{Event, Record};
 pub use lately::Lately;
-pub use recorder::{DEFAULT_RECORDS, Identity, Occasion, Pen, PhaseGuard, Recorder};
+pub use recorder::{DEFAULT_RECORDS, Edge, Identity, Occasion, Pen, PhaseGuard, Recorder};
 pub use saved::Saved;
 pub use scribe::{Duties, JOBS_KEPT, LastResort, Scribe, save};
 pub use terse::Way;

@@ -78,6 +78,15 @@ impl std::fmt::Debug for Bell {
     }
 }
 
+/// Which end of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// It begins.
+    Begins,
+    /// It ends.
+    Ends,
+}
+
 /// Which rank it is that records.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
@@ -286,6 +295,18 @@ impl Recorder {
     pub fn end_phase(&self, word: &str) {
         let (phase, name) = self.phase_of(word);
         self.mark(Event::PhaseEnd { phase, name });
+    }
+
+    /// A phase begins or ends on another thread than this one, which knows that it is inside a call there.
+    pub fn mark_phase_on(&self, thread: ThreadId, word: &str, edge: Edge) {
+        if self.is_on() {
+            let (phase, name) = self.phase_of(word);
+            let event = match edge {
+                Edge::Begins => Event::PhaseBegin { phase, name },
+                Edge::Ends => Event::PhaseEnd { phase, name },
+            };
+            lock(&self.marks).write(Record { time_ns: clock::now_ns(), thread, event }.to_words());
+        }
     }
 
     /// Records a phase of somebody outside of this process, such as a process of a data loader, when it is over: in a row of this name.

@@ -268,3 +268,43 @@ fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     assert_eq!((Split::of(&history).lost_ns("own"), history.ranks[0].samples.len()), (0, 0));
 }
+
+/// The step of a compiled graph on one rank: its requests are submitted by a thread of the graph, and no thread waits for one of them.
+fn graph_step(trace: &mut Trace, number: u64, zero_ns: u64, (submitted_ns, there_ns): (u64, u64)) {
+    const GRAPH: ThreadId = ThreadId(3);
+    let (group, operation) = (Group::WORLD, Operation(number));
+    let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4096);
+    let names = [trace.names.intern("first"), trace.names.intern("second")];
+    trace.push(zero_ns, PROGRAM, Event::Iteration { number });
+    for (name, at_ns) in names.into_iter().zip([submitted_ns - 10, submitted_ns]) {
+        trace.push(at_ns, GRAPH, Event::Submitted { name, group, collective, dtype, bytes });
+    }
+    trace.push(there_ns, ENGINE, Event::Started { group, operation, collective, dtype, requests: 2, bytes: 2 * bytes });
+    names.into_iter().for_each(|name| trace.push(there_ns, ENGINE, Event::Fused { name, group, operation, bytes }));
+    trace.push(there_ns + 1, ENGINE, Event::Packed { group, operation });
+    trace.push(there_ns + 4, ENGINE, Event::Travelled { group, operation });
+    trace.push(there_ns + 5, ENGINE, Event::Finished { group, operation });
+    names.into_iter().for_each(|name| trace.push(there_ns + 5, ENGINE, Event::Done { name, group, operation }));
+    trace.push_phase(PROGRAM, Phase::TrainingStep, zero_ns, there_ns + 10);
+}
+
+#[test]
+fn a_compiled_graph_waits_for_a_late_rank_though_no_thread_waits_for_a_request() {
+    let mut traces = vec![trace(0, 2), trace(1, 2)];
+    for (rank, trace) in traces.iter_mut().enumerate() {
+        trace.header.set("framework".to_owned(), "tensorflow".to_owned());
+        for number in 0..3u64 {
+            let zero_ns = 1000 + 200 * number;
+            let own_ns = if rank == 1 { 150 } else { 50 };
+            graph_step(trace, number, zero_ns, (zero_ns + own_ns, zero_ns + 151));
+        }
+        trace.sort();
+    }
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let first: Vec<_> = history.ranks[0].lane[..3].iter().map(|stretch| (stretch.to_ns, stretch.activity)).collect();
+    assert_eq!(first, [(50, Activity::Compute), (156, Activity::Blocked(Some(0))), (161, Activity::Compute)]);
+    let split = Split::of(&history);
+    assert_eq!(split.losses[0].cause, Cause::Late(1), "{:?}", split.losses);
+    assert_eq!(split.losses[0].ns, 300, "{:?}", split.losses);
+}

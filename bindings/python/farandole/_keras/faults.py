@@ -34,7 +34,7 @@ def translate(error: BaseException) -> Optional[HorovodInternalError]:
         return None
     tensorflow_ops = sys.modules.get("farandole.tensorflow.mpi_ops")
     if tensorflow_ops is not None and (cause := tensorflow_ops.internal_error(error)) is not None:
-        return HorovodInternalError(*cause.args)
+        return HorovodInternalError(str(cause))
     if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _callback_error is not None:
         noted, _callback_error = _callback_error, None
         return noted if isinstance(noted, HorovodInternalError) else None

@@ -284,3 +284,4 @@ def load_model(
 
 # These need the names above.
 from farandole.keras import callbacks, elastic  # noqa: E402
+from farandole.keras import phases as _phases  # noqa: E402

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from farandole._keras import callbacks as _callbacks
@@ -47,5 +49,16 @@ class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, keras.callbacks.
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Saves the model when a metric is better than ever before. For one rank.
 
-    BestModelCheckpoint(monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch", filepath=None)
+    The arguments stand in the order of `horovod.keras`, which is not that of `horovod.tensorflow.keras`.
     """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        save_weights_only: bool = False,
+        filepath: Any = None,
+    ) -> None:
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)

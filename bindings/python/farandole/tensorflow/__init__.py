@@ -16,6 +16,8 @@ except ImportError as _error:
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.exceptions import HorovodInternalError
 from farandole.tensorflow import elastic, mpi_ops, util
+from farandole.tensorflow import faults as _faults
+from farandole.tensorflow import phases as _phases
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.functions import (
     BroadcastGlobalVariablesHook,

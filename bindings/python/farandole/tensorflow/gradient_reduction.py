@@ -6,7 +6,9 @@ Owns `GradientReduction`: the terms on which gradients are reduced, and their na
 ranks may differ in the order of their calls, and a call costs little for each gradient.
 
 **Graphs.** Each gradient gets an operation of its own, which starts as soon as the gradient is there, while the backward pass goes
-on. With `groups`, the gradients of a group wait for each other, in eager execution, too.
+on. But small gradients that are near each other in the list, and so come out of the backward pass together, share one: for these, a node of the
+graph costs more than the reduction. Shapes and types alone decide, so that all ranks decide alike. With `groups`, the
+gradients of a group wait for each other, in eager execution, too.
 
 **Names.** A gradient is called after the position and the label of its variable (`util.label_of`), in the scope of whoever reduces it. This
 is the same on all ranks if they hand in the same variables in the same order, wherever in a graph they do. With `use_generic_names` it is `grad_` and the position,
@@ -28,10 +30,9 @@ import tensorflow as tf
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.mpi_ops import Average
+from farandole.tensorflow.mpi_ops import Adasum, Average
 from farandole.tensorflow.reduce import (
     allreduce,
-    by_dtype,
     check_sparse,
     grouped_allgather_slices,
     grouped_allreduce,
@@ -53,6 +54,13 @@ Groups = Union[int, Sequence[Sequence[Any]], None]
 AllreduceGrads = Callable[..., list[Any]]
 
 _LABEL = "_farandole_label"
+
+# Below this, a node's own cost (scheduling, a wake-up: some 5 us) is more than what a copy within shared memory takes.
+_SMALL_BYTES = 64 * 1024
+# Small gradients leave together up to these limits, so that those of the last layers need not wait for those of the first.
+_SHARED_BYTES = 1024 * 1024
+_SHARED_SPAN = 128
+"""How far apart in the list, at most, gradients are that share an operation."""
 
 
 def checked_groups(groups: Groups, num_groups: int = 0) -> Groups:
@@ -146,40 +154,45 @@ class GradientReduction:
 
     def _at_once(self, tensors: list[Any], names: list[str]) -> list[Any]:
         """Reduces gradients that are all there, without making them wait for each other."""
-        dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+        sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+        if not sparse:
+            return self._dense_at_once(tensors, names)
+        check_sparse(self.op)
         results: list[Any] = [None] * len(tensors)
+        dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
         if dense:
-            with on_device(self.device_dense):
-                pairs = [self.compression.compress(tensors[place]) for place in dense]
-                outputs = by_dtype(
-                    [compressed for compressed, _ in pairs],
-                    f"{self.name}_Allreduce/grads",
-                    lambda part, part_name: mpi_ops._grouped_allreduce(
-                        part,
-                        name=part_name,
-                        op=self.op,
-                        prescale_factor=self.prescale_factor,
-                        postscale_factor=self.postscale_factor,
-                        process_set=self.process_set,
-                    ),
-                )
-                for place, output, (_, context) in zip(dense, outputs, pairs):
-                    results[place] = self.compression.decompress(output, context)
-        if len(dense) < len(tensors):
-            check_sparse(self.op)
-            sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
-            with on_device(self.device_sparse):
-                slices = grouped_allgather_slices(
-                    [tensors[place] for place in sparse],
-                    self.op,
-                    self.prescale_factor * self.postscale_factor,
-                    f"{self.name}_Allreduce/slices",
-                    self.process_set,
-                    ignore_name_scope=True,
-                )
-            for place, output in zip(sparse, slices):
+            outputs = self._dense_at_once([tensors[place] for place in dense], [names[place] for place in dense])
+            for place, output in zip(dense, outputs):
                 results[place] = output
+        with on_device(self.device_sparse):
+            slices = grouped_allgather_slices(
+                [tensors[place] for place in sparse],
+                self.op,
+                f"{self.name}_Allreduce/slices",
+                self.process_set,
+                ignore_name_scope=True,
+            )
+        for place, output in zip(sparse, slices):
+            results[place] = output
         return results
+
+    def _dense_at_once(self, tensors: list[Any], names: list[str]) -> list[Any]:
+        with on_device(self.device_dense):
+            if self.compression is Compression.none:
+                return self._submitted(tensors, names)
+            pairs = [self.compression.compress(tensor) for tensor in tensors]
+            outputs = self._submitted([compressed for compressed, _ in pairs], names)
+            return [self.compression.decompress(output, context) for output, (_, context) in zip(outputs, pairs)]
+
+    def _submitted(self, tensors: list[Any], names: list[str]) -> list[Any]:
+        return mpi_ops._allreduce_many(
+            tensors,
+            names,
+            op=self.op,
+            prescale_factor=self.prescale_factor,
+            postscale_factor=self.postscale_factor,
+            process_set=self.process_set,
+        )
 
     def _in_graph(
         self, tensors: list[Any], places: Sequence[int], variables: Optional[Sequence[Any]], generic: bool
@@ -190,30 +203,41 @@ class GradientReduction:
             device_sparse=self.device_sparse,
             compression=self.compression,
             op=self.op,
-            prescale_factor=self.prescale_factor,
-            postscale_factor=self.postscale_factor,
             process_set=self.process_set,
             ignore_name_scope=generic,
         )
+        # For slices, which are not added up on the way, the two factors cancel each other.
+        scaling = dict(prescale_factor=self.prescale_factor, postscale_factor=self.postscale_factor)
         results: list[Any] = [None] * len(tensors)
         with tf.name_scope(scope_of_set(f"{self.name}_Allreduce", self.process_set)):
             if self.groups is None:
-                for number, tensor in enumerate(tensors):
-                    name = self._node_name(places[number], variables and variables[number], generic)
-                    results[number] = allreduce(tensor, name=name, **terms)
+                for members in shared_nodes(tensors, self.op):
+                    first = members[0]
+                    name = self._node_name(places[first], variables and variables[first], generic, len(members))
+                    if len(members) == 1:
+                        factors = {} if isinstance(tensors[first], tf.IndexedSlices) else scaling
+                        results[first] = allreduce(tensors[first], name=name, **terms, **factors)
+                        continue
+                    outputs = grouped_allreduce([tensors[member] for member in members], name=name, **terms, **scaling)
+                    for member, output in zip(members, outputs):
+                        results[member] = output
                 return results
             for group_number, members in enumerate(self._members(len(tensors), variables)):
                 name = f"grad_{group_number}" if generic else f"HorovodGroupedAllreduce_{group_number}"
-                outputs = grouped_allreduce([tensors[member] for member in members], name=name, **terms)
-                for member, output in zip(members, outputs):
-                    results[member] = output
+                sparse = [member for member in members if isinstance(tensors[member], tf.IndexedSlices)]
+                dense = [member for member in members if member not in sparse]
+                for part, part_name, factors in ((dense, name, scaling), (sparse, f"{name}_slices", {})):
+                    outputs = grouped_allreduce([tensors[member] for member in part], name=part_name, **terms, **factors)
+                    for member, output in zip(part, outputs):
+                        results[member] = output
         return results
 
     @staticmethod
-    def _node_name(place: int, variable: Any, generic: bool) -> str:
+    def _node_name(place: int, variable: Any, generic: bool, members: int) -> str:
         if generic or variable is None:
             return f"grad_{place}"
-        return f"HorovodAllreduce_{place}_{mpi_ops._normalize_name(_label(variable))}"
+        kind = "HorovodAllreduce" if members == 1 else "HorovodGroupedAllreduce"
+        return f"{kind}_{place}_{mpi_ops._normalize_name(_label(variable))}"
 
     def _members(self, count: int, variables: Optional[Sequence[Any]]) -> list[list[int]]:
         """Which gradients are in which group."""
@@ -241,6 +265,33 @@ class GradientReduction:
             lambda: list(tensors),
         )
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def shared_nodes(tensors: Sequence[Any], op: int) -> list[list[int]]:
+    """Which gradients of a graph share a node: lists of their places, ordered by the first of each."""
+    nodes: list[list[int]] = []
+    open_node: dict[Any, tuple[list[int], int]] = {}
+    """The node that still takes small gradients, and its bytes, by element type."""
+    for place, tensor in enumerate(tensors):
+        size_bytes = _small_size(tensor, op)
+        if size_bytes is None:
+            nodes.append([place])
+            continue
+        members, taken = open_node.get(tensor.dtype, ([], 0))
+        if not members or taken + size_bytes > _SHARED_BYTES or place - members[0] >= _SHARED_SPAN:
+            members, taken = [], 0
+            nodes.append(members)
+        members.append(place)
+        open_node[tensor.dtype] = (members, taken + size_bytes)
+    return nodes
+
+
+def _small_size(tensor: Any, op: int) -> Optional[int]:
+    """Bytes of a gradient that may share a node; `None` for others. Adasum looks at each tensor by itself."""
+    if op == Adasum or isinstance(tensor, tf.IndexedSlices) or not tensor.shape.is_fully_defined():
+        return None
+    size_bytes = tensor.shape.num_elements() * tensor.dtype.size
+    return size_bytes if size_bytes <= _SMALL_BYTES else None
 
 
 def _label(variable: Any) -> str:

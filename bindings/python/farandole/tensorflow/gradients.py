@@ -82,8 +82,10 @@ def _own_rows(op: Any, tensor: Any, grad: Any) -> Any:
     with tf.device("/cpu:0"):
         own = tf.reshape(tf.shape(tensor)[0], [1])
         rows = mpi_ops.allgather(own, ignore_name_scope=ignore_name_scope, process_set=process_set)
-        before = tf.reduce_sum(rows[: process_set.rank()])
-    return averaged[before : before + own[0]]
+        before = tf.reduce_sum(rows[: process_set.rank()], keepdims=True)
+        begin = tf.concat([before, tf.zeros([tf.rank(tensor) - 1], tf.int32)], 0)
+    # XLA compiles slices that begin anywhere, but not those that end anywhere.
+    return tf.slice(averaged, begin, tf.shape(tensor))
 
 
 @tf.RegisterGradient("HorovodAllgather")

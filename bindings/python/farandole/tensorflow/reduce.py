@@ -4,7 +4,8 @@ The operations of `mpi_ops` take one element type at a time and dense tensors. H
 what is of one kind travels together.
 
 **Sparse tensors.** The sum of `tf.IndexedSlices` is all of their slices, one after another: values and indices are gathered, and
-what follows adds up slices with the same index. So `Sum` and `Average` are possible, and factors multiply the values.
+what follows adds up slices with the same index. So `Sum` and `Average` are possible, and no factors. The average of integers is a
+floating-point number, as TensorFlow divides them.
 
 Arguments that all functions share:
     average: deprecated; use `op`.
@@ -31,6 +32,10 @@ from farandole.tensorflow import mpi_ops
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.mpi_ops import Adasum, Average, Sum
 from farandole.tensorflow.util import as_written, is_keras_variable, static_size
+
+
+# Between the functions of this module and their caller stands the wrapper of `as_written`.
+_SCRIPT = 4
 
 
 def on_device(device: str) -> Any:
@@ -72,9 +77,9 @@ def allreduce(
     tensor: a `tf.Tensor`, a variable, or `tf.IndexedSlices`, of which every rank may have another number of slices. The module's
     text describes the other arguments. Differentiable.
     """
-    op = handle_average_backwards_compatibility(op, average)
+    op = handle_average_backwards_compatibility(op, average, _SCRIPT)
     if isinstance(tensor, tf.IndexedSlices):
-        check_sparse(op)
+        check_sparse(op, prescale_factor, postscale_factor)
         with on_device(device_sparse):
             values, indices = (
                 mpi_ops.allgather(
@@ -85,7 +90,7 @@ def allreduce(
                 )
                 for part, which in ((tensor.values, "values"), (tensor.indices, "indices"))
             )
-            return gathered_slices(values, indices, tensor, op, prescale_factor * postscale_factor, process_set)
+            return gathered_slices(values, indices, tensor, op, process_set)
     with on_device(device_dense):
         compressed, context = compression.compress(_tensor(tensor))
         reduced = mpi_ops._allreduce(
@@ -100,7 +105,7 @@ def allreduce(
         return compression.decompress(reduced, context)
 
 
-def check_sparse(op: int) -> None:
+def check_sparse(op: int, prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> None:
     """Refuses what cannot be done with slices."""
     if op == Adasum:
         raise NotImplementedError(
@@ -109,17 +114,16 @@ def check_sparse(op: int) -> None:
         )
     if op not in (Sum, Average):
         raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if prescale_factor != 1.0 or postscale_factor != 1.0:
+        raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
 
 
 def gathered_slices(
-    values: Any, indices: Any, own: tf.IndexedSlices, op: int, factor: float, process_set: ProcessSet
+    values: Any, indices: Any, own: tf.IndexedSlices, op: int, process_set: ProcessSet
 ) -> tf.IndexedSlices:
     """All ranks' slices as the reduction of the tensors that they stand for."""
-    dtype = values.dtype
     if op == Average:
-        values = tf.cast(values / size_for(process_set, dtype), dtype)
-    if factor != 1.0:
-        values = tf.cast(values * factor, dtype)
+        values = values / size_for(process_set, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=own.dense_shape)
 
 
@@ -160,15 +164,15 @@ def grouped_allreduce(
     Dense and sparse tensors and element types may be mixed. Returns a list. Differentiable."""
     if not tensors:
         return tensors
-    op = handle_average_backwards_compatibility(op, average)
+    op = handle_average_backwards_compatibility(op, average, _SCRIPT)
     results: list[Any] = [None] * len(tensors)
     sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if sparse:
-        check_sparse(op)
+        check_sparse(op, prescale_factor, postscale_factor)
         with on_device(device_sparse):
             slices = grouped_allgather_slices(
-                [tensors[place] for place in sparse], op, prescale_factor * postscale_factor, name, process_set, ignore_name_scope
+                [tensors[place] for place in sparse], op, name, process_set, ignore_name_scope
             )
         for place, reduced in zip(sparse, slices):
             results[place] = reduced
@@ -196,7 +200,6 @@ def grouped_allreduce(
 def grouped_allgather_slices(
     slices: Sequence[tf.IndexedSlices],
     op: int,
-    factor: float,
     name: Optional[str],
     process_set: ProcessSet,
     ignore_name_scope: bool,
@@ -214,7 +217,7 @@ def grouped_allgather_slices(
 
     values = gathered([entry.values for entry in slices], "values")
     indices = gathered([entry.indices for entry in slices], "indices")
-    return [gathered_slices(*parts, op, factor, process_set) for parts in zip(values, indices, slices)]
+    return [gathered_slices(*parts, op, process_set) for parts in zip(values, indices, slices)]
 
 
 @as_written

@@ -140,9 +140,9 @@ def watch() -> None:
         phases.listeners.append(_watch)
         _watch_batches()
         _watch_modes()
-        torch.autograd.backward = _marked("backward", torch.autograd.backward, alone=True)
-        torch.save = _marked("checkpoint", torch.save)
-        torch.load = _marked("checkpoint", torch.load)
+        torch.autograd.backward = marked("backward", torch.autograd.backward, alone=True)
+        torch.save = marked("checkpoint", torch.save)
+        torch.load = marked("checkpoint", torch.load)
 
 
 def note_threads() -> None:
@@ -178,7 +178,7 @@ def step_ends(optimizer: object) -> None:
             note_threads()
 
 
-def _marked(name: str, function: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
+def marked(name: str, function: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
     """The function, in a phase; `alone` says that it ends whatever outermost phase is open."""
 
     @functools.wraps(function)

@@ -71,7 +71,8 @@ impl Kernel {
     /// # Safety
     /// `construction` is a `TF_OpKernelConstruction` that lives.
     pub(crate) unsafe fn read(kind: Kind, construction: Opaque) -> Result<Kernel, Refusal> {
-        let attrs = Attrs { construction, status: Status::new() };
+        // SAFETY: promised by the caller.
+        let attrs = unsafe { Attrs::of(construction) };
         let (collects, reduces) = (!kind.is_local(), kind.reduces());
         // SAFETY: promised by the caller. The name lives as long as the construction.
         let node = unsafe {
@@ -278,12 +279,18 @@ fn name_iteration(request: &mut Request, iteration: i64) {
 }
 
 /// Attributes of a node that is being made.
-struct Attrs {
+pub(super) struct Attrs {
     construction: Opaque,
     status: Status,
 }
 
 impl Attrs {
+    /// # Safety
+    /// `construction` is a `TF_OpKernelConstruction` that lives as long as this is used.
+    pub(super) unsafe fn of(construction: Opaque) -> Attrs {
+        Attrs { construction, status: Status::new() }
+    }
+
     fn checked<V>(&self, value: V) -> Result<V, Refusal> {
         match self.status.error() {
             None => Ok(value),
@@ -293,7 +300,7 @@ impl Attrs {
 
     fn int(&self, name: &CStr) -> Result<i64, Refusal> {
         let mut value = 0;
-        // SAFETY: the construction lives (promised to `Kernel::read`), and so do name, value and status; here and below.
+        // SAFETY: the construction lives (promised to `Attrs::of`), and so do name, value and status; here and below.
         unsafe { (api().attr_int)(self.construction, name.as_ptr(), &mut value, self.status.raw()) };
         self.checked(value)
     }
@@ -305,7 +312,7 @@ impl Attrs {
         self.checked(f64::from(value))
     }
 
-    fn bool(&self, name: &CStr) -> Result<bool, Refusal> {
+    pub(super) fn bool(&self, name: &CStr) -> Result<bool, Refusal> {
         let mut value = 0;
         // SAFETY: as above.
         unsafe { (api().attr_bool)(self.construction, name.as_ptr(), &mut value, self.status.raw()) };
@@ -343,7 +350,7 @@ impl Attrs {
         Ok(starts.iter().zip(&lens).map(text).collect())
     }
 
-    fn string(&self, name: &CStr) -> Result<String, Refusal> {
+    pub(super) fn string(&self, name: &CStr) -> Result<String, Refusal> {
         let (mut entries, mut len_bytes) = (0, 0);
         // SAFETY: as above.
         unsafe {

@@ -18,6 +18,7 @@ mod calls;
 mod definitions;
 mod done;
 mod kernel;
+mod marks;
 mod shapes;
 mod status;
 mod xla;
@@ -62,6 +63,7 @@ pub(crate) fn register_tensorflow_ops(framework: &str, version: &str) -> PyResul
                 register_for_xla(api, definition).map_err(refuse)?;
             }
         }
+        marks::register(api).map_err(refuse)?;
         *registered = true;
     }
     Ok(asynchronous)

@@ -162,7 +162,8 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, "
         "average_aggregated_gradients=False, groups=None, process_set=global_process_set, local_layers=None, "
         "scale_local_gradients=True)",
-        "allreduce": "(value, name=None, average=True, prescale_factor=1.0, postscale_factor=1.0, op=None, "
+        # Horovod has average=True here, which means the same, but refuses every `op` that is given without average=None.
+        "allreduce": "(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, "
         "compression=Compression.none)",
     },
     "horovod.keras.callbacks": {

@@ -124,10 +124,16 @@ def test_groups_of_mixed_kinds(function: bool) -> None:
     np.testing.assert_array_equal(tf.convert_to_tensor(slices), expected)
 
 
-def test_factors_apply_to_slices() -> None:
-    slices = tf.IndexedSlices(tf.fill([1, 2], 3.0), tf.constant([0]), tf.constant([1, 2]))
-    reduced = hvd.allreduce(slices, op=hvd.Average, prescale_factor=0.5, postscale_factor=4.0)
-    np.testing.assert_allclose(tf.convert_to_tensor(reduced), [[6.0, 6.0]])
+def test_slices_take_no_factors_and_integers_are_divided_as_tensorflow_does() -> None:
+    slices = tf.IndexedSlices(tf.fill([1, 2], hvd.rank()), tf.constant([0]), tf.constant([1, 2]))
+    for factor in ("prescale_factor", "postscale_factor"):
+        with pytest.raises(NotImplementedError, match="Pre/postscale_factor"):
+            hvd.allreduce(slices, op=hvd.Sum, **{factor: 0.5})
+        with pytest.raises(NotImplementedError, match="Pre/postscale_factor"):
+            hvd.grouped_allreduce([slices], op=hvd.Sum, **{factor: 0.5})
+    average = tf.convert_to_tensor(hvd.allreduce(slices))
+    assert average.dtype == tf.float64
+    np.testing.assert_allclose(average, np.full((1, 2), (hvd.size() - 1) / 2))
 
 
 def test_reducescatter_with_compression() -> None:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.tensorflow import gradient_reduction
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -77,6 +78,7 @@ def distributed_gradients(model: Model, function: bool, **options: object) -> li
         {"groups": 2},
         {"groups": 2, "sparse_as_dense": True},
         {"gradient_predivide_factor": 4.0},
+        {"gradient_predivide_factor": 4.0, "groups": 1},
         {"device_dense": "/cpu:0", "device_sparse": "/cpu:0"},
     ],
 )
@@ -84,6 +86,25 @@ def test_gradients_are_those_of_the_joined_batch(function: bool, options: dict) 
     model = Model()
     for _ in range(2):
         assert_same(distributed_gradients(model, function, **options), joined(model))
+
+
+def test_small_gradients_of_a_graph_share_operations_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_reduction, "_SHARED_SPAN", 8)
+    shapes = [[3]] * 10 + [[200, 200], [5], [300, 100], [7]]
+    variables = [tf.Variable(tf.fill(shape, float(place))) for place, shape in enumerate(shapes)]
+    variables.append(tf.Variable(tf.constant([1.0], tf.float64)))
+
+    @tf.function
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.cast(variable, tf.float32) ** 2) for variable in variables]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    for variable, grad in zip(variables, gradients()):
+        np.testing.assert_allclose(grad, 2 * variable.numpy() * (hvd.size() + 1) / 2, rtol=1e-6)
+    kinds = [node.type for node in gradients.get_concrete_function().graph.get_operations()]
+    assert kinds.count("HorovodAllreduce") == 3  # The two large ones, and the only one of its type.
+    assert kinds.count("HorovodGroupedAllreduce") == 2
 
 
 @pytest.mark.parametrize("function", [False, True])
@@ -285,6 +306,36 @@ def test_gradients_of_reduced_gradients() -> None:
     second = hvd.DistributedGradientTape(outer).gradient(grad, weight)
     # The average of averages: 6 w (n + 1) / 2.
     np.testing.assert_allclose(second, 12.0 * (hvd.size() + 1) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_a_rank_with_fewer_batches_joins(function: bool) -> None:
+    weights = [tf.Variable(1.0), tf.Variable(tf.ones([200, 200]))]
+
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight) for weight in weights]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+    run = tf.function(gradients) if function else gradients
+    for number in range(2 if hvd.rank() == 0 else 1):
+        expected = (hvd.size() + 1) / 2 if number == 0 else 1 / hvd.size()
+        for grad in run():
+            np.testing.assert_allclose(grad, np.full(grad.shape, expected), rtol=1e-6)
+    assert int(hvd.join()) == 0
+
+
+def test_a_compiled_step_has_the_gradients_of_the_joined_batch() -> None:
+    weights = [tf.Variable(tf.fill([3], float(place))) for place in range(4)] + [tf.Variable(tf.ones([200, 200]))]
+
+    @tf.function(jit_compile=True)
+    def gradients() -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight**2) for weight in weights]) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+    for weight, grad in zip(weights, gradients()):
+        np.testing.assert_allclose(grad, weight.numpy() * (hvd.size() + 1), rtol=1e-6)
 
 
 def test_misuse_is_refused() -> None:

@@ -5,12 +5,9 @@
 
 use anyhow::Result;
 
-use super::python::{FRONT_ENDS, Known, Python};
+use super::front_ends::standings;
+use super::python::{Known, Python};
 use super::{VERSION, say};
-
-/// Python frameworks, as Horovod's table names them and as their packages are called.
-const FRAMEWORKS: [(&str, &str); 5] =
-    [("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"), ("Keras", "keras"), ("JAX", "jax")];
 
 /// Prints the table for this machine.
 pub(crate) fn check_build() -> Result<()> {
@@ -20,9 +17,8 @@ pub(crate) fn check_build() -> Result<()> {
 
 fn table(known: Option<&Known>) -> String {
     let mut table = format!("Farandole v{VERSION}:\n\nAvailable Frameworks:\n");
-    for (name, package) in FRAMEWORKS {
-        let (usable, remark) = framework(known, package);
-        table += &line(usable, name, &remark);
+    for (framework, standing) in standings(known) {
+        table += &line(standing.is_usable(), framework.name, &standing.remark());
     }
     table += &line(true, "Burn", "feature `burn` of the crate farandole");
     table += &line(true, "Candle", "feature `candle` of the crate farandole");
@@ -43,20 +39,6 @@ fn table(known: Option<&Known>) -> String {
     table
 }
 
-/// Whether a Python framework can be used with the Python of this machine, and what there is to say.
-fn framework(known: Option<&Known>, package: &str) -> (bool, String) {
-    let version = |package| known.and_then(|known| known.packages.get(package));
-    match (FRONT_ENDS.contains(&package), version(package), version("farandole")) {
-        (false, Some(installed), _) => (false, format!("{installed} is installed; there is no front end for it yet")),
-        (false, None, _) => (false, "there is no front end for it yet".to_owned()),
-        (true, Some(installed), Some(_)) => (true, format!("{installed}, farandole.{package}")),
-        (true, Some(installed), None) => {
-            (false, format!("{installed}; this Python has no farandole: pip install farandole"))
-        }
-        (true, None, _) => (false, "not installed".to_owned()),
-    }
-}
-
 fn line(usable: bool, name: &str, remark: &str) -> String {
     let mark = if usable { 'X' } else { ' ' };
     let line = match remark {
@@ -72,39 +54,32 @@ mod tests {
 
     fn with(packages: &[(&str, &str)]) -> Known {
         let packages = packages.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect();
-        Known { packages, ..Known::default() }
+        Known { packages, keras_backend: "torch".to_owned(), ..Known::default() }
     }
 
     #[test]
     fn the_table_has_horovods_form_and_lists_what_can_be_used() {
-        let known = with(&[("torch", "2.6.0"), ("farandole", "0.1.0"), ("jax", "0.5.0")]);
+        let known = with(&[
+            ("torch", "2.6.0"),
+            ("tensorflow", "2.9.1"),
+            ("keras", "3.15.1"),
+            ("farandole", "0.1.0"),
+            ("jax", "0.5.0"),
+        ]);
         let table = table(Some(&known));
         for heading in ["Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"] {
             assert!(table.contains(&format!("\n{heading}\n    [")), "{table}");
         }
         assert!(table.contains("[X] PyTorch        (2.6.0, farandole.torch)"), "{table}");
+        assert!(table.contains("[ ] TensorFlow     (too old: 2.9.1 < 2.12)"), "{table}");
+        assert!(
+            table.contains("[X] Keras          (3.15.1, farandole.keras on torch (or tensorflow, jax))"),
+            "{table}"
+        );
+        assert!(table.contains("[ ] MXNet          (there is no front end for it yet)"), "{table}");
         assert!(table.contains("[ ] JAX            (0.5.0 is installed; there is no front end for it yet)"), "{table}");
         assert!(table.contains("[X] Burn") && table.contains("[X] Candle"), "{table}");
         assert!(table.contains("[X] TCP") && table.contains("[ ] NCCL"), "{table}");
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
-    }
-
-    #[test]
-    fn a_framework_is_usable_where_it_and_the_package_are_installed() {
-        let torch = |packages: &[(&str, &str)]| framework(Some(&with(packages)), "torch");
-        assert_eq!(torch(&[]), (false, "not installed".to_owned()));
-        let (usable, remark) = torch(&[("torch", "2.6.0")]);
-        assert!(!usable && remark.contains("pip install farandole"), "{remark}");
-        assert!(torch(&[("torch", "2.6.0"), ("farandole", "0.1.0")]).0);
-        assert!(!framework(None, "torch").0);
-    }
-
-    #[test]
-    fn every_front_end_of_the_python_package_is_known() {
-        let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bindings/python/farandole");
-        let is_there = |name: &str| std::path::Path::new(package).join(name).join("__init__.py").exists();
-        for (_, name) in FRAMEWORKS {
-            assert_eq!(is_there(name), FRONT_ENDS.contains(&name), "{name}");
-        }
     }
 }

@@ -16,6 +16,7 @@ mod check_build;
 mod compare;
 mod cores;
 mod finding;
+mod front_ends;
 mod hosts;
 mod job;
 mod library;

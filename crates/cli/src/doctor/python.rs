@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::ask::ask;
 use super::finding::{Finding, Group};
+use super::front_ends::{Standing, standings};
 
 /// Starting an interpreter from a busy network file system takes seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -25,7 +26,7 @@ sys.path = [p for p in sys.path if p]
 import json, os, platform
 from importlib import metadata
 names = {
-    "torch": ["torch"], "keras": ["keras"], "jax": ["jax"], "numpy": ["numpy"], "farandole": ["farandole"],
+    "torch": ["torch"], "keras": ["keras"], "tf_keras": ["tf-keras"], "jax": ["jax"], "numpy": ["numpy"], "farandole": ["farandole"],
     "tensorflow": ["tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "intel-tensorflow"],
     "mxnet": ["mxnet", "mxnet-cu112", "mxnet-cu110", "mxnet-cu102"], "horovod": ["horovod"],
 }
@@ -37,10 +38,18 @@ for name, distributions in names.items():
             break
         except Exception:
             pass
+backend = os.environ.get("KERAS_BACKEND")
+if not backend:
+    try:
+        home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+        with open(os.path.join(home, "keras.json")) as file:
+            backend = json.load(file).get("backend")
+    except Exception:
+        pass
 nccl = [os.path.join(p, "nvidia/nccl/lib/libnccl.so.2") for p in sys.path]
 print(json.dumps({
     "version": platform.python_version(), "executable": sys.executable or "", "packages": packages,
-    "nccl": [p for p in nccl if os.path.isfile(p)],
+    "nccl": [p for p in nccl if os.path.isfile(p)], "keras_backend": str(backend or "tensorflow"),
 }))
 "#;
 
@@ -53,6 +62,9 @@ pub(crate) struct Known {
     pub(crate) packages: BTreeMap<String, String>,
     /// NCCL libraries that came with a framework.
     pub(crate) nccl: Vec<PathBuf>,
+    /// What Keras 3 would compute with.
+    #[serde(default)]
+    pub(crate) keras_backend: String,
 }
 
 /// Which interpreter is meant, and why this one.
@@ -138,25 +150,37 @@ impl Python {
 /// Python packages that are worked with, less those that only help to explain something.
 const FRAMEWORKS: [&str; 6] = ["torch", "tensorflow", "keras", "jax", "mxnet", "numpy"];
 
-/// Packages for which the Python package has a front end: `farandole.torch`, and so on.
-pub(crate) const FRONT_ENDS: [&str; 1] = ["torch"];
-
-/// The front ends that a job in this Python can use.
+/// The front ends that a job in this Python can use, and what keeps the others of frameworks that are there.
 fn front_ends(known: &Known) -> Finding {
     let why = "Scripts import one of them, or run under the name horovod with `farandole run --horovod`.";
-    let frameworks: Vec<&str> = FRONT_ENDS.into_iter().filter(|name| known.packages.contains_key(*name)).collect();
-    let names =
-        |frameworks: &[&str]| frameworks.iter().map(|name| format!("farandole.{name}")).collect::<Vec<_>>().join(", ");
-    match (frameworks.as_slice(), known.packages.contains_key("farandole")) {
-        ([], _) => {
-            let found = format!("none; there is one for {}, which is not installed", FRONT_ENDS.join(", "));
-            Finding::ok(Group::Python, "front-ends", found, why)
+    let (mut usable, mut others, mut fixes) = (Vec::new(), Vec::new(), Vec::new());
+    // The package itself is spoken of once.
+    let is_there = known.packages.contains_key("farandole");
+    let mut with_package = known.clone();
+    with_package.packages.entry("farandole".to_owned()).or_default();
+    for (framework, standing) in standings(Some(&with_package)) {
+        let package = framework.package;
+        match standing {
+            Standing::Usable(_, front_end) => usable.push(front_end),
+            Standing::Fixable(reason, fix) => {
+                others.push(format!("{package}: {reason}"));
+                fixes.push(fix);
+            }
+            Standing::Unusable(reason) => others.push(format!("{package}: {reason}")),
         }
-        (found, true) => Finding::ok(Group::Python, "front-ends", format!("{} can be used", names(found)), why),
-        (found, false) => {
-            let found = format!("{} could be used, but the package farandole is not installed", names(found));
-            Finding::note(Group::Python, "front-ends", found, why).with_fix("`pip install farandole`.")
+    }
+    let can = match (usable.join(", "), is_there) {
+        (usable, _) if usable.is_empty() => "none can be used".to_owned(),
+        (usable, true) => format!("{usable} can be used"),
+        (usable, false) => {
+            fixes.insert(0, "`pip install farandole`.".to_owned());
+            format!("{usable} could be used, but the package farandole is not installed")
         }
+    };
+    let found = if others.is_empty() { can } else { format!("{can}; {}", others.join("; ")) };
+    match fixes.as_slice() {
+        [] => Finding::ok(Group::Python, "front-ends", found, why),
+        fixes => Finding::note(Group::Python, "front-ends", found, why).with_fix(fixes.join(" ")),
     }
 }
 
@@ -218,7 +242,7 @@ mod tests {
 
     fn known(packages: &[(&str, &str)]) -> Known {
         let packages = packages.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect();
-        Known { version: "3.12.1".into(), executable: "/usr/bin/python3".into(), packages, nccl: Vec::new() }
+        Known { version: "3.12.1".into(), executable: "/usr/bin/python3".into(), packages, ..Known::default() }
     }
 
     #[test]
@@ -243,15 +267,23 @@ mod tests {
 
     #[test]
     fn front_ends_are_named_that_can_be_used_and_what_is_missing_for_others() {
-        assert_eq!(
-            front_ends(&known(&[("torch", "2.6.0"), ("farandole", "1.0.0")])).found,
-            "farandole.torch can be used"
-        );
-        let without = front_ends(&known(&[("torch", "2.6.0")]));
+        let mut with_keras =
+            known(&[("torch", "2.6.0"), ("tensorflow", "2.21.0"), ("keras", "3.15.1"), ("farandole", "1.0.0")]);
+        with_keras.keras_backend = "tensorflow".to_owned();
+        let good = front_ends(&with_keras);
+        let usable =
+            "farandole.tensorflow, farandole.torch, farandole.keras on tensorflow (or torch) can be used; mxnet: ";
+        assert!(good.found.starts_with(usable), "{}", good.found);
+        assert_eq!(good.state, State::Ok);
+        let without = front_ends(&known(&[("torch", "2.6.0"), ("tensorflow", "2.9.0")]));
         assert_eq!(without.state, State::Note);
-        assert!(without.fix.unwrap().contains("pip install farandole"));
+        let could = "farandole.torch could be used, but the package farandole is not installed; tensorflow: too old: 2.9.0 < 2.12";
+        assert!(without.found.starts_with(could), "{}", without.found);
+        let fix = without.fix.unwrap();
+        assert!(fix.contains("pip install farandole") && fix.contains("tensorflow>=2.12"), "{fix}");
         let nothing = front_ends(&known(&[("jax", "0.5.0"), ("farandole", "1.0.0")]));
-        assert!(nothing.state == State::Ok && nothing.found.starts_with("none; there is one for torch"));
+        assert!(nothing.state == State::Ok && nothing.found.starts_with("none can be used; "), "{}", nothing.found);
+        assert!(nothing.found.contains("torch: not installed in /usr/bin/python3"), "{}", nothing.found);
     }
 
     #[test]

@@ -154,7 +154,7 @@ mod tests {
         let began = Instant::now();
         let words = visit(pid, geteuid(), &name).unwrap().snapshot.unwrap_err();
         assert!(words.contains("does not answer"), "{words}");
-        assert!(began.elapsed() < 3 * PATIENCE);
+        assert!(began.elapsed() < 10 * PATIENCE);
     }
 
     /// Needs root, to become somebody else; the kernel lets one thread change its user alone.

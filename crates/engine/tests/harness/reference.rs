@@ -272,8 +272,13 @@ fn wrap(dtype: Dtype, value: i128) -> i128 {
 
 /// Enough to tell two results apart.
 pub fn hash(bytes: &[u8]) -> u64 {
-    let words = bytes.chunks(8).map(|chunk| chunk.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)));
-    words.fold(bytes.len() as u64, |hash, word| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+    let mut hash = bytes.len() as u64;
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash = (hash ^ u64::from_ne_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    hash
 }
 
 /// Random numbers that are the same everywhere (splitmix64).

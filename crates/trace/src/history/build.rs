@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::gap::{self, Usable};
+use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
 use super::{CollectiveKind, History, Operation, Passage, Phase, RankHistory, own};
 use crate::event::{self, Collective, Event, Group, NameId, Record};
@@ -49,7 +50,7 @@ impl std::fmt::Display for BuildError {
 }
 
 /// An operation of a group, the same on all ranks.
-type Key = (Group, event::Operation);
+pub(super) type Key = (Group, event::Operation);
 
 /// What one rank has recorded of one operation.
 #[derive(Clone, Debug)]
@@ -67,10 +68,10 @@ struct Part {
 }
 
 /// A wait of the program's thread, or a moment behind which it used a result.
-struct Wait {
-    from_ns: u64,
-    to_ns: u64,
-    key: Option<Key>,
+pub(super) struct Wait {
+    pub(super) from_ns: u64,
+    pub(super) to_ns: u64,
+    pub(super) key: Option<Key>,
 }
 
 /// What one rank has recorded.
@@ -194,11 +195,13 @@ impl Account {
         let mut used: HashSet<Key> = HashSet::new();
         // Waits that were over before their request travelled: the program looked at something else in between.
         let mut early: HashMap<NameId, Vec<usize>> = HashMap::new();
+        let mut graph = graph::has_graphs(trace.header.setting("framework")).then(UnderWay::default);
         for Record { time_ns, thread: by, event } in &trace.records {
             let at_ns = clock(*time_ns);
             match *event {
                 Event::Submitted { name, group, .. } => {
                     submitted.insert((group, name), at_ns);
+                    graph.iter_mut().for_each(|graph| graph.submit(at_ns, (group, name)));
                     early.remove(&name);
                     if let Some(key) = carried_by.remove(&name)
                         && used.insert(key)
@@ -224,6 +227,13 @@ impl Account {
                     }
                     account.waits.push(Wait { from_ns: clock(since_ns), to_ns: at_ns, key });
                 }
+                Event::Done { name, group, operation } => {
+                    let finish = |graph: &mut UnderWay| graph.finish(at_ns, (group, operation), name);
+                    let waits = graph.as_mut().map_or(Vec::new(), finish);
+                    used.extend(waits.iter().filter_map(|wait| wait.key));
+                    account.waits.extend(waits);
+                }
+                Event::Failed { name, group } => graph.iter_mut().for_each(|graph| graph.fail((group, name))),
                 _ => account.hear_of_operation(*by, at_ns, event),
             }
         }

@@ -1,7 +1,7 @@
 //! The lane of a rank out of its records: what its program's thread did at every moment.
 //!
-//! The program's thread is the one that marks iterations and phases and waits for results; where several do, the one
-//! that does so most. Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first.
+//! The program's thread is the one that marks iterations; without any, the one that marks phases and waits for results;
+//! where several do, the one that does so most. Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first.
 //! What it was blocked in lies over that. What is in no phase is the script's own code where that can be told
 //! (`own.rs`), and work otherwise.
 
@@ -16,7 +16,7 @@ pub(super) type Blocked = (u64, u64, Option<usize>);
 
 /// The thread whose doings are the rank's lane.
 pub(super) fn program_thread(trace: &Trace) -> Option<ThreadId> {
-    let mut marks: BTreeMap<ThreadId, u64> = BTreeMap::new();
+    let mut marks: BTreeMap<ThreadId, (u64, u64)> = BTreeMap::new();
     for record in &trace.records {
         let counts = match record.event {
             Event::Iteration { .. } | Event::Epoch { .. } | Event::Waited { .. } => true,
@@ -24,7 +24,9 @@ pub(super) fn program_thread(trace: &Trace) -> Option<ThreadId> {
             Event::Started { group, .. } => group == Group::DIRECT,
             _ => false,
         };
-        *marks.entry(record.thread).or_default() += u64::from(counts);
+        let of_thread = marks.entry(record.thread).or_default();
+        of_thread.0 += u64::from(matches!(record.event, Event::Iteration { .. }));
+        of_thread.1 += u64::from(counts);
     }
     marks.into_iter().max_by_key(|&(thread, count)| (count, std::cmp::Reverse(thread))).map(|(thread, _)| thread)
 }
@@ -68,9 +70,11 @@ pub(super) fn phases(
 
 fn kind(phase: event::Phase) -> PhaseKind {
     match phase {
-        event::Phase::Forward | event::Phase::Backward | event::Phase::OptimizerStep | event::Phase::DeviceWork => {
-            PhaseKind::Training
-        }
+        event::Phase::Forward
+        | event::Phase::Backward
+        | event::Phase::OptimizerStep
+        | event::Phase::TrainingStep
+        | event::Phase::DeviceWork => PhaseKind::Training,
         event::Phase::InputWait => PhaseKind::Input,
         event::Phase::Evaluation => PhaseKind::Evaluation,
         event::Phase::Checkpoint => PhaseKind::Checkpoint,

@@ -18,6 +18,7 @@
 mod build;
 mod cut;
 mod gap;
+mod graph;
 mod lane;
 mod legs;
 mod own;

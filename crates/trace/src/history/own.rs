@@ -9,8 +9,8 @@
 //! **Invariant:** own code is only told where the forward pass is known to be marked. A front end that does not see
 //! where forward begins (a script that makes its batches itself, a program that marks backward alone) leaves the
 //! forward pass outside of every phase, and calling that own code would be wrong. So there must be forward and backward
-//! phases, and forward ones must not be far shorter than backward ones. All ranks run the same script, so this is
-//! decided once for all of them.
+//! phases, and forward ones must not be far shorter than backward ones; or phases that are whole training steps. All
+//! ranks run the same script, so this is decided once for all of them.
 //!
 //! Samples ([`Event::Sampled`]) say where the thread was. They are statistics: how long own code took is known from the
 //! phases.
@@ -29,8 +29,8 @@ const SHORTEST_FORWARD: u64 = 20;
 pub(super) fn training_loops(ranks: &[Vec<Phase>]) -> Vec<Option<(u64, u64)>> {
     let forward_ns = usual_ns(ranks, event::Phase::Forward);
     let backward_ns = usual_ns(ranks, event::Phase::Backward);
-    let is_marked =
-        forward_ns.zip(backward_ns).is_some_and(|(forward, backward)| forward * SHORTEST_FORWARD >= backward);
+    let is_marked = usual_ns(ranks, event::Phase::TrainingStep).is_some()
+        || forward_ns.zip(backward_ns).is_some_and(|(forward, backward)| forward * SHORTEST_FORWARD >= backward);
     ranks.iter().map(|phases| is_marked.then(|| training_loop(phases)).flatten()).collect()
 }
 
@@ -165,6 +165,8 @@ mod tests {
         // What is marked as forward is the moment between zero_grad() and backward().
         let elsewhere = [phase("forward", 199, 200), phase("backward", 200, 240)];
         assert_eq!(told(&[&elsewhere]), [None]);
+        let whole = [phase("training step", 10, 40), phase("training step", 45, 70)];
+        assert_eq!(told(&[&whole]), [Some((10, 70))], "a whole step has its forward pass inside");
         // A rank whose backward passes were interrupted again and again runs the same script as the other one.
         let interrupted = [phase("forward", 10, 11), phase("backward", 20, 900), phase("optimizer step", 900, 950)];
         assert_eq!(told(&[&marked, &interrupted]), [Some((10, 50)), Some((10, 950))]);

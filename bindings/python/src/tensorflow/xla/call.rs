@@ -69,7 +69,8 @@ pub(super) fn attributes(kernel: &Kernel) -> String {
     let Kernel { kind, name, members, group, op, prescale, postscale, root, .. } = kernel;
     let (op_name, count) = (op_name(*kind), members.len());
     let (prescale, postscale) = (prescale.to_bits(), postscale.to_bits());
-    let words = format!("{op_name} {} {} {prescale:x} {postscale:x} {root} {count} {name}", group.0, *op as u8);
+    let names = if kind.is_many() { members.join("\n") } else { name.to_string() };
+    let words = format!("{op_name} {} {} {prescale:x} {postscale:x} {root} {count} {names}", group.0, *op as u8);
     let mut text = format!("{{{ATTRIBUTE} = \"");
     for byte in words.bytes() {
         match byte {
@@ -94,7 +95,10 @@ fn read(words: &str) -> Option<Kernel> {
     let root = words.next()?.parse().ok()?;
     let count = words.next()?.parse().ok()?;
     let name = words.next()?;
-    let members = Kernel::names_of_members(kind, name, count);
+    let members = match kind.is_many() {
+        true => name.split('\n').map(Arc::from).collect(),
+        false => Kernel::names_of_members(kind, name, count),
+    };
     Some(Kernel { kind, caller_waits: false, name: name.into(), members, group, op, prescale, postscale, root })
 }
 
@@ -105,12 +109,14 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
         let text = format!("a program that was compiled with another version of farandole asks for \"{words}\"");
         Refusal { code: INVALID_ARGUMENT, text }
     })?;
-    let (operands, results) = (call.operands(), call.results());
+    let (operands, mut results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
         let (_current, job) = calls::current()?;
         let number = kernel.local_number(&job)?;
         return write_numbers(&results[0], &[number]);
     }
+    // The last is the turn, which has no value.
+    results.pop();
     let future = call.promise();
     let shared = Arc::new((kernel, results));
     let kept = Arc::clone(&shared);

@@ -18,9 +18,10 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::super::api::{Library, Opaque};
 
@@ -35,6 +36,9 @@ const NO_SCHEDULE: c_int = 0;
 
 /// Where `ValueInference` lies in an `XlaOpKernelContext`.
 const INFERENCE_AT_BYTES: usize = 16;
+
+/// How many computations are remembered: more than are nested in each other.
+const MOST_COUNTS: usize = 64;
 
 /// A value of the program.
 #[repr(C)]
@@ -86,12 +90,17 @@ impl Storage {
     }
 }
 
+/// `XlaCompiler::SetNodeToken` without its last parameter.
+const SET_NODE_TOKEN: &str =
+    "_ZN10tensorflow11XlaCompiler12SetNodeTokenERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions. `@` in a name stands for Abseil's namespace.
         struct Symbols {
             $($field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             set_output: SetOutput,
+            set_node_token: SetNodeToken,
         }
 
         impl Symbols {
@@ -108,7 +117,8 @@ macro_rules! functions {
                             std::mem::transmute::<Opaque, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
                         }
                     },)*
-                    set_output: SetOutput::look_up(find)?,
+                    set_output: Taking::look_up(find, "_ZN10tensorflow18XlaOpKernelContext9SetOutputEi")?,
+                    set_node_token: Taking::look_up(find, SET_NODE_TOKEN)?,
                 })
             }
         }
@@ -130,28 +140,47 @@ functions! {
         NS_18CustomCallScheduleENS_20CustomCallApiVersionE":
         fn(Opaque, *const StdString, Span, Opaque, Span, *const StdString, bool, Span, Opaque, c_int, c_int) -> XlaOp;
     value_in_tuple = "_ZN3xla15GetTupleElementENS_5XlaOpEl": fn(XlaOp, i64) -> XlaOp;
+    compiler = "_ZNK10tensorflow18XlaOpKernelContext8compilerEv": fn(Opaque) -> Opaque;
+    node_token = "_ZN10tensorflow11XlaCompiler12GetNodeTokenERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE":
+        fn(*mut StatusOrOp, Opaque, *const StdString);
 }
 
-/// `XlaOpKernelContext::SetOutput`, which took a reference up to TensorFlow 2.20.
-enum SetOutput {
-    Value(SetValue),
-    Reference(SetReference),
+/// A method whose last parameter is a value of the program. It was a reference up to TensorFlow 2.19 or 2.20.
+enum Taking<V, R> {
+    Value(V),
+    Reference(R),
 }
 
-type SetValue = unsafe extern "C" fn(Opaque, c_int, XlaOp);
-type SetReference = unsafe extern "C" fn(Opaque, c_int, *const XlaOp);
+type SetOutput = Taking<unsafe extern "C" fn(Opaque, c_int, XlaOp), unsafe extern "C" fn(Opaque, c_int, *const XlaOp)>;
 
-impl SetOutput {
-    fn look_up(find: impl Fn(&str) -> Result<Opaque, String>) -> Result<SetOutput, String> {
-        // SAFETY: the mangled names say the types.
+type SetNodeToken = Taking<
+    unsafe extern "C" fn(*mut usize, Opaque, *const StdString, XlaOp),
+    unsafe extern "C" fn(*mut usize, Opaque, *const StdString, *const XlaOp),
+>;
+
+impl<V, R> Taking<V, R> {
+    /// Looks a method up by its name without the last parameter. `V` and `R` are functions of its types.
+    fn look_up(find: impl Fn(&str) -> Result<Opaque, String>, name: &str) -> Result<Taking<V, R>, String> {
+        assert!(size_of::<V>() == size_of::<Opaque>() && size_of::<R>() == size_of::<Opaque>());
+        let by_value = find(&format!("{name}N3xla5XlaOpE"));
+        // SAFETY: functions are addresses, and the mangled names say the types.
         unsafe {
-            if let Ok(address) = find("_ZN10tensorflow18XlaOpKernelContext9SetOutputEiN3xla5XlaOpE") {
-                return Ok(SetOutput::Value(std::mem::transmute::<Opaque, SetValue>(address)));
+            match by_value {
+                Ok(address) => Ok(Taking::Value(std::mem::transmute_copy(&address))),
+                Err(_) => {
+                    let address = find(&format!("{name}RKN3xla5XlaOpE"))?;
+                    Ok(Taking::Reference(std::mem::transmute_copy(&address)))
+                }
             }
-            let address = find("_ZN10tensorflow18XlaOpKernelContext9SetOutputEiRKN3xla5XlaOpE")?;
-            Ok(SetOutput::Reference(std::mem::transmute::<Opaque, SetReference>(address)))
         }
     }
+}
+
+/// `absl::StatusOr<xla::XlaOp>`: the value is there if all is well. Otherwise it stays as it was.
+#[repr(C)]
+struct StatusOrOp {
+    status: usize,
+    value: XlaOp,
 }
 
 /// The functions, or what is missing.
@@ -215,10 +244,64 @@ impl Program {
         // SAFETY: as above, and a value of this program.
         unsafe {
             match self.symbols.set_output {
-                SetOutput::Value(set) => set(self.context.address(), index, value),
-                SetOutput::Reference(set) => set(self.context.address(), index, &raw const value),
+                Taking::Value(set) => set(self.context.address(), index, value),
+                Taking::Reference(set) => set(self.context.address(), index, &raw const value),
             }
         }
+    }
+
+    /// The value that was left last with [`Program::leave`], in the computation that is under construction.
+    pub(super) fn last_left(&mut self) -> Option<XlaOp> {
+        let count = self.count_left();
+        (count > 0).then(|| self.left(count - 1)).flatten()
+    }
+
+    /// Leaves a value for the next kernel of this computation. TensorFlow keeps it, as it keeps the tokens of its own ops with side
+    /// effects, and forgets it with the computation.
+    pub(super) fn leave(&mut self, value: XlaOp) {
+        let count = self.count_left();
+        let name = name_of_left(count);
+        let (name, mut status) = (StdString::of(&name), 0);
+        // SAFETY: the context, its compiler and the name live during the call; TensorFlow copies the name.
+        unsafe {
+            let compiler = (self.symbols.compiler)(self.context.address());
+            match self.symbols.set_node_token {
+                Taking::Value(set) => set(&raw mut status, compiler, &raw const name, value),
+                Taking::Reference(set) => set(&raw mut status, compiler, &raw const name, &raw const value),
+            }
+        }
+        lock_counts().insert(self.builder().addr(), count + 1);
+    }
+
+    /// How many values were left in this computation. The count is remembered by the builder's address, which a later one may have, too; so
+    /// it is a hint.
+    fn count_left(&mut self) -> usize {
+        let builder = self.builder().addr();
+        let hint = lock_counts().get(&builder).copied();
+        if let Some(count) = hint
+            && self.left(count - 1).is_some()
+        {
+            return count;
+        }
+        (0..).find(|&index| self.left(index).is_none()).expect("invariant: there is an end")
+    }
+
+    fn left(&mut self, index: usize) -> Option<XlaOp> {
+        let builder = self.builder();
+        let name = name_of_left(index);
+        let name = StdString::of(&name);
+        let mut found = StatusOrOp { status: 0, value: XlaOp { handle: -1, builder: std::ptr::null_mut() } };
+        // SAFETY: as in `leave`. The status of a value that is not there is not destroyed: a few bytes for each computation.
+        unsafe {
+            let compiler = (self.symbols.compiler)(self.context.address());
+            (self.symbols.node_token)(&raw mut found, compiler, &raw const name);
+        }
+        (found.value.builder == builder).then_some(found.value)
+    }
+
+    fn builder(&mut self) -> Opaque {
+        // SAFETY: a context that lives.
+        unsafe { (self.symbols.builder)(self.context.address()) }
     }
 
     /// Emits a call that has side effects, all operands and results in row-major order, and returns its results. What
@@ -238,7 +321,7 @@ impl Program {
         // SAFETY: everything lives until the call returns, and XLA copies what it keeps.
         unsafe {
             let tuple = (self.symbols.custom_call)(
-                (self.symbols.builder)(self.context.address()),
+                self.builder(),
                 &raw const target,
                 Span::of(&values),
                 result_shape.storage.address(),
@@ -261,6 +344,22 @@ impl Drop for Program {
         // SAFETY: the part of the context that owns memory, destroyed once (module's text).
         unsafe { (self.symbols.delete_inference)(inference) };
     }
+}
+
+fn name_of_left(index: usize) -> String {
+    format!("farandole_collective_{index}")
+}
+
+/// How many values were left in a computation, by its builder's address.
+fn lock_counts() -> MutexGuard<'static, HashMap<usize, usize>> {
+    static COUNTS: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
+    // Valid between any two statements, also if a holder panicked.
+    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // Of computations that are long built.
+    if counts.len() > MOST_COUNTS {
+        counts.clear();
+    }
+    counts
 }
 
 /// The shape of a tuple.

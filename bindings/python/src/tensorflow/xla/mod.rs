@@ -7,10 +7,17 @@
 //! (`calls`), and XLA goes on when they are done (`resume`). So ops and graphs are the same, compiled or not; gradients
 //! are those of the ops.
 //!
-//! What holds: a call has side effects for XLA, so it is neither dropped nor done twice. It never blocks a thread: XLA
-//! is given a future. XLA decides the order of calls from the program, so ranks that compile the same function agree on
-//! it. A result's shape is fixed by compilation; that every rank brings equally many rows is assumed for ops whose
-//! result depends on it, and checked when they run.
+//! What holds:
+//!
+//! - A call has side effects for XLA, so it is neither dropped nor done twice. It never blocks a thread: XLA is given a
+//!   future, and keeps operands and results until it is fulfilled.
+//! - Collectives take turns: a call has one more operand, the *turn*, which is a result of the call that was emitted
+//!   before it. XLA is free to order what does not depend on each other, and what it finds depends on constants. If
+//!   those differ between ranks, one rank would wait in a first collective for another that waits in a second. TensorFlow
+//!   translates the nodes of the same graph in the same order everywhere. Turns are passed on inside a computation;
+//!   the body of a loop and the branches of a condition have their own.
+//! - A result's shape is fixed by compilation. That every rank brings equally many rows is assumed for ops whose result
+//!   depends on it, and checked when they run.
 //!
 //! What cannot be translated is refused with UNIMPLEMENTED and the op's name. That is also the code at which
 //! TensorFlow's automatic clustering runs a cluster without XLA.
@@ -97,8 +104,16 @@ unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), Refusal> {
         let primitive_type = call::primitive_type(dtype_of(tensor.data_type())?);
         operands.push((program.input(index), Array { primitive_type, dims: tensor.dims() }));
     }
-    let results = results(kernel, &operands)?;
-    let values = program.call(call::TARGET, &call::attributes(kernel), &operands, &results);
+    let mut results = results(kernel, &operands)?;
+    let takes_turns = !kernel.kind.is_local();
+    if takes_turns {
+        operands.extend(program.last_left().map(|turn| (turn, number())));
+        results.push(number());
+    }
+    let mut values = program.call(call::TARGET, &call::attributes(kernel), &operands, &results);
+    if takes_turns && let Some(turn) = values.pop() {
+        program.leave(turn);
+    }
     for (index, value) in (0..).zip(values) {
         program.set_output(index, value);
     }
@@ -107,7 +122,6 @@ unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), Refusal> {
 
 /// The shapes of the results, if every rank brings tensors of the same shape.
 fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, Refusal> {
-    let number = || Array { primitive_type: call::primitive_type(Dtype::I32), dims: Vec::new() };
     match kernel.kind {
         Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast | Kind::AllreduceMany | Kind::BroadcastMany => {
             Ok(operands.iter().map(|(_, array)| array.clone()).collect())
@@ -154,6 +168,11 @@ impl Array {
         *first = rows(*first);
         Ok(array)
     }
+}
+
+/// One number of int32.
+fn number() -> Array {
+    Array { primitive_type: call::primitive_type(Dtype::I32), dims: Vec::new() }
 }
 
 fn unimplemented(text: String) -> Refusal {

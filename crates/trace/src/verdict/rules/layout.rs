@@ -40,7 +40,11 @@ pub(super) fn crowded(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     );
     let threads =
         format!("farandole run -x OMP_NUM_THREADS={fitting} …; or torch.set_num_threads({fitting}) in the script");
-    Some(Saying::new(change, &[&threads, &pin]))
+    let of_tensorflow = format!(
+        "tensorflow: farandole run -x TF_NUM_INTRAOP_THREADS={fitting} …; or \
+         tf.config.threading.set_intra_op_parallelism_threads({fitting}) first of all"
+    );
+    Some(Saying::new(change, &[&threads, &of_tensorflow, &pin]))
 }
 
 /// Crowded cores show in many losses. They are spoken of once: at the largest of those that they can cause.

@@ -10,9 +10,10 @@ use crate::replay::Change;
 const WORTH_CHANGING_PERCENT: f64 = 5.0;
 
 /// What helps wherever it is that a script writes something down.
-const HOW: [&str; 2] = [
+const HOW: [&str; 3] = [
     "torch: if step % 100 == 0: log(…)   # with loss.item(), metrics and print() inside",
-    "       queue = queue.Queue(); threading.Thread(target=write_what_comes, args=(queue,), daemon=True).start()",
+    "keras: callbacks that work in on_epoch_end instead of on_train_batch_end; model.fit(…, verbose=2 if hvd.rank() == 0 else 0)",
+    "any:   queue = queue.Queue(); threading.Thread(target=write_what_comes, args=(queue,), daemon=True).start()",
 ];
 
 /// Ranks that do something which the others do not, and all wait for them.

@@ -13,8 +13,9 @@ pub(super) fn share(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     let name = phase(finding)?;
     let change = format!("Let all ranks take part in “{name}”: each a part of the data, and the results are averaged.");
     let how = [
-        "torch: DataLoader(test_set, sampler=DistributedSampler(test_set, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False))",
-        "       metric = hvd.allreduce(metric, name=\"test_metric\")",
+        "torch:      DataLoader(test_set, sampler=DistributedSampler(test_set, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False))",
+        "tensorflow: model.evaluate(test_set.shard(hvd.size(), hvd.rank())), or the same share in a loop of your own",
+        "both:       metric = hvd.allreduce(metric, name=\"test_metric\")",
     ];
     Some(Saying::new(change, &how).gaining(case.gain(&[Change::Shared(name.to_owned())])))
 }

@@ -318,7 +318,7 @@ fn an_epoch_that_is_dropped_leaves_no_thread_behind_and_does_not_finish_its_batc
     std::thread::sleep(Duration::from_millis(30));
     let began = Instant::now();
     drop(epoch);
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(15));
     drop(loader);
     assert_eq!(Arc::strong_count(&data), 1, "threads hold what they read from");
 }

@@ -10,30 +10,19 @@ if importlib.util.find_spec("tensorflow") is None:
     raise ImportError(f"{__name__} needs TensorFlow, which is not installed for this Python: pip install tensorflow")
 
 from farandole.tensorflow import *  # noqa: E402, F403 -- what it exports is the list, and a test knows it by heart
-from farandole.basics import handle_average_backwards_compatibility  # noqa: E402, F401
+from farandole.tensorflow.mpi_ops import _allreduce, _grouped_allreduce  # noqa: E402, F401
+from farandole.tensorflow.util import _cache, _executing_eagerly, _make_subgraph  # noqa: E402, F401
 from horovod.common.util import check_extension, gpu_available, split_list  # noqa: E402, F401
-from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: E402, F401
 from horovod.tensorflow import (  # noqa: E402
     compression,
-    elastic,
     functions,
     gradient_aggregation,
     gradient_aggregation_eager,
-    mpi_ops,
     sync_batch_norm,
-    util,
 )
-
-# Horovod's modules share these with each other through the package; its tests and some scripts use them.
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper  # noqa: E402, F401
-from horovod.tensorflow.mpi_ops import _allreduce, _grouped_allreduce  # noqa: E402, F401
-from horovod.tensorflow.util import (  # noqa: E402, F401
-    _cache,
-    _executing_eagerly,
-    _make_subgraph,
-    refs_to_vars,
-    vars_to_refs,
-)
+import horovod.tensorflow.elastic  # noqa: E402, F401 -- these three are names of what has come with the others, too
+import horovod.tensorflow.mpi_ops  # noqa: E402, F401
+import horovod.tensorflow.util  # noqa: E402, F401
 
 
 def _check_has_gpu() -> bool:

@@ -1,0 +1,108 @@
+"""What front ends mark by themselves stays nested, with each other and with the program's own phases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from farandole import _native, marks, phases
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every mark that was made."""
+    made: list[str] = []
+    monkeypatch.setattr(_native, "phase_begin", lambda name: made.append(f"+{name}"))
+    monkeypatch.setattr(_native, "phase_end", lambda name: made.append(f"-{name}"))
+    monkeypatch.setattr(_native, "mark_iteration", lambda number: made.append(f"iteration {number}"))
+    monkeypatch.setattr(_native, "mark_epoch", lambda number: made.append(f"epoch {number}"))
+    monkeypatch.setattr(phases, "listeners", [])
+    return made
+
+
+@pytest.fixture
+def watch(seen: list[str]) -> marks.Watch:
+    made = marks.Watch()
+    assert made.follow_this_thread() and not made.follow_this_thread()
+    return made
+
+
+def test_a_call_inside_of_one_of_its_kind_is_part_of_it(watch, seen):
+    def inner() -> None:
+        seen.append("inside")
+
+    watch.turn_to("forward")
+    watch.marked("checkpoint", watch.marked("checkpoint", inner))()
+    assert seen == ["+forward", "-forward", "+checkpoint", "inside", "-checkpoint"]
+
+
+def test_what_is_open_stays_open_until_a_call_inside_of_it_is_over(watch, seen):
+    watch.turn_to("forward")
+    watch.begin("input wait")
+    watch.turn_to("evaluation")
+    watch.end("input wait")
+    watch.turn_to("evaluation")
+    watch.turn_to(None)
+    assert seen == ["+forward", "+input wait", "-input wait", "-forward", "+evaluation", "-evaluation"]
+
+
+def test_a_call_that_raises_is_over(watch, seen):
+    def failing() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError):
+        watch.marked("evaluation", failing)()
+    assert seen == ["+evaluation", "-evaluation"] and watch.inside == 0 and not watch.evaluates()
+
+
+def test_phases_of_the_program_nest_with_ours(watch, seen):
+    with phases.phase("epoch"):
+        watch.turn_to("forward")
+        with phases.phase("loss"):
+            watch.turn_to(None)
+    assert seen == ["+epoch", "+forward", "+loss", "-loss", "-forward", "-epoch"]
+
+
+def test_other_threads_are_left_alone(watch, seen):
+    thread = threading.Thread(target=watch.marked("backward", lambda: seen.append("elsewhere")))
+    thread.start()
+    thread.join()
+    assert seen == ["elsewhere"]
+
+
+def test_one_maker_of_steps_sets_the_pace_until_it_is_gone(watch, seen, monkeypatch):
+    monkeypatch.setattr(phases, "_marked_by_program", False)
+
+    class Optimizer:
+        pass
+
+    first, second = Optimizer(), Optimizer()
+    for maker in (first, second, first):
+        watch.step_done(maker)
+    del maker, first
+    watch.step_done(second)
+    watch.epoch_begins(4)
+    assert seen == ["iteration 1", "iteration 2", "iteration 3", "epoch 4"]
+    monkeypatch.setattr(phases, "_marked_by_program", True)
+    watch.step_done(second)
+    watch.epoch_begins(5)
+    assert len(seen) == 4, "a program that marks iterations itself is not interfered with"
+
+
+def test_a_method_is_replaced_once_and_one_that_is_missing_is_told_in_the_log(watch, seen, caplog):
+    class Model:
+        def save(self) -> str:
+            return "saved"
+
+    def change(original: Any) -> Any:
+        return watch.marked("checkpoint", original)
+
+    with caplog.at_level(logging.DEBUG, "farandole"):
+        assert marks.replace(Model, "save", change) and marks.replace(Model, "save", change)
+        assert not marks.replace(Model, "export", change) and not marks.replace(None, "save", change)
+    assert Model().save() == "saved" and seen == ["+checkpoint", "-checkpoint"]
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG] * 2
+    assert "Model has no export" in caplog.text, caplog.text
