@@ -36,6 +36,7 @@ from farandole.process_sets import (
     _temp_process_set_object,
     add_process_set,
     global_process_set,
+    ranks_of,
     remove_process_set,
 )
 
@@ -132,6 +133,9 @@ def _set_id(process_set: ProcessSet) -> int:
             f"{process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to hvd.add_process_set() first; sets of "
             "before a hvd.shutdown() are to be registered again."
         )
+    if process_set_id != 0:
+        # A number that stands for no set is a `ValueError`, as in Horovod, also where the op runs later.
+        ranks_of(process_set_id)
     return process_set_id
 
 

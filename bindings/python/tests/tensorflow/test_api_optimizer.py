@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -236,6 +237,14 @@ def test_adasum_combines_steps(passes: int, mode: str) -> None:
         values = [variable.numpy() for variable in variables]
     np.testing.assert_allclose(values[0], same * passes, rtol=1e-5)
     np.testing.assert_allclose(values[1], np.full(size, passes), rtol=1e-5)
+
+
+def test_optimizers_of_keras_are_left_to_the_front_end_of_keras() -> None:
+    weight = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=1, gradient_predivide_factor=2.0)
+    assert isinstance(optimizer, keras.optimizers.SGD)
+    optimizer.apply([tf.constant([hvd.rank() + 1.0])], [weight])
+    np.testing.assert_allclose(weight, [1 - (hvd.size() + 1) / 2])
 
 
 def test_misuse_is_refused() -> None:

@@ -308,6 +308,13 @@ def test_gradients_of_reduced_gradients() -> None:
     np.testing.assert_allclose(second, 12.0 * (hvd.size() + 1) / 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 2}])
+def test_graphs_of_an_elastic_job_ask_for_its_size_when_they_run(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    model = Model()
+    assert_same(distributed_gradients(model, True, **options), joined(model))
+
+
 @pytest.mark.parametrize("function", [False, True])
 def test_a_rank_with_fewer_batches_joins(function: bool) -> None:
     weights = [tf.Variable(1.0), tf.Variable(tf.ones([200, 200]))]

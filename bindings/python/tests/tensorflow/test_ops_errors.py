@@ -119,3 +119,10 @@ def test_one_member_of_a_group_that_does_not_fit_takes_the_others_along(mode):
     given = [np.ones(3, np.float32), np.ones(by_parity(2, 4), np.float32), np.ones(1, np.float32)]
     with refused("Mismatched ALLREDUCE tensor shapes"):
         run(mode, lambda tensors: hvd.grouped_allreduce(tensors), given)
+
+
+def test_a_number_that_stands_for_no_set(mode):
+    process_set = hvd.ProcessSet([0])
+    process_set.process_set_id = 4711
+    with pytest.raises(ValueError, match="does not exist or has not been registered"):
+        run(mode, lambda tensors: hvd.allreduce(tensors[0], process_set=process_set), [np.ones(2, np.float32)])

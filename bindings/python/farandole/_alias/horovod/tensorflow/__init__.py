@@ -10,6 +10,7 @@ if importlib.util.find_spec("tensorflow") is None:
     raise ImportError(f"{__name__} needs TensorFlow, which is not installed for this Python: pip install tensorflow")
 
 from farandole.tensorflow import *  # noqa: E402, F403 -- what it exports is the list, and a test knows it by heart
+from farandole.tensorflow import __getattr__  # noqa: E402, F401 -- makes SyncBatchNormalization when it is asked for
 from farandole.tensorflow.mpi_ops import _allreduce, _grouped_allreduce  # noqa: E402, F401
 from farandole.tensorflow.util import _cache, _executing_eagerly, _make_subgraph  # noqa: E402, F401
 from horovod.common.util import check_extension, gpu_available, split_list  # noqa: E402, F401
