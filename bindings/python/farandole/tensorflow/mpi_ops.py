@@ -88,7 +88,8 @@ def _register() -> bool:
 
 
 KERNELS_ARE_ASYNCHRONOUS = _register()
-"""False with a TensorFlow whose callbacks cannot be kept: then each op that is under way blocks a thread of TensorFlow's."""
+"""False with TensorFlow 2.12, and with one whose callbacks cannot be kept: then each op that is under way blocks a thread of TensorFlow's.
+Functions run their ops one after the other then; sessions of `tf.compat.v1` need as many inter-op threads as they have ops under way."""
 
 
 class _JobFailed(HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
@@ -161,8 +162,9 @@ def _add_to_graph(op_type: str, name: Optional[str], inputs: dict[str, Any], att
     """Makes a node, and tells tapes of it, as TensorFlow's own wrappers do. Returns the operation."""
     _, _, node, outputs = op_def_library._apply_op_helper(op_type, name=name, **inputs, **attrs)
     dependencies = getattr(node.graph, "experimental_acd_manager", None)
-    if dependencies is not None and outputs:
-        # The ops are stateful, so that each of them runs. Ranks match them by name: they need not run in order.
+    if dependencies is not None and outputs and KERNELS_ARE_ASYNCHRONOUS:
+        # The ops are stateful, so that each of them runs. Ranks match them by name: they need not run in order. Where each would block a
+        # thread, they do run in order, the same on all ranks: otherwise ranks could wait for each other with all their threads.
         dependencies.run_independently(node)
     if outputs and _execute.must_record_gradient():
         recorded = dict(attrs)
