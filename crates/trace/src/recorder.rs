@@ -512,6 +512,33 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_marks_a_phase_of_another_that_waits_for_it() {
+        let recorder = Recorder::new(Identity::default(), 100);
+        recorder.begin_phase("training step");
+        let program = ThreadId::current();
+        let of_graph = Arc::clone(&recorder);
+        let graph = std::thread::spawn(move || {
+            of_graph.mark_phase_on(program, "input wait", Edge::Begins);
+            of_graph.mark_phase_on(program, "input wait", Edge::Ends);
+        });
+        graph.join().unwrap();
+        recorder.end_phase("training step");
+        let trace = recorder.snapshot("test");
+        let (step, input, name) = (Phase::TrainingStep, Phase::InputWait, NameId::NONE);
+        let events: Vec<Event> =
+            trace.records.iter().filter(|record| record.thread == program).map(|record| record.event).collect();
+        assert_eq!(
+            events,
+            [
+                Event::PhaseBegin { phase: step, name },
+                Event::PhaseBegin { phase: input, name },
+                Event::PhaseEnd { phase: input, name },
+                Event::PhaseEnd { phase: step, name },
+            ]
+        );
+    }
+
+    #[test]
     fn groups_that_come_and_go_share_a_ring() {
         let recorder = Recorder::new(Identity::default(), 100);
         for number in 0..50 {

@@ -16,22 +16,24 @@ ENVIRONMENTS = {
     "keras 2": {"TF_USE_LEGACY_KERAS": "1"},
 }
 
-SLOW_TO_COMPILE = (
+COMPILED = (
     "check_fit_is_the_joined_batch",
     "check_loop_is_the_joined_batch",
-    "check_modes_of_execution",
     "check_accumulation",
     "check_local_variables",
     "check_values",
     "check_broadcast",
     "check_learning_rates",
-    "check_load_model",
-    "check_loss_scale",
     "check_state",
 )
 """What is checked where every model is compiled anew, which takes seconds."""
 
-CHECKS = {"tensorflow": ("check_refusals",), "torch": (), "jax": SLOW_TO_COMPILE, "keras 2": SLOW_TO_COMPILE}
+CHECKS = {
+    "tensorflow": ("check_refusals",),
+    "torch": (),
+    "jax": (*COMPILED, "check_loss_scale", "check_embedding"),
+    "keras 2": (*COMPILED, "check_momentum_correction", "check_load_model", "check_loss_scale"),
+}
 """All if none is named. Keras 3 on TensorFlow has its checks in tests/tensorflow."""
 
 SCRIPT = """

@@ -106,3 +106,11 @@ def test_a_method_is_replaced_once_and_one_that_is_missing_is_told_in_the_log(wa
     assert Model().save() == "saved" and seen == ["+checkpoint", "-checkpoint"]
     assert [record.levelno for record in caplog.records] == [logging.DEBUG] * 2
     assert "Model has no export" in caplog.text, caplog.text
+
+
+def test_nothing_is_watched_where_the_user_says_so(monkeypatch):
+    monkeypatch.delenv("FARANDOLE_PHASES", raising=False)
+    assert marks.is_wanted()
+    for word in ("0", "off", "False"):
+        monkeypatch.setenv("FARANDOLE_PHASES", word)
+        assert not marks.is_wanted(), word

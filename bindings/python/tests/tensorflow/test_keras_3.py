@@ -27,7 +27,6 @@ def test_the_module_for_tf_keras_makes_the_same_optimizers(job):
 
 
 def test_computed_gradients_are_reduced_once(job):
-    x, y = keras_checks.own_batches()
     variable = keras.Variable(np.zeros(3, dtype="float32"))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
     own = np.full(3, hvd.rank() + 1, dtype="float32")
@@ -50,6 +49,16 @@ def test_jit_compile_auto_does_not_choose_xla(job, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [tf.config.LogicalDevice("/GPU:0", "GPU")])
     assert keras_checks.compiled(model, keras.optimizers.SGD(0.1)).jit_compile
     assert not keras_checks.compiled(model, farandole.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))).jit_compile
+
+
+def test_fit_compiled_by_xla_is_the_joined_batch(job):
+    x, y = keras_checks.own_batches()
+    make = keras_checks.optimizers()[0]
+    optimizer = farandole.keras.DistributedOptimizer(make())
+    model = keras_checks.compiled(keras_checks.make_model(), optimizer, jit_compile=True)
+    keras_checks.fit(model, x, y)
+    assert model.jit_compile
+    keras_checks.assert_close(model.get_weights(), keras_checks.joined(make))
 
 
 def test_global_variables_are_refused_where_there_are_none(job):
