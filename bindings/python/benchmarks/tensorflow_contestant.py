@@ -109,10 +109,6 @@ class Ring(Nothing):
     def run(self, step: Callable[[], Any]) -> Any:
         return self.strategy.run(step)
 
-    def compiled(self, build: Callable[[], Any]) -> Any:
-        with self.strategy.scope():
-            return super().compiled(build)
-
 
 CONTESTANTS: dict[str, Callable[[], Nothing]] = {
     "nothing": Nothing,
@@ -193,10 +189,7 @@ class Fitting:
         self.model = contestant.compiled(build)
         self.clock = Clock
         images = np.random.default_rng(contestant.rank).standard_normal((batch, side, side, 3), dtype=np.float32)
-        data = tf.data.Dataset.from_tensors((images, np.zeros(batch, np.int64))).cache().repeat()
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        self.data = data.with_options(options)
+        self.data = tf.data.Dataset.from_tensors((images, np.zeros(batch, np.int64))).cache().repeat()
 
     def turn(self, iterations: int) -> list[float]:
         clock = self.clock()
@@ -233,7 +226,7 @@ def serve(contestant: Nothing, line: StartingLine, stream: Any) -> None:
 
 def main() -> None:
     name, folder, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    # Ranks share the cores, so each computes with one thread. The other thread runs what a collective continues with.
+    # Ranks share the cores, so each computes with one thread.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     contestant = CONTESTANTS[name]()
