@@ -1,8 +1,8 @@
 """One process of one contestant of `tensorflow_peers.py`, which starts it and tells it what to do.
 
 ``python tensorflow_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers requests, one JSON object in
-a line each: ``{"build": WORKLOAD, …}`` makes what the workload needs, ``{"turn": N}`` makes N iterations and answers with the seconds of each, ``{"check": …}``
-answers with what was reduced. The ranks of a contestant begin each iteration together: they count in a file that all of them map, so that nobody's
+a line each: ``{"do": "build", …}`` makes what the workload needs, ``{"do": "turn", …}`` makes iterations and answers with the seconds of each, on the
+clock and of the processor, ``{"do": "check"}`` answers with what was reduced. The ranks of a contestant begin each iteration together: they count in a file that all of them map, so that nobody's
 collectives are used for waiting.
 
 What is *not* here: who takes part, whose turn it is, and what the times mean.
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-Turn = Callable[[int], list[float]]
+#: Makes so many iterations; for each the seconds on the clock, and those of the processor, of all threads together.
+Turn = Callable[[int], list[tuple[float, float]]]
 
 
 class StartingLine:
@@ -119,14 +120,23 @@ CONTESTANTS: dict[str, Callable[[], Nothing]] = {
 }
 
 
+def now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def since(begun: tuple[float, float]) -> tuple[float, float]:
+    clock, processor = now()
+    return clock - begun[0], processor - begun[1]
+
+
 def timed(line: StartingLine, iterate: Callable[[], Any]) -> Turn:
-    def turn(iterations: int) -> list[float]:
+    def turn(iterations: int) -> list[tuple[float, float]]:
         seconds = []
         for _ in range(iterations):
             line.wait()
-            begun = time.perf_counter()
+            begun = now()
             iterate()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(since(begun))
         return seconds
 
     return turn
@@ -177,21 +187,21 @@ class Fitting:
         class Clock(keras.callbacks.Callback):
             def __init__(self) -> None:
                 super().__init__()
-                self.seconds: list[float] = []
+                self.seconds: list[tuple[float, float]] = []
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
                 line.wait()
-                self.begun = time.perf_counter()
+                self.begun = now()
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.seconds.append(time.perf_counter() - self.begun)
+                self.seconds.append(since(self.begun))
 
         self.model = contestant.compiled(build)
         self.clock = Clock
         images = np.random.default_rng(contestant.rank).standard_normal((batch, side, side, 3), dtype=np.float32)
         self.data = tf.data.Dataset.from_tensors((images, np.zeros(batch, np.int64))).cache().repeat()
 
-    def turn(self, iterations: int) -> list[float]:
+    def turn(self, iterations: int) -> list[tuple[float, float]]:
         clock = self.clock()
         self.model.fit(self.data, steps_per_epoch=iterations, epochs=1, verbose=0, callbacks=[clock])
         return clock.seconds

@@ -3,7 +3,8 @@
 ``python bindings/python/benchmarks/tensorflow_peers.py`` (`cargo xtask tf-bench` builds what it needs and runs it) starts the processes of every
 contestant (`tensorflow_contestant.py`), two ranks each, and gives them turns of a few iterations, so that whatever else the machine does hits all
 alike. A contestant has processes of its own, because `tf.distribute` turns a process into a server of its cluster; while others have their turn they
-sleep. An iteration takes as long as on its slowest rank; what is printed is the median over all iterations of all rounds.
+sleep. An iteration takes as long as on its slowest rank; what is printed is the median over all iterations of all rounds. Beside it stands
+the processor's time of one rank, all threads together: where others are at work on the machine, it says more than the clock.
 
 - `nothing`: the same work without communication.
 - `farandole`: `DistributedGradientTape`, or Keras's optimizer wrapped by `DistributedOptimizer`, as they are by default.
@@ -51,6 +52,9 @@ DEADLINE = 240.0
 #: Step time with communication over step time without, in Keras's `fit`: at most this.
 OVERHEAD_LIMIT = 1.10
 
+#: Of one iteration, in seconds: on the clock, of the processor.
+Times = tuple[float, float]
+
 CONTESTANT = Path(__file__).with_name("tensorflow_contestant.py")
 
 
@@ -79,9 +83,10 @@ class Contestant:
             raise SystemExit(f"{self.name} did not answer {request['do']}: {cause}") from cause
         return answers
 
-    def turn(self, iterations: int) -> list[float]:
-        """Seconds of each iteration, on its slowest rank."""
-        return [max(times) for times in zip(*self.ask(do="turn", iterations=iterations), strict=True)]
+    def turn(self, iterations: int) -> list[Times]:
+        """Seconds of each iteration: on the clock of its slowest rank, and of the processor, on average over ranks."""
+        of_ranks = self.ask(do="turn", iterations=iterations)
+        return [(max(clock for clock, _ in ranks), statistics.fmean(processor for _, processor in ranks)) for ranks in zip(*of_ranks, strict=True)]
 
 
 def real_horovod() -> bool:
@@ -170,12 +175,12 @@ def compare(title: str, taking_part: list[Contestant]) -> None:
                 raise SystemExit(f"{title}: rank {rank} of {name} has {values[:8]}…, ours {wanted[:8]}…")
 
 
-def measure(taking_part: list[Contestant], rounds: int, seconds: float) -> dict[str, list[float]]:
+def measure(taking_part: list[Contestant], rounds: int, seconds: float) -> dict[str, list[Times]]:
     """Seconds of single iterations. Stops early when time is up, but not before two rounds."""
-    times: dict[str, list[float]] = {each.name: [] for each in taking_part}
+    times: dict[str, list[Times]] = {each.name: [] for each in taking_part}
     rows: dict[str, int] = {}
     for each in taking_part:
-        slow = min(each.turn(4)) > SLOW  # Orders are learned, graphs optimized.
+        slow = min(each.turn(4))[0] > SLOW  # Orders are learned, graphs optimized.
         rows[each.name] = ITERATIONS_IN_A_ROW // 2 if slow else ITERATIONS_IN_A_ROW
     until = time.monotonic() + seconds
     for number in range(rounds):
@@ -186,17 +191,19 @@ def measure(taking_part: list[Contestant], rounds: int, seconds: float) -> dict[
     return times
 
 
-def report(title: str, times: dict[str, list[float]], overhead: bool) -> list[str]:
+def report(title: str, times: dict[str, list[Times]], overhead: bool) -> list[str]:
     """Prints one workload. Returns what `--check` has to say about it."""
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(clock for clock, _ in values) for name, values in times.items()}
+    processor = {name: statistics.median(processor for _, processor in values) for name, values in times.items()}
     base = medians.get("farandole", 1.0)
     print(f"\n{title}")
-    heading = f"  {'':<14}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}"
+    heading = f"  {'':<14}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}{'processor ms':>14}"
     print(heading + (f"{'overhead':>10}" if overhead else ""))
     for name, values in times.items():
-        deciles = statistics.quantiles(values, n=10)
+        deciles = statistics.quantiles([clock for clock, _ in values], n=10)
         ratio = f"{medians[name] / base:>8.2f}" if name != "nothing" else f"{'':>8}"
         row = f"  {name:<14}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}{1e3 * deciles[-1]:>9.3f}{ratio}"
+        row += f"{1e3 * processor[name]:>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
     faults = [f"{title}: {name} is faster" for name, median in medians.items() if median < base and name != "nothing"]
     if overhead and base > OVERHEAD_LIMIT * medians["nothing"]:
