@@ -39,8 +39,16 @@ def run(layer: keras.Layer, inputs: np.ndarray, weights: np.ndarray, mask: np.nd
     return outputs.numpy(), inputs_grad.numpy(), gamma_grad, beta_grad, layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
 
-@pytest.mark.parametrize("function", [False, True])
-@pytest.mark.parametrize("shape, axis, masked", [((3,), -1, False), ((4, 5, 3), -1, False), ((3, 4), 1, False), ((4, 3), -1, True)])
+@pytest.mark.parametrize(
+    "function, shape, axis, masked",
+    [
+        (False, (3,), -1, False),
+        (False, (3, 4), 1, False),
+        (False, (4, 3), -1, True),
+        (True, (4, 5, 3), -1, False),
+        (True, (4, 3), -1, True),
+    ],
+)
 def test_training_is_that_of_the_joined_batch(function: bool, shape: tuple, axis: int, masked: bool) -> None:
     inputs = joined_inputs(shape)
     weights = np.random.default_rng(6).normal(size=inputs.shape).astype("float32")
