@@ -210,7 +210,9 @@ fn checkpoints_and_crowded_cores_have_their_rules() {
     let advice = &verdict.findings[0].advice[0];
     assert_eq!(advice.rule, "thread-layout");
     assert!(advice.change.starts_with("4 ranks with 8 threads each share 8 cores"), "{}", advice.change);
-    assert!(advice.how[0].contains("OMP_NUM_THREADS=2") && advice.how[1].contains("taskset -c $n-$((n+1))"));
+    let [threads, of_tensorflow, pinned] = advice.how.as_slice() else { panic!("{:?}", advice.how) };
+    assert!(threads.contains("OMP_NUM_THREADS=2") && of_tensorflow.contains("TF_NUM_INTRAOP_THREADS=2"));
+    assert!(pinned.contains("taskset -c $n-$((n+1))"), "{pinned}");
 }
 
 #[test]
