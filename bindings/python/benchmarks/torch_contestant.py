@@ -2,7 +2,7 @@
 
 ``python torch_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers requests, one JSON object in a
 line each: ``{"build": WORKLOAD, …}`` makes what the workload needs and makes the first iterations, ``{"iterate": true}`` makes one iteration and
-answers when it began and ended, on the clock that all processes of a host share.
+answers when it began and ended, on the clock that all processes of a host share, and how much processor time its threads took.
 
 What is *not* here: who takes part, whose turn it is, and what the times mean. Nothing but gradients passes through a contestant's own
 collectives while it is measured: a barrier of theirs between iterations would be part of what they do.
@@ -209,9 +209,10 @@ def main() -> None:
                 iterate()
             answer({"built": request["build"]})
         elif iterate is not None:
-            begun = time.monotonic()
+            used, begun = time.process_time(), time.monotonic()
             iterate()
-            answer({"begun": begun, "ended": time.monotonic()})
+            ended = time.monotonic()
+            answer({"begun": begun, "ended": ended, "processor": time.process_time() - used})
 
 
 if __name__ == "__main__":

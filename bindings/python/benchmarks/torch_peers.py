@@ -4,7 +4,7 @@
 contestant (`torch_contestant.py`), two ranks each, and gives them turns of a few iterations, so that whatever else the machine does hits all
 alike. Whoever does not have its turn waits for a line on a socket; Horovod's processes, whose thread wakes up every millisecond even then, are
 stopped meanwhile. An iteration lasts from when the last rank begins until the last rank ends; what is printed is the median over all
-iterations of all rounds.
+iterations of all rounds, and beside it the median of the processor time that all threads of all ranks took.
 
 - `farandole`: `DistributedOptimizer`, or `farandole.torch`'s operations.
 - `ddp`: torch's `DistributedDataParallel` over gloo as it is by default, or `torch.distributed`'s operations (`gloo`).
@@ -39,7 +39,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 RANKS = 2
 
@@ -54,6 +54,13 @@ CONTESTANT = Path(__file__).with_name("torch_contestant.py")
 
 #: Who reduces by operations.
 OPERATIONS = ("farandole", "ddp", "horovod")
+
+
+class Iteration(NamedTuple):
+    """What one iteration took, in seconds: on the wall, and of all processors."""
+
+    wall: float
+    processor: float
 
 
 @dataclass
@@ -89,10 +96,10 @@ class Contestant:
             rank.ask(request)
         return [rank.answer(self.name) for rank in self.ranks]
 
-    def iterate(self) -> float:
-        """One iteration, in seconds."""
+    def iterate(self) -> Iteration:
         answers = self.ask({"iterate": True})
-        return max(answer["ended"] for answer in answers) - max(answer["begun"] for answer in answers)
+        begun, ended = (max(answer[moment] for answer in answers) for moment in ("begun", "ended"))
+        return Iteration(ended - begun, sum(answer["processor"] for answer in answers))
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -173,12 +180,12 @@ def end(everybody: list[Contestant]) -> None:
             process.wait()
 
 
-def measure(taking_part: list[Contestant], workload: str, words: argparse.Namespace) -> dict[str, list[float]]:
-    """Times of single iterations, in seconds. Stops early when time is up."""
+def measure(taking_part: list[Contestant], workload: str, words: argparse.Namespace) -> dict[str, list[Iteration]]:
+    """All iterations that count. Stops early when time is up."""
     for contestant in taking_part:
         with contestant.turn():
             contestant.ask({"build": workload, "batch": words.batch, "image": words.image})
-    times: dict[str, list[float]] = {contestant.name: [] for contestant in taking_part}
+    times: dict[str, list[Iteration]] = {contestant.name: [] for contestant in taking_part}
     until = time.monotonic() + words.seconds
     for number in range(words.rounds):
         for contestant in taking_part:
@@ -190,17 +197,19 @@ def measure(taking_part: list[Contestant], workload: str, words: argparse.Namesp
     return times
 
 
-def report(title: str, times: dict[str, list[float]], overhead: bool) -> bool:
+def report(title: str, times: dict[str, list[Iteration]], overhead: bool) -> bool:
     """Prints one workload. Returns whether ours is the lowest."""
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(iteration.wall for iteration in times[name]) for name in times}
     base = medians["farandole"]
     print(f"\n{title}")
-    heading = f"  {'':<12}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}"
+    heading = f"  {'':<12}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}{'processor ms':>14}"
     print(heading + (f"{'overhead':>10}" if overhead else ""))
-    for name, values in times.items():
+    for name, iterations in times.items():
+        values, used = zip(*iterations, strict=True)
         deciles = statistics.quantiles(values, n=10)
         ratio = f"{medians[name] / base:>8.2f}" if name != "nothing" else f"{'':>8}"
         row = f"  {name:<12}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}{1e3 * deciles[-1]:>9.3f}{ratio}"
+        row += f"{1e3 * statistics.median(used):>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
     return all(base <= median for name, median in medians.items() if name != "nothing")
 
