@@ -67,11 +67,13 @@ def test_every_operation_and_the_factors(op):
     if op == "Adasum" and hvd.size() & (hvd.size() - 1):
         pytest.skip("Adasum is for powers of two")
 
-    def reduced(tensor):
-        factors = {} if op in ("Min", "Max", "Product") else {"prescale_factor": 0.5, "postscale_factor": 3.0}
-        return mpi_ops._allreduce(tensor, op=getattr(mpi_ops, op), name="factors", **factors)
+    def reduced(*tensors):
+        factors = {} if op in ("Min", "Max", "Product") else {"prescale_factor": 0.7, "postscale_factor": 3.0}
+        reduction = getattr(mpi_ops, op)
+        return [mpi_ops._allreduce(x, op=reduction, name=f"factors.{x.dtype.name}", **factors) for x in tensors]
 
-    assert_same_compiled(reduced, own([7, 5]))
+    types = FLOATS if op == "Adasum" else FLOATS + [tf.int32, tf.uint8]
+    assert_same_compiled(reduced, *[own([7, 5], dtype) for dtype in types])
 
 
 def test_a_program_asks_for_ranks_and_sizes_when_it_runs():

@@ -425,7 +425,7 @@ const UNUSED: &[Setting] = &[
     none("HOROVOD_CONTROLLER", "there is one controller, Farandole's own"),
     none("HOROVOD_CPU_OPERATIONS", "collectives on host memory are Farandole's own, over shared memory and TCP"),
     none("HOROVOD_DISABLE_NVTX_RANGES", "no NVTX ranges are written; `farandole timeline` shows when operations ran"),
-    none("HOROVOD_ENABLE_XLA_OPS", "there is no front end for TensorFlow yet"),
+    none("HOROVOD_ENABLE_XLA_OPS", "it is not needed: XLA compiles collectives for the CPU without a switch"),
     none("HOROVOD_LOG_HIDE_TIME", TIME_WHY),
     none("HOROVOD_LOG_TIMESTAMP", TIME_WHY),
     none("HOROVOD_ELASTIC_*", "elastic jobs are not available yet"),

@@ -5,8 +5,8 @@
 //! then XLA keeps operands and results, and runs what does not depend on them.
 //!
 //! This is an unsafe module. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function; TensorFlow
-//! exports it from 2.17 on. Its functions for futures have the places in the table that they have since 2.19; a shorter
-//! table is refused.
+//! exports it from 2.17 on. The table says its size. Up to TensorFlow 2.19 it says less than it has, and the functions
+//! for futures were at other places in 2.18; so a table that claims to be shorter than that of 2.20 is refused.
 //!
 //! What is deliberately not here: what a call does (`call`).
 
@@ -92,7 +92,7 @@ fn api() -> Result<&'static Api, String> {
     // SAFETY: as above. The head is all that is read before the size is known.
     let (size, major) = unsafe { ((*api).size, (*api).version.major) };
     if major != 0 || size < size_of::<Api>() {
-        return Err(format!("XLA's FFI of version {major} with a table of {size} bytes has no place for futures"));
+        return Err(format!("its XLA has no asynchronous calls (FFI {major}, a table of {size} bytes)"));
     }
     // SAFETY: the table is at least as large as what is read of it.
     Ok(unsafe { &*api.cast::<Api>() })

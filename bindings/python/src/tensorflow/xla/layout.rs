@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::super::api::Opaque;
 
-/// Functions in the table of TensorFlow 2.19. In 2.18 there were 15, and those for futures had other places.
+/// Functions in the table of TensorFlow 2.20 that are known here: all but the last.
 pub(super) const WITH_FUTURES: usize = 17;
 
 #[repr(C)]

@@ -59,7 +59,7 @@ fn ready() -> Result<(), Refusal> {
         ffi::register(call::TARGET, call::execute)
     });
     ready.clone().map_err(|missing| {
-        let text = format!("this TensorFlow does not let the op be compiled by XLA: {missing}");
+        let text = format!("this TensorFlow cannot call the op from XLA: {missing}. TensorFlow 2.20 and 2.21 can");
         Refusal { code: UNIMPLEMENTED, text }
     })
 }
