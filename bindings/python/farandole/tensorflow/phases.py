@@ -38,7 +38,7 @@ from weakref import ReferenceType, ref
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.framework import op_def_library
+from tensorflow.python.framework import op_def_library, op_def_registry
 
 from farandole import _native, basics, marks, phases
 from farandole._keras import phases as of_keras
@@ -58,6 +58,9 @@ _ITERATOR_NOTES = "_farandole_batches"
 
 _BATCHES_WITHOUT_TRAINING = 2
 """Steps may take two batches at once; an iterator that has given more than that with no step in between is there to evaluate."""
+
+
+_MARK_OP = "FarandoleMark"
 
 
 class _Watch(marks.Watch):
@@ -323,7 +326,7 @@ def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
 
 def _batch_in_graph(following: Callable[[Any], Any], iterator: Any) -> Any:
     """Asks for a batch in a function that is being traced: with an op before and one behind it."""
-    if _watch.function is None or not _watch.here():
+    if _watch.function is None or not _watch.here() or op_def_registry.get(_MARK_OP) is None:
         return following(iterator)
     with tf.control_dependencies([_mark(INPUT_WAIT, begins=True)]):
         batch = following(iterator)
@@ -335,7 +338,7 @@ def _batch_in_graph(following: Callable[[Any], Any], iterator: Any) -> Any:
 
 def _mark(phase: str, begins: bool) -> Any:
     """An op in the graph of the function that is being traced, which marks a phase of the thread that trains."""
-    _, _, node, _ = op_def_library._apply_op_helper("FarandoleMark", phase=phase, begins=begins)
+    _, _, node, _ = op_def_library._apply_op_helper(_MARK_OP, phase=phase, begins=begins)
     dependencies = getattr(node.graph, "experimental_acd_manager", None)
     if dependencies is not None:
         # It comes before or behind what control dependencies say, and in no order with anything else.
