@@ -248,10 +248,14 @@ impl Work {
     fn obey(&mut self, order: Order) {
         match order {
             Order::StartTimeline { path, cycles, reply } => {
+                // For the one that ends.
+                self.follow();
                 let begun = LiveTimeline::create(&path, cycles, &self.recorder).map(|live| self.timeline = Some(live));
                 let _ = reply.send(begun);
             }
             Order::StopTimeline { reply } => {
+                // Orders may come together: what was recorded between them has not been written yet.
+                self.follow();
                 self.timeline = None;
                 let _ = reply.send(Ok(()));
             }

@@ -92,6 +92,22 @@ fn a_timeline_is_whole_at_any_time_and_complete_when_it_is_stopped() {
 }
 
 #[test]
+fn a_timeline_that_is_stopped_right_after_its_start_has_what_lies_between() {
+    let folder = Folder::new("short-timeline");
+    let recorder = recorder();
+    let mut pen = recorder.pen();
+    let scribe = Scribe::start(&recorder, Duties::default()).unwrap();
+    let path = folder.0.join("timeline.json");
+    for number in 0..300 {
+        scribe.start_timeline(&path, Cycles::Unmarked).unwrap();
+        live(&mut pen, "between", number);
+        scribe.stop_timeline().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(is_array(&path) && text.contains("between"), "timeline {number}: {text}");
+    }
+}
+
+#[test]
 fn a_timeline_that_cannot_be_written_is_an_error_of_whoever_asked() {
     let scribe = Scribe::start(&recorder(), Duties::default()).unwrap();
     assert!(scribe.start_timeline(Path::new("/nowhere/timeline.json"), Cycles::Unmarked).is_err());
