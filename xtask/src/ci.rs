@@ -38,12 +38,12 @@ const LEGS: [Leg; 13] = [
     Leg { heading: "memory checks", chore: "memcheck", run: memcheck::check },
 ];
 
-/// `cargo xtask ci`.
+/// `cargo xtask ci`, or `cargo xtask ci --from LEG` to go on with a leg that failed, and with those behind it.
 pub(crate) fn run(words: &[String]) -> Result<()> {
-    no_words("ci", words)?;
+    let first = first_leg(words)?;
     let mut total = Tally::default();
     let mut times = Times::start();
-    for leg in &LEGS {
+    for leg in &LEGS[first..] {
         println!("\n=== {} ===", leg.heading);
         let outcome = (leg.run)().with_context(|| {
             format!("the leg \"{}\" failed; alone it runs as `cargo xtask {}`", leg.heading, leg.chore)
@@ -63,6 +63,19 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     }
     println!("{total}");
     Ok(())
+}
+
+/// Where to begin.
+fn first_leg(words: &[String]) -> Result<usize> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => Ok(0),
+        ["--from", heading] => LEGS.iter().position(|leg| leg.heading == heading).with_context(|| {
+            let headings: Vec<String> = LEGS.iter().map(|leg| format!("{:?}", leg.heading)).collect();
+            format!("there is no leg {heading:?}; there are {}", headings.join(", "))
+        }),
+        _ => bail!("`cargo xtask ci` takes nothing, or --from LEG, not `{}`", words.join(" ")),
+    }
 }
 
 /// `cargo xtask fmt`.
@@ -195,5 +208,14 @@ mod tests {
         for leg in &LEGS {
             assert!(page.contains(&format!("\n| {} | ", leg.heading)), "no minutes for {}", leg.heading);
         }
+    }
+
+    #[test]
+    fn a_run_can_begin_with_any_leg() {
+        let first = |words: &[&str]| first_leg(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(first(&[]).unwrap(), 0);
+        assert_eq!(LEGS[first(&["--from", "wheels"]).unwrap()].heading, "wheels");
+        assert!(first(&["--from", "wheel"]).unwrap_err().to_string().contains("\"wheels\", "));
+        assert!(first(&["--fast"]).is_err() && first(&["--from"]).is_err());
     }
 }
