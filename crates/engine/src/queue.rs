@@ -56,7 +56,7 @@ impl CompletionQueue {
     /// requests have left their completion.
     ///
     /// # Errors
-    /// [`Error::Forked`] in a forked child, where nobody works on the requests.
+    /// [`Error::Forked`](crate::Error::Forked) in a forked child, where nobody works on the requests.
     pub fn wait(&self, taken: &mut Vec<Completion>) -> Result<bool> {
         loop {
             self.shared.check_fork()?;
