@@ -1,8 +1,8 @@
 //! Measures reducing gradients in TensorFlow, beside `tf.distribute`'s own way and Horovod's where it is installed.
 //!
-//! `cargo xtask tf-bench` builds module and command as users get them and runs `bindings/python/benchmarks/tensorflow_peers.py`, which
-//! starts every contestant in processes of its own and gives them turns within one run; what it is given it hands on
-//! (`--seconds`, `--only`, `--check`, …).
+//! `cargo xtask tf-bench` builds module and command as users get them and runs
+//! `bindings/python/benchmarks/tensorflow_peers.py`, which starts every contestant in processes of its own and gives
+//! them turns within one run; what it is given it hands on (`--seconds`, `--only`, `--check`, …).
 
 use anyhow::Result;
 
@@ -13,8 +13,8 @@ use crate::shell::Shell;
 /// What is measured, and how, stands in this script.
 const SCRIPT: &str = "bindings/python/benchmarks/tensorflow_peers.py";
 
-/// Everything together, in seconds: five workloads of some twelve seconds, of which the slowest peer needs more, and building ResNet-50
-/// in every process.
+/// Everything together, in seconds: five workloads of some twelve seconds, of which the slowest peer needs more, and
+/// building ResNet-50 in every process.
 const DEADLINE: &str = "900";
 
 /// `cargo xtask tf-bench [WORDS…]`.

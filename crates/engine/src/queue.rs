@@ -1,15 +1,18 @@
 //! Many outcomes through one door: [`CompletionQueue`].
 //!
-//! A ticket is waited for by whoever holds it. A front end whose framework wants to be called when a request is done (the asynchronous
-//! kernels of TensorFlow) has hundreds of requests under way and one thread for all of them, which must learn of each as it
-//! is done, in whatever order. It hands its requests in with [`Engine::submit_to`](crate::Engine::submit_to), each with a *key* of its
-//! own choice, and takes [`Completion`]s out of the queue, as with the completion queues of io_uring or InfiniBand.
+//! A ticket is waited for by whoever holds it. A front end whose framework wants to be called when a request is done
+//! (the asynchronous kernels of TensorFlow) has hundreds of requests under way and one thread for all of them, which
+//! must learn of each as it is done, in whatever order. It hands its requests in with
+//! [`Engine::submit_to`](crate::Engine::submit_to), each with a *key* of its own choice, and takes [`Completion`]s out
+//! of the queue, as with the completion queues of io_uring or InfiniBand.
 //!
-//! Invariant: every request that was accepted leaves exactly one completion, with its memory, whatever becomes of the engine.
+//! Invariant: every request that was accepted leaves exactly one completion, with its memory, whatever becomes of the
+//! engine.
 //!
-//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are under way, and not
-//! while they come in a *burst*: calls that follow each other closely, such as those of a graph with hundreds of gradients. Whoever drives
-//! would then stop for every callback and compete with those who submit; the worker takes many requests at a time.
+//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are
+//! under way, and not while they come in a *burst*: calls that follow each other closely, such as those of a graph with
+//! hundreds of gradients. Whoever drives would then stop for every callback and compete with those who submit; the
+//! worker takes many requests at a time.
 //!
 //! - *single request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly and signals it:
 //!   it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the thread rings if it
@@ -52,8 +55,8 @@ impl CompletionQueue {
         CompletionQueue { queue: Arc::new(Queue::default()), shared }
     }
 
-    /// Waits for completions and appends them to `taken`, oldest first. Returns `false` when the queue has been closed and all
-    /// requests have left their completion.
+    /// Waits for completions and appends them to `taken`, oldest first. Returns `false` when the queue has been closed
+    /// and all requests have left their completion.
     ///
     /// # Errors
     /// [`Error::Forked`](crate::Error::Forked) in a forked child, where nobody works on the requests.
@@ -98,8 +101,8 @@ enum Taken {
     Over,
 }
 
-/// Calls that follow each other sooner than this belong to one burst: an executor that comes to the next of many ready nodes takes a few
-/// microseconds, a layer of a backward pass mostly longer than this.
+/// Calls that follow each other sooner than this belong to one burst: an executor that comes to the next of many ready
+/// nodes takes a few microseconds, a layer of a backward pass mostly longer than this.
 const BURST_GAP: Duration = Duration::from_micros(300);
 
 /// A burst of so many calls, or one that follows on such a burst, is left to the worker.

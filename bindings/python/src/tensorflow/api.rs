@@ -1,10 +1,12 @@
 //! TensorFlow's C API, found by name in the library that Python has loaded: [`Api`].
 //!
-//! Nothing of TensorFlow is linked or compiled. `libtensorflow_framework.so.2` is in the process when this is called, and its functions are
-//! looked up once. A function that is missing is an error that names it: this TensorFlow is too old.
+//! Nothing of TensorFlow is linked or compiled. `libtensorflow_framework.so.2` is in the process when this is called,
+//! and its functions are looked up once. A function that is missing is an error that names it: this TensorFlow is too
+//! old.
 //!
-//! This is an unsafe module. The invariant it keeps: every function has the type that `tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h`
-//! documents, the same from TensorFlow 2.12 on, and every object made here is deleted once ([`Status`], [`Tensor`]).
+//! This is an unsafe module. The invariant it keeps: every function has the type that
+//! `tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h` documents, the same from TensorFlow 2.12 on, and every object
+//! made here is deleted once ([`Status`], [`Tensor`]).
 //!
 //! What is deliberately not here: what the functions are used for (`shapes`, `kernel`, `calls`).
 

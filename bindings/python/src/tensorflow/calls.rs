@@ -1,15 +1,17 @@
 //! Calls that are under way, and the thread that ends them: [`Calls`].
 //!
-//! A kernel hands its requests in and returns; no thread of TensorFlow's waits. One thread of ours takes completions from the engine's queue
-//! and runs the callbacks, so ten thousand ops need no more threads than one. It drives the engine while it waits.
+//! A kernel hands its requests in and returns; no thread of TensorFlow's waits. One thread of ours takes completions
+//! from the engine's queue and runs the callbacks, so ten thousand ops need no more threads than one. It drives the
+//! engine while it waits.
 //!
-//! An op that Python runs eagerly is waited for by its caller anyway, and so is carried out on the caller's thread: no other
-//! thread is woken for it.
+//! An op that Python runs eagerly is waited for by its caller anyway, and so is carried out on the caller's thread: no
+//! other thread is woken for it.
 //!
-//! Invariants: a call's callback runs once, after all its requests have been answered, so that the engine no longer has its memory. No lock is
-//! held while a callback runs; it may run any code of TensorFlow's.
+//! Invariants: a call's callback runs once, after all its requests have been answered, so that the engine no longer has
+//! its memory. No lock is held while a callback runs; it may run any code of TensorFlow's.
 //!
-//! This is an unsafe module: it keeps the addresses of kernels and contexts, which TensorFlow keeps alive until the callback has run.
+//! This is an unsafe module: it keeps the addresses of kernels and contexts, which TensorFlow keeps alive until the
+//! callback has run.
 
 #![allow(unsafe_code)]
 
@@ -28,8 +30,8 @@ use crate::world::Job;
 
 type Answer = Result<Outcome, Box<Returned>>;
 
-/// The job for kernels. Not the one of `world`: that is asked by threads that hold the interpreter's lock, so that none holds it while another
-/// thread forks. Kernels run without.
+/// The job for kernels. Not the one of `world`: that is asked by threads that hold the interpreter's lock, so that none
+/// holds it while another thread forks. Kernels run without.
 static CURRENT: Mutex<Option<Arc<Current>>> = Mutex::new(None);
 
 pub(super) struct Current {
@@ -78,7 +80,8 @@ struct Site {
     context: Opaque,
 }
 
-// SAFETY: TensorFlow's contexts may be used by any thread until the callback has run, by one at a time; a kernel is only read.
+// SAFETY: TensorFlow's contexts may be used by any thread until the callback has run, by one at a time; a kernel is
+// only read.
 unsafe impl Send for Site {}
 
 /// Kernels may use this job from now on.
@@ -86,8 +89,8 @@ pub(crate) fn begin(job: &Arc<Job>) {
     *lock_current() = Some(Arc::new(Current { job: Arc::downgrade(job), calls: OnceLock::new() }));
 }
 
-/// Kernels may no longer use the job. What it returns waits, for at most so long, until the callbacks of calls under way have run; to be
-/// called when the engine has ended.
+/// Kernels may no longer use the job. What it returns waits, for at most so long, until the callbacks of calls under
+/// way have run; to be called when the engine has ended.
 pub(crate) fn end() -> impl FnOnce(Duration) {
     let calls = lock_current().take().and_then(|current| current.calls.get().cloned().flatten());
     if let Some(calls) = &calls {

@@ -1,13 +1,16 @@
-//! The ops: Horovod's names, inputs, outputs and attributes, so that graphs which were saved with Horovod run here and the other way round.
+//! The ops: Horovod's names, inputs, outputs and attributes, so that graphs which were saved with Horovod run here and
+//! the other way round.
 //!
-//! Three things are more than Horovod's. All element types of the engine are allowed everywhere. And there is an attribute `eager_name`: a node
-//! of a graph has a name, by which ranks match their requests, but an op that Python runs eagerly has none, so it brings one. Graphs leave it
-//! empty, and a default is not written when a model is saved. For eager mode, too, are ops that take many tensors of any types, each a request
-//! of its own with its own name: one crossing for a list of gradients or variables.
+//! Three things are more than Horovod's. All element types of the engine are allowed everywhere. And there is an
+//! attribute `eager_name`: a node of a graph has a name, by which ranks match their requests, but an op that Python
+//! runs eagerly has none, so it brings one. Graphs leave it empty, and a default is not written when a model is saved.
+//! For eager mode, too, are ops that take many tensors of any types, each a request of its own with its own name: one
+//! crossing for a list of gradients or variables.
 //!
-//! All ops are *stateful* in TensorFlow's sense. Horovod's collectives are not, and so TensorFlow may merge two of them that have the same
-//! input, and run the one on this rank and the other on that; or compute one while it optimises a graph, and never again. `tf.function`
-//! runs stateful ops one after the other unless it is told that they are independent, which the Python package does.
+//! All ops are *stateful* in TensorFlow's sense. Horovod's collectives are not, and so TensorFlow may merge two of them
+//! that have the same input, and run the one on this rank and the other on that; or compute one while it optimises a
+//! graph, and never again. `tf.function` runs stateful ops one after the other unless it is told that they are
+//! independent, which the Python package does.
 
 /// What an op does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,17 @@
 //! The callback by which an asynchronous kernel says that it is done: [`Done`].
 //!
-//! TensorFlow passes a kernel the address of a `std::function<void()>` that is a parameter of the C++ function which calls us. It dies
-//! when we return, and the C API has no way to keep it. So it is copied as C++ would copy it.
+//! TensorFlow passes a kernel the address of a `std::function<void()>` that is a parameter of the C++ function which
+//! calls us. It dies when we return, and the C API has no way to keep it. So it is copied as C++ would copy it.
 //!
-//! This is an unsafe module: it relies on how libstdc++ lays out `std::function`, which is part of its ABI and has not changed since
-//! GCC 4: 16 bytes for the functor or its address, then `_M_manager(dest, source, operation)`, which is null in an empty function,
-//! then `_M_invoker`. Operation 1 gives the functor's address, 2 clones, 3 destroys. TensorFlow's wheels for Linux use libstdc++.
+//! This is an unsafe module: it relies on how libstdc++ lays out `std::function`, which is part of its ABI and has not
+//! changed since GCC 4: 16 bytes for the functor or its address, then `_M_manager(dest, source, operation)`, which is
+//! null in an empty function, then `_M_invoker`. Operation 1 gives the functor's address, 2 clones, 3 destroys.
+//! TensorFlow's wheels for Linux use libstdc++.
 //!
-//! That this holds is not taken for granted. [`uses_libstdcxx`] asks at registration whether TensorFlow's library resolves a function that only
-//! libstdc++ has. [`Done::copy`] asks the first callback whether its parts are code of a loaded library and whether operation 1
-//! gives an address that the layout explains. If either says no, nothing is copied, and kernels wait before they return: slower, and right.
+//! That this holds is not taken for granted. [`uses_libstdcxx`] asks at registration whether TensorFlow's library
+//! resolves a function that only libstdc++ has. [`Done::copy`] asks the first callback whether its parts are code of a
+//! loaded library and whether operation 1 gives an address that the layout explains. If either says no, nothing is
+//! copied, and kernels wait before they return: slower, and right.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +41,8 @@ struct StdFunction {
 /// A copy of the callback. Dropped without being run, the kernel never ends; so nobody does.
 pub(crate) struct Done(Box<StdFunction>);
 
-// SAFETY: TensorFlow documents that the callback may run on any thread; the functor is copied by value and is ours alone.
+// SAFETY: TensorFlow documents that the callback may run on any thread; the functor is copied by value and is ours
+// alone.
 unsafe impl Send for Done {}
 
 impl Done {
@@ -107,7 +110,8 @@ unsafe fn looks_as_expected(function: *const StdFunction) -> bool {
         return false;
     }
     let mut found: Any = [0; 2];
-    // SAFETY: code of a loaded library at the place of the manager; this operation only writes the first word of `found`.
+    // SAFETY: code of a loaded library at the place of the manager; this operation only writes the first word of
+    // `found`.
     unsafe {
         let Some(manager) = (*function).manager else { return false };
         manager(&raw mut found, functor, GET_FUNCTOR_ADDRESS);

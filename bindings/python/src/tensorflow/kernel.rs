@@ -1,13 +1,14 @@
-//! One node of a graph, or one kind of call in eager mode: [`Kernel`]. It turns a call of TensorFlow's into submissions.
+//! One node of a graph, or one kind of call in eager mode: [`Kernel`]. It turns a call of TensorFlow's into
+//! submissions.
 //!
-//! TensorFlow makes a kernel once for each node, and keeps it; what does not change from call to call is read then. Ranks match requests by
-//! the node's name, so that the order in which an executor comes to its nodes does not matter. A grouped op is one batch: one request for
-//! each tensor, named after the node, and they travel together.
+//! TensorFlow makes a kernel once for each node, and keeps it; what does not change from call to call is read then.
+//! Ranks match requests by the node's name, so that the order in which an executor comes to its nodes does not matter.
+//! A grouped op is one batch: one request for each tensor, named after the node, and they travel together.
 //!
-//! Memory: a call's inputs and outputs live until its callback has run, and the callback runs after the engine has given all memory back. So
-//! regions need no owner here. Where TensorFlow lets an output take over the memory of its input, the engine works in place; otherwise
-//! it reads the one and writes the other. Results whose size only the agreement tells come in the engine's memory, which the output
-//! tensor takes over without a copy.
+//! Memory: a call's inputs and outputs live until its callback has run, and the callback runs after the engine has
+//! given all memory back. So regions need no owner here. Where TensorFlow lets an output take over the memory of its
+//! input, the engine works in place; otherwise it reads the one and writes the other. Results whose size only the
+//! agreement tells come in the engine's memory, which the output tensor takes over without a copy.
 //!
 //! This is an unsafe module: it lends the memory of tensors, and gives the engine's memory to TensorFlow.
 
@@ -43,8 +44,8 @@ const DATA_TYPES: [(c_int, Dtype); 13] = [
     (2, Dtype::F64),
 ];
 
-/// So many iterations of a loop have requests of different names: more than TensorFlow runs at once unless a script asks for it, and few
-/// enough for the names to be known after a while.
+/// So many iterations of a loop have requests of different names: more than TensorFlow runs at once unless a script
+/// asks for it, and few enough for the names to be known after a while.
 const ITERATIONS_APART: i64 = 64;
 
 /// What Horovod says of a process set that does not exist.
@@ -133,7 +134,8 @@ impl Kernel {
     /// The requests of one call.
     ///
     /// # Safety
-    /// `context` is the `TF_OpKernelContext` of a call whose callback runs after the submissions' memory has been given back.
+    /// `context` is the `TF_OpKernelContext` of a call whose callback runs after the submissions' memory has been given
+    /// back.
     pub(crate) unsafe fn submissions(&self, job: &Job, context: Opaque) -> Result<Vec<Submission>, Refusal> {
         if let Some(submission) = self.submission_without_memory() {
             return Ok(vec![submission]);
@@ -181,8 +183,8 @@ impl Kernel {
         drop(input);
         let shape = dims.iter().map(|&dim| dim as u64).collect();
         let request = self.request(index, collective, dtype, shape);
-        // SAFETY: the context holds the input until the callback has run, which is after the region is gone. Others may read
-        // it meanwhile; nobody writes to it, and neither does the engine where there is an output.
+        // SAFETY: the context holds the input until the callback has run, which is after the region is gone. Others may
+        // read it meanwhile; nobody writes to it, and neither does the engine where there is an output.
         let lent = |data: *mut u8| unsafe { Region::from_raw_parts(data, len_bytes, dtype, ()) };
         if !self.kind.is_in_place() {
             return Ok(Submission::new(request, lent(data)).in_group(self.group));
@@ -266,7 +268,8 @@ impl Kind {
     }
 }
 
-/// A loop may have several iterations under way, and then one node several requests. Those of later iterations get names of their own.
+/// A loop may have several iterations under way, and then one node several requests. Those of later iterations get
+/// names of their own.
 fn name_iteration(request: &mut Request, iteration: i64) {
     let iteration = iteration % ITERATIONS_APART;
     if iteration == 0 {
@@ -328,7 +331,8 @@ impl Attrs {
         let count = self.checked(usize::try_from(entries).unwrap_or(0))?;
         let mut storage = vec![0u8; usize::try_from(len_bytes).unwrap_or(0)];
         let (mut starts, mut lens) = (vec![std::ptr::null_mut::<c_char>(); count], vec![0usize; count]);
-        // SAFETY: as above; the lists have as many entries as are said, and so has the storage, into which the addresses point.
+        // SAFETY: as above; the lists have as many entries as are said, and so has the storage, into which the
+        // addresses point.
         unsafe {
             (api().attr_strings)(
                 self.construction,
@@ -443,8 +447,8 @@ unsafe fn put_region(context: Opaque, index: c_int, shape: &[u64], region: Regio
     let dims: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
     let owner = Box::into_raw(Box::new(region));
     let status = Status::new();
-    // SAFETY: the region lives until TensorFlow frees the tensor's memory, or has copied it because it wants another alignment; then
-    // `free_region` drops it.
+    // SAFETY: the region lives until TensorFlow frees the tensor's memory, or has copied it because it wants another
+    // alignment; then `free_region` drops it.
     let tensor = unsafe {
         let data = (*owner).as_bytes_mut().as_mut_ptr().cast::<c_void>();
         let rank = dims.len() as c_int;

@@ -1,8 +1,9 @@
 //! An op that marks the beginning or the end of a phase, inside of a compiled function: `FarandoleMark`.
 //!
-//! While a compiled function runs, the thread that trains waits for it, and the function's ops run on threads of TensorFlow's. Python knows
-//! when the function begins and ends, and nothing in between. The op marks what is in between on behalf of the thread that trains; control
-//! dependencies say what it comes before or behind (`farandole/tensorflow/phases.py`).
+//! While a compiled function runs, the thread that trains waits for it, and the function's ops run on threads of
+//! TensorFlow's. Python knows when the function begins and ends, and nothing in between. The op marks what is in
+//! between on behalf of the thread that trains; control dependencies say what it comes before or behind
+//! (`farandole/tensorflow/phases.py`).
 //!
 //! A mark never fails: where there is no job, or nobody has said which thread trains, it does nothing.
 //!

@@ -1,11 +1,11 @@
 //! TensorFlow's ops: registered through its C API, from this library, without a compiler.
 //!
-//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) → `calls` (the engine and back) →
-//! `done` (TensorFlow's callback). `shapes` answers while graphs are built, `status` says how errors read, and `api` has TensorFlow's
-//! functions.
+//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) → `calls` (the
+//! engine and back) → `done` (TensorFlow's callback). `shapes` answers while graphs are built, `status` says how errors
+//! read, and `api` has TensorFlow's functions.
 //!
-//! Kernels are registered for the CPU and for GPUs. On a GPU, inputs and outputs are declared to lie in host memory, so that TensorFlow
-//! itself copies them, on its own streams; its C API gives out no CUDA stream.
+//! Kernels are registered for the CPU and for GPUs. On a GPU, inputs and outputs are declared to lie in host memory, so
+//! that TensorFlow itself copies them, on its own streams; its C API gives out no CUDA stream.
 //!
 //! What is deliberately not here: Python's wrappers and gradients (`farandole/tensorflow/mpi_ops.py`).
 //!
@@ -41,8 +41,8 @@ const DEVICES: [&CStr; 2] = [c"CPU", c"GPU"];
 /// Whether the ops are registered: TensorFlow takes them once. Held by threads that import the Python package.
 static REGISTERED: Mutex<bool> = Mutex::new(false);
 
-/// Registers the ops with the TensorFlow of this version, whose framework library has this path. Does nothing the second time. Returns whether kernels are
-/// asynchronous.
+/// Registers the ops with the TensorFlow of this version, whose framework library has this path. Does nothing the
+/// second time. Returns whether kernels are asynchronous.
 #[pyfunction]
 pub(crate) fn register_tensorflow_ops(framework: &str, version: &str) -> PyResult<bool> {
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);

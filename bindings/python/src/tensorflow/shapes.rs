@@ -1,7 +1,7 @@
 //! What TensorFlow learns of the outputs' shapes before an op runs.
 //!
-//! This is an unsafe module: TensorFlow calls these functions with objects that live during the call, and every handle made here is
-//! deleted here. What goes wrong is left in the status that came with the call.
+//! This is an unsafe module: TensorFlow calls these functions with objects that live during the call, and every handle
+//! made here is deleted here. What goes wrong is left in the status that came with the call.
 
 #![allow(unsafe_code)]
 
@@ -57,7 +57,8 @@ unsafe extern "C" fn other_rows(context: Opaque, status: Opaque) {
 }
 
 unsafe extern "C" fn alltoall(context: Opaque, status: Opaque) {
-    // SAFETY: as above. The second input are the splits: as many as there are ranks, or none, which means that rows are dealt out evenly.
+    // SAFETY: as above. The second input are the splits: as many as there are ranks, or none, which means that rows are
+    // dealt out evenly.
     unsafe {
         let shape = Handle::new();
         (api().shape_input)(context, 0, shape.0, status);

@@ -1,8 +1,8 @@
 //! How errors reach TensorFlow: a code and a text, [`Refusal`].
 //!
-//! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is FAILED_PRECONDITION, wrong use is
-//! INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with [`INTERNAL_ERROR`], from which the Python package
-//! makes a `HorovodInternalError` wherever Python is on the way.
+//! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is
+//! FAILED_PRECONDITION, wrong use is INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with
+//! [`INTERNAL_ERROR`], from which the Python package makes a `HorovodInternalError` wherever Python is on the way.
 
 use std::ffi::c_int;
 use std::sync::Weak;
@@ -16,7 +16,8 @@ use crate::world::Job;
 /// The beginning of every text that says that the job cannot go on.
 pub(crate) const INTERNAL_ERROR: &str = "HorovodInternalError: ";
 
-/// What the ranks are told if the splits of one of them are wrong. Horovod finds it before it asks the others: wrong use.
+/// What the ranks are told if the splits of one of them are wrong. Horovod finds it before it asks the others: wrong
+/// use.
 const WRONG_SPLITS: [&str; 3] = ["splits not provided", "Number of entries in splits", "Sum of splits entries"];
 
 /// Why an op is not carried out.

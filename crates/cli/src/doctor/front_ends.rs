@@ -1,7 +1,7 @@
 //! Which front ends of the Python package can be used with a Python, and why the others cannot: [`standings`].
 //!
-//! Everything is judged by versions that installers have left behind; nothing is imported. Keras is special: it computes with another
-//! framework, its backend, and Keras 2 comes in a package of its own (`tf-keras`) beside Keras 3.
+//! Everything is judged by versions that installers have left behind; nothing is imported. Keras is special: it
+//! computes with another framework, its backend, and Keras 2 comes in a package of its own (`tf-keras`) beside Keras 3.
 
 use super::python::Known;
 

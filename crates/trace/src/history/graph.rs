@@ -1,12 +1,13 @@
 //! What a compiled graph waits for.
 //!
-//! Where a framework runs collectives as ops of a graph (TensorFlow, JAX), no thread waits for a single request: the program's thread
-//! waits for the graph, and the graph's own threads go on with whatever is ready. So its waits are read from what was under way. A
-//! graph that has requests under way and submits no further one until all are done has nothing else to do: from the last submission on
-//! it waits, for one operation after the other. Before that it computes, and what travels meanwhile is overlapped.
+//! Where a framework runs collectives as ops of a graph (TensorFlow, JAX), no thread waits for a single request: the
+//! program's thread waits for the graph, and the graph's own threads go on with whatever is ready. So its waits are
+//! read from what was under way. A graph that has requests under way and submits no further one until all are done has
+//! nothing else to do: from the last submission on it waits, for one operation after the other. Before that it
+//! computes, and what travels meanwhile is overlapped.
 //!
-//! A graph may still compute behind its last submission, where the results of collectives are not needed. Then this takes work for
-//! waiting; in the step of a data-parallel job there is hardly any such work.
+//! A graph may still compute behind its last submission, where the results of collectives are not needed. Then this
+//! takes work for waiting; in the step of a data-parallel job there is hardly any such work.
 
 use std::collections::HashSet;
 

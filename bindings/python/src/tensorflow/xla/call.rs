@@ -4,8 +4,8 @@
 //! a call carries all that its kernel knew, as text. Sizes and ranks are looked up when it runs; where the shape of a
 //! result was derived from them, it is compared with what the ranks agree on.
 //!
-//! This is an unsafe module: it lends the memory of operands and results to the engine, which XLA keeps until the future
-//! is fulfilled.
+//! This is an unsafe module: it lends the memory of operands and results to the engine, which XLA keeps until the
+//! future is fulfilled.
 
 #![allow(unsafe_code)]
 

@@ -4,9 +4,10 @@
 //! function returns nothing if all is well, an error, or leaves a *future* in the frame and fulfils it later; until
 //! then XLA keeps operands and results, and runs what does not depend on them.
 //!
-//! This is an unsafe module. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function; TensorFlow
-//! exports it from 2.17 on. The table says its size. Up to TensorFlow 2.19 it says less than it has, and the functions
-//! for futures were at other places in 2.18; so a table that claims to be shorter than that of 2.20 is refused.
+//! This is an unsafe module. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function;
+//! TensorFlow exports it from 2.17 on. The table says its size. Up to TensorFlow 2.19 it says less than it has, and the
+//! functions for futures were at other places in 2.18; so a table that claims to be shorter than that of 2.20 is
+//! refused.
 //!
 //! What is deliberately not here: what a call does (`call`).
 

@@ -5,7 +5,8 @@
 //! parameters, Abseil's version among them, so a function whose parameters have changed is not found, and [`symbols`]
 //! says which one it was: then compiled functions are refused, and nothing else.
 //!
-//! This is an unsafe module. What is relied on beyond the names, the same in TensorFlow 2.12 to 2.21 (x86-64, libstdc++):
+//! This is an unsafe module. What is relied on beyond the names, the same in TensorFlow 2.12 to 2.21 (x86-64,
+//! libstdc++):
 //!
 //! - `xla::XlaOp` is a handle and the builder's address, passed and returned as two words.
 //! - `absl::Span` is an address and a length. `std::string` begins with an address and a length, and is only read.
@@ -256,8 +257,8 @@ impl Program {
         (count > 0).then(|| self.left(count - 1)).flatten()
     }
 
-    /// Leaves a value for the next kernel of this computation. TensorFlow keeps it, as it keeps the tokens of its own ops with side
-    /// effects, and forgets it with the computation.
+    /// Leaves a value for the next kernel of this computation. TensorFlow keeps it, as it keeps the tokens of its own
+    /// ops with side effects, and forgets it with the computation.
     pub(super) fn leave(&mut self, value: XlaOp) {
         let count = self.count_left();
         let name = name_of_left(count);
@@ -273,8 +274,8 @@ impl Program {
         lock_counts().insert(self.builder().addr(), count + 1);
     }
 
-    /// How many values were left in this computation. The count is remembered by the builder's address, which a later one may have, too; so
-    /// it is a hint.
+    /// How many values were left in this computation. The count is remembered by the builder's address, which a later
+    /// one may have, too; so it is a hint.
     fn count_left(&mut self) -> usize {
         let builder = self.builder().addr();
         let hint = lock_counts().get(&builder).copied();
@@ -291,7 +292,8 @@ impl Program {
         let name = name_of_left(index);
         let name = StdString::of(&name);
         let mut found = StatusOrOp { status: 0, value: XlaOp { handle: -1, builder: std::ptr::null_mut() } };
-        // SAFETY: as in `leave`. The status of a value that is not there is not destroyed: a few bytes for each computation.
+        // SAFETY: as in `leave`. The status of a value that is not there is not destroyed: a few bytes for each
+        // computation.
         unsafe {
             let compiler = (self.symbols.compiler)(self.context.address());
             (self.symbols.node_token)(&raw mut found, compiler, &raw const name);
