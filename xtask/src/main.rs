@@ -49,7 +49,7 @@ const CHORES: [Chore; 24] = [
     Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
-    Chore { name: "tidy", summary: "arrows between crates, rooms for unsafe code, sizes, documents", run: tidy::run },
+    Chore { name: "tidy", summary: "arrows between crates, unsafe code, sizes, documents", run: tidy::run },
     Chore { name: "test", summary: "tests through nextest, then doctests", run: ci::test },
     Chore { name: "doc", summary: "the API documents, warnings denied", run: ci::doc },
     Chore {
@@ -58,7 +58,7 @@ const CHORES: [Chore; 24] = [
         run: deny::run,
     },
     Chore { name: "model", summary: "model-check the hand-over protocols", run: model::run },
-    Chore { name: "memcheck", summary: "tests of the unsafe rooms under valgrind", run: memcheck::run },
+    Chore { name: "memcheck", summary: "tests of the modules with unsafe code under valgrind", run: memcheck::run },
     Chore {
         name: "python",
         summary: "build the Python module and test it [--build-only] [--release] [-k EXPR]",

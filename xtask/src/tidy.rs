@@ -8,9 +8,9 @@ mod arrows;
 mod code;
 mod documents;
 mod habits;
-mod rooms;
 mod sizes;
 mod tree;
+mod unsafe_code;
 
 use std::fmt;
 
@@ -80,7 +80,7 @@ pub(crate) fn check() -> Result<Tally> {
         complaints.extend(habits::check(file));
         if file.is_rust() {
             complaints.extend(sizes::check(file));
-            complaints.extend(rooms::check(file));
+            complaints.extend(unsafe_code::check(file));
         }
         if file.is_markdown() {
             complaints.extend(documents::check_links(file, &tree));

@@ -61,13 +61,13 @@ fn finding<'a>(report: &'a Value, key: &str) -> &'a Value {
 }
 
 /// A directory that goes away with the test.
-struct Room(PathBuf);
+struct TestDirectory(PathBuf);
 
-impl Room {
-    fn new(name: &str) -> Room {
+impl TestDirectory {
+    fn new(name: &str) -> TestDirectory {
         let path = std::env::temp_dir().join(format!("farandole-doctor-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
-        Room(path)
+        TestDirectory(path)
     }
 
     fn program(&self, name: &str, script: &str) -> PathBuf {
@@ -77,13 +77,13 @@ impl Room {
         path
     }
 
-    /// PATH with this room in front.
+    /// PATH with this directory in front.
     fn path(&self) -> String {
         format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap())
     }
 }
 
-impl Drop for Room {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -204,14 +204,14 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 
 #[test]
 fn a_library_that_crashes_when_it_is_opened_does_not_take_the_doctor_down() {
-    let room = Room::new("crash");
+    let directory = TestDirectory::new("crash");
     // The C library, cut off after its first page: the dynamic linker maps the rest and falls into the hole.
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let libc = maps.lines().filter_map(|line| line.split_whitespace().last()).find(|path| path.contains("libc.so"));
     let whole = fs::read(libc.expect("this test is linked to a C library")).unwrap();
-    fs::write(room.0.join("libmpi.so.40"), &whole[..4096]).unwrap();
+    fs::write(directory.0.join("libmpi.so.40"), &whole[..4096]).unwrap();
     let output = doctor(|command| {
-        command.args(["--json", "-np", "1"]).env("LD_LIBRARY_PATH", &room.0);
+        command.args(["--json", "-np", "1"]).env("LD_LIBRARY_PATH", &directory.0);
     });
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = json(&output);
@@ -236,15 +236,15 @@ esac
 
 #[test]
 fn other_hosts_are_asked_compared_and_reported_when_they_do_not_answer() {
-    let room = Room::new("hosts");
-    room.program("ssh", SSH);
-    let python = room.program(
+    let directory = TestDirectory::new("hosts");
+    directory.program("ssh", SSH);
+    let python = directory.program(
         "python-of-h2",
         r#"echo '{"version":"3.99.0","executable":"/opt/python","packages":{"torch":"9.9"},"nccl":[]}'"#,
     );
     let ask = |words: &[&str]| {
         doctor(|command| {
-            command.args(words).env("PATH", room.path()).env("FAKE_PYTHON", &python);
+            command.args(words).env("PATH", directory.path()).env("FAKE_PYTHON", &python);
         })
     };
     let output = ask(&["-H", "h1:2,h2:2,h3:2", "--json"]);
@@ -270,10 +270,10 @@ fn other_hosts_are_asked_compared_and_reported_when_they_do_not_answer() {
 
 #[test]
 fn a_host_without_the_command_is_told_from_one_that_cannot_be_reached() {
-    let room = Room::new("absent");
-    room.program("ssh", SSH);
+    let directory = TestDirectory::new("absent");
+    directory.program("ssh", SSH);
     let output = doctor(|command| {
-        command.args(["-H", "h1", "--remote-farandole", "/nowhere/farandole", "--json"]).env("PATH", room.path());
+        command.args(["-H", "h1", "--remote-farandole", "/nowhere/farandole", "--json"]).env("PATH", directory.path());
     });
     assert_eq!(output.status.code(), Some(1));
     let reports = json(&output);
@@ -284,13 +284,13 @@ fn a_host_without_the_command_is_told_from_one_that_cannot_be_reached() {
 
 #[test]
 fn what_horovods_users_know_as_check_build_is_there() {
-    let room = Room::new("check-build");
+    let directory = TestDirectory::new("check-build");
     let packages = r#"{"torch":"1.13.1","tensorflow":"2.21.0","keras":"3.15.1","jax":"0.10.2","farandole":"0.1.0"}"#;
     let answer =
         format!(r#"{{"version":"3.11.2","executable":"/p","packages":{packages},"nccl":[],"keras_backend":"jax"}}"#);
-    room.program("python3", &format!("echo '{answer}'"));
+    directory.program("python3", &format!("echo '{answer}'"));
     let output = doctor(|command| {
-        command.arg("--check-build").env("PATH", room.path()).env_remove("VIRTUAL_ENV");
+        command.arg("--check-build").env("PATH", directory.path()).env_remove("VIRTUAL_ENV");
     });
     assert_eq!(output.status.code(), Some(0));
     let table = text(&output.stdout);

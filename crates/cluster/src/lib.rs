@@ -6,7 +6,7 @@
 //! one of them fails. [`settings`] lists every variable. [`launch`] is the vocabulary of jobs that may span hosts,
 //! [`live`] how a running one is watched. [`channel`] is how processes of a job talk before and beside their
 //! collectives: encrypted, and closed to whoever does not hold the job's key. What the messages say (addresses,
-//! versions) is not this room's business; it carries bytes.
+//! versions) is not this crate's business; it carries bytes.
 
 #![forbid(unsafe_code)]
 

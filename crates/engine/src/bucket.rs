@@ -133,21 +133,21 @@ pub(crate) struct Place {
 /// Where the ranks work on a bucket, and in which element type.
 #[derive(Debug)]
 pub(crate) struct Workspace {
-    room: Room,
-    /// The element type of what lies in the room.
+    memory: Memory,
+    /// The element type of what lies in this memory.
     carrier: Dtype,
     /// What is done to results as they are folded: by windows, where one fold takes all contributions.
     finish_in_fold: Finish,
     /// What is done to results as they are unloaded.
     finish_in_unload: Finish,
-    /// If results are halves and partial results are not, what lies behind them in the room: the halves.
+    /// If results are halves and partial results are not, what lies behind them in this memory: the halves.
     halves: Option<Behind>,
 }
 
 /// Results of half precision behind partial results in single precision.
 #[derive(Clone, Copy, Debug)]
 struct Behind {
-    /// Where they begin in the room.
+    /// Where they begin in this memory.
     offset: usize,
     dtype: Dtype,
     /// Applied before they are rounded.
@@ -155,7 +155,7 @@ struct Behind {
 }
 
 #[derive(Debug)]
-enum Room {
+enum Memory {
     /// Nowhere: there are no elements.
     Nothing,
     /// In the first bytes of the group's own fusion buffer.
@@ -178,14 +178,14 @@ impl Workspace {
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
         // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
         let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
-        let staging = |bytes: usize| if bytes <= kept_bytes { Room::Fusion(bytes) } else { fresh(bytes) };
-        let room = match &plan.collective {
-            _ if road == Road::Mapped => Room::Mapped(bytes),
-            Collective::Barrier | Collective::Join => Room::Nothing,
+        let staging = |bytes: usize| if bytes <= kept_bytes { Memory::Fusion(bytes) } else { fresh(bytes) };
+        let memory = match &plan.collective {
+            _ if road == Road::Mapped => Memory::Mapped(bytes),
+            Collective::Barrier | Collective::Join => Memory::Nothing,
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
             Collective::Allreduce { .. } | Collective::Broadcast { .. } => match bucket.requests[..] {
-                [Some(id)] if !plan.staged && carrier == plan.dtype => Room::Caller(id),
+                [Some(id)] if !plan.staged && carrier == plan.dtype => Memory::Caller(id),
                 _ => staging(bytes),
             },
             Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
@@ -206,7 +206,7 @@ impl Workspace {
             Road::Windows | Road::Mapped => (finish, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
-        Workspace { room, carrier, finish_in_fold, finish_in_unload, halves }
+        Workspace { memory, carrier, finish_in_fold, finish_in_unload, halves }
     }
 
     /// Lends everything that the bucket's travel works on.
@@ -218,12 +218,12 @@ impl Workspace {
     ) -> Baggage<'a> {
         let (dtype, finish) = (self.carrier, self.finish_in_fold);
         let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, dtype, finish, halves: None };
-        match &mut self.room {
-            Room::Nothing => {}
-            Room::Fusion(bytes) => baggage.work = fusion.own(*bytes),
-            Room::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
-            Room::Caller(id) => baggage.work = table.get_mut(*id).target(),
-            Room::Fresh(bytes) => {
+        match &mut self.memory {
+            Memory::Nothing => {}
+            Memory::Fusion(bytes) => baggage.work = fusion.own(*bytes),
+            Memory::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
+            Memory::Caller(id) => baggage.work = table.get_mut(*id).target(),
+            Memory::Fresh(bytes) => {
                 baggage.work = bytes;
                 // What a rank sends in an alltoall lies in its input, which stays as it is.
                 if let [Some(id)] = bucket.requests[..] {
@@ -242,12 +242,12 @@ impl Workspace {
     /// Brings this rank's contribution in.
     pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut FusionBuffer) {
         let (plan, carrier) = (&*bucket.plan, self.carrier);
-        let work = match &mut self.room {
-            Room::Nothing => return,
-            Room::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
-            Room::Fusion(bytes) => fusion.own(*bytes),
-            Room::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
-            Room::Fresh(bytes) => &mut bytes[..],
+        let work = match &mut self.memory {
+            Memory::Nothing => return,
+            Memory::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
+            Memory::Fusion(bytes) => fusion.own(*bytes),
+            Memory::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
+            Memory::Fresh(bytes) => &mut bytes[..],
         };
         for (part, id) in bucket.requests.iter().enumerate() {
             match id {
@@ -268,20 +268,20 @@ impl Workspace {
     ) {
         let plan = &*bucket.plan;
         let finish = self.finish_in_unload;
-        if let Room::Caller(id) = &self.room {
+        if let Memory::Caller(id) = &self.memory {
             finish.apply(plan.dtype, table.get_mut(*id).target());
         }
-        let work: &[u8] = match &self.room {
-            Room::Fusion(bytes) => fusion.own(*bytes),
-            Room::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
-            Room::Fresh(bytes) => bytes,
-            Room::Nothing | Room::Caller(_) => &[],
+        let work: &[u8] = match &self.memory {
+            Memory::Fusion(bytes) => fusion.own(*bytes),
+            Memory::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
+            Memory::Fresh(bytes) => bytes,
+            Memory::Nothing | Memory::Caller(_) => &[],
         };
         let (work, carrier) = match self.halves {
             Some(behind) => (&work[behind.offset..], behind.dtype),
             None => (work, self.carrier),
         };
-        let in_place = matches!(self.room, Room::Caller(_));
+        let in_place = matches!(self.memory, Memory::Caller(_));
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
@@ -309,7 +309,7 @@ impl Workspace {
             Collective::Allgather => plan.parts.len() == 1,
             _ => false,
         };
-        if let (Room::Fresh(bytes), Some((_, outcome)), true) = (self.room, last, is_result) {
+        if let (Memory::Fresh(bytes), Some((_, outcome)), true) = (self.memory, last, is_result) {
             outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
         }
     }
@@ -349,8 +349,8 @@ impl Exchange {
     }
 }
 
-fn fresh(bytes: usize) -> Room {
-    Room::Fresh(OwnedBytes::zeroed(bytes))
+fn fresh(bytes: usize) -> Memory {
+    Memory::Fresh(OwnedBytes::zeroed(bytes))
 }
 
 fn bytes_of(dtype: Dtype, elems: u64) -> usize {

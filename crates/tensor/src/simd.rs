@@ -6,7 +6,7 @@
 //! conversion and streaming stores (`x86`). Because all levels share one body, and because Rust never contracts `a * b + c`, all levels
 //! give the same bits.
 //!
-//! The rooms: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of
+//! The modules: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of
 //! numbers and back; `half_float` converts half precision; `kernel` walks over the memory; `streams` holds what a kernel reads and writes, so
 //! that callers need no unsafe code.
 

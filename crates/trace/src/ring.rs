@@ -1,17 +1,17 @@
 //! A ring of records with one writer at a time and any number of readers, none of whom ever waits.
 //!
-//! The ring has room for a fixed number of records, each four words, and remembers how many were ever *written*. The writer puts
-//! record `i` at place `i` modulo the room, over the one that was written so many records before, and then counts it. A
+//! The ring holds a fixed number of records (its capacity), each four words, and remembers how many were ever *written*. The writer puts
+//! record `i` at place `i` modulo the capacity, over the one that was written so many records before, and then counts it. A
 //! reader copies what it wants and then looks at the count again: whatever the writer may have begun to overwrite meanwhile is
 //! thrown away and counted as dropped. So a reader that is too slow loses old records and never sees half of one.
 //!
-//! Why that holds. *Torn record*: a reader that has seen one word of record `i + room` in the place of record `i` must find, when
-//! it looks at the count afterwards, at least `i + room`. The writer counted record `i + room - 1` before it began to write, with a
+//! Why that holds. *Torn record*: a reader that has seen one word of record `i + capacity` in the place of record `i` must find, when
+//! it looks at the count afterwards, at least `i + capacity`. The writer counted record `i + capacity - 1` before it began to write, with a
 //! release fence in between; the reader's loads are followed by an acquire fence; so a word that was seen carries the count
 //! with it. *Half-written last record*: the count of a record is stored with release after its words and loaded with acquire before.
 //! `tests/loom_ring.rs` tries every order that the memory model allows.
 //!
-//! Room is taken in blocks when it is first written to, so a ring that is hardly used costs next to nothing.
+//! Memory is taken in blocks when they are first written to, so a ring that is hardly used costs next to nothing.
 
 use std::sync::{Arc, OnceLock};
 
@@ -43,8 +43,8 @@ impl Ring {
         Arc::new(Ring { blocks: (0..blocks).map(|_| OnceLock::new()).collect(), written: AtomicU64::new(0) })
     }
 
-    /// Records that it has room for; a power of two.
-    fn room(&self) -> u64 {
+    /// Records that it holds; a power of two.
+    fn capacity(&self) -> u64 {
         (self.blocks.len() * BLOCK_RECORDS) as u64
     }
 
@@ -56,7 +56,7 @@ impl Ring {
     /// Adds a record. Only one thread may do so at a time: the one that has the ring's only [`Quill`].
     #[inline]
     fn write(&self, index: u64, words: [u64; WORDS]) {
-        let place = (index & (self.room() - 1)) as usize;
+        let place = (index & (self.capacity() - 1)) as usize;
         let block = self.blocks[place / BLOCK_RECORDS].get_or_init(new_block);
         // Torn record: readers who see one of these words also see the count of the record before.
         fence(Ordering::Release);
@@ -69,12 +69,12 @@ impl Ring {
     /// Copies the records from number `from` on into `into`, oldest first; says up to which number that was, and how many
     /// of them are lost because they were overwritten.
     pub(crate) fn read(&self, from: u64, into: &mut Vec<[u64; WORDS]>) -> (u64, u64) {
-        let room = self.room();
+        let capacity = self.capacity();
         let until = self.written.load(Ordering::Acquire);
-        let first = from.max(until.saturating_sub(room));
+        let first = from.max(until.saturating_sub(capacity));
         let start = into.len();
         for index in first..until {
-            let place = (index & (room - 1)) as usize;
+            let place = (index & (capacity - 1)) as usize;
             let block = self.blocks[place / BLOCK_RECORDS].get().expect("invariant: what was written has a block");
             let cells = &block[place % BLOCK_RECORDS];
             into.push(std::array::from_fn(|word| cells[word].load(Ordering::Relaxed)));
@@ -82,7 +82,7 @@ impl Ring {
         fence(Ordering::Acquire);
         // The record with this number may be half-way over the one that lay in its place.
         let begun = self.written.load(Ordering::Relaxed);
-        let first_good = first.max((begun + 1).saturating_sub(room)).min(until);
+        let first_good = first.max((begun + 1).saturating_sub(capacity)).min(until);
         into.drain(start..start + (first_good - first) as usize);
         (until, first_good - from.min(first_good))
     }
@@ -137,15 +137,15 @@ mod tests {
     #[test]
     fn the_newest_survive_and_the_lost_are_counted() {
         let (mut quill, ring) = Quill::new(2 * BLOCK_RECORDS);
-        let room = ring.room();
-        (0..room + 100).for_each(|number| quill.write([number; 4]));
+        let capacity = ring.capacity();
+        (0..capacity + 100).for_each(|number| quill.write([number; 4]));
         let mut read = Vec::new();
         let (until, lost) = ring.read(0, &mut read);
-        assert_eq!(until, room + 100);
+        assert_eq!(until, capacity + 100);
         // The oldest that is still there lies where the next would be written, so nobody can be sure of it.
-        assert_eq!((read[0], read.len() as u64, lost), ([101; 4], room - 1, 101));
+        assert_eq!((read[0], read.len() as u64, lost), ([101; 4], capacity - 1, 101));
         let mut rest = Vec::new();
-        assert_eq!(ring.read(room, &mut rest), (room + 100, 0));
+        assert_eq!(ring.read(capacity, &mut rest), (capacity + 100, 0));
         assert_eq!(rest.len(), 100);
     }
 

@@ -1,6 +1,6 @@
 //! Moves bytes between two ranks.
 //!
-//! This room knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There is one folder
+//! This crate knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There is one folder
 //! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `stream`
 //! (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no schedule.
 //!

@@ -7,7 +7,7 @@
 //!
 //! A mark never fails: where there is no job, or nobody has said which thread trains, it does nothing.
 //!
-//! This is an unsafe room: TensorFlow calls into it with addresses.
+//! This module has unsafe code: TensorFlow calls into it with addresses.
 
 #![allow(unsafe_code)]
 

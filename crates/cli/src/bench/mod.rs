@@ -1,7 +1,7 @@
 //! `farandole bench`: how long collectives take here, whether their results are right, and how that compares.
 //!
 //! The parent process (`driver`, `entrant`) starts all contestants, lets them take turns and does the arithmetic; it takes
-//! no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this room knows how a collective
+//! no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this module knows how a collective
 //! works; it knows tasks, times and what the right result is.
 
 pub(crate) mod args;
@@ -43,8 +43,8 @@ use task::{Recording, Task};
 /// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     args.check()?;
-    let room = Room::create()?;
-    let mut entrants = start_all(args, &room)?;
+    let directory = RunDirectory::create()?;
+    let mut entrants = start_all(args, &directory)?;
     let mut limit: Vec<Box<dyn Entrant>> = Vec::new();
     if args.limit {
         limit.push(Box::new(Limit::new(args.ranks, args.pinning())));
@@ -92,13 +92,13 @@ fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs)
     Ok(Row { bytes: task.bytes, showings, limit })
 }
 
-fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
+fn start_all(args: &BenchArgs, directory: &RunDirectory) -> Result<Vec<Box<dyn Entrant>>> {
     let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
     let placement = args.placement()?;
     let ranks = args.ranks;
     if !args.peers_only {
-        let socket = room.path().join(FIRST);
-        let start = || ours::start(args, &placement, &socket, room.path());
+        let socket = directory.path().join(FIRST);
+        let start = || ours::start(args, &placement, &socket, directory.path());
         let processes = Rc::new(RefCell::new(Processes::start(FIRST, ranks, &socket, start)?));
         let product = processes.borrow().product().to_owned();
         let (on, off) = (Recording::On, Recording::Off);
@@ -120,8 +120,8 @@ fn start_all(args: &BenchArgs, room: &Room) -> Result<Vec<Box<dyn Entrant>>> {
     peers.dedup();
     for peer in peers {
         let word = peer.word();
-        let socket = room.path().join(word);
-        let start = || Family::start(word, peer.commands(&placement, &socket, room.path(), args.pinning())?);
+        let socket = directory.path().join(word);
+        let start = || Family::start(word, peer.commands(&placement, &socket, directory.path(), args.pinning())?);
         entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
     }
     Ok(entrants)
@@ -146,15 +146,15 @@ fn write_json(args: &BenchArgs, report: &Report) -> Result<()> {
 }
 
 /// A directory for the sockets of this run that only this user can enter. It goes when the run ends.
-struct Room(PathBuf);
+struct RunDirectory(PathBuf);
 
-impl Room {
-    fn create() -> Result<Room> {
+impl RunDirectory {
+    fn create() -> Result<RunDirectory> {
         let parent = std::env::temp_dir();
         for attempt in 0..100 {
             let path = parent.join(format!("farandole-bench-{}-{attempt}", std::process::id()));
             match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Room(path)),
+                Ok(()) => return Ok(RunDirectory(path)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| format!("creating {}", path.display())),
             }
@@ -167,7 +167,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for RunDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -57,11 +57,11 @@ pub(crate) struct RankArgs {
     pin: bool,
 }
 
-/// Starts the ranks. They meet at a socket in `room`, which they find from wherever they run.
-pub(crate) fn start(args: &BenchArgs, placement: &Placement, socket: &Path, room: &Path) -> Result<Family> {
+/// Starts the ranks. They meet at a socket in `directory`, which they find from wherever they run.
+pub(crate) fn start(args: &BenchArgs, placement: &Placement, socket: &Path, directory: &Path) -> Result<Family> {
     let program = this_program()?;
     let transport = transport_word(args.transport);
-    let meeting = Address::UnixPath(room.join("meeting").display().to_string());
+    let meeting = Address::UnixPath(directory.join("meeting").display().to_string());
     let job = Job::spawn_at(&meeting, args.ranks, |rank| {
         let host = placement.host_of(rank.index());
         let mut command = placement.command(host, &program);

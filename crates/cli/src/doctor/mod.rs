@@ -1,6 +1,6 @@
 //! `farandole doctor`: one page about this machine, and others, for somebody whose job does not start or is slow.
 //!
-//! Each room looks at one thing in two steps: a value with what is there, and a function from that value to findings.
+//! Each module looks at one thing in two steps: a value with what is there, and a function from that value to findings.
 //! Only the first step touches the machine, so the second is tested with machines that nobody has. What is looked at:
 //! `cores` and `memory` (bounded by `cgroup`), `limits`, `network`, `python`, vendor libraries (`vendor`, in child
 //! processes that open them in `library`), and the `job` that would run, with how its tensors are protected

@@ -25,8 +25,8 @@ fn host_name(host: usize) -> String {
 }
 
 /// `launcher` on the first host, with the words that make it start ranks on all of them.
-pub(super) fn launch(launcher: &Path, placement: &Placement, room: &Path) -> Result<Command> {
-    let agent = write_agent(placement, room)?;
+pub(super) fn launch(launcher: &Path, placement: &Placement, directory: &Path) -> Result<Command> {
+    let agent = write_agent(placement, directory)?;
     let slots = (0..placement.hosts).map(|host| format!("{}:{}", host_name(host), placement.ranks_on(host)));
     let network = common_network(placement)?;
     let mut command = placement.command(0, "unshare");
@@ -53,8 +53,8 @@ fn common_network(placement: &Placement) -> Result<String> {
     Ok(format!("{network}/{prefix_bits}"))
 }
 
-fn write_agent(placement: &Placement, room: &Path) -> Result<PathBuf> {
-    let path = room.join("openmpi-agent");
+fn write_agent(placement: &Placement, directory: &Path) -> Result<PathBuf> {
+    let path = directory.join("openmpi-agent");
     fs::write(&path, script(placement)).with_context(|| format!("writing {}", path.display()))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700))
         .with_context(|| format!("making {} executable", path.display()))?;

@@ -4,7 +4,7 @@
 //! pointer handle (Open MPI) travel in the same argument slot; [`Handle`] is wide enough for either. MPICH's handles are
 //! constants of its published ABI; Open MPI's are addresses of its global objects.
 //!
-//! This is an unsafe room: it calls C through addresses found by name. The invariant it keeps: every pointer handed to
+//! This module has unsafe code: it calls C through addresses found by name. The invariant it keeps: every pointer handed to
 //! MPI points into an [`OwnedBytes`] of this contestant that is at least as long as the counts say, all calls come from
 //! the one thread that initialised MPI, and no call comes before `MPI_Init` or after `MPI_Finalize`.
 

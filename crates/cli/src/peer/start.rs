@@ -41,14 +41,20 @@ impl Peer {
         }
     }
 
-    /// The commands whose processes are, or start, the ranks of this peer. `room` is a directory of the run.
-    pub(crate) fn commands(self, placement: &Placement, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
+    /// The commands whose processes are, or start, the ranks of this peer. `directory` is that of the run.
+    pub(crate) fn commands(
+        self,
+        placement: &Placement,
+        socket: &Path,
+        directory: &Path,
+        pin: Pin,
+    ) -> Result<Vec<Command>> {
         match self {
-            Peer::Gloo => gloo(placement, socket, room, pin),
+            Peer::Gloo => gloo(placement, socket, directory, pin),
             Peer::Openmpi => {
                 let launcher = find_launcher("mpirun.openmpi")?;
                 let mut command = match placement.is_spread() {
-                    true => agent::launch(&launcher, placement, room)?,
+                    true => agent::launch(&launcher, placement, directory)?,
                     false => Command::new(launcher),
                 };
                 quietly(&mut command, placement.ranks);
@@ -111,11 +117,11 @@ fn mpi_ranks(command: &mut Command, library: &str, socket: &Path, pin: Pin) -> R
     Ok(())
 }
 
-fn gloo(placement: &Placement, socket: &Path, room: &Path, pin: Pin) -> Result<Vec<Command>> {
+fn gloo(placement: &Placement, socket: &Path, directory: &Path, pin: Pin) -> Result<Vec<Command>> {
     let python = find_python().with_context(|| not_installed("a Python with PyTorch"))?;
-    let program = room.join("gloo.py");
+    let program = directory.join("gloo.py");
     std::fs::write(&program, GLOO_PROGRAM).with_context(|| format!("writing {}", program.display()))?;
-    let rendezvous = room.join("gloo-rendezvous");
+    let rendezvous = directory.join("gloo-rendezvous");
     let command = |rank: usize| {
         let host = placement.host_of(rank);
         let mut command = placement.command(host, &python);

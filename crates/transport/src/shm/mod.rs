@@ -6,7 +6,8 @@
 //! other cores to read, `gate` is where faults strike, `scarcity` says how much memory is left, `fork` tells a forked
 //! child that none of this is its own.
 //!
-//! This folder is the only room for unsafe code in this crate (`xtask/src/tidy/rooms.rs` lists those of all crates).
+//! This folder and `credentials.rs` are the only places with unsafe code in this crate
+//! (`xtask/src/tidy/unsafe_code.rs` lists those of all crates).
 //! Each file says which protocol makes its references exclusive.
 
 pub mod board;

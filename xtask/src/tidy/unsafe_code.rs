@@ -1,14 +1,14 @@
-//! Unsafe code lives in few rooms, and each use of it explains itself.
+//! Unsafe code lives in few modules, and each use of it explains itself.
 //!
-//! The list of rooms is here and nowhere else. A new entry is a decision: it widens what valgrind, Miri and the model
-//! checker must cover, and ARCHITECTURE.md names the same rooms.
+//! The list of them is here and nowhere else. A new entry is a decision: it widens what valgrind, Miri and the model
+//! checker must cover, and ARCHITECTURE.md names the same ones.
 
 use super::Complaint;
 use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const ROOMS: [&str; 15] = [
+const MODULES: [&str; 15] = [
     "bindings/python/src/dlpack.rs",
     "bindings/python/src/region.rs",
     "bindings/python/src/tensorflow/",
@@ -26,8 +26,8 @@ const ROOMS: [&str; 15] = [
     "crates/cli/src/peer/mpi.rs",
 ];
 
-/// Roots of crates that have a room: they deny unsafe code and allow it room by room. All other roots forbid it.
-const ROOTS_WITH_ROOMS: [&str; 5] = [
+/// Roots of crates that have such a module: they deny unsafe code and allow it module by module. All other roots forbid it.
+const ROOTS_WITH_MODULES: [&str; 5] = [
     "bindings/python/src/lib.rs",
     "crates/tensor/src/lib.rs",
     "crates/trace/src/lib.rs",
@@ -46,8 +46,8 @@ pub(super) fn check(file: &File) -> Vec<Complaint> {
         for at in word_positions(code, "unsafe") {
             let use_ = Use::at(&lines, index, at);
             let Some(wanted) = use_.explanation() else { continue };
-            if !ROOMS.iter().any(|room| file.path.starts_with(room)) {
-                let what = "unsafe code outside its rooms (the list is in xtask/src/tidy/rooms.rs)";
+            if !MODULES.iter().any(|module| file.path.starts_with(module)) {
+                let what = "unsafe code outside its modules (the list is in xtask/src/tidy/unsafe_code.rs)";
                 complaints.push(Complaint::fault(&file.path, index + 1, what));
             } else if !explained(&lines, index, wanted) {
                 let what = format!("unsafe code without `{wanted}` in the comment directly above it");
@@ -125,7 +125,7 @@ fn root_complaint(file: &File, lines: &Lines) -> Option<Complaint> {
     if !is_root {
         return None;
     }
-    let level = if ROOTS_WITH_ROOMS.contains(&file.path.as_str()) { "deny" } else { "forbid" };
+    let level = if ROOTS_WITH_MODULES.contains(&file.path.as_str()) { "deny" } else { "forbid" };
     let (wanted, stricter) = (format!("#![{level}(unsafe_code)]"), "#![forbid(unsafe_code)]");
     let says = lines.code.iter().any(|code| code.contains(&wanted) || code.contains(stricter));
     (!says).then(|| Complaint::fault(&file.path, 0, format!("the root of the crate lacks `{wanted}`")))
@@ -140,34 +140,34 @@ mod tests {
         check(&file).into_iter().map(|complaint| (complaint.line, complaint.what)).collect()
     }
 
-    const ROOM: &str = "crates/transport/src/shm/map.rs";
+    const MODULE: &str = "crates/transport/src/shm/map.rs";
 
     #[test]
-    fn outside_the_rooms_there_is_no_unsafe_code() {
+    fn outside_the_modules_there_is_no_unsafe_code() {
         let found = complaints("crates/plan/src/ring.rs", "// SAFETY: none\nunsafe { x() }\n");
         assert_eq!(found.len(), 1);
-        assert!(found[0].1.contains("outside its rooms"));
+        assert!(found[0].1.contains("outside its modules"));
     }
 
     #[test]
     fn a_block_needs_its_explanation() {
-        assert_eq!(complaints(ROOM, "fn a() {\n    unsafe { x() }\n}\n").len(), 1);
-        assert_eq!(complaints(ROOM, "fn a() {\n    // SAFETY: x is fine.\n    unsafe { x() }\n}\n"), []);
-        assert_eq!(complaints(ROOM, "// SAFETY: long\n// story.\nlet a =\n    unsafe { x() };\n"), []);
+        assert_eq!(complaints(MODULE, "fn a() {\n    unsafe { x() }\n}\n").len(), 1);
+        assert_eq!(complaints(MODULE, "fn a() {\n    // SAFETY: x is fine.\n    unsafe { x() }\n}\n"), []);
+        assert_eq!(complaints(MODULE, "// SAFETY: long\n// story.\nlet a =\n    unsafe { x() };\n"), []);
     }
 
     #[test]
     fn an_explanation_serves_one_statement() {
         let text = "// SAFETY: x.\nunsafe { x() };\nunsafe { y() };\n";
-        assert_eq!(complaints(ROOM, text).into_iter().map(|(line, _)| line).collect::<Vec<_>>(), [3]);
+        assert_eq!(complaints(MODULE, text).into_iter().map(|(line, _)| line).collect::<Vec<_>>(), [3]);
     }
 
     #[test]
     fn functions_say_what_they_ask_and_types_say_nothing() {
-        assert_eq!(complaints(ROOM, "/// X.\n///\n/// # Safety\n/// Y.\n#[inline]\npub unsafe fn a() {}\n"), []);
-        assert_eq!(complaints(ROOM, "/// X.\npub unsafe fn a() {}\n").len(), 1);
-        assert_eq!(complaints(ROOM, "/// X.\nunsafe fn a() {}\n"), []);
-        assert_eq!(complaints(ROOM, "type F = unsafe extern \"C\" fn(u8);\n"), []);
+        assert_eq!(complaints(MODULE, "/// X.\n///\n/// # Safety\n/// Y.\n#[inline]\npub unsafe fn a() {}\n"), []);
+        assert_eq!(complaints(MODULE, "/// X.\npub unsafe fn a() {}\n").len(), 1);
+        assert_eq!(complaints(MODULE, "/// X.\nunsafe fn a() {}\n"), []);
+        assert_eq!(complaints(MODULE, "type F = unsafe extern \"C\" fn(u8);\n"), []);
     }
 
     #[test]
