@@ -1,9 +1,43 @@
-"""Signatures as text, for tests that compare ours with Horovod's."""
+"""Signatures as text, for tests that compare ours with Horovod's, and those that all front ends have in common."""
 
 from __future__ import annotations
 
 import inspect
 from types import ModuleType
+
+# What all front ends export, with Horovod 0.28's parameters and defaults.
+BASICS = {
+    "init": "(comm=None, process_sets=None)",
+    "is_homogeneous": "()",
+    "shutdown": "()",
+    "is_initialized": "()",
+    "start_timeline": "(file_path, mark_cycles=False)",
+    "stop_timeline": "()",
+    "size": "()",
+    "local_size": "()",
+    "cross_size": "()",
+    "rank": "()",
+    "local_rank": "()",
+    "cross_rank": "()",
+    "mpi_threads_supported": "()",
+    "mpi_enabled": "()",
+    "mpi_built": "()",
+    "gloo_enabled": "()",
+    "gloo_built": "()",
+    "nccl_built": "()",
+    "ddl_built": "()",
+    "ccl_built": "()",
+    "cuda_built": "()",
+    "rocm_built": "()",
+}
+
+PROCESS_SETS = {
+    "ProcessSet": "(ranks_or_comm)",
+    "add_process_set": "(process_set)",
+    "remove_process_set": "(process_set)",
+}
+
+OPERATIONS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
 
 
 def parameters_of(function: object, hvd: ModuleType) -> list[str]:

@@ -23,7 +23,10 @@ from farandole.process_sets import ProcessSet, global_process_set
 
 
 class BroadcastGlobalVariables:
-    """Gives all ranks the root's weights and optimizer state."""
+    """Gives all ranks the weights and the optimizer state of a rank when training begins.
+
+    BroadcastGlobalVariablesCallback(root_rank, device="", local_variables=None)
+    """
 
     model: Any
 
@@ -73,7 +76,10 @@ class BroadcastGlobalVariables:
 
 
 class MetricAverage:
-    """Averages metrics over all ranks at the end of each epoch, for callbacks that come after this one."""
+    """Averages metrics over all ranks at the end of each epoch. Callbacks that use metrics come after it.
+
+    MetricAverageCallback(device="")
+    """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
@@ -108,7 +114,11 @@ Multiplier = Union[float, Callable[[float], float]]
 
 
 class LearningRateSchedule:
-    """Sets the learning rate to `initial_lr * multiplier(epoch)`."""
+    """Multiplies an initial learning rate by a function of the epoch, or by a power of a constant.
+
+    LearningRateScheduleCallback(initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True,
+    momentum_correction=True, steps_per_epoch=None)
+    """
 
     model: Any
     params: dict[str, Any]
@@ -183,7 +193,10 @@ class LearningRateSchedule:
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """Raises the learning rate, batch by batch, from `initial_lr / size` to `initial_lr`."""
+    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs.
+
+    LearningRateWarmupCallback(initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0)
+    """
 
     def __init__(
         self,

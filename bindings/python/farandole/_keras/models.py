@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 from farandole._keras import optimizers, variables, wrapping
-from farandole._keras.settings import Settings
+from farandole.gradient_settings import Settings
 
 
 def load_model(

@@ -16,12 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import _native
 from farandole._keras import hooks, wrapping
-from farandole._keras.settings import Settings
 from farandole._keras.wrapping import STATE, Distributed
+from farandole.gradient_settings import Settings
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+from farandole.tensorflow.gradient_aggregation_eager import aggregation_helper
 from farandole.tensorflow.gradient_reduction import GradientReduction, reduce_but_local
 from farandole.tensorflow.util import VariableSet
 
@@ -34,35 +33,9 @@ class _State:
         self.is_reduced = False
         """The next gradients to be applied are reduced already."""
         self.local = VariableSet()
-        self.reduction = GradientReduction(
-            wrapping.name_of(optimizer),
-            settings.device_dense,
-            settings.device_sparse,
-            settings.compression,
-            settings.sparse_as_dense,
-            settings.op,
-            settings.gradient_predivide_factor,
-            settings.groups,
-            settings.process_set,
-        )
-        self.helper = _helper(settings, self.reduction) if settings.backward_passes_per_step > 1 else None
-
-
-def _helper(settings: Settings, reduction: GradientReduction) -> Any:
-    """What adds gradients up until they are reduced."""
-    terms: dict[str, Any] = dict(
-        backward_passes_per_step=settings.backward_passes_per_step,
-        allreduce_func=reduction,
-        sparse_as_dense=settings.sparse_as_dense,
-        average_aggregated_gradients=settings.average_aggregated_gradients,
-        process_set=settings.process_set,
-        scale_local_gradients=settings.scale_local_gradients,
-    )
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return LocalGradientAggregationHelperEager(**terms)
-    return LocalGradientAggregationHelper(
-        rank=_native.rank(), optimizer_type=LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS, **terms
-    )
+        self.reduction = GradientReduction.of(wrapping.name_of(optimizer), settings)
+        kind = LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS
+        self.helper = aggregation_helper(settings, self.reduction, kind)
 
 
 class DistributedOptimizer2(Distributed):

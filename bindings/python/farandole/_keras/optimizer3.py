@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from farandole._keras import hooks, host, wrapping
-from farandole._keras.settings import Settings
 from farandole._keras.variables import key
 from farandole._keras.wrapping import STATE, Distributed
+from farandole.gradient_settings import Settings
 
 
 def backend_module() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from farandole._keras.settings import Settings
+from farandole.gradient_settings import Settings
 
 
 def _kind(optimizer: Any) -> Any:

@@ -20,9 +20,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from farandole._keras import faults, host
-from farandole._keras.settings import Settings
 from farandole._keras.variables import key
 from farandole.basics import basics
+from farandole.gradient_settings import Settings
 
 STATELESS = True
 

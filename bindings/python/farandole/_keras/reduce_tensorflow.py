@@ -6,12 +6,13 @@ Gradients are reduced by the ops of `farandole.tensorflow`, eagerly or inside of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from farandole._keras.settings import Settings
 from farandole.basics import basics
+from farandole.gradient_settings import Settings
 from farandole.tensorflow.gradient_reduction import GradientReduction
 from farandole.tensorflow.reduce import allreduce
 
@@ -60,17 +61,7 @@ class Reducer:
         groups = settings.groups
         if isinstance(groups, list):
             groups = [[unwrapped(variable) for variable in group] for group in groups]
-        self._reduction = GradientReduction(
-            name,
-            settings.device_dense,
-            settings.device_sparse,
-            settings.compression,
-            settings.sparse_as_dense,
-            settings.op,
-            settings.gradient_predivide_factor,
-            groups,
-            settings.process_set,
-        )
+        self._reduction = GradientReduction.of(name, replace(settings, groups=groups))
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
         """The gradients of all ranks, combined. `numbers` tell gradients apart, the same on all ranks."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from farandole._keras.settings import Settings
 from farandole._keras.variables import key
+from farandole.gradient_settings import Settings
 from farandole.torch import mpi_ops
 
 STATELESS = False

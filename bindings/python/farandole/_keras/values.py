@@ -26,7 +26,7 @@ def allreduce(
     compression: Any,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The combination of the values of all ranks."""
+    """The combination of the values of all ranks, which have the same shape and type. `op` is `Average` if not given."""
     op = handle_average_backwards_compatibility(op, average)
     factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set)
     if backend == "tensorflow":

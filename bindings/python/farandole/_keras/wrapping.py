@@ -15,7 +15,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from farandole._keras.settings import Settings
+from farandole.gradient_settings import Settings
+
 
 STATE = "_farandole_state"
 """Where an optimizer keeps what is ours, past the tracking of attributes that Keras does."""

@@ -13,44 +13,31 @@ Invariant: after a last pass the variables are the same on all ranks, if they we
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 import tensorflow as tf
 
-from farandole.process_sets import ProcessSet, global_process_set
-from farandole.tensorflow.compression import Compression
+from farandole.gradient_settings import Settings
 from farandole.tensorflow.gradient_aggregation import as_list, operations
-from farandole.tensorflow.gradient_reduction import GradientReduction, Groups
-from farandole.tensorflow.mpi_ops import Adasum
+from farandole.tensorflow.gradient_reduction import GradientReduction
 from farandole.tensorflow.util import as_written
 
 _START = "delta_start"
 
 
 class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """A `tf.compat.v1.train.Optimizer` around another. `DistributedOptimizer` describes the arguments."""
+    """A `tf.compat.v1.train.Optimizer` around another. `DistributedOptimizer` describes the settings."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        name: Optional[str] = None,
-        use_locking: bool = False,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = Compression.none,
-        backward_passes_per_step: int = 1,
-        groups: Groups = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
-        if backward_passes_per_step <= 0:
+    def __init__(self, optimizer: Any, settings: Settings, use_locking: bool = False) -> None:
+        if settings.backward_passes_per_step <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
-        name = name or f"DistributedDelta{type(optimizer).__name__}"
+        name = settings.name or f"DistributedDelta{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
-        self._passes = backward_passes_per_step
-        self._reduction = GradientReduction(
-            name, device_dense, device_sparse, compression, op=Adasum, groups=groups, process_set=process_set
-        )
+        self._passes = settings.backward_passes_per_step
+        # Steps are dense, whatever the gradients were.
+        self._reduction = GradientReduction.of(name, replace(settings, sparse_as_dense=False))
         self._pass_count: Any = None
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,19 +1,21 @@
 """Local aggregation of gradients in eager execution and in `tf.function`: several backward passes, then one reduction.
 
 `LocalGradientAggregationHelperEager` has Horovod's name and methods, and does what `gradient_aggregation.py` describes, with variables of its own that are
-made outside of any graph when a gradient is seen first.
+made outside of any graph when a gradient is seen first. `aggregation_helper` chooses between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union
 
 import tensorflow as tf
 
+from farandole.gradient_settings import Settings
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.tensorflow.gradient_aggregation import as_list, dense_to_aggregate
+from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, as_list, dense_to_aggregate
 from farandole.tensorflow.gradient_reduction import AllreduceGrads, reduce_but_local
+from farandole.tensorflow.mpi_ops import rank
 from farandole.tensorflow.util import VariableSet, as_written, tf_variable
 
 __all__ = ["LocalGradientAggregationHelperEager"]
@@ -120,3 +122,23 @@ class LocalGradientAggregationHelperEager:
             return tf.constant(True)
 
         return tf.cond(tf.equal(self.counter, 0), apply, count)
+
+
+Helper = Union[LocalGradientAggregationHelper, LocalGradientAggregationHelperEager, None]
+
+
+def aggregation_helper(settings: Settings, reduce: AllreduceGrads, optimizer_type: str, name: str = "") -> Helper:
+    """The helper for an optimizer with these settings, for graphs or for eager execution; `None` with one pass per step."""
+    if settings.backward_passes_per_step <= 1:
+        return None
+    terms: dict[str, Any] = dict(
+        backward_passes_per_step=settings.backward_passes_per_step,
+        allreduce_func=reduce,
+        sparse_as_dense=settings.sparse_as_dense,
+        average_aggregated_gradients=settings.average_aggregated_gradients,
+        process_set=settings.process_set,
+        scale_local_gradients=settings.scale_local_gradients,
+    )
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return LocalGradientAggregationHelperEager(**terms)
+    return LocalGradientAggregationHelper(rank=rank(), optimizer_type=optimizer_type, name=name, **terms)

@@ -1,6 +1,6 @@
 """Reducing the gradients of a model: what the tape, the optimizers and the aggregation helpers have in common.
 
-Owns `GradientReduction`: the terms on which gradients are reduced, and their names. `None` stays `None`.
+Owns `GradientReduction`: the terms on which gradients are reduced (`Settings`), and their names. `None` stays `None`.
 
 **Eager execution.** All dense gradients leave in one call, each as a request of its own, and all sparse ones in two (values, indices). So
 ranks may differ in the order of their calls, and a call costs little for each gradient.
@@ -21,12 +21,12 @@ Not here: when to reduce.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from farandole.gradient_settings import Groups, Settings, check_predivide
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow import mpi_ops
 from farandole.tensorflow.compression import Compression
@@ -50,7 +50,6 @@ from farandole.tensorflow.util import (
     split_list,
 )
 
-Groups = Union[int, Sequence[Sequence[Any]], None]
 AllreduceGrads = Callable[..., list[Any]]
 
 _LABEL = "_farandole_label"
@@ -61,26 +60,6 @@ _SMALL_BYTES = 64 * 1024
 _SHARED_BYTES = 1024 * 1024
 _SHARED_SPAN = 128
 """How far apart in the list, at most, gradients are that share an operation."""
-
-
-def checked_groups(groups: Groups, num_groups: int = 0) -> Groups:
-    """The groups that a caller wants who may still use the old parameter `num_groups`."""
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        groups = num_groups if groups is None else groups
-    if groups is not None and not isinstance(groups, (list, tuple)) and not (isinstance(groups, int) and groups > 0):
-        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
-    return groups
-
-
-def check_predivide(op: int, gradient_predivide_factor: float) -> None:
-    """Refuses a factor that has nothing to split."""
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 
 class GradientReduction:
@@ -118,6 +97,21 @@ class GradientReduction:
         # Average divides by the number of ranks by itself.
         self.prescale_factor = 1.0 / gradient_predivide_factor
         self.postscale_factor = gradient_predivide_factor
+
+    @classmethod
+    def of(cls, name: str, settings: Settings) -> GradientReduction:
+        """The reduction with these settings, under the name of whoever reduces."""
+        return cls(
+            name,
+            settings.device_dense,
+            settings.device_sparse,
+            settings.compression,
+            settings.sparse_as_dense,
+            settings.op,
+            settings.gradient_predivide_factor,
+            settings.groups,
+            settings.process_set,
+        )
 
     @as_written
     def __call__(self, grads: Sequence[Any], vars: Optional[Sequence[Any]] = None, use_generic_names: bool = False) -> list[Any]:

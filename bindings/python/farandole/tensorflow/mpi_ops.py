@@ -30,45 +30,9 @@ from tensorflow.python.framework import op_def_library, op_def_registry, ops
 
 from farandole import _native
 from farandole.basics import basics as _basics
-from farandole.exceptions import HorovodInternalError
-from farandole.process_sets import (
-    ProcessSet,
-    _temp_process_set_object,
-    add_process_set,
-    global_process_set,
-    ranks_of,
-    remove_process_set,
-)
+from farandole.exports import *
+from farandole.process_sets import _temp_process_set_object, ranks_of
 
-init = _basics.init
-shutdown = _basics.shutdown
-is_initialized = _basics.is_initialized
-start_timeline = _basics.start_timeline
-stop_timeline = _basics.stop_timeline
-size = _basics.size
-local_size = _basics.local_size
-cross_size = _basics.cross_size
-rank = _basics.rank
-local_rank = _basics.local_rank
-cross_rank = _basics.cross_rank
-is_homogeneous = _basics.is_homogeneous
-mpi_threads_supported = _basics.mpi_threads_supported
-mpi_enabled = _basics.mpi_enabled
-mpi_built = _basics.mpi_built
-gloo_enabled = _basics.gloo_enabled
-gloo_built = _basics.gloo_built
-nccl_built = _basics.nccl_built
-ddl_built = _basics.ddl_built
-ccl_built = _basics.ccl_built
-cuda_built = _basics.cuda_built
-rocm_built = _basics.rocm_built
-
-Average = _basics.Average
-Sum = _basics.Sum
-Adasum = _basics.Adasum
-Min = _basics.Min
-Max = _basics.Max
-Product = _basics.Product
 
 _INTERNAL_ERROR = "HorovodInternalError: "
 """What the native library begins the text with if the job cannot go on."""

@@ -11,90 +11,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import tensorflow as tf
 
+from farandole.gradient_settings import Groups, Settings, checked
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.delta_optimizer import DeltaOptimizer
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
-from farandole.tensorflow.gradient_reduction import (
-    GradientReduction,
-    Groups,
-    check_predivide,
-    checked_groups,
-    reduce_but_local,
-)
-from farandole.tensorflow.mpi_ops import Adasum, Average, rank
+from farandole.tensorflow.gradient_aggregation_eager import aggregation_helper
+from farandole.tensorflow.gradient_reduction import GradientReduction, reduce_but_local
+from farandole.tensorflow.mpi_ops import Adasum, Average
 from farandole.tensorflow.util import VariableSet, as_written
 
 __all__ = ["DistributedOptimizer"]
 
 _LegacyOptimizer = tf.compat.v1.train.Optimizer
 
-_Aggregation = Union[LocalGradientAggregationHelper, LocalGradientAggregationHelperEager, None]
-
 
 class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc, valid-type]
-    """A `tf.compat.v1.train.Optimizer` around another. `DistributedOptimizer` describes the arguments."""
+    """A `tf.compat.v1.train.Optimizer` around another. `DistributedOptimizer` describes the settings."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        name: Optional[str] = None,
-        use_locking: bool = False,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = Compression.none,
-        sparse_as_dense: bool = False,
-        op: int = Average,
-        gradient_predivide_factor: float = 1.0,
-        backward_passes_per_step: int = 1,
-        average_aggregated_gradients: bool = False,
-        groups: Groups = None,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-    ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
+    def __init__(self, optimizer: Any, settings: Settings, use_locking: bool = False) -> None:
+        name = settings.name or f"Distributed{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
-        self._reduction = GradientReduction(
-            name,
-            device_dense,
-            device_sparse,
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            groups,
-            process_set,
-        )
-        self.process_set = process_set
-        self.scale_local_gradients = scale_local_gradients
+        self._reduction = GradientReduction.of(name, settings)
+        self.process_set = settings.process_set
+        self.scale_local_gradients = settings.scale_local_gradients
         self._local_vars = VariableSet()
-        self._agg_helper = self._aggregation(backward_passes_per_step, sparse_as_dense, average_aggregated_gradients)
-
-    def _aggregation(self, passes: int, sparse_as_dense: bool, average: bool) -> _Aggregation:
-        if passes <= 1:
-            return None
-        terms: dict[str, Any] = dict(
-            backward_passes_per_step=passes,
-            allreduce_func=self._reduction,
-            sparse_as_dense=sparse_as_dense,
-            average_aggregated_gradients=average,
-            process_set=self.process_set,
-            scale_local_gradients=self.scale_local_gradients,
-        )
-        if tf.compat.v1.executing_eagerly_outside_functions():
-            return LocalGradientAggregationHelperEager(**terms)
-        return LocalGradientAggregationHelper(
-            rank=rank(),
-            optimizer_type=LocalGradientAggregationHelper._OPTIMIZER_TYPE_LEGACY,
-            name=self.get_name(),
-            **terms,
-        )
+        kind = LocalGradientAggregationHelper._OPTIMIZER_TYPE_LEGACY
+        self._agg_helper = aggregation_helper(settings, self._reduction, kind, self.get_name())
 
     def register_local_var(self, var: Any) -> None:
         """Has the gradient of a variable stay this rank's own."""
@@ -179,31 +127,18 @@ def DistributedOptimizer(
         process_set: reduce over these ranks only. Other ranks step on their own.
         scale_local_gradients: divide the gradients of variables that were passed to `register_local_var` by the number of ranks.
     """
-    check_predivide(op, gradient_predivide_factor)
-    if op == Adasum and average_aggregated_gradients:
+    return _distributed(**locals())
+
+
+def _distributed(optimizer: Any, use_locking: bool, **arguments: Any) -> Any:
+    settings = checked(**arguments, stacklevel=4)
+    is_adasum = settings.op == Adasum
+    if is_adasum and settings.average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    groups = checked_groups(groups, num_groups)
-    shared: dict[str, Any] = dict(
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        backward_passes_per_step=backward_passes_per_step,
-        groups=groups,
-        process_set=process_set,
-    )
-    if op == Adasum and isinstance(optimizer, _LegacyOptimizer):
-        return DeltaOptimizer(optimizer, use_locking=use_locking, **shared)
-    shared.update(
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        average_aggregated_gradients=average_aggregated_gradients,
-        scale_local_gradients=scale_local_gradients,
-    )
     if isinstance(optimizer, _LegacyOptimizer):
-        return _DistributedOptimizer(optimizer, use_locking=use_locking, **shared)
-    if op == Adasum:
+        kind = DeltaOptimizer if is_adasum else _DistributedOptimizer
+        return kind(optimizer, settings, use_locking)
+    if is_adasum:
         raise ValueError("op == Adasum is not supported yet with Keras")
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(
@@ -212,4 +147,4 @@ def DistributedOptimizer(
         )
     # Imported here, because it imports this package, and Keras.
     farandole_keras = importlib.import_module("farandole.tensorflow.keras")
-    return farandole_keras.DistributedOptimizer(optimizer, **shared)
+    return farandole_keras.DistributedOptimizer(optimizer, **vars(settings))

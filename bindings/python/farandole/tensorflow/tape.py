@@ -13,15 +13,10 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from farandole.gradient_settings import Groups, checked
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.gradient_reduction import (
-    GradientReduction,
-    Groups,
-    check_predivide,
-    checked_groups,
-    reduce_but_local,
-)
+from farandole.tensorflow.gradient_reduction import GradientReduction, reduce_but_local
 from farandole.tensorflow.mpi_ops import Average
 from farandole.tensorflow.util import VariableSet, as_written
 
@@ -124,26 +119,7 @@ def DistributedGradientTape(
         process_set: reduce over these ranks only. Other ranks keep their gradients.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
     """
-    check_predivide(op, gradient_predivide_factor)
-    tape: Any = object.__new__(_distributed_class(type(gradtape)))
-    tape.__dict__.update(gradtape.__dict__)
-    tape._recording = False
-    tape._recorder = gradtape
-    tape._reduction = GradientReduction(
-        "DistributedGradientTape",
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        checked_groups(groups, num_groups),
-        process_set,
-    )
-    tape._local_sources = VariableSet()
-    tape.process_set = process_set
-    tape.scale_local_gradients = scale_local_gradients
-    return tape
+    return _distributed_tape(**locals())
 
 
 @as_written
@@ -163,19 +139,19 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """As `DistributedGradientTape`; the gradients of the trainable weights of `local_layers`, a layer of Keras or several, stay this
     rank's own."""
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    return _distributed_tape(**locals())
+
+
+def _distributed_tape(gradtape: tf.GradientTape, local_layers: Any = None, **arguments: Any) -> Any:
+    settings = checked(**arguments, stacklevel=4)
+    tape: Any = object.__new__(_distributed_class(type(gradtape)))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._recording = False
+    tape._recorder = gradtape
+    tape._reduction = GradientReduction.of("DistributedGradientTape", settings)
+    tape._local_sources = VariableSet()
+    tape.process_set = settings.process_set
+    tape.scale_local_gradients = settings.scale_local_gradients
     for variable in local_variables(local_layers):
         tape.register_local_source(variable)
     return tape

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole import exports as _exports
 from farandole.basics import HorovodBasics as _HorovodBasics
 from farandole.basics import basics as _basics
-from farandole.exceptions import HorovodInternalError
-from farandole.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from farandole.exports import *
 from farandole.torch.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
 from farandole.torch.compression import Compression
 from farandole.torch.gather import (
@@ -24,14 +24,8 @@ from farandole.torch.gather import (
 from farandole.torch.handles import poll, synchronize
 from farandole.torch.meet import barrier, join
 from farandole.torch.reduce import (
-    Adasum,
-    Average,
     HorovodAllreduce,
     HorovodGroupedAllreduce,
-    Max,
-    Min,
-    Product,
-    Sum,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -53,8 +47,7 @@ from farandole.torch.scatter import (
 from farandole.torch.sparse import sparse_allreduce_async
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *_exports.__all__,
     "Compression",
     "HorovodAllgather",
     "HorovodAllreduce",
@@ -63,14 +56,7 @@ __all__ = [
     "HorovodGroupedAllgather",
     "HorovodGroupedAllreduce",
     "HorovodGroupedReducescatter",
-    "HorovodInternalError",
     "HorovodReducescatter",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -84,14 +70,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gpu_available",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -102,53 +80,14 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "num_rank_is_power_2",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
-
-init = _basics.init
-shutdown = _basics.shutdown
-is_initialized = _basics.is_initialized
-start_timeline = _basics.start_timeline
-stop_timeline = _basics.stop_timeline
-size = _basics.size
-local_size = _basics.local_size
-cross_size = _basics.cross_size
-rank = _basics.rank
-local_rank = _basics.local_rank
-cross_rank = _basics.cross_rank
-is_homogeneous = _basics.is_homogeneous
-mpi_threads_supported = _basics.mpi_threads_supported
-mpi_enabled = _basics.mpi_enabled
-mpi_built = _basics.mpi_built
-gloo_enabled = _basics.gloo_enabled
-gloo_built = _basics.gloo_built
-nccl_built = _basics.nccl_built
-ddl_built = _basics.ddl_built
-ccl_built = _basics.ccl_built
-cuda_built = _basics.cuda_built
-rocm_built = _basics.rocm_built
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import farandole
-from signatures import assert_serves, parameters_of
+from signatures import BASICS, OPERATIONS, PROCESS_SETS, assert_serves, parameters_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,6 +41,8 @@ def alias_on_the_path() -> Iterator[None]:
 
 # What `horovod.torch` exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as its name.
 SIGNATURES = {
+    **BASICS,
+    **PROCESS_SETS,
     "allreduce": "(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0, "
     "postscale_factor=1.0, process_set=global_process_set)",
     "allreduce_async": "(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
@@ -80,30 +82,6 @@ SIGNATURES = {
     "barrier": "(process_set=global_process_set)",
     "poll": "(handle)",
     "synchronize": "(handle)",
-    "init": "(comm=None, process_sets=None)",
-    "shutdown": "()",
-    "is_initialized": "()",
-    "start_timeline": "(file_path, mark_cycles=False)",
-    "stop_timeline": "()",
-    "size": "()",
-    "local_size": "()",
-    "cross_size": "()",
-    "rank": "()",
-    "local_rank": "()",
-    "cross_rank": "()",
-    "mpi_threads_supported": "()",
-    "mpi_enabled": "()",
-    "mpi_built": "()",
-    "gloo_enabled": "()",
-    "gloo_built": "()",
-    "nccl_built": "()",
-    "ddl_built": "()",
-    "ccl_built": "()",
-    "cuda_built": "()",
-    "rocm_built": "()",
-    "ProcessSet": "(ranks_or_comm)",
-    "add_process_set": "(process_set)",
-    "remove_process_set": "(process_set)",
     "broadcast_parameters": "(params, root_rank)",
     "broadcast_optimizer_state": "(optimizer, root_rank, model=None)",
     "broadcast_object": "(obj, root_rank=0, name=None, process_set=global_process_set)",
@@ -113,8 +91,6 @@ SIGNATURES = {
     "process_set=global_process_set)",
     "SyncBatchNorm": "(num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)",
 }
-
-OPERATIONS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
 
 # `horovod.run`, likewise.
 RUN = (

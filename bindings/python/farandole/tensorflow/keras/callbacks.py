@@ -16,32 +16,19 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(_callbacks.BroadcastGlobalVariables, keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks the weights and the optimizer state of a rank when training begins.
-
-    BroadcastGlobalVariablesCallback(root_rank, device="", local_variables=None)
-    """
+    __doc__ = _callbacks.BroadcastGlobalVariables.__doc__
 
 
 class MetricAverageCallback(_callbacks.MetricAverage, keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages metrics over all ranks at the end of each epoch. Callbacks that use metrics come after it.
-
-    MetricAverageCallback(device="")
-    """
+    __doc__ = _callbacks.MetricAverage.__doc__
 
 
 class LearningRateScheduleCallback(_callbacks.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
-    """Multiplies an initial learning rate by a function of the epoch, or by a power of a constant.
-
-    LearningRateScheduleCallback(initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True,
-    momentum_correction=True, steps_per_epoch=None)
-    """
+    __doc__ = _callbacks.LearningRateSchedule.__doc__
 
 
 class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
-    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs.
-
-    LearningRateWarmupCallback(initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0)
-    """
+    __doc__ = _callbacks.LearningRateWarmup.__doc__
 
 
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

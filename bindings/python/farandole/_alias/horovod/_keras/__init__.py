@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import farandole.tensorflow as hvd
-from farandole._keras import optimizers, settings, values
+from farandole._keras import optimizers, values
+from farandole._keras.front_end import checked
 from horovod._keras import callbacks, elastic
 
 __all__ = [
@@ -43,7 +44,7 @@ def create_distributed_optimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """A distributed optimizer like this one."""
-    wanted = settings.check(
+    settings = checked(
         compression=compression,
         name=name,
         device_dense=device_dense,
@@ -57,7 +58,7 @@ def create_distributed_optimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return optimizers.distributed(optimizer, wanted)
+    return optimizers.distributed(optimizer, settings)
 
 
 def _eval(backend: Any, op_or_result: Any) -> Any:

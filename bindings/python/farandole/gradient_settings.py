@@ -1,4 +1,6 @@
-"""What a distributed optimizer of Keras is asked to do: the arguments of `DistributedOptimizer`, checked once.
+"""How the gradients of a model are reduced: the arguments that tapes and optimizers of TensorFlow and Keras have in common.
+
+Owns `Settings`, which a front end makes of its arguments once and everything behind it takes as one value, and the checks that hold for all.
 
 Not here: anything that depends on a framework. Groups of variables are kept as they were given; `places` says which gradients they mean.
 """
@@ -13,12 +15,12 @@ from typing import Any, Optional, Union
 from farandole.basics import basics
 from farandole.process_sets import ProcessSet, global_process_set
 
-Groups = Union[int, list[list[Any]], None]
+Groups = Union[int, list[Sequence[Any]], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `DistributedOptimizer`."""
+    """The arguments of `DistributedOptimizer`, and of `DistributedGradientTape`, which has fewer."""
 
     compression: Any
     name: Optional[str] = None
@@ -53,25 +55,31 @@ class Settings:
         return [places for group in listed if (places := [place for place in group if place is not None])]
 
 
-def check(num_groups: int = 0, **arguments: Any) -> Settings:
-    """The settings that these arguments of `DistributedOptimizer` mean. Refuses what cannot be done."""
+def checked(num_groups: int = 0, *, stacklevel: int = 3, **arguments: Any) -> Settings:
+    """The settings that these arguments mean. Refuses what nobody can do.
+
+    num_groups: the old name of an integer in `groups`.
+    stacklevel: how far up the script is, as for `warnings.warn`.
+    """
     if num_groups != 0:
         warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.", DeprecationWarning, stacklevel=3
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=stacklevel,
         )
         if arguments.get("groups") is None:
             arguments["groups"] = num_groups
-    settings = Settings(**arguments)
-    if settings.op not in (basics.Average, basics.Sum):
-        raise ValueError("op currently only supports Average and Sum")
-    if settings.gradient_predivide_factor != 1.0 and settings.op != basics.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if not settings.gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be above 0, not {settings.gradient_predivide_factor}")
-    if not isinstance(settings.backward_passes_per_step, int) or settings.backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    groups = settings.groups
-    is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0
-    if groups is not None and not isinstance(groups, list) and not is_number:
+    groups = arguments.get("groups")
+    if isinstance(groups, tuple):
+        arguments["groups"] = groups = list(groups)
+    if groups is not None and not isinstance(groups, list) and not (isinstance(groups, int) and groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+    settings = Settings(**arguments)
+    check_predivide(settings.op, settings.gradient_predivide_factor)
     return settings
+
+
+def check_predivide(op: int, gradient_predivide_factor: float) -> None:
+    """Refuses a factor that has nothing to split."""
+    if gradient_predivide_factor != 1.0 and op != basics.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
