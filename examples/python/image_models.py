@@ -1,8 +1,10 @@
 """Networks for images in Keras, by the names that tf_cnn_benchmarks gives them.
 
-Owns the models of `tensorflow_benchmark.py`: four come from `keras.applications`, without weights; AlexNet (in the form of "One weird trick",
-2014) and GoogLeNet (Inception v1, 2014, without its auxiliary classifiers) are written out, because Keras has neither. All give logits of 1,000 classes or as
-many as are asked for, and each has the side of the images that it was made for.
+Owns the models of `tensorflow_benchmark.py`: four come from `keras.applications`, without weights; AlexNet (in the form
+of "One weird trick",
+2014) and GoogLeNet (Inception v1, 2014, without its auxiliary classifiers) are written out, because Keras has neither.
+      All give logits of 1,000 classes or as many as are asked for, and each has the side of the images that it was made
+      for.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     farandole run -np 2 python examples/python/keras_mnist.py
     KERAS_BACKEND=torch farandole run -np 2 python examples/python/keras_mnist.py
 
-What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so nothing is
-downloaded. Every rank trains on its part of the images; metrics are averages over all ranks. Keras chooses its backend by
-`KERAS_BACKEND` or its own file of settings.
+What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so
+nothing is downloaded. Every rank trains on its part of the images; metrics are averages over all ranks. Keras chooses
+its backend by `KERAS_BACKEND` or its own file of settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("-b", "--batch-size", type=int, default=128, help="images per rank and step")
     parser.add_argument("-e", "--epochs", type=int, default=5, help="passes over the training images")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one rank")
-    parser.add_argument("--warmup-epochs", type=int, default=1, help="epochs until the learning rate is that of all ranks")
+    parser.add_argument(
+        "--warmup-epochs", type=int, default=1, help="epochs until the learning rate is that of all ranks"
+    )
     parser.add_argument("--seed", type=int, default=42, help="seed of the images and of the model")
     parser.add_argument("--train-images", type=int, default=12_000, help="number of images to train on")
     parser.add_argument("--test-images", type=int, default=2_000, help="number of images to test with")

@@ -2,9 +2,10 @@
 
     farandole run -np 2 python examples/python/pytorch_adasum.py
 
-Gradients that point into the same direction say the same thing twice, and Adasum averages them; gradients at right angles
-say different things, and it adds them up. In between it does something in between. So the learning rate need not grow
-with the number of ranks. The example shows the rule on two vectors and then trains a network with it, next to a plain average.
+Gradients that point into the same direction say the same thing twice, and Adasum averages them; gradients at right
+angles say different things, and it adds them up. In between it does something in between. So the learning rate need not
+grow with the number of ranks. The example shows the rule on two vectors and then trains a network with it, next to a
+plain average.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     farandole run -np 2 python examples/python/pytorch_mnist.py
 
-What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so nothing is
-downloaded. Every rank trains on its part of the images; the test accuracy is the average over all ranks.
+What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so
+nothing is downloaded. Every rank trains on its part of the images; the test accuracy is the average over all ranks.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     farandole run -np 4 python examples/python/pytorch_process_sets.py
 
-A process set is a part of the ranks with collectives of its own. Here the first half and the second half train a network each,
-from different starts and without waiting for each other; in the end the whole world averages the answers of both, which is
-better than one of them alone on most data. Needs two ranks at least.
+A process set is a part of the ranks with collectives of its own. Here the first half and the second half train a
+network each, from different starts and without waiting for each other; in the end the whole world averages the answers
+of both, which is better than one of them alone on most data. Needs two ranks at least.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     farandole run -np 2 python examples/python/pytorch_resnet50.py --train-dir images/train --val-dir images/val
     farandole run -np 2 python examples/python/pytorch_resnet50.py --short
 
-A folder holds one folder of images for each class; reading it needs Pillow. Without --train-dir, images are made up: each
-class has a colour and a direction of stripes. The learning rate is warmed up from that of one rank to that of all, as in
-Goyal et al., "Accurate, Large Minibatch SGD"; rank 0 writes a checkpoint after each epoch if asked to, and every rank
-continues from it if it is there.
+A folder holds one folder of images for each class; reading it needs Pillow. Without --train-dir, images are made up:
+each class has a colour and a direction of stripes. The learning rate is warmed up from that of one rank to that of all,
+as in Goyal et al., "Accurate, Large Minibatch SGD"; rank 0 writes a checkpoint after each epoch if asked to, and every
+rank continues from it if it is there.
 """
 
 from __future__ import annotations

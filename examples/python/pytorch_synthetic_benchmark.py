@@ -2,8 +2,8 @@
 
     farandole run -np 2 python examples/python/pytorch_synthetic_benchmark.py --batch-size 8
 
-Flags and output are those of Horovod's benchmark of this name, so that figures can be compared and scripts that read them keep
-working. Models are in resnet.py. The images stay the same in every step; nothing is read or augmented.
+Flags and output are those of Horovod's benchmark of this name, so that figures can be compared and scripts that read
+them keep working. Models are in resnet.py. The images stay the same in every step; nothing is read or augmented.
 """
 
 from __future__ import annotations

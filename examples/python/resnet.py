@@ -1,8 +1,9 @@
 """Residual networks (He et al., "Deep Residual Learning for Image Recognition"), written out for the examples.
 
-Owns the models that `pytorch_resnet50.py` and `pytorch_synthetic_benchmark.py` train, so that neither needs torchvision.
-Shapes follow the paper with the usual change that a bottleneck strides in its 3x3 convolution; `resnet50()` has 161
-parameter tensors, 25,557,032 numbers, 102 MB of gradients. Not there: weights that somebody trained before.
+Owns the models that `pytorch_resnet50.py` and `pytorch_synthetic_benchmark.py` train, so that neither needs
+torchvision. Shapes follow the paper with the usual change that a bottleneck strides in its 3x3 convolution;
+`resnet50()` has 161 parameter tensors, 25,557,032 numbers, 102 MB of gradients. Not there: weights that somebody
+trained before.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     farandole run -np 2 python examples/python/tensorflow2_mnist.py
 
-What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so nothing is
-downloaded. Every rank trains on its part of the images; the test accuracy is that of all ranks together.
+What makes a script for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so
+nothing is downloaded. Every rank trains on its part of the images; the test accuracy is that of all ranks together.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def main() -> None:
         for batch, labels in images:
             loss = train(batch, labels)
             if step == 0:
-                # Farandole: go on everywhere with the state of rank 0. After the first step, because the optimizer has its variables then.
+                # Farandole: go on everywhere with the state of rank 0. After the first step, because the optimizer has
+                # its variables then.
                 hvd.broadcast_variables(model.variables, root_rank=0)
                 hvd.broadcast_variables(optimizer.variables, root_rank=0)
             # Farandole: one rank speaks for all.

@@ -1,12 +1,13 @@
 """How many images a second six well-known networks learn from: tf_cnn_benchmarks, as far as it was run with Horovod.
 
-    farandole run -np 2 python examples/python/tensorflow_benchmark.py --model vgg16 --batch-size 32
-    farandole study weak --ranks 1,2 --batch 32 --command 'python examples/python/tensorflow_benchmark.py --batch-size {batch}'
+    farandole run -np 2 python examples/python/tensorflow_benchmark.py --model vgg16 --batch-size 32 farandole study
+    weak --ranks 1,2 --batch 32 --command 'python examples/python/tensorflow_benchmark.py --batch-size {batch}'
 
-Flags and output are those of tf_cnn_benchmarks (`--batch_size` and `--batch-size` are the same), so that figures can be compared and scripts that
-read them keep working. Differences: rank 0 alone prints, where there every rank does; images are random ones and stay the same in every
-step; the loop is a `tf.function` and no session. In the lines of steps images/sec are those of one rank, in the last line those of all.
-Under `farandole study` there are lines for it, too. Models are in image_models.py.
+Flags and output are those of tf_cnn_benchmarks (`--batch_size` and `--batch-size` are the same), so that figures can be
+compared and scripts that read them keep working. Differences: rank 0 alone prints, where there every rank does; images
+are random ones and stay the same in every step; the loop is a `tf.function` and no session. In the lines of steps
+images/sec are those of one rank, in the last line those of all. Under `farandole study` there are lines for it, too.
+Models are in image_models.py.
 """
 
 from __future__ import annotations

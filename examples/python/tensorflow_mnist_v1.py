@@ -2,9 +2,9 @@
 
     farandole run -np 2 python examples/python/tensorflow_mnist_v1.py
 
-For scripts from the time of TensorFlow 1: placeholders, `MonitoredTrainingSession` and its hooks. What makes a script for one
-process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so nothing is downloaded. Every rank
-trains on its part of the images; the test accuracy is that of all ranks together.
+For scripts from the time of TensorFlow 1: placeholders, `MonitoredTrainingSession` and its hooks. What makes a script
+for one process one for many is marked with "Farandole:". The digits are drawn (see digits.py), so nothing is
+downloaded. Every rank trains on its part of the images; the test accuracy is that of all ranks together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def network(images: tf.Tensor) -> tf.Tensor:
     return layer(hidden, "dense2", [50, 10])
 
 
-def batches(images: numpy.ndarray, labels: numpy.ndarray, size: int, seed: int) -> Iterator[tuple[numpy.ndarray, numpy.ndarray]]:
+def batches(
+    images: numpy.ndarray, labels: numpy.ndarray, size: int, seed: int
+) -> Iterator[tuple[numpy.ndarray, numpy.ndarray]]:
     """Without end, in another order each time."""
     chance = numpy.random.default_rng(seed)
     while True:

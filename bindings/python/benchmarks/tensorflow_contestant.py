@@ -1,9 +1,10 @@
 """One process of one contestant of `tensorflow_peers.py`, which starts it and tells it what to do.
 
-``python tensorflow_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers requests, one JSON object in
-a line each: ``{"do": "build", …}`` makes what the workload needs, ``{"do": "turn", …}`` makes iterations and answers with the seconds of each, on the
-clock and of the processor, ``{"do": "check"}`` answers with what was reduced. The ranks of a contestant begin each iteration together: they count in a file that all of them map, so that nobody's
-collectives are used for waiting.
+``python tensorflow_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers
+requests, one JSON object in a line each: ``{"do": "build", …}`` makes what the workload needs, ``{"do": "turn", …}``
+makes iterations and answers with the seconds of each, on the clock and of the processor, ``{"do": "check"}`` answers
+with what was reduced. The ranks of a contestant begin each iteration together: they count in a file that all of them
+map, so that nobody's collectives are used for waiting.
 
 What is *not* here: who takes part, whose turn it is, and what the times mean.
 """
@@ -91,7 +92,8 @@ class Wrapping(Nothing):
 
 
 class Ring(Nothing):
-    """`MultiWorkerMirroredStrategy` with its ring over gRPC; with `megabytes` above 0, gradients leave in packs of about that size."""
+    """`MultiWorkerMirroredStrategy` with its ring over gRPC; with `megabytes` above 0, gradients leave in packs of
+    about that size."""
 
     def __init__(self, megabytes: int = 0) -> None:
         self.rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -1,21 +1,26 @@
 """Reducing gradients in TensorFlow: Farandole beside its peers, in one run.
 
-``python bindings/python/benchmarks/tensorflow_peers.py`` (`cargo xtask tf-bench` builds what it needs and runs it) starts the processes of every
-contestant (`tensorflow_contestant.py`), two ranks each, and gives them turns of a few iterations, so that whatever else the machine does hits all
-alike. A contestant has processes of its own, because `tf.distribute` turns a process into a server of its cluster; while others have their turn they
-sleep. An iteration takes as long as on its slowest rank; what is printed is the median over all iterations of all rounds. Beside it stands
-the processor's time of one rank, all threads together: where others are at work on the machine, it says more than the clock.
+``python bindings/python/benchmarks/tensorflow_peers.py`` (`cargo xtask tf-bench` builds what it needs and runs it)
+starts the processes of every contestant (`tensorflow_contestant.py`), two ranks each, and gives them turns of a few
+iterations, so that whatever else the machine does hits all alike. A contestant has processes of its own, because
+`tf.distribute` turns a process into a server of its cluster; while others have their turn they sleep. An iteration
+takes as long as on its slowest rank; what is printed is the median over all iterations of all rounds. Beside it stands
+the processor's time of one rank, all threads together: where others are at work on the machine, it says more than the
+clock.
 
 - `nothing`: the same work without communication.
-- `farandole`: `DistributedGradientTape`, or Keras's optimizer wrapped by `DistributedOptimizer`, as they are by default.
-- `ring`: `tf.distribute.MultiWorkerMirroredStrategy` with its ring over gRPC, which makes one tensor of all gradients (in a `tf.function`).
+- `farandole`: `DistributedGradientTape`, or Keras's optimizer wrapped by `DistributedOptimizer`, as they are by
+  default.
+- `ring`: `tf.distribute.MultiWorkerMirroredStrategy` with its ring over gRPC, which makes one tensor of all gradients
+  (in a `tf.function`).
 - `ring packed`: the same with packs of 16 MB, so that the first leave before the last are ready.
 - `horovod`: the real one, where it is installed with TensorFlow.
 
-Workloads: a thousand gradients of 1 KB and ResNet-50's 161 gradients, 102 MB, from `tape.gradient` to reduced, in a `tf.function` and eagerly; steps of
-ResNet-50 in Keras's `fit`. In the first ones `tape.gradient` hands out gradients that were made beforehand, so that nothing is measured but
-their way. In the last the figure is the *overhead*: step time with communication over step time without. The ring has no part in it: Keras 3 cannot `fit`
-under `MultiWorkerMirroredStrategy` (it makes tensors of `PerReplica` values, and fails).
+Workloads: a thousand gradients of 1 KB and ResNet-50's 161 gradients, 102 MB, from `tape.gradient` to reduced, in a
+`tf.function` and eagerly; steps of ResNet-50 in Keras's `fit`. In the first ones `tape.gradient` hands out gradients
+that were made beforehand, so that nothing is measured but their way. In the last the figure is the *overhead*: step
+time with communication over step time without. The ring has no part in it: Keras 3 cannot `fit` under
+`MultiWorkerMirroredStrategy` (it makes tensors of `PerReplica` values, and fails).
 
 Before anything is timed, all contestants must have the same sums.
 """
@@ -40,10 +45,12 @@ from typing import Any
 
 RANKS = 2
 
-#: Iterations in a row of one contestant. The first of a row is not counted: it finds the caches full of the contestant before.
+#: Iterations in a row of one contestant. The first of a row is not counted: it finds the caches full of the contestant
+#: before.
 ITERATIONS_IN_A_ROW = 6
 
-#: A row of iterations that take longer than this, in seconds, is half as long: some peers take seconds for what others do in milliseconds.
+#: A row of iterations that take longer than this, in seconds, is half as long: some peers take seconds for what others
+#: do in milliseconds.
 SLOW = 0.5
 
 #: No answer takes longer than this, in seconds: building ResNet-50 and its graph on two busy cores takes half a minute.
@@ -86,13 +93,18 @@ class Contestant:
     def turn(self, iterations: int) -> list[Times]:
         """Seconds of each iteration: on the clock of its slowest rank, and of the processor, on average over ranks."""
         of_ranks = self.ask(do="turn", iterations=iterations)
-        return [(max(clock for clock, _ in ranks), statistics.fmean(processor for _, processor in ranks)) for ranks in zip(*of_ranks, strict=True)]
+        return [
+            (max(clock for clock, _ in ranks), statistics.fmean(processor for _, processor in ranks))
+            for ranks in zip(*of_ranks, strict=True)
+        ]
 
 
 def real_horovod() -> bool:
     """Whether Horovod itself is there, with TensorFlow: our alias does not count."""
     found = importlib.util.find_spec("horovod")
-    return found is not None and found.origin is not None and bool(list(Path(found.origin).parent.glob("tensorflow/mpi_lib*")))
+    if found is None or found.origin is None:
+        return False
+    return bool(list(Path(found.origin).parent.glob("tensorflow/mpi_lib*")))
 
 
 def free_ports(count: int) -> list[int]:
@@ -143,7 +155,8 @@ def contestants(names: list[str], command: str) -> Iterator[list[Contestant]]:
                 process.terminate()
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=3)  # A launcher ends its ranks. A server of `tf.distribute` catches this signal.
+                    # A launcher ends its ranks. A server of `tf.distribute` catches this signal.
+                    process.wait(timeout=3)
                 process.kill()
                 process.wait()
 
@@ -152,7 +165,9 @@ def wait_for(starting: dict[str, Contestant], listener: socket.socket) -> None:
     """Until every rank of every contestant has connected, or one has ended."""
     until = time.monotonic() + DEADLINE
     while missing := [each.name for each in starting.values() if len(each.streams) < RANKS]:
-        ended = [each.name for each in starting.values() if any(process.poll() is not None for process in each.processes)]
+        ended = [
+            each.name for each in starting.values() if any(process.poll() is not None for process in each.processes)
+        ]
         if ended or time.monotonic() > until:
             raise SystemExit(f"did not start: {', '.join(ended or missing)}")
         try:
@@ -202,7 +217,8 @@ def report(title: str, times: dict[str, list[Times]], overhead: bool) -> list[st
     for name, values in times.items():
         deciles = statistics.quantiles([clock for clock, _ in values], n=10)
         ratio = f"{medians[name] / base:>8.2f}" if name != "nothing" else f"{'':>8}"
-        row = f"  {name:<14}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}{1e3 * deciles[-1]:>9.3f}{ratio}"
+        row = f"  {name:<14}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}"
+        row += f"{1e3 * deciles[-1]:>9.3f}{ratio}"
         row += f"{1e3 * processor[name]:>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
     faults = [f"{title}: {name} is faster" for name, median in medians.items() if median < base and name != "nothing"]
@@ -212,7 +228,8 @@ def report(title: str, times: dict[str, list[Times]], overhead: bool) -> list[st
 
 
 def resnet50_shapes() -> list[list[int]]:
-    """Of all its trainable weights, convolutions as TensorFlow lays them out, without the biases before a normalisation: 161."""
+    """Of all its trainable weights, convolutions as TensorFlow lays them out, without the biases before a
+    normalisation: 161."""
     shapes = [[7, 7, 3, 64], [64], [64]]
     channels = 64
     for blocks, width in [(3, 64), (4, 128), (6, 256), (3, 512)]:
@@ -233,8 +250,12 @@ def read_words() -> argparse.Namespace:
     words.add_argument("--without", default="", help="contestants to leave out, with commas between")
     words.add_argument("--image", type=int, default=64, help="height and width of an image")
     words.add_argument("--batch", type=int, default=8, help="images of each rank in a step")
-    words.add_argument("--command", default=os.environ.get("FARANDOLE_COMMAND", "farandole"), help="the command `farandole`")
-    words.add_argument("--check", action="store_true", help="fail if ours is not the lowest everywhere, or the overhead is too high")
+    words.add_argument(
+        "--command", default=os.environ.get("FARANDOLE_COMMAND", "farandole"), help="the command `farandole`"
+    )
+    words.add_argument(
+        "--check", action="store_true", help="fail if ours is not the lowest everywhere, or the overhead is too high"
+    )
     return words.parse_args()
 
 

@@ -1,11 +1,12 @@
 """One process of one contestant of `torch_peers.py`, which starts it and tells it what to do.
 
-``python torch_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers requests, one JSON object in a
-line each: ``{"build": WORKLOAD, …}`` makes what the workload needs and makes the first iterations, ``{"iterate": true}`` makes one iteration and
-answers when it began and ended, on the clock that all processes of a host share, and how much processor time its threads took.
+``python torch_contestant.py CONTESTANT FOLDER`` connects to the socket in FOLDER, says its rank, and then answers
+requests, one JSON object in a line each: ``{"build": WORKLOAD, …}`` makes what the workload needs and makes the first
+iterations, ``{"iterate": true}`` makes one iteration and answers when it began and ended, on the clock that all
+processes of a host share, and how much processor time its threads took.
 
-What is *not* here: who takes part, whose turn it is, and what the times mean. Nothing but gradients passes through a contestant's own
-collectives while it is measured: a barrier of theirs between iterations would be part of what they do.
+What is *not* here: who takes part, whose turn it is, and what the times mean. Nothing but gradients passes through a
+contestant's own collectives while it is measured: a barrier of theirs between iterations would be part of what they do.
 """
 
 from __future__ import annotations

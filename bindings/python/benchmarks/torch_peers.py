@@ -1,10 +1,11 @@
 """Reducing gradients in PyTorch: Farandole beside its peers, in one run.
 
-``python bindings/python/benchmarks/torch_peers.py`` (`cargo xtask torch-bench` builds what it needs and runs it) starts the processes of every
-contestant (`torch_contestant.py`), two ranks each, and gives them turns of a few iterations, so that whatever else the machine does hits all
-alike. Whoever does not have its turn waits for a line on a socket; Horovod's processes, whose thread wakes up every millisecond even then, are
-stopped meanwhile. An iteration lasts from when the last rank begins until the last rank ends; what is printed is the median over all
-iterations of all rounds, and beside it the median of the processor time that all threads of all ranks took.
+``python bindings/python/benchmarks/torch_peers.py`` (`cargo xtask torch-bench` builds what it needs and runs it) starts
+the processes of every contestant (`torch_contestant.py`), two ranks each, and gives them turns of a few iterations, so
+that whatever else the machine does hits all alike. Whoever does not have its turn waits for a line on a socket;
+Horovod's processes, whose thread wakes up every millisecond even then, are stopped meanwhile. An iteration lasts from
+when the last rank begins until the last rank ends; what is printed is the median over all iterations of all rounds, and
+beside it the median of the processor time that all threads of all ranks took.
 
 - `farandole`: `DistributedOptimizer`, or `farandole.torch`'s operations.
 - `ddp`: torch's `DistributedDataParallel` over gloo as it is by default, or `torch.distributed`'s operations (`gloo`).
@@ -12,12 +13,13 @@ iterations of all rounds, and beside it the median of the processor time that al
 - `horovod`: the real one, where it is installed, under `mpirun`.
 - `nothing`: the same work without communication.
 
-Three workloads: a thousand tensors of 1 KB; ResNet-50's 161 gradients, 102 MB; training steps of a ResNet. In the first two backward hands out
-gradients that were made beforehand, so that nothing is measured but their way. In the third the figure is the *overhead*:
-step time with communication over step time without. Their rows "by operations" have no optimizer: tensors are reduced in place by the
-calls that each side offers for several at once, and for one at a time.
+Three workloads: a thousand tensors of 1 KB; ResNet-50's 161 gradients, 102 MB; training steps of a ResNet. In the first
+two backward hands out gradients that were made beforehand, so that nothing is measured but their way. In the third the
+figure is the *overhead*: step time with communication over step time without. Their rows "by operations" have no
+optimizer: tensors are reduced in place by the calls that each side offers for several at once, and for one at a time.
 
-``--busy N`` keeps N cores busy meanwhile, beside all contestants: what waking up and taking turns cost where cores are taken.
+``--busy N`` keeps N cores busy meanwhile, beside all contestants: what waking up and taking turns cost where cores are
+taken.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from typing import IO, Any, NamedTuple
 
 RANKS = 2
 
-#: Iterations in a row of one contestant. Orders and buckets are learned anew by nobody within a row, and the first of a row
-#: is not counted: it finds the caches full of the contestant before.
+#: Iterations in a row of one contestant. Orders and buckets are learned anew by nobody within a row, and the first of a
+#: row is not counted: it finds the caches full of the contestant before.
 ITERATIONS_IN_A_ROW = 6
 
 #: No answer takes longer than this, in seconds: on busy cores it takes half a minute until all have PyTorch loaded.
@@ -208,7 +210,8 @@ def report(title: str, times: dict[str, list[Iteration]], overhead: bool) -> boo
         values, used = zip(*iterations, strict=True)
         deciles = statistics.quantiles(values, n=10)
         ratio = f"{medians[name] / base:>8.2f}" if name != "nothing" else f"{'':>8}"
-        row = f"  {name:<12}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}{1e3 * deciles[-1]:>9.3f}{ratio}"
+        row = f"  {name:<12}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}"
+        row += f"{1e3 * deciles[-1]:>9.3f}{ratio}"
         row += f"{1e3 * statistics.median(used):>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
     return all(base <= median for name, median in medians.items() if name != "nothing")
@@ -237,7 +240,9 @@ def read_words() -> argparse.Namespace:
     words.add_argument("--only", default="", help="workloads whose title contains this")
     words.add_argument("--image", type=int, default=64, help="height and width of an image")
     words.add_argument("--batch", type=int, default=8, help="images of each rank in a step")
-    words.add_argument("--busy", type=int, default=0, metavar="CORES", help="keep so many cores busy beside the contestants")
+    words.add_argument(
+        "--busy", type=int, default=0, metavar="CORES", help="keep so many cores busy beside the contestants"
+    )
     words.add_argument("--check", action="store_true", help="fail if ours is not the lowest everywhere")
     return words.parse_args()
 
@@ -255,8 +260,12 @@ def main() -> int:
         "training resnet18": f"training step, ResNet-18, {step}",
         "training resnet50": f"training step, ResNet-50, {step}",
     }
-    print(f"{RANKS} ranks, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, torch {importlib.metadata.version('torch')}, "
-          f"float32; horovod: {'there' if 'horovod' in names else 'not installed'}; busy cores beside: {words.busy}", flush=True)
+    print(
+        f"{RANKS} ranks, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
+        f"torch {importlib.metadata.version('torch')}, float32; "
+        f"horovod: {'there' if 'horovod' in names else 'not installed'}; busy cores beside: {words.busy}",
+        flush=True,
+    )
     lowest = True
     with contestants(names) as everybody, busy(words.busy):
         for workload, title in workloads.items():

@@ -1,7 +1,8 @@
 """How long one step of training takes in PyTorch: the other half of `cargo xtask train-bench`.
 
-`train_step.py MODEL BATCH SIDE` prints a line for every line it reads: processor time of a step in milliseconds, then that of
-forward, backward and optimizer, then the time on the wall. One thread. The networks are those of `farandole train`, layer by layer.
+`train_step.py MODEL BATCH SIDE` prints a line for every line it reads: processor time of a step in milliseconds, then
+that of forward, backward and optimizer, then the time on the wall. One thread. The networks are those of
+`farandole train`, layer by layer.
 """
 
 import sys

@@ -1,10 +1,12 @@
 """What the threads of this interpreter are doing: for whoever waits for this rank in vain, and for traces.
 
-The engine calls `frames` on a thread of its own once it has the interpreter's lock, and `with_sources` afterwards: reading files may
-take long where a file system hangs, and that may be the very cause of the stall. Where the interpreter's lock cannot be
-had, the engine raises the signal that `watch_from_outside` has prepared, in its own thread, and reads what `faulthandler` writes: that needs no lock.
+The engine calls `frames` on a thread of its own once it has the interpreter's lock, and `with_sources` afterwards:
+reading files may take long where a file system hangs, and that may be the very cause of the stall. Where the
+interpreter's lock cannot be had, the engine raises the signal that `watch_from_outside` has prepared, in its own
+thread, and reads what `faulthandler` writes: that needs no lock.
 
-`place` says in one line where a thread is in the script. It is called some forty times in a second, so it opens no file and takes no lock.
+`place` says in one line where a thread is in the script. It is called some forty times in a second, so it opens no file
+and takes no lock.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def frames() -> list[tuple[str, _Frames]]:
 
 
 _SCRIPT, _LIBRARY, _INSIDE = range(3)
-"""Whose code a file is: the script's; a library's that the script uses; ours, the frameworks' or Python's own, of which nobody wants to hear."""
+"""Whose code a file is: the script's; a library's that the script uses; ours, the frameworks' or Python's own, of which
+nobody wants to hear."""
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax")
 
@@ -63,7 +66,8 @@ _here = os.path.join(os.getcwd(), "") if os.path.isdir(".") else ""
 
 
 def place(ident: int) -> Optional[str]:
-    """File, line and function of the innermost call of a thread that is the script's own; a library's if there is none; None if that cannot be told."""
+    """File, line and function of the innermost call of a thread that is the script's own; a library's if there is none;
+    None if that cannot be told."""
     frame: Optional[FrameType] = sys._current_frames().get(ident)
     library: Optional[FrameType] = None
     while frame is not None:
@@ -93,7 +97,9 @@ def _kind(file: str) -> int:
 def _kind_of(file: str) -> int:
     frameworks = [getattr(sys.modules.get(name), "__file__", None) for name in _FRAMEWORKS]
     inside = [os.path.dirname(path) for path in (__file__, *frameworks) if path]
-    if file.startswith("<frozen") or _GENERATED in file or any(file.startswith(os.path.join(root, "")) for root in inside):
+    if file.startswith("<frozen") or _GENERATED in file:
+        return _INSIDE
+    if any(file.startswith(os.path.join(root, "")) for root in inside):
         return _INSIDE
     if "site-packages" in file or "dist-packages" in file:
         return _LIBRARY
@@ -114,7 +120,8 @@ def with_sources(threads: list[tuple[str, _Frames]]) -> list[tuple[str, list[str
 
 
 def watch_from_outside() -> Optional[tuple[int, int, int]]:
-    """Prepares to be looked at without the interpreter's lock: signal, descriptor, and the main thread's number. None if that cannot be."""
+    """Prepares to be looked at without the interpreter's lock: signal, descriptor, and the main thread's number. None
+    if that cannot be."""
     if signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
         return None
     try:

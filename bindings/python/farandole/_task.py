@@ -1,9 +1,9 @@
 """A rank of `farandole.run`: reads a function from its task, calls it, and leaves what it returns.
 
-The launcher has opened two descriptors for this process. One holds the task: a list of folders to import from, then the function with
-its arguments, both pickled. The other takes the result: a letter, `V` and the value or `E` and what was raised, pickled.
-Neither is inherited by what the function starts. How these bytes travel is the launcher's business; they came from a process of the same
-user that holds the job's key.
+The launcher has opened two descriptors for this process. One holds the task: a list of folders to import from, then the
+function with its arguments, both pickled. The other takes the result: a letter, `V` and the value or `E` and what was
+raised, pickled. Neither is inherited by what the function starts. How these bytes travel is the launcher's business;
+they came from a process of the same user that holds the job's key.
 
 Everything that can be wrong with a function becomes a result: a module that is missing here, an exception, a value that
 cannot be pickled. What ends the process otherwise (`sys.exit`, a signal) is for the launcher to tell.

@@ -1,18 +1,18 @@
 """Joining and leaving a job, and what a process can ask about its place in it.
 
 `HorovodBasics` carries Horovod's names; one instance, `basics`, serves all front ends, because a process has one
-engine. Front ends that keep state of their own about the engine's requests register with `on_reset`, those that want to know of
-a new job with `on_init`.
+engine. Front ends that keep state of their own about the engine's requests register with `on_reset`, those that want to
+know of a new job with `on_init`.
 
-Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten before
-an engine starts and after it has ended.
+Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten
+before an engine starts and after it has ended.
 
 **Which `*_built` are true.** They say what Horovod was compiled with, and scripts use them to pick a code path. Here
-nothing is compiled in: host memory travels through our own transports, which need nothing else installed, as Gloo
-does in Horovod. So `gloo_built` and `gloo_enabled` are true. `mpi_built` is true, because jobs may be started by `mpirun` and
-described by communicators of mpi4py, and `mpi_enabled` says whether this job was; data never travels through MPI.
-Everything else is false: there is no NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are
-accepted and staged through host memory.)
+nothing is compiled in: host memory travels through our own transports, which need nothing else installed, as Gloo does
+in Horovod. So `gloo_built` and `gloo_enabled` are true. `mpi_built` is true, because jobs may be started by `mpirun`
+and described by communicators of mpi4py, and `mpi_enabled` says whether this job was; data never travels through MPI.
+Everything else is false: there is no NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are accepted
+and staged through host memory.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _on_init: list[Callable[[], None]] = []
 
 
 def on_init(begin: Callable[[], None]) -> None:
-    """Has `begin` called whenever this process has become a rank of a job, on the thread that called `init`; at once if it is one."""
+    """Has `begin` called whenever this process has become a rank of a job, on the thread that called `init`; at once if
+    it is one."""
     _on_init.append(begin)
     if _native.is_initialized():
         begin()
@@ -81,13 +82,13 @@ class HorovodBasics:
     ) -> None:
         """Makes this process a rank of its job.
 
-        comm: `None`, or all ranks of the job as a list or as a communicator of mpi4py. A part of the job cannot be chosen
-            here; use process sets.
-        process_sets: sets to register, the same on all ranks; or `"dynamic"`, to add sets later. Sets that are the same are
-            refused with a `ValueError`; the job is initialised nevertheless and may be initialised again with
-            a proper list.
-        wire_protection: how tensors are protected between hosts, the same on all ranks: `"off"`, `"checksum"` (CRC32C) or
-            `"encrypt"` (AES-256-GCM). `None`: what FARANDOLE_WIRE_PROTECTION says. Not in Horovod.
+        comm: `None`, or all ranks of the job as a list or as a communicator of mpi4py. A part of the job cannot be
+            chosen here; use process sets.
+        process_sets: sets to register, the same on all ranks; or `"dynamic"`, to add sets later. Sets that are the same
+            are refused with a `ValueError`; the job is initialised nevertheless and may be initialised again with a
+            proper list.
+        wire_protection: how tensors are protected between hosts, the same on all ranks: `"off"`, `"checksum"` (CRC32C)
+            or `"encrypt"` (AES-256-GCM). `None`: what FARANDOLE_WIRE_PROTECTION says. Not in Horovod.
 
         Does nothing to the engine if it runs already. May be called again after `shutdown`.
         """
@@ -120,7 +121,8 @@ class HorovodBasics:
             begin()
 
     def shutdown(self) -> None:
-        """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does it, too."""
+        """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does
+        it, too."""
         _native.shutdown()
         _process_sets.forget()
         _reset()
@@ -166,7 +168,8 @@ class HorovodBasics:
         return _native.is_homogeneous()
 
     def mpi_threads_supported(self) -> bool:
-        """True: this library makes no calls of MPI that could be in the way of other threads'. `ValueError` without `mpirun`."""
+        """True: this library makes no calls of MPI that could be in the way of other threads'. `ValueError` without
+        `mpirun`."""
         if not mpi.started_this_job():
             raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
         _native.rank()  # Raises before initialisation.
@@ -252,8 +255,8 @@ def _rank_list(comm: Any) -> Optional[list[int]]:
 def _distinct_ranks(own_sets: Sequence[ProcessSet], comm: Any) -> list[list[int]]:
     """The sets that the engine is to have, each once, the same on all ranks.
 
-    A set that is defined by a communicator has other members on other ranks, where the communicator has been made by a split.
-    All of them are registered everywhere: first those of rank 0's entry, then the others', in rank order.
+    A set that is defined by a communicator has other members on other ranks, where the communicator has been made by a
+    split. All of them are registered everywhere: first those of rank 0's entry, then the others', in rank order.
     """
     wanted: list[list[int]] = []
     for process_set in own_sets:
@@ -262,7 +265,8 @@ def _distinct_ranks(own_sets: Sequence[ProcessSet], comm: Any) -> list[list[int]
             continue
         if not is_communicator(comm):
             raise NotImplementedError(
-                "Process sets that are defined by MPI communicators need hvd.init(comm=...) with the communicator of the job."
+                "Process sets that are defined by MPI communicators need hvd.init(comm=...) with the communicator of "
+                "the job."
             )
         process_set.ranks = sorted(process_set.mpi_comm.allgather(comm.Get_rank()))
         wanted.extend(comm.allgather(process_set.ranks))
@@ -287,8 +291,8 @@ def _check_covers_job(comm: Any) -> None:
             return
         given = f"ranks {comm}"
     raise ValueError(
-        f"Horovod initialization failed. comm has {given}, but this is rank {_native.rank()} of a job of {size}. Leave comm "
-        "out and use process sets for a part of the job."
+        f"Horovod initialization failed. comm has {given}, but this is rank {_native.rank()} of a job of {size}. Leave "
+        "comm out and use process sets for a part of the job."
     )
 
 
@@ -296,7 +300,8 @@ basics = HorovodBasics()
 
 
 def handle_average_backwards_compatibility(op: Optional[int], average: Optional[bool], stacklevel: int = 3) -> int:
-    """The operation that a call means that may still use the old parameter `average`. `stacklevel` says how far up the script is."""
+    """The operation that a call means that may still use the old parameter `average`. `stacklevel` says how far up the
+    script is."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")

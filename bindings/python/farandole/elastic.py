@@ -1,9 +1,10 @@
 """States of training that can be saved, restored and made alike on all ranks. Serves every front end.
 
-A state keeps the last *commit* of what it tracks, in memory. `restore` goes back to it, `sync` gives all ranks that of rank 0 and commits it.
+A state keeps the last *commit* of what it tracks, in memory. `restore` goes back to it, `sync` gives all ranks that of
+rank 0 and commits it.
 
-Not here: jobs whose size changes while they run. They are still to come; until then `run` of the front ends refuses (`refuse_to_run`), nobody
-calls `on_reset`, and `check_host_updates` finds nothing.
+Not here: jobs whose size changes while they run. They are still to come; until then `run` of the front ends refuses
+(`refuse_to_run`), nobody calls `on_reset`, and `check_host_updates` finds nothing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """The exceptions of Horovod's API.
 
-Invariant: what fails because of the other ranks, or with them, is a `HorovodInternalError`; what the caller alone did wrong is a
-`ValueError`. The first is made by the engine and is defined beside it; here it gets its public place.
+Invariant: what fails because of the other ranks, or with them, is a `HorovodInternalError`; what the caller alone did
+wrong is a `ValueError`. The first is made by the engine and is defined beside it; here it gets its public place.
 """
 
 from __future__ import annotations
 
 from farandole._native import HorovodInternalError
 
-__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"]
+__all__ = [
+    "HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"
+]
 
 
 class HostsUpdatedInterrupt(RuntimeError):

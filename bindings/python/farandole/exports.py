@@ -1,7 +1,7 @@
 """The names that every front end exports: the job and this process's place in it, the reductions, and process sets.
 
-Front ends take them with `from farandole.exports import *`, so that `__all__` below is the one list of them. This module imports no
-framework.
+Front ends take them with `from farandole.exports import *`, so that `__all__` below is the one list of them. This
+module imports no framework.
 """
 
 from farandole.basics import basics as _basics

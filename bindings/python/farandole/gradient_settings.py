@@ -1,8 +1,11 @@
-"""How the gradients of a model are reduced: the arguments that tapes and optimizers of TensorFlow and Keras have in common.
+"""How the gradients of a model are reduced: the arguments that tapes and optimizers of TensorFlow and Keras have in
+common.
 
-Owns `Settings`, which a front end makes of its arguments once and everything behind it takes as one value, and the checks that hold for all.
+Owns `Settings`, which a front end makes of its arguments once and everything behind it takes as one value, and the
+checks that hold for all.
 
-Not here: anything that depends on a framework. Groups of variables are kept as they were given; `places` says which gradients they mean.
+Not here: anything that depends on a framework. Groups of variables are kept as they were given; `places` says which
+gradients they mean.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Settings:
     scale_local_gradients: bool = True
 
     def factors(self) -> tuple[float, float]:
-        """What gradients are multiplied by before and after they are added; the division by the number of ranks comes on top."""
+        """What gradients are multiplied by before and after they are added; the division by the number of ranks comes
+        on top."""
         factor = float(self.gradient_predivide_factor)
         return 1.0 / factor, factor
 

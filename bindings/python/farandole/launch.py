@@ -1,8 +1,8 @@
 """`farandole.run`: calls a function in the ranks of a new job and returns what each rank returned.
 
-The job is started by the command `farandole run`, which gets the function in a file and leaves results in a folder; both are of this
-user alone and are gone when `run` returns. Between hosts they travel inside the launcher's encrypted channel, so nothing is unpickled that
-has not come from a holder of the job's key. Ranks run `farandole._task`.
+The job is started by the command `farandole run`, which gets the function in a file and leaves results in a folder;
+both are of this user alone and are gone when `run` returns. Between hosts they travel inside the launcher's encrypted
+channel, so nothing is unpickled that has not come from a holder of the job's key. Ranks run `farandole._task`.
 
 The signature is Horovod's. Elastic jobs and MPI are refused in words, as the command refuses them.
 """
@@ -72,12 +72,12 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` ranks and returns what each returned, in the order of ranks.
 
-    `func` and its arguments are pickled by cloudpickle, so lambdas and functions of a notebook will do. `hosts` is what `-H` of
-    the command takes (`"h1:2,h2:4"`), `hostfile` a file of hosts; without them all ranks run here. `executable` is the Python of the
-    ranks, this one by default. What ranks print is printed here, with their number before it.
+    `func` and its arguments are pickled by cloudpickle, so lambdas and functions of a notebook will do. `hosts` is what
+    `-H` of the command takes (`"h1:2,h2:4"`), `hostfile` a file of hosts; without them all ranks run here. `executable`
+    is the Python of the ranks, this one by default. What ranks print is printed here, with their number before it.
 
-    Raises `RankFailed` with the remote traceback if `func` raised something in a rank, or with the launcher's last line if a rank
-    or the launcher failed otherwise. `KeyboardInterrupt` ends the job.
+    Raises `RankFailed` with the remote traceback if `func` raised something in a rank, or with the launcher's last line
+    if a rank or the launcher failed otherwise. `KeyboardInterrupt` ends the job.
     """
     if np is not None:
         num_proc = _renamed("np", "num_proc", np)
@@ -130,8 +130,8 @@ def _refuse_elastic(**given: Any) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ValueError(
-            f"{', '.join(named)}: elastic jobs are not available yet; give a fixed number of ranks by num_proc, and hosts "
-            "by hosts or hostfile"
+            f"{', '.join(named)}: elastic jobs are not available yet; give a fixed number of ranks by num_proc, and "
+            "hosts by hosts or hostfile"
         )
 
 

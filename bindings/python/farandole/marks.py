@@ -1,12 +1,14 @@
 """Keeping the phases that a front end marks by itself nested, with each other and with the program's own.
 
-`Watch` is the part that all frameworks share: which phase is open on the thread that trains, which calls have begun inside of it, and
-which steps are iterations. Front ends decide what begins and ends where (`farandole.tensorflow.phases`, `farandole.keras.phases`).
+`Watch` is the part that all frameworks share: which phase is open on the thread that trains, which calls have begun
+inside of it, and which steps are iterations. Front ends decide what begins and ends where
+(`farandole.tensorflow.phases`, `farandole.keras.phases`).
 
-Invariants: phases of a thread nest, also with those of `farandole.phase`. Marks are made by one thread, the one that trains. A mark
-never raises. A program that marks iterations itself (`farandole.iteration`) is not interfered with.
+Invariants: phases of a thread nest, also with those of `farandole.phase`. Marks are made by one thread, the one that
+trains. A mark never raises. A program that marks iterations itself (`farandole.iteration`) is not interfered with.
 
-Not here: hooks in any framework. (`farandole.torch.phases` has a watch of its own, because a GPU may still work on a phase that is over.)
+Not here: hooks in any framework. (`farandole.torch.phases` has a watch of its own, because a GPU may still work on a
+phase that is over.)
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Watch:
         """How often each phase of a call is open: a call inside of one of its kind is part of that."""
         self.iterations = 0
         self.pacemaker: Callable[[], object] = lambda: None
-        """Whose steps are the iterations: of several optimizers, or compiled functions that have one, that which made the first step."""
+        """Whose steps are the iterations: of several optimizers, or compiled functions that have one, that which made
+        the first step."""
 
     def follow_this_thread(self) -> bool:
         """This thread trains from now on. Says whether none did before."""
@@ -138,14 +141,18 @@ class Watch:
 
 
 _MARKED = "_farandole_marked"
-"""Set on what takes a method's place: for what it was replaced. So nothing is marked twice, whoever else comes by the same class."""
+"""Set on what takes a method's place: for what it was replaced. So nothing is marked twice, whoever else comes by the
+same class."""
 
 
 def replace(owner: object, name: str, change: Callable[[Any], Any], purpose: str = "phases") -> bool:
-    """Puts `change(original)` in the place of an attribute that the owner itself has, once for each purpose. Says whether it is there."""
+    """Puts `change(original)` in the place of an attribute that the owner itself has, once for each purpose. Says
+    whether it is there."""
     original = vars(owner).get(name) if owner is not None else None
     if isinstance(original, (staticmethod, classmethod)) or not callable(original):
-        log.debug("%s: %s has no %s that could be watched; we go without it", purpose, getattr(owner, "__name__", owner), name)
+        log.debug(
+            "%s: %s has no %s that could be watched; we go without it", purpose, getattr(owner, "__name__", owner), name
+        )
         return False
     purposes: tuple[str, ...] = getattr(original, _MARKED, ())
     if purpose not in purposes:

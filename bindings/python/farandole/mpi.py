@@ -1,11 +1,12 @@
 """Jobs that `mpirun` started: how to tell them, and what mpi4py expects of us there.
 
-Owns two questions and one favour. Farandole sends nothing through MPI; it meets through what the launcher left in the environment
-and then uses its own transports. But a script under `mpirun` may use mpi4py beside us, and one that was written for Horovod
-may have told mpi4py not to initialise MPI (`mpi4py.rc.initialize = False`), because Horovod did. Then we do, through mpi4py.
+Owns two questions and one favour. Farandole sends nothing through MPI; it meets through what the launcher left in the
+environment and then uses its own transports. But a script under `mpirun` may use mpi4py beside us, and one that was
+written for Horovod may have told mpi4py not to initialise MPI (`mpi4py.rc.initialize = False`), because Horovod did.
+Then we do, through mpi4py.
 
-Invariant: MPI is touched only where an MPI launcher started the job *and* the script has imported mpi4py and asked to be
-spared the initialisation. mpi4py is never imported by us otherwise; importing it would initialise MPI.
+Invariant: MPI is touched only where an MPI launcher started the job *and* the script has imported mpi4py and asked to
+be spared the initialisation. mpi4py is never imported by us otherwise; importing it would initialise MPI.
 """
 
 from __future__ import annotations

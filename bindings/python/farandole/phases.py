@@ -1,7 +1,7 @@
 """What the program does between collectives, as it says itself: phases, iterations, epochs.
 
-Marks go to the recorder of this rank and are found in its trace and timeline. They never fail and cost next to nothing; before `init`, after
-`shutdown` and in the processes of a data loader there is nobody to tell, and they do nothing.
+Marks go to the recorder of this rank and are found in its trace and timeline. They never fail and cost next to nothing;
+before `init`, after `shutdown` and in the processes of a data loader there is nobody to tell, and they do nothing.
 
 What is deliberately not here: finding phases out without the program's help (`farandole.torch.phases`).
 """
@@ -46,7 +46,8 @@ def name_this_thread() -> None:
 class phase:
     """A phase of the program with a name, on this thread: `with farandole.phase("augment"):`, or as a decorator.
 
-    Phases nest. "forward", "backward", "optimizer step", "input wait", "evaluation" and "checkpoint" mean to reports what they say.
+    Phases nest. "forward", "backward", "optimizer step", "input wait", "evaluation" and "checkpoint" mean to reports
+    what they say.
     """
 
     def __init__(self, name: str) -> None:
@@ -83,7 +84,8 @@ _marked_by_program = False
 
 
 def iteration(number: int) -> None:
-    """An iteration of training begins. Front ends that mark iterations by themselves leave it to the program from then on."""
+    """An iteration of training begins. Front ends that mark iterations by themselves leave it to the program from then
+    on."""
     global _marked_by_program
     _marked_by_program = True
     _native.mark_iteration(number)

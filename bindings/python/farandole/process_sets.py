@@ -1,8 +1,8 @@
 """Process sets: subsets of the ranks that run collectives of their own (elsewhere in Farandole: groups).
 
-A `ProcessSet` names ranks. It becomes usable when it is *registered*: by `init(process_sets=[...])` or, in a dynamic job, by
-`add_process_set`; then it has an id, the same on all ranks. What is registered is kept here by id, so that an operation
-finds out without asking the engine whether this rank takes part.
+A `ProcessSet` names ranks. It becomes usable when it is *registered*: by `init(process_sets=[...])` or, in a dynamic
+job, by `add_process_set`; then it has an id, the same on all ranks. What is registered is kept here by id, so that an
+operation finds out without asking the engine whether this rank takes part.
 
 Invariant: `_registered` holds what the engine knows, from `init` to `shutdown`. After a `shutdown` no set has an
 id any more, except for `global_process_set`, which always has id 0 and learns its ranks anew.
@@ -137,8 +137,8 @@ def forget() -> None:
 
 
 def bind(process_sets: Sequence[ProcessSet]) -> None:
-    """Gives sets the ids under which the engine knows their ranks. Raises `ValueError`, naming the first entry that is the same
-    as an earlier one or as the world, or that is not registered; the others have their ids then."""
+    """Gives sets the ids under which the engine knows their ranks. Raises `ValueError`, naming the first entry that is
+    the same as an earlier one or as the world, or that is not registered; the others have their ids then."""
     id_by_ranks = {tuple(ranks): number for number, ranks in _registered.items()}
     seen = {0}
     problem: Optional[str] = None
@@ -147,13 +147,14 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
         if number is None:
             process_set._invalidate()
             problem = problem or (
-                f"Horovod is initialized already, and process_sets entry number {entry} is not one of its process sets: "
-                f"{process_set}. Use hvd.add_process_set(), or hvd.shutdown() before hvd.init()."
+                f"Horovod is initialized already, and process_sets entry number {entry} is not one of its process "
+                f"sets: {process_set}. Use hvd.add_process_set(), or hvd.shutdown() before hvd.init()."
             )
         elif number in seen:
             process_set._invalidate()
             problem = problem or (
-                f"Horovod could not be initialized because process_sets entry number {entry} is a duplicate: {process_set}"
+                f"Horovod could not be initialized because process_sets entry number {entry} is a duplicate: "
+                f"{process_set}"
             )
         else:
             seen.add(number)
@@ -186,8 +187,8 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a set out of a running dynamic job. All ranks call this in the same order. Says whether there was one to remove;
-    the global set and unregistered ones are left alone."""
+    """Takes a set out of a running dynamic job. All ranks call this in the same order. Says whether there was one to
+    remove; the global set and unregistered ones are left alone."""
     number = process_set.process_set_id
     if number is None or number == 0:
         return False

@@ -1,7 +1,7 @@
 """Jobs for tests: a script on several ranks, under the launcher, with a deadline.
 
-For what cannot be tested inside a job of pytest: ranks that are killed, interpreters that end. A job that is not over in time is
-ended with everything it has started, and what it had written is shown.
+For what cannot be tested inside a job of pytest: ranks that are killed, interpreters that end. A job that is not over
+in time is ended with everything it has started, and what it had written is shown.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ def command() -> str:
 
 
 def run_job(
-    ranks: int, script: str, *, seconds: float = 45, flags: Sequence[str] = (), arguments: Sequence[str] = (), threads: int = 1
+    ranks: int,
+    script: str,
+    *,
+    seconds: float = 45,
+    flags: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    threads: int = 1,
 ) -> Job:
-    """Runs a script, which may be indented, on so many ranks: with flags for the launcher, arguments for the script, and so many threads for
-    the arithmetic of each rank."""
+    """Runs a script, which may be indented, on so many ranks: with flags for the launcher, arguments for the script,
+    and so many threads for the arithmetic of each rank."""
     tests = pathlib.Path(__file__).parent
     environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{tests}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS=str(threads))
     words = [command(), "run", "-np", str(ranks), *flags, sys.executable, "-c", textwrap.dedent(script), *arguments]

@@ -1,5 +1,5 @@
-"""Checks of `farandole.keras` and `farandole.tensorflow.keras` that hold on every Keras and backend. Each is a function that all ranks of a job
-call at once; `run` calls all of them, for jobs in an environment of their own.
+"""Checks of `farandole.keras` and `farandole.tensorflow.keras` that hold on every Keras and backend. Each is a function
+that all ranks of a job call at once; `run` calls all of them, for jobs in an environment of their own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def fit(model, x, y, batch_size=BATCH, **options):
 
 
 _joined = {}
-"""Weights by what they were trained with. Every model that is trained is compiled, which takes most of the time here."""
+"""Weights by what they were trained with. Every model that is trained is compiled, which takes most of the time
+here."""
 
 
 def joined(make_optimizer, factor=1.0, epochs=1):
@@ -218,9 +219,11 @@ def check_refusals():
 
 
 def check_accumulation():
-    """Gradients of several batches are added up before they are reduced: each update is that of the mean, or of the sum.
+    """Gradients of several batches are added up before they are reduced: each update is that of the mean, or of the
+    sum.
 
-    With SGD, because every batch counts as an iteration, as with Horovod, which Adam's correction of its means looks at.
+    With SGD, because every batch counts as an iteration, as with Horovod, which Adam's correction of its means looks
+    at.
     """
     passes = 2
     x, y = data(hvd.size())

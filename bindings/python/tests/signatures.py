@@ -61,7 +61,8 @@ def parameters_of(function: object, hvd: ModuleType) -> list[str]:
 
 
 def assert_serves(found: list[str], signature: str) -> None:
-    """Every call that Horovod's signature allows means the same here. More parameters may follow if they have defaults."""
+    """Every call that Horovod's signature allows means the same here. More parameters may follow if they have
+    defaults."""
     wanted = signature[1:-1].split(", ") if signature != "()" else []
     if wanted and wanted[-1].startswith("**"):
         assert wanted.pop() in found

@@ -1,7 +1,8 @@
-"""A Slurm cluster of this host alone, for tests: `munged`, `slurmctld` and `slurmd` with a configuration and ports of their own.
+"""A Slurm cluster of this host alone, for tests: `munged`, `slurmctld` and `slurmd` with a configuration and ports of
+their own.
 
-Nothing of a Slurm that this machine may run is touched. The daemons end with the `with` block, and with the test's process if that is
-killed. They start tasks of other users in general, so they need root.
+Nothing of a Slurm that this machine may run is touched. The daemons end with the `with` block, and with the test's
+process if that is killed. They start tasks of other users in general, so they need root.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def cluster(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     (folder / "slurm.conf").write_text(_configuration(folder))
     munge = [f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
     try:
-        daemons.append(_daemon(folder, ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *munge]))
+        daemons.append(
+            _daemon(folder, ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *munge])
+        )
         _wait_until(folder, (folder / "munge.socket").exists)
         daemons.append(_daemon(folder, ["slurmctld", "-D", "-i"], variables))
         daemons.append(_daemon(folder, ["slurmd", "-D"], variables))

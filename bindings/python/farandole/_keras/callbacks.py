@@ -1,11 +1,12 @@
 """What the callbacks do, for any Keras: classes that stand before a Keras's own `Callback`.
 
-**Learning rates.** The momentum correction of Goyal et al. (https://arxiv.org/abs/1706.02677) multiplies the momentum by new rate / old rate
-for one batch. Keras compiles the momentum into the train step as a constant, except in legacy optimizers. In a velocity `v = momentum * v - rate *
-gradient` it is the same to multiply `v` before the batch, and that works everywhere, so this is what is done.
+**Learning rates.** The momentum correction of Goyal et al. (https://arxiv.org/abs/1706.02677) multiplies the momentum
+by new rate / old rate for one batch. Keras compiles the momentum into the train step as a constant, except in legacy
+optimizers. In a velocity `v = momentum * v - rate * gradient` it is the same to multiply `v` before the batch, and that
+works everywhere, so this is what is done.
 
-**Broadcast.** It happens before the first batch, if every rank's model and optimizer have their variables then, and else after it. Ranks ask
-each other, so that they agree.
+**Broadcast.** It happens before the first batch, if every rank's model and optimizer have their variables then, and
+else after it. Ranks ask each other, so that they agree.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class BroadcastGlobalVariables:
     model: Any
 
     def __init__(
-        self, root_rank: int, device: str = "", local_variables: Any = None, process_set: ProcessSet = global_process_set
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
         self.root_rank = root_rank
@@ -49,7 +54,9 @@ class BroadcastGlobalVariables:
         if self.broadcast_done:
             return
         is_ready = variables.build_optimizer(self.model)
-        flag = host.allreduce(np.array(is_ready, dtype=np.uint8), "broadcast.ready", basics.Min, process_set=self.process_set)
+        flag = host.allreduce(
+            np.array(is_ready, dtype=np.uint8), "broadcast.ready", basics.Min, process_set=self.process_set
+        )
         if flag:
             self._broadcast()
 
@@ -68,8 +75,8 @@ class BroadcastGlobalVariables:
         counts = objects.allgather_object((len(shared), len(state)), "broadcast.counts", self.process_set)
         if len(set(counts)) > 1:
             raise ValueError(
-                "BroadcastGlobalVariablesCallback: the ranks have different models or optimizers; numbers of weights and of "
-                f"optimizer variables by rank: {counts}"
+                "BroadcastGlobalVariablesCallback: the ranks have different models or optimizers; numbers of weights "
+                f"and of optimizer variables by rank: {counts}"
             )
         variables.broadcast(shared + state, self.root_rank, backend, self.process_set)
         self.broadcast_done = True
@@ -254,17 +261,24 @@ def _scale_velocities(optimizer: Any, factor: float) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     for velocity in velocities(inner):
         backend = variables.backend_of(inner)
-        variables.assign([velocity], [value * value.dtype.type(factor) for value in variables.values([velocity], backend)], backend)
+        variables.assign(
+            [velocity], [value * value.dtype.type(factor) for value in variables.values([velocity], backend)], backend
+        )
 
 
 def velocities(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer with `momentum` that hold sums of steps, rate included: those of SGD and RMSprop."""
+    """The variables of an optimizer with `momentum` that hold sums of steps, rate included: those of SGD and
+    RMSprop."""
     momentum = getattr(optimizer, "momentum", None)
     if momentum is None or (isinstance(momentum, (int, float)) and momentum == 0):
         return []
     if hasattr(optimizer, "get_slot_names"):
         wanted = "momentum"
-        return [variable for variable in variables.of_optimizer(optimizer) if variable.name.split(":")[0].rstrip("_0123456789").endswith(wanted)]
+        return [
+            variable
+            for variable in variables.of_optimizer(optimizer)
+            if variable.name.split(":")[0].rstrip("_0123456789").endswith(wanted)
+        ]
     for name in ("momentums", "_momentums"):
         found = getattr(optimizer, name, None)
         if found:
@@ -306,6 +320,8 @@ class BestModelCheckpoint:
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to train for nothing."""
         if self.filepath is None:
-            raise ValueError("BestModelCheckpoint has no `filepath` yet: give it one, or set its attribute, before training")
+            raise ValueError(
+                "BestModelCheckpoint has no `filepath` yet: give it one, or set its attribute, before training"
+            )
         above: Any = super()
         above.on_train_begin(logs)

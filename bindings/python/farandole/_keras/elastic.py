@@ -1,8 +1,8 @@
 """The state of training with Keras that survives a change of the ranks, and callbacks that keep it up to date.
 
-`KerasState` keeps copies of the weights and of the optimizer's state in host memory, on any backend. `commit` takes them, `restore` puts them
-back, `sync` gives all ranks those of rank 0. This works in jobs of a fixed size, too. `run`, which would have such a state
-survive the loss of a rank, refuses: Farandole has no elastic jobs yet.
+`KerasState` keeps copies of the weights and of the optimizer's state in host memory, on any backend. `commit` takes
+them, `restore` puts them back, `sync` gives all ranks those of rank 0. This works in jobs of a fixed size, too. `run`,
+which would have such a state survive the loss of a rank, refuses: Farandole has no elastic jobs yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Errors of collectives that come back through a framework's graph.
 
 A collective inside of a compiled function fails as an error of the framework: one of `tf.errors`, which
-`farandole.tensorflow` can read, or `JaxRuntimeError`. `translate` finds out whether a collective was the cause and says so with a `HorovodInternalError`.
+`farandole.tensorflow` can read, or `JaxRuntimeError`. `translate` finds out whether a collective was the cause and says
+so with a `HorovodInternalError`.
 
 Invariant: only errors of our operations are translated; others pass as they are.
 """
@@ -16,8 +17,8 @@ from typing import Any, Optional
 from farandole.exceptions import HorovodInternalError
 
 _callback_error: Optional[BaseException] = None
-"""The first error of a collective inside of a JAX callback since the last translation. Written by threads of JAX, read by the thread
-that sees JAX's error after it."""
+"""The first error of a collective inside of a JAX callback since the last translation. Written by threads of JAX, read
+by the thread that sees JAX's error after it."""
 
 
 def note(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """The functions of `farandole.keras` and `farandole.tensorflow.keras`, for the Keras that each of them is for.
 
-Owns what both do, and the documents of it. The two modules have the signatures with a default that depends on the backend, and those of
-Horovod that differ in the order of their arguments.
+Owns what both do, and the documents of it. The two modules have the signatures with a default that depends on the
+backend, and those of Horovod that differ in the order of their arguments.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class FrontEnd:
     def distributed_optimizer(self, optimizer: Any, num_groups: int = 0, **arguments: Any) -> Any:
         """An optimizer like this one that reduces gradients over all ranks before it applies them.
 
-        Its class is made at run time from the optimizer's and has the same name, so that models can be saved, and loaded without
-        Farandole.
+        Its class is made at run time from the optimizer's and has the same name, so that models can be saved, and
+        loaded without Farandole.
 
         Arguments:
             optimizer: an optimizer of Keras, or a `LossScaleOptimizer` around one.
@@ -64,7 +64,8 @@ class FrontEnd:
             device_dense, device_sparse: TensorFlow's devices for the operations. Not used on other backends.
             compression: what travels in place of gradients, from `hvd.Compression`.
             sparse_as_dense: reduce sparse gradients as dense ones.
-            gradient_predivide_factor: gradients are divided by it before they are added and multiplied by it afterwards.
+            gradient_predivide_factor: gradients are divided by it before they are added and multiplied by it
+                afterwards.
             op: `Average` or `Sum`.
             num_groups: deprecated; use `groups`.
             groups: how many groups of gradients are reduced together, or lists of variables whose gradients are.
@@ -84,7 +85,8 @@ class FrontEnd:
         return optimizers.partial(optimizer, checked(**arguments), local_layers)
 
     def broadcast_global_variables(self, root_rank: int) -> None:
-        """Gives all ranks the root's global variables. Only graphs of TensorFlow 1 have any; see `broadcast_variables`."""
+        """Gives all ranks the root's global variables. Only graphs of TensorFlow 1 have any; see
+        `broadcast_variables`."""
         if _variables.graph_session(self.backend) is None:
             raise RuntimeError(
                 "hvd.broadcast_global_variables() needs a graph of TensorFlow 1. Please use "
@@ -98,7 +100,8 @@ class FrontEnd:
     def broadcast_variables(
         self, variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
     ) -> None:
-        """Gives all ranks the root's values of variables of Keras, such as `model.weights` and `optimizer.variables`."""
+        """Gives all ranks the root's values of variables of Keras, such as `model.weights` and
+        `optimizer.variables`."""
         _variables.broadcast(list(variables), root_rank, self.backend, process_set)
 
     def allgather(self, value: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Any:

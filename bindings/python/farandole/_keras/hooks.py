@@ -2,11 +2,11 @@
 
 Installed when the first distributed optimizer is made, once; they change nothing for models whose optimizer is another.
 
-- `fit` and `train_on_batch`: when a collective fails inside of a graph, TensorFlow and JAX raise errors of their own. They become
-  `HorovodInternalError` here, with the framework's error as its cause (`faults`).
+- `fit` and `train_on_batch`: when a collective fails inside of a graph, TensorFlow and JAX raise errors of their own.
+  They become `HorovodInternalError` here, with the framework's error as its cause (`faults`).
 - `LossScaleOptimizer.check_finite` of Keras 3: gradients are finite if they are on all ranks.
-- `jit_compile="auto"` of Keras 3 on TensorFlow would choose XLA where there is a GPU. Collectives have kernels for XLA on CPUs alone, so it
-  does not. `jit_compile=True` stays the user's choice.
+- `jit_compile="auto"` of Keras 3 on TensorFlow would choose XLA where there is a GPU. Collectives have kernels for XLA
+  on CPUs alone, so it does not. `jit_compile=True` stays the user's choice.
 
 Not here: phases for reports.
 """

@@ -34,7 +34,8 @@ _CODES = {
     "float32": 11,
     "float64": 12,
 }
-"""The engine's numbers of element types, by numpy's names. bfloat16 is that of ml_dtypes, which JAX and TensorFlow use."""
+"""The engine's numbers of element types, by numpy's names. bfloat16 is that of ml_dtypes, which JAX and TensorFlow
+use."""
 
 _counters: dict[tuple[str, int], int] = {}
 _counters_lock = threading.Lock()
@@ -79,7 +80,8 @@ def allreduce_many(
     process_set: ProcessSet = global_process_set,
     groups: Sequence[Sequence[int]] = (),
 ) -> list[np.ndarray]:
-    """Reduces many arrays in one submission. Those whose places are in one list of `groups` are reduced together or not at all."""
+    """Reduces many arrays in one submission. Those whose places are in one list of `groups` are reduced together or not
+    at all."""
     group = group_for(process_set, "Allreduce")
     arrays = [_own_copy(value) for value in values]
     words = [
@@ -88,7 +90,11 @@ def allreduce_many(
     ]
     terms = (int(op), float(prescale_factor), float(postscale_factor), group)
     grouped = {place for places in groups for place in places}
-    bundles = [_native.allreduce_bundle([words[place] for place in places], *terms, words[places[0]][0]) for places in groups if places]
+    bundles = [
+        _native.allreduce_bundle([words[place] for place in places], *terms, words[places[0]][0])
+        for places in groups
+        if places
+    ]
     rest = [word for place, word in enumerate(words) if place not in grouped]
     if rest:
         bundles.append(_native.allreduce_bundle(rest, *terms, None))
@@ -124,7 +130,14 @@ def broadcast_many(
     arrays = [_own_copy(value) for value in values]
     handles = [
         _native.broadcast(
-            _full_name("broadcast", name, group), array.ctypes.data, array.shape, _code(array), array, root_rank, group, None
+            _full_name("broadcast", name, group),
+            array.ctypes.data,
+            array.shape,
+            _code(array),
+            array,
+            root_rank,
+            group,
+            None,
         )
         for name, array in zip(names, arrays)
     ]
@@ -161,7 +174,16 @@ def reducescatter(
         # numpy takes no bfloat16 from DLPack. float32 holds its sums exactly, and they are rounded once.
         array = array.astype(np.float32)
     handle = _native.reducescatter(
-        _full_name("reducescatter", name, group), array.ctypes.data, array.shape, _code(array), array, int(op), 1.0, 1.0, group, None
+        _full_name("reducescatter", name, group),
+        array.ctypes.data,
+        array.shape,
+        _code(array),
+        array,
+        int(op),
+        1.0,
+        1.0,
+        group,
+        None,
     )
     return np.array(np.from_dlpack(handle.wait())).astype(back, copy=False)
 

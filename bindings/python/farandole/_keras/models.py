@@ -1,10 +1,10 @@
 """Loading a model with its optimizer distributed.
 
-Keras loads the model, with the optimizer's class and state as they were saved, and then the optimizer is made distributed as it is. So every
-format works that the Keras at hand can load.
+Keras loads the model, with the optimizer's class and state as they were saved, and then the optimizer is made
+distributed as it is. So every format works that the Keras at hand can load.
 
-**HDF5 and Keras 3.** Keras 3.15 gives the optimizer of a model from such a file no variables, so that it cannot train. `_repair` makes them
-and reads their values.
+**HDF5 and Keras 3.** Keras 3.15 gives the optimizer of a model from such a file no variables, so that it cannot train.
+`_repair` makes them and reads their values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Distributed optimizers of Keras 2: those of `tf_keras.optimizers`, old (`legacy`) and new, and loss-scale optimizers around them.
+"""Distributed optimizers of Keras 2: those of `tf_keras.optimizers`, old (`legacy`) and new, and loss-scale optimizers
+around them.
 
-`minimize`, and with it `fit`, calls `compute_gradients` (new) or `_compute_gradients` (legacy) and then `apply_gradients`; graphs of TensorFlow 1
-call `get_gradients`. Gradients are reduced where they are computed, so that whoever looks at them in between, as a loss scale does, sees
-what is applied. `apply_gradients` reduces those that were computed elsewhere, by a tape for instance.
+`minimize`, and with it `fit`, calls `compute_gradients` (new) or `_compute_gradients` (legacy) and then
+`apply_gradients`; graphs of TensorFlow 1 call `get_gradients`. Gradients are reduced where they are computed, so that
+whoever looks at them in between, as a loss scale does, sees what is applied. `apply_gradients` reduces those that were
+computed elsewhere, by a tape for instance.
 
 Invariant: gradients that `compute_gradients` has returned are not reduced again by the `apply_gradients` that follows.
 
@@ -56,8 +58,8 @@ class DistributedOptimizer2(Distributed):
         return self._farandole.helper
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradients of a variable on this rank: they are not reduced, but divided by the number of ranks unless
-        `scale_local_gradients` is off."""
+        """Keeps the gradients of a variable on this rank: they are not reduced, but divided by the number of ranks
+        unless `scale_local_gradients` is off."""
         state = self._farandole
         state.local.add(var)
         if state.helper is not None:
@@ -77,7 +79,9 @@ class DistributedOptimizer2(Distributed):
         """Reduced gradients of a loss, with their variables."""
         return self._compute_gradients(loss, var_list, None, tape)
 
-    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[tuple[Any, Any]]:
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
         tape = tf.GradientTape() if tape is None else tape
         above: Any = super()
         if hasattr(above, "_compute_gradients"):
@@ -116,7 +120,8 @@ class DistributedLossScale2(Distributed):
 
 
 def is_loss_scale(optimizer: Any) -> bool:
-    """Whether this scales the loss for an inner optimizer. Asked of the class, because attributes may be those of the inner one."""
+    """Whether this scales the loss for an inner optimizer. Asked of the class, because attributes may be those of the
+    inner one."""
     return hasattr(type(optimizer), "inner_optimizer") and hasattr(type(optimizer), "get_scaled_loss")
 
 
@@ -152,6 +157,11 @@ def _keras_of(optimizer: Any) -> Any:
     import importlib
 
     ours = next(
-        (cls.__module__.split(".")[0] for cls in type(optimizer).__mro__ if cls.__module__.split(".")[0] in ("tf_keras", "keras")), "tf_keras"
+        (
+            cls.__module__.split(".")[0]
+            for cls in type(optimizer).__mro__
+            if cls.__module__.split(".")[0] in ("tf_keras", "keras")
+        ),
+        "tf_keras",
     )
     return importlib.import_module(ours)

@@ -1,15 +1,16 @@
 """Distributed optimizers of Keras 3, on any of its backends.
 
-All ways to update variables in Keras 3 go through `Optimizer.apply`: `fit`, `apply_gradients`, and `stateless_apply` of JAX. It is there
-that gradients are reduced. So gradients handed to a distributed optimizer are those of this rank alone.
+All ways to update variables in Keras 3 go through `Optimizer.apply`: `fit`, `apply_gradients`, and `stateless_apply` of
+JAX. It is there that gradients are reduced. So gradients handed to a distributed optimizer are those of this rank
+alone.
 
-**Accumulation** (`backward_passes_per_step`): gradients are added to accumulators of this rank. Every so many calls their sums are
-reduced and applied; the calls between only count as iterations. Accumulators are variables of the backend, but no part of a
-saved model.
+**Accumulation** (`backward_passes_per_step`): gradients are added to accumulators of this rank. Every so many calls
+their sums are reduced and applied; the calls between only count as iterations. Accumulators are variables of the
+backend, but no part of a saved model.
 
-**Loss scale**: `LossScaleOptimizer` skips a step whose gradients are not finite. Ranks must agree on that, or some would wait for others that
-skip. So a `LossScaleOptimizer` around a distributed optimizer asks all ranks (`hooks`), and a distributed `LossScaleOptimizer` is one whose inner
-optimizer is distributed.
+**Loss scale**: `LossScaleOptimizer` skips a step whose gradients are not finite. Ranks must agree on that, or some
+would wait for others that skip. So a `LossScaleOptimizer` around a distributed optimizer asks all ranks (`hooks`), and
+a distributed `LossScaleOptimizer` is one whose inner optimizer is distributed.
 
 Not here: how gradients of a backend are reduced (`reduce_*`), Keras 2 (`optimizer2`).
 """
@@ -67,8 +68,8 @@ class DistributedOptimizer3(Distributed):
         return self._farandole if self.farandole_settings.backward_passes_per_step > 1 else None
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradients of a variable on this rank: they are not reduced, but divided by the number of ranks unless
-        `scale_local_gradients` is off."""
+        """Keeps the gradients of a variable on this rank: they are not reduced, but divided by the number of ranks
+        unless `scale_local_gradients` is off."""
         state = self._farandole
         state.local[key(var)] = var
 
@@ -86,17 +87,20 @@ class DistributedOptimizer3(Distributed):
             return
         with keras.name_scope("farandole"):
             accumulators = [
-                keras.Variable(keras.ops.zeros(tuple(v.shape), dtype=v.dtype), dtype=v.dtype, trainable=False) for v in variables
+                keras.Variable(keras.ops.zeros(tuple(v.shape), dtype=v.dtype), dtype=v.dtype, trainable=False)
+                for v in variables
             ]
             state.counter = keras.Variable(0, dtype="int32", trainable=False)
         state.accumulators = accumulators
         if state.backend.STATELESS:
-            # The train step gets and returns the variables of the optimizer; these come last, behind those that are saved.
+            # The train step gets and returns the variables of the optimizer; these come last, behind those that are
+            # saved.
             for variable in (*accumulators, state.counter):
                 self._track_variable(variable)  # type: ignore[attr-defined]
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks combined. Those of local variables stay; where there is no gradient, there is none after."""
+        """The gradients of all ranks combined. Those of local variables stay; where there is no gradient, there is none
+        after."""
         state, settings = self._farandole, self.farandole_settings
         reduced = list(grads)
         keys = [key(variable) for variable in variables]
@@ -114,7 +118,9 @@ class DistributedOptimizer3(Distributed):
     def apply(self, grads: Sequence[Any], trainable_variables: Optional[Sequence[Any]] = None) -> Any:
         """Reduces gradients of this rank and applies them, or adds them up for a later call."""
         grads = list(grads)
-        variables = list(trainable_variables) if trainable_variables is not None else list(self._trainable_variables)  # type: ignore[attr-defined]
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables  # type: ignore[attr-defined]
+        variables = list(trainable_variables)
         state = self._farandole
         if not grads or len(grads) != len(variables):
             # Nothing to do, or wrong, and the optimizer says so.
@@ -136,7 +142,8 @@ class DistributedOptimizer3(Distributed):
             self._make_accumulators(self._trainable_variables)  # type: ignore[attr-defined]
         grads = [state.backend.dense(grad, settings.sparse_as_dense) for grad in grads]
         assert state.accumulators is not None, "invariant: made with the other variables"
-        accumulators = [state.accumulators[self._get_variable_index(variable)] for variable in variables]  # type: ignore[attr-defined]
+        places = [self._get_variable_index(variable) for variable in variables]  # type: ignore[attr-defined]
+        accumulators = [state.accumulators[place] for place in places]
 
         def update(sums: list[Any]) -> list[Any]:
             if settings.average_aggregated_gradients:
@@ -151,11 +158,13 @@ class DistributedOptimizer3(Distributed):
 
     def save_own_variables(self, store: Any) -> None:
         """Saves what the optimizer's own class saves."""
-        self._without_accumulators(lambda: super(DistributedOptimizer3, self).save_own_variables(store))  # type: ignore[misc]
+        above: Any = super()
+        self._without_accumulators(lambda: above.save_own_variables(store))
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what the optimizer's own class has saved."""
-        self._without_accumulators(lambda: super(DistributedOptimizer3, self).load_own_variables(store))  # type: ignore[misc]
+        above: Any = super()
+        self._without_accumulators(lambda: above.load_own_variables(store))
 
     def _without_accumulators(self, do: Any) -> None:
         """Does something while accumulators are not among the variables."""
@@ -179,17 +188,23 @@ class DistributedOptimizer3(Distributed):
         """
         state = self._farandole
         if not hasattr(state.backend, "gradients"):
-            raise NotImplementedError("compute_gradients needs the tensorflow backend of Keras; hand gradients to apply() instead")
+            raise NotImplementedError(
+                "compute_gradients needs the tensorflow backend of Keras; hand gradients to apply() instead"
+            )
         grads, variables = state.backend.gradients(loss, var_list, tape)
         if self.farandole_settings.backward_passes_per_step == 1:
             grads = self.reduce_gradients(grads, variables)
             state.is_reduced = True
         return list(zip(grads, variables))
 
-    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[tuple[Any, Any]]:
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
         """As `compute_gradients`, under the name that Keras 2 had for it."""
         if grad_loss is not None:
-            raise NotImplementedError("grad_loss is not supported; use the tape's output_gradients and apply_gradients()")
+            raise NotImplementedError(
+                "grad_loss is not supported; use the tape's output_gradients and apply_gradients()"
+            )
         return self.compute_gradients(loss, var_list, tape)
 
 

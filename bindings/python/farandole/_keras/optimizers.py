@@ -1,7 +1,7 @@
 """Which kind of optimizer this is, and `DistributedOptimizer` for all kinds.
 
-Owns the choice between Keras 3 and Keras 2, by the optimizer and not by the module that is asked: `farandole.keras` takes optimizers of tf_keras
-and `farandole.tensorflow.keras` those of Keras 3.
+Owns the choice between Keras 3 and Keras 2, by the optimizer and not by the module that is asked: `farandole.keras`
+takes optimizers of tf_keras and `farandole.tensorflow.keras` those of Keras 3.
 """
 
 from __future__ import annotations

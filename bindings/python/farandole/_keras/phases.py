@@ -2,7 +2,8 @@
 
 What is put there differs by backend: `farandole.tensorflow.phases` and `farandole.keras.phases` bring it along.
 
-Invariants: those of `farandole.marks`. A place that another version of Keras has not is passed over, with a word in the log (level debug).
+Invariants: those of `farandole.marks`. A place that another version of Keras has not is passed over, with a word in the
+log (level debug).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reducing gradients of Keras 3 on its JAX backend.
 
-The train step of Keras is one compiled function. In it gradients leave JAX by one ordered `io_callback` for all of them: JAX copies them to numpy
-arrays, the engine reduces these in one submission, and JAX copies the results back. Ordered callbacks run one after the other in the order of the
-program, so that ranks that run the same program ask for the same operations. Outside of compiled functions there is no callback.
+The train step of Keras is one compiled function. In it gradients leave JAX by one ordered `io_callback` for all of
+them: JAX copies them to numpy arrays, the engine reduces these in one submission, and JAX copies the results back.
+Ordered callbacks run one after the other in the order of the program, so that ranks that run the same program ask for
+the same operations. Outside of compiled functions there is no callback.
 
 An error in a callback becomes a `JaxRuntimeError`; `faults` gets to know the first cause.
 
@@ -90,7 +91,8 @@ def divide(grad: Any, by: float) -> Any:
 
 
 def _call(reduce: Callable[..., Sequence[np.ndarray]], arrays: Sequence[Any]) -> list[Any]:
-    """Has a function reduce arrays, now or when the compiled function runs. The results have the shapes and types of the arrays."""
+    """Has a function reduce arrays, now or when the compiled function runs. The results have the shapes and types of
+    the arrays."""
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         return [jnp.asarray(result) for result in reduce(*arrays)]
 
@@ -148,7 +150,8 @@ def accumulate(
 ) -> None:
     """Adds gradients up. Every so many calls the sums are reduced and applied.
 
-    A compiled function cannot leave an update out, so it is computed every time and taken every so many times. Ranks only talk then.
+    A compiled function cannot leave an update out, so it is computed every time and taken every so many times. Ranks
+    only talk then.
     """
     state = optimizer._farandole
     count = state.counter.value + 1

@@ -1,6 +1,7 @@
 """Reducing gradients of Keras 3 on its TensorFlow backend.
 
-Gradients are reduced by the ops of `farandole.tensorflow`, eagerly or inside of a `tf.function`, where each one leaves as soon as it is computed.
+Gradients are reduced by the ops of `farandole.tensorflow`, eagerly or inside of a `tf.function`, where each one leaves
+as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def dense(grad: Any, sparse_as_dense: bool) -> Any:
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     if not sparse_as_dense:
-        raise ValueError("IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False.")
+        raise ValueError(
+            "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+        )
     return tf.convert_to_tensor(grad)
 
 
@@ -71,7 +74,8 @@ class Reducer:
         owners = list(every)
         for number, grad, variable in zip(numbers, grads, variables):
             every[number], owners[number] = grad, unwrapped(variable)
-        # Names of variables are left out unless groups need them: Keras numbers layers, and ranks may have made different numbers of them.
+        # Names of variables are left out unless groups need them: Keras numbers layers, and ranks may have made
+        # different numbers of them.
         reduced = self._reduction(every, owners if isinstance(self.settings.groups, list) else None)
         return [reduced[number] for number in numbers]
 
@@ -100,7 +104,8 @@ def accumulate(
 
     def apply_sums() -> None:
         sums = [
-            None if grad is None else tf.convert_to_tensor(accumulator.value) for accumulator, grad in zip(accumulators, grads)
+            None if grad is None else tf.convert_to_tensor(accumulator.value)
+            for accumulator, grad in zip(accumulators, grads)
         ]
         apply(update(sums))
         state.counter.assign(0)

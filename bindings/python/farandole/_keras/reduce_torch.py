@@ -1,7 +1,8 @@
 """Reducing gradients of Keras 3 on its torch backend.
 
-Gradients are reduced by `farandole.torch`, all of them in one submission. Those that a model's own variables hold (`.grad`, which is what `fit`
-hands over) are reduced where they lie; others are copied first, as their owner may want to see them again.
+Gradients are reduced by `farandole.torch`, all of them in one submission. Those that a model's own variables hold
+(`.grad`, which is what `fit` hands over) are reduced where they lie; others are copied first, as their owner may want
+to see them again.
 
 `torch.compile` is told to leave all of this as it is, so that `jit_compile=True` compiles the rest of the train step.
 """
@@ -25,7 +26,9 @@ def dense(grad: Any, sparse_as_dense: bool) -> Any:
     if grad is None or not grad.is_sparse:
         return grad
     if not sparse_as_dense:
-        raise ValueError("sparse gradients are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False.")
+        raise ValueError(
+            "sparse gradients are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+        )
     return grad.to_dense()
 
 

@@ -1,7 +1,7 @@
 """Collectives on values, in the tensors of the backend at hand: what scripts call outside of the train step.
 
-TensorFlow's go through its own ops, in graphs of TensorFlow 1 with a session of Keras; PyTorch's and JAX's through host memory. Numbers, lists and
-arrays of numpy are taken as well.
+TensorFlow's go through its own ops, in graphs of TensorFlow 1 with a session of Keras; PyTorch's and JAX's through host
+memory. Numbers, lists and arrays of numpy are taken as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ def allreduce(
     compression: Any,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The combination of the values of all ranks, which have the same shape and type. `op` is `Average` if not given."""
+    """The combination of the values of all ranks, which have the same shape and type. `op` is `Average` if not
+    given."""
     op = handle_average_backwards_compatibility(op, average)
-    factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set)
+    factors: dict[str, Any] = dict(
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set
+    )
     if backend == "tensorflow":
         import farandole.tensorflow as hvd
 

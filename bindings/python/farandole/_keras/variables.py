@@ -1,10 +1,11 @@
-"""The variables of models and optimizers, of any Keras on any backend: which they are, their values, and how all ranks get the same.
+"""The variables of models and optimizers, of any Keras on any backend: which they are, their values, and how all ranks
+get the same.
 
-What is broadcast are weights, also those that are not trained, and the state of the optimizer. Random seeds and metrics of Keras 3
-stay what they are on each rank, so that dropout differs between ranks as it should.
+What is broadcast are weights, also those that are not trained, and the state of the optimizer. Random seeds and metrics
+of Keras 3 stay what they are on each rank, so that dropout differs between ranks as it should.
 
-On the JAX backend `fit` keeps the values outside of the variables while it trains. Whoever reads or writes them meanwhile, in a callback, calls
-`settled` before.
+On the JAX backend `fit` keeps the values outside of the variables while it trains. Whoever reads or writes them
+meanwhile, in a callback, calls `settled` before.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def settled(model: Any) -> None:
 
 
 def build_optimizer(model: Any) -> bool:
-    """Makes the variables of a model's optimizer, if it can be known already which they are. Whether all of them are there."""
+    """Makes the variables of a model's optimizer, if it can be known already which they are. Whether all of them are
+    there."""
     optimizer = getattr(model, "optimizer", None)
     if not getattr(model, "built", False) or not model.weights:
         return False
@@ -111,7 +113,11 @@ def assign(variables: Sequence[Any], arrays: Sequence[np.ndarray], backend: str)
 
 
 def broadcast(
-    variables: Sequence[Any], root_rank: int, backend: str, process_set: ProcessSet = global_process_set, name: str = "variables"
+    variables: Sequence[Any],
+    root_rank: int,
+    backend: str,
+    process_set: ProcessSet = global_process_set,
+    name: str = "variables",
 ) -> None:
     """Gives all ranks the root's values. All hand in variables of the same shapes and types in the same order."""
     if backend == "tensorflow":

@@ -1,11 +1,12 @@
 """Giving a Keras optimizer a class of our own.
 
-Owns `wrap` and `adopt`. The class is made at run time from the optimizer's own class and has its name, so that a saved model can be loaded where
-there is no Farandole, and `isinstance` says what it said before.
+Owns `wrap` and `adopt`. The class is made at run time from the optimizer's own class and has its name, so that a saved
+model can be loaded where there is no Farandole, and `isinstance` says what it said before.
 
-`wrap` makes a new optimizer from the old one's configuration. An optimizer that has state already, or whose configuration says less than
-it holds (a schedule or a class that Keras cannot make again), is not made again: the new one gets everything that the old
-one has, and shares its variables. `adopt` changes the class of an optimizer in place, for those that a model holds already.
+`wrap` makes a new optimizer from the old one's configuration. An optimizer that has state already, or whose
+configuration says less than it holds (a schedule or a class that Keras cannot make again), is not made again: the new
+one gets everything that the old one has, and shares its variables. `adopt` changes the class of an optimizer in place,
+for those that a model holds already.
 
 Not here: what the class does (`optimizer3`, `optimizer2`).
 """
@@ -49,8 +50,8 @@ def distributed_class(own: type, front: type, settings: Settings) -> Any:
 def _pass_for(own: type, subclass: type) -> None:
     """Has Keras 3 write the subclass into files under the public name of the class that it stands for.
 
-    Without this a file names the module where the class is defined, which Keras finds as well, unless the class was registered under a
-    name of its own.
+    Without this a file names the module where the class is defined, which Keras finds as well, unless the class was
+    registered under a name of its own.
     """
     api = sys.modules.get("keras.src.api_export")
     exported = getattr(api, "REGISTERED_OBJS_TO_NAMES", {})
@@ -70,7 +71,9 @@ def wrap(optimizer: Any, front: type, settings: Settings, has_state: bool) -> An
     """A distributed optimizer like this one, which is left as it is."""
     own = type(optimizer)
     if is_distributed(optimizer):
-        raise ValueError(f"this {own.__name__} is distributed already: DistributedOptimizer() takes the optimizer that you made")
+        raise ValueError(
+            f"this {own.__name__} is distributed already: DistributedOptimizer() takes the optimizer that you made"
+        )
     subclass = distributed_class(own, front, settings)
     if not has_state:
         try:

@@ -1,7 +1,7 @@
 """Farandole for Keras: `import farandole.keras as hvd`.
 
-Horovod's API for Keras, for Keras 3 on its backends tensorflow, torch and jax (`KERAS_BACKEND`). Optimizers of tf_keras are taken as well. The frameworks
-of other backends are not imported. docs/keras.md says what works where.
+Horovod's API for Keras, for Keras 3 on its backends tensorflow, torch and jax (`KERAS_BACKEND`). Optimizers of tf_keras
+are taken as well. The frameworks of other backends are not imported. docs/keras.md says what works where.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _COMPRESSION_IN = {
 }
 if _backend not in _COMPRESSION_IN:
     raise ImportError(
-        f"farandole.keras runs on the Keras backends {', '.join(_COMPRESSION_IN)}, not on {_backend!r}; set KERAS_BACKEND"
+        f"farandole.keras runs on the Keras backends {', '.join(_COMPRESSION_IN)}, not on {_backend!r}; set "
+        "KERAS_BACKEND"
     )
 Compression: Any = importlib.import_module(_COMPRESSION_IN[_backend]).Compression
 _front_end = _FrontEnd(_keras, _backend)

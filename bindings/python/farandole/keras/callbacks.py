@@ -17,7 +17,9 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(_callbacks.BroadcastGlobalVariables, keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastGlobalVariablesCallback(  # type: ignore[misc]
+    _callbacks.BroadcastGlobalVariables, keras.callbacks.Callback
+):
     __doc__ = _callbacks.BroadcastGlobalVariables.__doc__
 
 

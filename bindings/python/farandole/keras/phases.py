@@ -1,7 +1,8 @@
-"""Finding out what a Keras script does, without its help: epochs, evaluation, checkpoints and steps, for traces and reports.
+"""Finding out what a Keras script does, without its help: epochs, evaluation, checkpoints and steps, for traces and
+reports.
 
-Owns the marks of Keras 3 that depend on its backend; those that do not are in `farandole._keras.phases`, and TensorFlow's own in
-`farandole.tensorflow.phases`.
+Owns the marks of Keras 3 that depend on its backend; those that do not are in `farandole._keras.phases`, and
+TensorFlow's own in `farandole.tensorflow.phases`.
 
 | backend | marked for Keras | marked for the backend |
 |---|---|---|
@@ -12,8 +13,8 @@ Owns the marks of Keras 3 that depend on its backend; those that do not are in `
 
 `watch` puts them there when a job is initialised; `FARANDOLE_PHASES=0` leaves Keras untouched.
 
-Invariants: those of `farandole.marks`. No framework is imported that Keras does not use. A place that another version of Keras has not is
-passed over, with a word in the log (level debug).
+Invariants: those of `farandole.marks`. No framework is imported that Keras does not use. A place that another version
+of Keras has not is passed over, with a word in the log (level debug).
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def _step_of_torch(applying: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_train_function(keras: Any) -> None:
-    """Marks steps and input of `fit` where a whole step is one compiled function, and its batches are asked for in Python."""
+    """Marks steps and input of `fit` where a whole step is one compiled function, and its batches are asked for in
+    Python."""
 
     def making(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)

@@ -1,7 +1,7 @@
 """Farandole for TensorFlow: `import farandole.tensorflow as hvd`.
 
-Horovod's API, name by name. Everything here lives in a module of its own beside this one. `SyncBatchNormalization` is made when it is
-asked for and is no part of `import *`, because it imports Keras, with whatever backend that has.
+Horovod's API, name by name. Everything here lives in a module of its own beside this one. `SyncBatchNormalization` is
+made when it is asked for and is no part of `import *`, because it imports Keras, with whatever backend that has.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Adasum for `tf.compat.v1.train.Optimizer`: each rank steps on its own, and what the steps changed is combined.
 
-**Step.** At the first of `backward_passes_per_step` passes the variables are remembered. The optimizer inside applies the gradients of this
-rank in every pass. In the last one, the difference to what was remembered is reduced with Adasum, and the variables become
-what was remembered plus the result. So optimizers that scale gradients by their history, such as Adam, see gradients of
-one batch size whatever the number of ranks.
+**Step.** At the first of `backward_passes_per_step` passes the variables are remembered. The optimizer inside applies
+the gradients of this rank in every pass. In the last one, the difference to what was remembered is reduced with Adasum,
+and the variables become what was remembered plus the result. So optimizers that scale gradients by their history, such
+as Adam, see gradients of one batch size whatever the number of ranks.
 
 With one pass per step, nothing is remembered between runs of the graph. Otherwise, slots `delta_start` are.
 
@@ -62,7 +62,9 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             return tf.group(*[variable.assign(value) for variable, value in zip(variables, combined)])
         return self._apply_pass(pairs, variables, global_step, name)
 
-    def _apply_pass(self, pairs: list[tuple[Any, Any]], variables: list[Any], global_step: Any, name: Optional[str]) -> Any:
+    def _apply_pass(
+        self, pairs: list[tuple[Any, Any]], variables: list[Any], global_step: Any, name: Optional[str]
+    ) -> Any:
         with tf.init_scope():
             slots = [self._zeros_slot(variable, _START, self._name) for variable in variables]
             if self._pass_count is None:

@@ -1,10 +1,11 @@
 """States of training with TensorFlow: variables beside Python objects, saved, restored and made alike on all ranks.
 
-`TensorFlowState` tracks a list of variables, `TensorFlowKerasState` a model of Keras and its optimizer. Both work in jobs of a fixed size: `commit` and
-`restore` undo a bad batch, and `sync` is a broadcast. `run` refuses, because jobs of changing size are not there (`farandole.elastic`).
+`TensorFlowState` tracks a list of variables, `TensorFlowKerasState` a model of Keras and its optimizer. Both work in
+jobs of a fixed size: `commit` and `restore` undo a bad batch, and `sync` is a broadcast. `run` refuses, because jobs of
+changing size are not there (`farandole.elastic`).
 
-Variables of an optimizer that come to be after a commit, as those of Keras 2 do in the first step, have no value to go back to and
-are left alone by `restore`.
+Variables of an optimizer that come to be after a commit, as those of Keras 2 do in the first step, have no value to go
+back to and are left alone by `restore`.
 """
 
 from __future__ import annotations

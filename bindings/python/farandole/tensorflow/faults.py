@@ -1,10 +1,12 @@
 """Errors of collectives inside of compiled functions, as exceptions that name the cause.
 
-A collective that fails inside of a `tf.function` fails the whole function, with one of TensorFlow's errors whose text is long and has the
-cause at its end. `watch` has calls of compiled functions raise what `mpi_ops.internal_error` makes of it: a `HorovodInternalError` that is a
-`tf.errors.UnknownError`, too. Elastic training and users who catch either go on as they did.
+A collective that fails inside of a `tf.function` fails the whole function, with one of TensorFlow's errors whose text
+is long and has the cause at its end. `watch` has calls of compiled functions raise what `mpi_ops.internal_error` makes
+of it: a `HorovodInternalError` that is a `tf.errors.UnknownError`, too. Elastic training and users who catch either go
+on as they did.
 
-Invariant: nothing but the exception changes, and only of calls in which one of our ops has failed because the job cannot go on.
+Invariant: nothing but the exception changes, and only of calls in which one of our ops has failed because the job
+cannot go on.
 """
 
 from __future__ import annotations

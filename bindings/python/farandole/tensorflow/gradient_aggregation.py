@@ -1,11 +1,11 @@
 """Local aggregation of gradients in graphs: several backward passes, then one reduction (`backward_passes_per_step`).
 
-`LocalGradientAggregationHelper` has Horovod's name and methods. It adds the gradients of each pass to variables of its own, counts passes, and when
-the last one is counted, reduces the sums and clears them. What `compute_gradients` returns in other passes is not to be
-applied, and `apply_gradients` does not.
+`LocalGradientAggregationHelper` has Horovod's name and methods. It adds the gradients of each pass to variables of its
+own, counts passes, and when the last one is counted, reduces the sums and clears them. What `compute_gradients` returns
+in other passes is not to be applied, and `apply_gradients` does not.
 
-The variables are local ones (`tf.compat.v1.local_variables_initializer` initializes them): each rank has its own sums, which neither a broadcast of
-global variables nor a checkpoint touches.
+The variables are local ones (`tf.compat.v1.local_variables_initializer` initializes them): each rank has its own sums,
+which neither a broadcast of global variables nor a checkpoint touches.
 
 Not here: eager execution and `tf.function` (`gradient_aggregation_eager.py`).
 """
@@ -95,7 +95,8 @@ class LocalGradientAggregationHelper:
 
     @as_written
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the gradients in others."""
+        """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the gradients in
+        others."""
         grads = dense_to_aggregate(grads, self.sparse_as_dense)
         places = [place for place, grad in enumerate(grads) if grad is not None]
         values = [grads[place] for place in places]
@@ -141,7 +142,9 @@ class LocalGradientAggregationHelper:
     def _reduce_and_clear(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self.locally_aggregated_grads]
         with tf.control_dependencies(sums):
-            cleared = [total.assign(tf.zeros_like(value)).op for total, value in zip(self.locally_aggregated_grads, sums)]
+            cleared = [
+                total.assign(tf.zeros_like(value)).op for total, value in zip(self.locally_aggregated_grads, sums)
+            ]
             cleared.append(self.counter.assign(0).op)
         reduced = reduce_but_local(
             self._allreduce_grads, sums, variables, self._local_vars, self.scale_local_gradients, self.process_set
@@ -153,8 +156,9 @@ class LocalGradientAggregationHelper:
 
     @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs the closure in the passes that complete a step. In others, counts what counts steps: the optimizer's `iterations`
-        and the `global_step` of `tf.compat.v1`. The first of `args` is the list of pairs of gradients and variables."""
+        """Runs the closure in the passes that complete a step. In others, counts what counts steps: the optimizer's
+        `iterations` and the `global_step` of `tf.compat.v1`. The first of `args` is the list of pairs of gradients and
+        variables."""
         with tf.control_dependencies(present([grad for grad, _ in args[0]])):
             step_is_complete = tf.equal(self.counter.read_value(), 0)
 
@@ -172,5 +176,6 @@ class LocalGradientAggregationHelper:
 
 
 def operations(results: Any) -> list[Any]:
-    """The operations behind what an update returned: an operation, a tensor, a variable, several of them, or nothing."""
+    """The operations behind what an update returned: an operation, a tensor, a variable, several of them, or
+    nothing."""
     return present(tf.nest.flatten(results))

@@ -1,7 +1,8 @@
 """Local aggregation of gradients in eager execution and in `tf.function`: several backward passes, then one reduction.
 
-`LocalGradientAggregationHelperEager` has Horovod's name and methods, and does what `gradient_aggregation.py` describes, with variables of its own that are
-made outside of any graph when a gradient is seen first. `aggregation_helper` chooses between the two.
+`LocalGradientAggregationHelperEager` has Horovod's name and methods, and does what `gradient_aggregation.py` describes,
+with variables of its own that are made outside of any graph when a gradient is seen first. `aggregation_helper` chooses
+between the two.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class LocalGradientAggregationHelperEager:
 
     @as_written
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the sums so far in others."""
+        """Adds gradients to the sums. Returns the reduced sums in the pass that completes them, and the sums so far in
+        others."""
         grads = dense_to_aggregate(grads, self.sparse_as_dense)
         places = [place for place, grad in enumerate(grads) if grad is not None]
         variables = [vars[place] for place in places]
@@ -70,7 +72,9 @@ class LocalGradientAggregationHelperEager:
             return reduced
 
         outputs = tf.cond(
-            tf.equal(counted, self.backward_passes_per_step), reduce_and_clear, lambda: [tf.identity(value) for value in values]
+            tf.equal(counted, self.backward_passes_per_step),
+            reduce_and_clear,
+            lambda: [tf.identity(value) for value in values],
         )
         results: list[Any] = [None] * len(grads)
         for place, output in zip(places, as_list(outputs)):
@@ -102,9 +106,9 @@ class LocalGradientAggregationHelperEager:
 
     @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs the closure when a step is complete. Otherwise counts what counts steps: the optimizer's `iterations`, and
-        `global_step`. Optimizers of Keras 2 that reduce gradients within `apply_gradients` get to add up theirs, too; for these the
-        first of `args` is the list of pairs of gradients and variables."""
+        """Runs the closure when a step is complete. Otherwise counts what counts steps: the optimizer's `iterations`,
+        and `global_step`. Optimizers of Keras 2 that reduce gradients within `apply_gradients` get to add up theirs,
+        too; for these the first of `args` is the list of pairs of gradients and variables."""
 
         def count() -> Any:
             if hasattr(optimizer, "_aggregate_gradients") and args:
@@ -128,7 +132,8 @@ Helper = Union[LocalGradientAggregationHelper, LocalGradientAggregationHelperEag
 
 
 def aggregation_helper(settings: Settings, reduce: AllreduceGrads, optimizer_type: str, name: str = "") -> Helper:
-    """The helper for an optimizer with these settings, for graphs or for eager execution; `None` with one pass per step."""
+    """The helper for an optimizer with these settings, for graphs or for eager execution; `None` with one pass per
+    step."""
     if settings.backward_passes_per_step <= 1:
         return None
     terms: dict[str, Any] = dict(

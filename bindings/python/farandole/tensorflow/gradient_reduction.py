@@ -2,17 +2,17 @@
 
 Owns `GradientReduction`: the terms on which gradients are reduced (`Settings`), and their names. `None` stays `None`.
 
-**Eager execution.** All dense gradients leave in one call, each as a request of its own, and all sparse ones in two (values, indices). So
-ranks may differ in the order of their calls, and a call costs little for each gradient.
+**Eager execution.** All dense gradients leave in one call, each as a request of its own, and all sparse ones in two
+(values, indices). So ranks may differ in the order of their calls, and a call costs little for each gradient.
 
-**Graphs.** Each gradient gets an operation of its own, which starts as soon as the gradient is there, while the backward pass goes
-on. But small gradients that are near each other in the list, and so come out of the backward pass together, share one: for these, a node of the
-graph costs more than the reduction. Shapes and types alone decide, so that all ranks decide alike. With `groups`, the
-gradients of a group wait for each other, in eager execution, too.
+**Graphs.** Each gradient gets an operation of its own, which starts as soon as the gradient is there, while the
+backward pass goes on. But small gradients that are near each other in the list, and so come out of the backward pass
+together, share one: for these, a node of the graph costs more than the reduction. Shapes and types alone decide, so
+that all ranks decide alike. With `groups`, the gradients of a group wait for each other, in eager execution, too.
 
-**Names.** A gradient is called after the position and the label of its variable (`util.label_of`), in the scope of whoever reduces it. This
-is the same on all ranks if they hand in the same variables in the same order, wherever in a graph they do. With `use_generic_names` it is `grad_` and the position,
-and no scope counts.
+**Names.** A gradient is called after the position and the label of its variable (`util.label_of`), in the scope of
+whoever reduces it. This is the same on all ranks if they hand in the same variables in the same order, wherever in a
+graph they do. With `use_generic_names` it is `grad_` and the position, and no scope counts.
 
 Invariant: ranks that are not in the process set, and those that are alone in it, send nothing and keep their gradients.
 
@@ -56,7 +56,8 @@ _LABEL = "_farandole_label"
 
 # Below this, a node's own cost (scheduling, a wake-up: some 5 us) is more than what a copy within shared memory takes.
 _SMALL_BYTES = 64 * 1024
-# Small gradients leave together up to these limits, so that those of the last layers need not wait for those of the first.
+# Small gradients leave together up to these limits, so that those of the last layers need not wait for those of the
+# first.
 _SHARED_BYTES = 1024 * 1024
 _SHARED_SPAN = 128
 """How far apart in the list, at most, gradients are that share an operation."""
@@ -114,7 +115,9 @@ class GradientReduction:
         )
 
     @as_written
-    def __call__(self, grads: Sequence[Any], vars: Optional[Sequence[Any]] = None, use_generic_names: bool = False) -> list[Any]:
+    def __call__(
+        self, grads: Sequence[Any], vars: Optional[Sequence[Any]] = None, use_generic_names: bool = False
+    ) -> list[Any]:
         """The reduced gradients, in the order in which they came."""
         reduced = list(grads)
         if self.sparse_as_dense:
@@ -221,7 +224,9 @@ class GradientReduction:
                 sparse = [member for member in members if isinstance(tensors[member], tf.IndexedSlices)]
                 dense = [member for member in members if member not in sparse]
                 for part, part_name, factors in ((dense, name, scaling), (sparse, f"{name}_slices", {})):
-                    outputs = grouped_allreduce([tensors[member] for member in part], name=part_name, **terms, **factors)
+                    outputs = grouped_allreduce(
+                        [tensors[member] for member in part], name=part_name, **terms, **factors
+                    )
                     for member, output in zip(part, outputs):
                         results[member] = output
         return results
@@ -311,8 +316,9 @@ def reduce_but_local(
 ) -> list[Any]:
     """Reduces the gradients of all variables that are not local.
 
-    Those of local variables stay what they are or, with `scale_local`, are divided by the number of ranks. That is what the average is for a
-    rank whose loss alone depends on the variable: with it, local and other variables learn at the same rate.
+    Those of local variables stay what they are or, with `scale_local`, are divided by the number of ranks. That is what
+    the average is for a rank whose loss alone depends on the variable: with it, local and other variables learn at the
+    same rate.
     """
     if not local:
         return list(reduce(grads, variables, **options))

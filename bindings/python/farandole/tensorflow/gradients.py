@@ -1,11 +1,12 @@
 """Gradients of the ops, as Horovod defines them.
 
-That of an allreduce is the allreduce of the gradient with the same operation and factors, and that of a grouped one likewise. The gradient of an
-allgather is this rank's rows of the averaged gradient, of a broadcast the averaged gradient on the root and zero elsewhere, of an
-alltoall the way back, of a reducescatter the gathered gradients times the factors, and times the number of ranks for a sum.
+That of an allreduce is the allreduce of the gradient with the same operation and factors, and that of a grouped one
+likewise. The gradient of an allgather is this rank's rows of the averaged gradient, of a broadcast the averaged
+gradient on the root and zero elsewhere, of an alltoall the way back, of a reducescatter the gathered gradients times
+the factors, and times the number of ranks for a sum.
 
-Invariant: all ranks make the same nodes. A node more on one rank would change the names of those that come after it, and ranks would wait
-for each other's.
+Invariant: all ranks make the same nodes. A node more on one rank would change the names of those that come after it,
+and ranks would wait for each other's.
 
 Imported by `mpi_ops.py`, when its functions are there.
 """

@@ -1,17 +1,21 @@
-"""Collectives as TensorFlow ops: eagerly, in `tf.function`, in graphs and sessions of `tf.compat.v1`, in control flow and in `tf.data`.
+"""Collectives as TensorFlow ops: eagerly, in `tf.function`, in graphs and sessions of `tf.compat.v1`, in control flow
+and in `tf.data`.
 
-Importing this module registers the ops, with Horovod's names and attributes, and their gradients (`gradients.py`). The kernels are in
-the native library and are asynchronous: an op that waits for other ranks blocks no thread of TensorFlow's.
+Importing this module registers the ops, with Horovod's names and attributes, and their gradients (`gradients.py`). The
+kernels are in the native library and are asynchronous: an op that waits for other ranks blocks no thread of
+TensorFlow's.
 
-**Names.** Ranks match their operations by name. In a graph that is the node's name: as given, or made of the input's name, with the name
-scope unless `ignore_name_scope`. In eager mode there is no node: it is `name`, or else the op type. Eager operations are done when the call
-returns, so one name may be used again and again. TensorFlow keeps a kernel for each name, so names should not be made up anew in every step.
+**Names.** Ranks match their operations by name. In a graph that is the node's name: as given, or made of the input's
+name, with the name scope unless `ignore_name_scope`. In eager mode there is no node: it is `name`, or else the op type.
+Eager operations are done when the call returns, so one name may be used again and again. TensorFlow keeps a kernel for
+each name, so names should not be made up anew in every step.
 
-**Errors.** What the ranks refuse is a `tf.errors.FailedPreconditionError`, wrong use a `tf.errors.InvalidArgumentError`, as with Horovod. If
-the job cannot go on, eager calls raise a `HorovodInternalError` that is a `tf.errors.UnknownError`, too; graphs raise the latter, and
-`internal_error` makes the former of it.
+**Errors.** What the ranks refuse is a `tf.errors.FailedPreconditionError`, wrong use a
+`tf.errors.InvalidArgumentError`, as with Horovod. If the job cannot go on, eager calls raise a `HorovodInternalError`
+that is a `tf.errors.UnknownError`, too; graphs raise the latter, and `internal_error` makes the former of it.
 
-Invariant: there is one engine in the process, whichever front ends are imported. Not here: what is built of the ops (`__init__.py`).
+Invariant: there is one engine in the process, whichever front ends are imported. Not here: what is built of the ops
+(`__init__.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ def _register() -> bool:
     """Registers the ops with the TensorFlow that is loaded, and says whether their kernels are asynchronous."""
     if not getattr(_native, "_tensorflow_ops_are_ours", False) and op_def_registry.get("HorovodAllreduce") is not None:
         raise ImportError(
-            "TensorFlow has an op HorovodAllreduce already, of another library: is Horovod imported in this process, too? "
-            "Import either horovod.tensorflow of Horovod or farandole.tensorflow, not both."
+            "TensorFlow has an op HorovodAllreduce already, of another library: is Horovod imported in this process, "
+            "too? Import either horovod.tensorflow of Horovod or farandole.tensorflow, not both."
         )
     library = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2")
     asynchronous = _native.register_tensorflow_ops(library, tf.__version__)
@@ -52,8 +56,9 @@ def _register() -> bool:
 
 
 KERNELS_ARE_ASYNCHRONOUS = _register()
-"""False with TensorFlow 2.12, and with one whose callbacks cannot be kept: then each op that is under way blocks a thread of TensorFlow's.
-Functions run their ops one after the other then; sessions of `tf.compat.v1` need as many inter-op threads as they have ops under way."""
+"""False with TensorFlow 2.12, and with one whose callbacks cannot be kept: then each op that is under way blocks a
+thread of TensorFlow's. Functions run their ops one after the other then; sessions of `tf.compat.v1` need as many
+inter-op threads as they have ops under way."""
 
 
 class _JobFailed(HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
@@ -95,8 +100,8 @@ def _set_id(process_set: ProcessSet) -> int:
     process_set_id = process_set.process_set_id
     if process_set_id is None:
         raise ValueError(
-            f"{process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to hvd.add_process_set() first; sets of "
-            "before a hvd.shutdown() are to be registered again."
+            f"{process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to hvd.add_process_set() "
+            "first; sets of before a hvd.shutdown() are to be registered again."
         )
     if process_set_id != 0:
         # A number that stands for no set is a `ValueError`, as in Horovod, also where the op runs later.
@@ -127,8 +132,9 @@ def _add_to_graph(op_type: str, name: Optional[str], inputs: dict[str, Any], att
     _, _, node, outputs = op_def_library._apply_op_helper(op_type, name=name, **inputs, **attrs)
     dependencies = getattr(node.graph, "experimental_acd_manager", None)
     if dependencies is not None and outputs and KERNELS_ARE_ASYNCHRONOUS:
-        # The ops are stateful, so that each of them runs. Ranks match them by name: they need not run in order. Where each would block a
-        # thread, they do run in order, the same on all ranks: otherwise ranks could wait for each other with all their threads.
+        # The ops are stateful, so that each of them runs. Ranks match them by name: they need not run in order. Where
+        # each would block a thread, they do run in order, the same on all ranks: otherwise ranks could wait for each
+        # other with all their threads.
         dependencies.run_independently(node)
     if outputs and _execute.must_record_gradient():
         recorded = dict(attrs)
@@ -224,7 +230,8 @@ def _allreduce_many(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `_allreduce` for each of the tensors, of any types, under its name. In eager mode all are handed in with one call.
+    """As `_allreduce` for each of the tensors, of any types, under its name. In eager mode all are handed in with one
+    call.
 
     They are independent of each other: other ranks may reduce them in any other way under the same names.
     """
@@ -242,7 +249,8 @@ def _allreduce_many(
 def _broadcast_many(
     tensors: Sequence[Any], names: Sequence[str], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast` for each of the tensors, of any types, under its name. In eager mode all are handed in with one call."""
+    """As `broadcast` for each of the tensors, of any types, under its name. In eager mode all are handed in with one
+    call."""
     tensors, names = _matched(tensors, names)
     if not tensors:
         return []
@@ -307,8 +315,9 @@ def broadcast_(
 ) -> list[Any]:
     """Gives variables the values that they have on the root, and returns these values.
 
-    Requests are named after `name`, position and variable: `variable_names` where the variables have other names on other ranks.
-    TensorFlow's C API does not reach the memory of variables, so this is a broadcast of their values and an assignment.
+    Requests are named after `name`, position and variable: `variable_names` where the variables have other names on
+    other ranks. TensorFlow's C API does not reach the memory of variables, so this is a broadcast of their values and
+    an assignment.
     """
     variables = list(variables)
     labels = [_name_of(variable) for variable in variables] if variable_names is None else list(variable_names)
@@ -331,7 +340,8 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends `splits[r]` rows to each rank `r`, and returns the rows that came; with `splits` also how many came from each rank.
+    """Sends `splits[r]` rows to each rank `r`, and returns the rows that came; with `splits` also how many came from
+    each rank.
 
     Without `splits` every rank gets the same number of rows.
     """
@@ -377,7 +387,8 @@ def _grouped_reducescatter(
 
 
 def join(name: Optional[str] = None) -> Any:
-    """Says that this rank has no more data. The others' allreduces go on without it. Returns the last rank that joined."""
+    """Says that this rank has no more data. The others' allreduces go on without it. Returns the last rank that
+    joined."""
     if _context.executing_eagerly():
         return _run_eagerly("HorovodJoin", name, (), ("eager_name", "join"))
     return _add_to_graph("HorovodJoin", name, {}, {"eager_name": ""}).outputs[0]

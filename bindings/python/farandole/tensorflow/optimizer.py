@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: an optimizer whose gradients are those of all ranks' batches together.
 
-Owns the wrapper of `tf.compat.v1.train.Optimizer` and its subclasses, in graphs with sessions and in eager execution. It reduces gradients in
-`compute_gradients`, which `minimize` calls, and leaves everything else to the optimizer inside. Optimizers of Keras are wrapped by
-`farandole.tensorflow.keras`.
+Owns the wrapper of `tf.compat.v1.train.Optimizer` and its subclasses, in graphs with sessions and in eager execution.
+It reduces gradients in `compute_gradients`, which `minimize` calls, and leaves everything else to the optimizer inside.
+Optimizers of Keras are wrapped by `farandole.tensorflow.keras`.
 
 Not here: Adasum, which reduces steps and not gradients (`delta_optimizer.py`).
 """
@@ -68,7 +68,8 @@ class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc, valid-type]
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Any, Any]], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Has the optimizer inside apply gradients; with `backward_passes_per_step`, only those that complete a step."""
+        """Has the optimizer inside apply gradients; with `backward_passes_per_step`, only those that complete a
+        step."""
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
@@ -114,18 +115,21 @@ def DistributedOptimizer(
         optimizer: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras 2 or 3.
         name: of the new optimizer, and the scope of the gradients' names.
         use_locking: as for `tf.compat.v1.train.Optimizer`.
-        device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where TensorFlow places it.
+        device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where
+            TensorFlow places it.
         compression: how dense gradients travel: `Compression.none`, `.fp16`, `.bf16` or your own.
         sparse_as_dense: make `tf.IndexedSlices` dense first. Good if most rows have a gradient.
-        backward_passes_per_step: gradients are added up over so many backward passes before they are reduced and applied.
+        backward_passes_per_step: gradients are added up over so many backward passes before they are reduced and
+            applied.
         op: `Average`, `Sum`, or another reduction. With `Adasum`, ranks step on their own and their steps are combined.
         gradient_predivide_factor: with `Average`, divide by this before adding and multiply by it afterwards.
         average_aggregated_gradients: divide by `backward_passes_per_step`, too.
         num_groups: the old name of an integer in `groups`.
-        groups: reduce gradients in groups that are complete before they leave: how many, or lists of variables; those in no list
-            are on their own.
+        groups: reduce gradients in groups that are complete before they leave: how many, or lists of variables; those
+            in no list are on their own.
         process_set: reduce over these ranks only. Other ranks step on their own.
-        scale_local_gradients: divide the gradients of variables that were passed to `register_local_var` by the number of ranks.
+        scale_local_gradients: divide the gradients of variables that were passed to `register_local_var` by the number
+            of ranks.
     """
     return _distributed(**locals())
 
@@ -142,8 +146,8 @@ def _distributed(optimizer: Any, use_locking: bool, **arguments: Any) -> Any:
         raise ValueError("op == Adasum is not supported yet with Keras")
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(
-            f"{type(optimizer).__name__} is neither a tf.compat.v1.train.Optimizer nor an optimizer of Keras, so that it "
-            "cannot be made distributed"
+            f"{type(optimizer).__name__} is neither a tf.compat.v1.train.Optimizer nor an optimizer of Keras, so that "
+            "it cannot be made distributed"
         )
     # Imported here, because it imports this package, and Keras.
     farandole_keras = importlib.import_module("farandole.tensorflow.keras")

@@ -1,8 +1,8 @@
 """Finding out what a TensorFlow script does, without its help: phases and iterations for traces and reports.
 
 Owns the marks that are made where TensorFlow passes by anyway. `watch` puts them there, once per process, when a job is
-initialised; `FARANDOLE_PHASES=0` leaves TensorFlow untouched. What Keras knows (epochs, `evaluate`, `save`, its optimizers) is in
-`farandole._keras.phases`, which this module calls for the Keras that TensorFlow uses.
+initialised; `FARANDOLE_PHASES=0` leaves TensorFlow untouched. What Keras knows (epochs, `evaluate`, `save`, its
+optimizers) is in `farandole._keras.phases`, which this module calls for the Keras that TensorFlow uses.
 
 | phase | from | to |
 |---|---|---|
@@ -15,16 +15,17 @@ initialised; `FARANDOLE_PHASES=0` leaves TensorFlow untouched. What Keras knows 
 | checkpoint | `tf.train.Checkpoint` and its manager, `tf.saved_model`, v1's `Saver` | their return |
 | input work | another thread than the one that trains asks an iterator for a batch | it has it |
 
-A compiled function runs outside of Python. What is inside of it is known from tracing it: TensorFlow then calls the same tapes, optimizers and
-iterators as in eager mode, and the function that is being traced is remembered as one that trains, or evaluates. Its first call is
-part of no phase: it is not known yet, and mostly spent on tracing. Inside of a compiled function forward and backward cannot be
-told from each other. Waiting for input can: an op before and one behind `IteratorGetNext` mark it. What a compiled function waits for
-in collectives is known from the engine's records.
+A compiled function runs outside of Python. What is inside of it is known from tracing it: TensorFlow then calls the
+same tapes, optimizers and iterators as in eager mode, and the function that is being traced is remembered as one that
+trains, or evaluates. Its first call is part of no phase: it is not known yet, and mostly spent on tracing. Inside of a
+compiled function forward and backward cannot be told from each other. Waiting for input can: an op before and one
+behind `IteratorGetNext` mark it. What a compiled function waits for in collectives is known from the engine's records.
 
-Invariants: those of `farandole.marks`. What a mark is put on keeps its signature, its result and its errors. A place that another version of
-TensorFlow has not is passed over, with a word in the log (level debug).
+Invariants: those of `farandole.marks`. What a mark is put on keeps its signature, its result and its errors. A place
+that another version of TensorFlow has not is passed over, with a word in the log (level debug).
 
-Not here: a loop over a data set that is inside of a compiled function is one training step. `tf.compat.v1` sessions are in `sessions`.
+Not here: a loop over a data set that is inside of a compiled function is one training step. `tf.compat.v1` sessions are
+in `sessions`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,16 @@ from tensorflow.python.framework import op_def_library, op_def_registry
 
 from farandole import _native, basics, marks, phases
 from farandole._keras import phases as of_keras
-from farandole.marks import BACKWARD, CHECKPOINT, EVALUATION, FORWARD, INPUT_WAIT, INPUT_WORK, OPTIMIZER_STEP, TRAINING_STEP
+from farandole.marks import (
+    BACKWARD,
+    CHECKPOINT,
+    EVALUATION,
+    FORWARD,
+    INPUT_WAIT,
+    INPUT_WORK,
+    OPTIMIZER_STEP,
+    TRAINING_STEP,
+)
 from farandole.tensorflow import sessions, tape
 
 _TRAINS, _DIFFERENTIATES, _EVALUATES = "trains", "differentiates", "evaluates"
@@ -51,13 +61,15 @@ _FUNCTION_KIND = "_farandole_kind"
 """Attribute of a `tf.function` that was traced: one of the three above."""
 
 _FUNCTION_OPTIMIZER = "_farandole_optimizer"
-"""Attribute of one that trains: a weak reference to the optimizer whose steps it makes, the first one if there are several."""
+"""Attribute of one that trains: a weak reference to the optimizer whose steps it makes, the first one if there are
+several."""
 
 _ITERATOR_NOTES = "_farandole_batches"
 """Attribute of an iterator: how many batches it has given that nothing was trained with, or -1 once something was."""
 
 _BATCHES_WITHOUT_TRAINING = 2
-"""Steps may take two batches at once; an iterator that has given more than that with no step in between is there to evaluate."""
+"""Steps may take two batches at once; an iterator that has given more than that with no step in between is there to
+evaluate."""
 
 
 _MARK_OP = "FarandoleMark"
@@ -85,7 +97,8 @@ class _Watch(marks.Watch):
             self.giver = None
 
     def traced(self, kind: str) -> None:
-        """Something was met while a function is traced. Training counts more than differentiating, that more than evaluating."""
+        """Something was met while a function is traced. Training counts more than differentiating, that more than
+        evaluating."""
         known = getattr(self.function, _FUNCTION_KIND, None)
         order = (None, _EVALUATES, _DIFFERENTIATES, _TRAINS)
         if self.function is not None and order.index(kind) > order.index(known):
@@ -270,7 +283,8 @@ def backward_pass(differentiating: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_batches() -> None:
-    """Marks waiting for batches. Every iterator that is made in eager mode is of one class, and asks for batches in one method."""
+    """Marks waiting for batches. Every iterator that is made in eager mode is of one class, and asks for batches in one
+    method."""
 
     def change(following: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(following)

@@ -1,21 +1,19 @@
 """Allreduce and reducescatter as scripts call them: compression, `tf.IndexedSlices`, devices, several tensors at once.
 
-The operations of `mpi_ops` take one element type at a time and dense tensors. Here, a group may mix element types and sparse tensors;
-what is of one kind travels together.
+The operations of `mpi_ops` take one element type at a time and dense tensors. Here, a group may mix element types and
+sparse tensors; what is of one kind travels together.
 
-**Sparse tensors.** The sum of `tf.IndexedSlices` is all of their slices, one after another: values and indices are gathered, and
-what follows adds up slices with the same index. So `Sum` and `Average` are possible, and no factors. The average of integers is a
-floating-point number, as TensorFlow divides them.
+**Sparse tensors.** The sum of `tf.IndexedSlices` is all of their slices, one after another: values and indices are
+gathered, and what follows adds up slices with the same index. So `Sum` and `Average` are possible, and no factors. The
+average of integers is a floating-point number, as TensorFlow divides them.
 
 Arguments that all functions share:
-    average: deprecated; use `op`.
-    device_dense, device_sparse: TensorFlow's names of devices on which to place the operation. Empty: where TensorFlow places it.
-    compression: what travels in place of dense tensors, from `hvd.Compression`.
-    op: `Average` (also if not given), `Sum`, `Min`, `Max`, `Product` or `Adasum`.
-    prescale_factor, postscale_factor: contributions and result are multiplied by these.
-    name: ranks find each other's requests by it.
-    process_set: the ranks that take part; all, if not given.
-    ignore_name_scope: whether the name is used without the name scopes around it.
+    average: deprecated; use `op`. device_dense, device_sparse: TensorFlow's names of devices on which to place the
+    operation. Empty: where TensorFlow places it. compression: what travels in place of dense tensors, from
+    `hvd.Compression`. op: `Average` (also if not given), `Sum`, `Min`, `Max`, `Product` or `Adasum`. prescale_factor,
+    postscale_factor: contributions and result are multiplied by these. name: ranks find each other's requests by it.
+    process_set: the ranks that take part; all, if not given. ignore_name_scope: whether the name is used without the
+    name scopes around it.
 """
 
 from __future__ import annotations
@@ -74,8 +72,8 @@ def allreduce(
 ) -> Any:
     """Combines the tensors that all ranks of a process set submit under one name. They have the same shape and type.
 
-    tensor: a `tf.Tensor`, a variable, or `tf.IndexedSlices`, of which every rank may have another number of slices. The module's
-    text describes the other arguments. Differentiable.
+    tensor: a `tf.Tensor`, a variable, or `tf.IndexedSlices`, of which every rank may have another number of slices. The
+        module's text describes the other arguments. Differentiable.
     """
     op = handle_average_backwards_compatibility(op, average, _SCRIPT)
     if isinstance(tensor, tf.IndexedSlices):
@@ -160,8 +158,8 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: Optional[str] = None,
 ) -> Any:
-    """As `allreduce`, for tensors that are reduced together: none of one element type before all of it are there on all ranks.
-    Dense and sparse tensors and element types may be mixed. Returns a list. Differentiable."""
+    """As `allreduce`, for tensors that are reduced together: none of one element type before all of it are there on all
+    ranks. Dense and sparse tensors and element types may be mixed. Returns a list. Differentiable."""
     if not tensors:
         return tensors
     op = handle_average_backwards_compatibility(op, average, _SCRIPT)
@@ -232,8 +230,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Combines tensors and gives every rank its part of the result: rows of the first dimension, one more for the first ranks if
-    they cannot be shared out equally. `Sum` and `Average`. Differentiable."""
+    """Combines tensors and gives every rank its part of the result: rows of the first dimension, one more for the first
+    ranks if they cannot be shared out equally. `Sum` and `Average`. Differentiable."""
     with on_device(device_dense):
         compressed, context = compression.compress(_tensor(tensor))
         reduced = mpi_ops._reducescatter(

@@ -1,7 +1,8 @@
 """Training steps of `tf.compat.v1` sessions, marked for traces and reports.
 
-A graph of v1 is run by `Session.run`. A run trains if what it fetches depends on an op that an optimizer's `apply_gradients` has made:
-then it is a "training step", and an iteration ends with it. What else is run lies in no phase, and so is the script's own code.
+A graph of v1 is run by `Session.run`. A run trains if what it fetches depends on an op that an optimizer's
+`apply_gradients` has made: then it is a "training step", and an iteration ends with it. What else is run lies in no
+phase, and so is the script's own code.
 
 The graph is searched once for everything that is fetched; graphs that grow are searched again.
 """

@@ -1,16 +1,17 @@
 """Batch normalisation over the batches of all ranks together.
 
-Owns `SyncBatchNormalization`, a subclass of the `BatchNormalization` of `tf.keras`, which is Keras 3, or Keras 2 with `TF_USE_LEGACY_KERAS=1`. Only the mean and the
-variance of a batch are computed differently; running statistics, scaling and inference are those of Keras. The class is made
-when it is asked for first, because Keras takes seconds to import.
+Owns `SyncBatchNormalization`, a subclass of the `BatchNormalization` of `tf.keras`, which is Keras 3, or Keras 2 with
+`TF_USE_LEGACY_KERAS=1`. Only the mean and the variance of a batch are computed differently; running statistics, scaling
+and inference are those of Keras. The class is made when it is asked for first, because Keras takes seconds to import.
 
-**Forward.** Every rank computes number, mean and variance of its own elements, for each channel. One allgather tells them to all; each
-rank merges them in the order of ranks (the variance around the common mean is that around the own means plus what the means
-differ by, weighted by counts), which is exact for batches of any sizes, also empty ones, and does not lose digits as sums of
-squares would. 2 C + 1 numbers from each rank travel.
+**Forward.** Every rank computes number, mean and variance of its own elements, for each channel. One allgather tells
+them to all; each rank merges them in the order of ranks (the variance around the common mean is that around the own
+means plus what the means differ by, weighted by counts), which is exact for batches of any sizes, also empty ones, and
+does not lose digits as sums of squares would. 2 C + 1 numbers from each rank travel.
 
-**Backward.** The gradient of the input depends on the gradients with respect to mean and variance of all ranks' losses: one allreduce of
-2 C numbers. The gradients of gamma and beta are those of this rank's own batch: an optimizer reduces them like any others.
+**Backward.** The gradient of the input depends on the gradients with respect to mean and variance of all ranks' losses:
+one allreduce of 2 C numbers. The gradients of gamma and beta are those of this rank's own batch: an optimizer reduces
+them like any others.
 
 Invariant: with the sum of all ranks' losses as the loss, outputs, running statistics and gradients are those of
 `BatchNormalization` on the concatenated batch, up to rounding.
@@ -76,8 +77,8 @@ def synchronized_moments(inputs: Any, axes: list[int], weights: Any, process_set
 
 
 def _own_moments(values: Any, axes: list[int], weights: Any) -> tuple[Any, Any, Any]:
-    """How many elements count, their mean and their variance; zeros if there are none. Without weights all channels count the
-    same elements, and the number is one for all."""
+    """How many elements count, their mean and their variance; zeros if there are none. Without weights all channels
+    count the same elements, and the number is one for all."""
     if weights is None:
         count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(values), axes)), values.dtype)
         weighted: Any = values

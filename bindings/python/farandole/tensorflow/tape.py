@@ -1,9 +1,11 @@
 """`DistributedGradientTape`: a `tf.GradientTape` whose gradients are those of all ranks' batches together.
 
-The tape that is made has the class of the tape that it is made of, with `gradient` overridden, and shares its records; so it may be made before, in
-or after the `with` block that records. Everything else about it is TensorFlow's, `jacobian` included, which nobody reduces.
+The tape that is made has the class of the tape that it is made of, with `gradient` overridden, and shares its records;
+so it may be made before, in or after the `with` block that records. Everything else about it is TensorFlow's,
+`jacobian` included, which nobody reduces.
 
-Local sources keep their own gradients. That is for variables that only this rank has, such as a part of an embedding table.
+Local sources keep their own gradients. That is for variables that only this rank has, such as a part of an embedding
+table.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The reduced gradients, in the structure of `sources`. With `use_generic_names` they are known to the other ranks by their
-        positions alone, whatever the variables are called."""
+        """The reduced gradients, in the structure of `sources`. With `use_generic_names` they are known to the other
+        ranks by their positions alone, whatever the variables are called."""
         if isinstance(use_generic_names, tf.UnconnectedGradients):
             # Whoever thinks of tf.GradientTape.gradient passes this as the fourth argument.
             use_generic_names, unconnected_gradients = False, use_generic_names
@@ -78,7 +80,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
 
 
 _tape_classes: dict[type, type] = {}
-"""The class of a distributed tape for each class of tapes. Steps make tapes, so that making a class for each would cost."""
+"""The class of a distributed tape for each class of tapes. Steps make tapes, so that making a class for each would
+cost."""
 
 
 def _distributed_class(base: type) -> type:
@@ -108,14 +111,15 @@ def DistributedGradientTape(
 
     Arguments:
         gradtape: the tape that records.
-        device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where TensorFlow places it.
+        device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where
+            TensorFlow places it.
         compression: how dense gradients travel: `Compression.none`, `.fp16`, `.bf16` or your own.
         sparse_as_dense: make `tf.IndexedSlices` dense first. Good if most rows have a gradient.
         op: `Average`, `Sum`, or another reduction.
         gradient_predivide_factor: with `Average`, divide by this before adding and multiply by it afterwards.
         num_groups: the old name of an integer in `groups`.
-        groups: reduce gradients in groups that are complete before they leave: how many, or lists of variables; those in no list
-            are on their own.
+        groups: reduce gradients in groups that are complete before they leave: how many, or lists of variables; those
+            in no list are on their own.
         process_set: reduce over these ranks only. Other ranks keep their gradients.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
     """
@@ -137,8 +141,8 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedGradientTape`; the gradients of the trainable weights of `local_layers`, a layer of Keras or several, stay this
-    rank's own."""
+    """As `DistributedGradientTape`; the gradients of the trainable weights of `local_layers`, a layer of Keras or
+    several, stay this rank's own."""
     return _distributed_tape(**locals())
 
 
@@ -171,5 +175,6 @@ def local_variables(local_layers: Any) -> list[Any]:
 
 
 def _is_layer(candidate: Any) -> bool:
-    """Whether this is a layer of Keras 2 or 3. Asked of its attributes, because there may be two Keras beside each other."""
+    """Whether this is a layer of Keras 2 or 3. Asked of its attributes, because there may be two Keras beside each
+    other."""
     return hasattr(candidate, "trainable_weights") and callable(getattr(candidate, "add_weight", None))

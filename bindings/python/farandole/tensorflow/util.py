@@ -1,11 +1,11 @@
 """What the modules of this front end share about TensorFlow itself: eager or graph, and which variable is which.
 
-**Variables.** A variable comes as a `tf.Variable` (resource or reference), or as a variable of Keras 3, which stands around one and has
-no `ref()`. `key_of` gives the same key for both views of one variable, so that they may be mixed.
+**Variables.** A variable comes as a `tf.Variable` (resource or reference), or as a variable of Keras 3, which stands
+around one and has no `ref()`. `key_of` gives the same key for both views of one variable, so that they may be mixed.
 
-**Names.** `label_of` gives a name for people and for the ranks to find each other's requests by. Keras numbers layers as
-they are made (`dense_7`), and a rank that makes one more model than the others, to evaluate it, counts differently. Labels leave
-these numbers out; whoever uses a label for more than one variable adds the position in a list.
+**Names.** `label_of` gives a name for people and for the ranks to find each other's requests by. Keras numbers layers
+as they are made (`dense_7`), and a rank that makes one more model than the others, to evaluate it, counts differently.
+Labels leave these numbers out; whoever uses a label for more than one variable adds the position in a list.
 
 Not here: anything that needs the engine.
 """
@@ -19,7 +19,8 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-#: For functions that AutoGraph need not translate, because nothing in them depends on the value of a tensor. Translating takes seconds.
+#: For functions that AutoGraph need not translate, because nothing in them depends on the value of a tensor.
+#: Translating takes seconds.
 as_written = tf.autograph.experimental.do_not_convert
 
 _NUMBER_OF_LAYER = re.compile(r"_\d+(?=/|:|$)")
@@ -56,7 +57,9 @@ def elastic_job() -> bool:
 
 def is_keras_variable(variable: Any) -> bool:
     """Whether this is a variable of Keras 3. Asked of its attributes, because Keras need not be there."""
-    return not isinstance(variable, (tf.Variable, tf.Tensor)) and hasattr(variable, "path") and hasattr(variable, "value")
+    if isinstance(variable, (tf.Variable, tf.Tensor)):
+        return False
+    return hasattr(variable, "path") and hasattr(variable, "value")
 
 
 def tf_variable(variable: Any) -> Any:
@@ -117,16 +120,17 @@ def label_of(variable: Any) -> str:
 def scope_of_set(name: str, process_set: Any) -> str:
     """A name scope for nodes of a process set, from the root of the graph, as `tf.name_scope` takes it.
 
-    A node's name is what ranks find each other's requests by. TensorFlow counts nodes of one name in one scope, so that all
-    ranks must make the same ones there. Ranks that are not in a set make none for it; so each set has a scope of its own. It begins at the
-    root, because scopes around may have numbers of layers in their names.
+    A node's name is what ranks find each other's requests by. TensorFlow counts nodes of one name in one scope, so that
+    all ranks must make the same ones there. Ranks that are not in a set make none for it; so each set has a scope of
+    its own. It begins at the root, because scopes around may have numbers of layers in their names.
     """
     number = process_set.process_set_id
     return f"{name}/" if number == 0 else f"{name}_set_{number}/"
 
 
 def split_list(entries: list[Any], parts: int) -> list[list[Any]]:
-    """So many lists of neighbours, of lengths that differ by one at most, the longer ones first; empty ones are left out."""
+    """So many lists of neighbours, of lengths that differ by one at most, the longer ones first; empty ones are left
+    out."""
     size, longer = divmod(len(entries), parts)
     bounds = [number * size + min(number, longer) for number in range(parts + 1)]
     return [entries[begin:end] for begin, end in zip(bounds, bounds[1:]) if end > begin]
@@ -138,7 +142,8 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 class _Reference:
-    """Stands for a variable as a key of dictionaries; `deref` gives the variable. Keras 3's variables have no `ref()` of their own."""
+    """Stands for a variable as a key of dictionaries; `deref` gives the variable. Keras 3's variables have no `ref()`
+    of their own."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -169,5 +174,6 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 def static_size(process_set: Any) -> Optional[int]:
-    """How many ranks a set has, where that stays so; `None` in elastic jobs, where it is to be asked for at run time."""
+    """How many ranks a set has, where that stays so; `None` in elastic jobs, where it is to be asked for at run
+    time."""
     return None if elastic_job() else process_set.size()

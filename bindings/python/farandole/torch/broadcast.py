@@ -30,8 +30,8 @@ def broadcast_async(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Asks for the root's tensor. All ranks' tensors have the same shape and type; they are left as they are, and a new one comes
-    from `synchronize` of the returned handle."""
+    """Asks for the root's tensor. All ranks' tensors have the same shape and type; they are left as they are, and a new
+    one comes from `synchronize` of the returned handle."""
     group = group_for(process_set, "Broadcast")
     loan, output = staging.lend_for_copy(tensor)
     work = _ask(handles.name_of("broadcast", name, group), loan, output, root_rank, group)

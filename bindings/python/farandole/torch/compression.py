@@ -1,13 +1,14 @@
 """Making gradients smaller for the journey.
 
-Owns the interface `Compressor` and the compressors that come with Farandole, gathered in `Compression`. A compressor turns a
-tensor into the one that travels and, after the reduction, back. The tensors that travel must have the same shape and
-element type on all ranks, because they are reduced element by element.
+Owns the interface `Compressor` and the compressors that come with Farandole, gathered in `Compression`. A compressor
+turns a tensor into the one that travels and, after the reduction, back. The tensors that travel must have the same
+shape and element type on all ranks, because they are reduced element by element.
 
-A script brings its own by passing anything with these two functions as `compression=`; a class with static methods or an
-object, which may then keep state of its own, such as what earlier rounds have lost.
+A script brings its own by passing anything with these two functions as `compression=`; a class with static methods or
+an object, which may then keep state of its own, such as what earlier rounds have lost.
 
-Not here: formats that do not add up element by element, and when to compress (the operations and the optimizer do that).
+Not here: formats that do not add up element by element, and when to compress (the operations and the optimizer do
+that).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class NoneCompressor(Compressor):
 
 
 class _NarrowCompressor(Compressor):
-    """Sends floating-point tensors in a narrower type. Ranks still add in float32, so that only the ends of the way round."""
+    """Sends floating-point tensors in a narrower type. Ranks still add in float32, so that only the ends of the way
+    round."""
 
     narrow: ClassVar[torch.dtype]
 
@@ -63,7 +65,8 @@ class _NarrowCompressor(Compressor):
 
 
 class FP16Compressor(_NarrowCompressor):
-    """Half precision: 11 bits of precision, values up to 65504. Larger gradients become infinite, so scale the loss with care."""
+    """Half precision: 11 bits of precision, values up to 65504. Larger gradients become infinite, so scale the loss
+    with care."""
 
     narrow = torch.float16
 

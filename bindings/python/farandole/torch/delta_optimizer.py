@@ -1,15 +1,16 @@
 """Adasum: every rank makes the step that its own optimizer makes of its own gradients, and the steps are combined.
 
-Owns the optimizer that `DistributedOptimizer(op=Adasum)` returns. In `step`, each parameter's *start* is put aside, the user's optimizer makes its
-step, and the *delta* from start to there travels. Adasum adds deltas of different directions and averages those of the same one,
-pair by pair, for any number of ranks. Every rank then continues from start plus the combined delta.
+Owns the optimizer that `DistributedOptimizer(op=Adasum)` returns. In `step`, each parameter's *start* is put aside, the
+user's optimizer makes its step, and the *delta* from start to there travels. Adasum adds deltas of different directions
+and averages those of the same one, pair by pair, for any number of ranks. Every rank then continues from start plus the
+combined delta.
 
-Invariant: after `step` all ranks have the same parameters if they had the same before. States of the optimizers (momentum and such)
-stay each rank's own.
+Invariant: after `step` all ranks have the same parameters if they had the same before. States of the optimizers
+(momentum and such) stay each rank's own.
 
-Deltas exist only after the user's step, so nothing travels during backward and gradients may be clipped and changed freely before
-`step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script calls backward before `step`,
-and needs no help.
+Deltas exist only after the user's step, so nothing travels during backward and gradients may be clipped and changed
+freely before `step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script calls
+backward before `step`, and needs no help.
 
 With groups of the user's, the deltas of a group are handed in together and none is combined before all are there on all
 ranks. Each is combined by itself nevertheless: the result is the same with groups and without.

@@ -1,7 +1,8 @@
 """Making ranks alike: parameters and optimizer states from one rank to all.
 
-Owns what is built from broadcasts. Ranks may hand in different things, of different types even; what counts is the root's.
-The options and structure of an optimizer's state travel as an object, which is pickled (`farandole.objects`); tensors never are.
+Owns what is built from broadcasts. Ranks may hand in different things, of different types even; what counts is the
+root's. The options and structure of an optimizer's state travel as an object, which is pickled (`farandole.objects`);
+tensors never are.
 
 Not here: checkpoints, and anything that follows a change of membership.
 """
@@ -25,8 +26,9 @@ def broadcast_parameters(
     """Gives all ranks the root's tensors, in place.
 
     Arguments:
-        params: `model.state_dict()`, `model.named_parameters()`, `model.parameters()`, or a list of tensors or of pairs of name
-            and tensor. All ranks hand in tensors of the same shapes and types; those without names in the same order.
+        params: `model.state_dict()`, `model.named_parameters()`, `model.parameters()`, or a list of tensors or of pairs
+            of name and tensor. All ranks hand in tensors of the same shapes and types; those without names in the same
+            order.
         root_rank: the rank whose values count, numbered in the world.
         process_set: the ranks that take part.
     """
@@ -62,9 +64,11 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks the root's optimizer state and options. Ranks that have no state yet get it; those that have one lose it.
+    """Gives all ranks the root's optimizer state and options. Ranks that have no state yet get it; those that have one
+    lose it.
 
-    Gradients that do not exist yet are set to zeros where the root's optimizer has no state, as scripts for Horovod expect.
+    Gradients that do not exist yet are set to zeros where the root's optimizer has no state, as scripts for Horovod
+    expect.
 
     Arguments:
         optimizer: any optimizer of torch but LBFGS, distributed or not, with the same parameter groups on all ranks.
@@ -80,8 +84,8 @@ def broadcast_optimizer_state(
     own_sizes = [len(group["params"]) for group in optimizer.param_groups]
     if own_sizes != sizes:
         raise ValueError(
-            f"this rank's optimizer has parameter groups of {own_sizes} parameters, that of rank {root_rank} has {sizes}; "
-            "all ranks must make the same optimizer before its state is broadcast"
+            f"this rank's optimizer has parameter groups of {own_sizes} parameters, that of rank {root_rank} has "
+            f"{sizes}; all ranks must make the same optimizer before its state is broadcast"
         )
     tensors = _take_over(optimizer, parameters, options, states)
     broadcast_parameters(tensors, root_rank, process_set)
@@ -93,7 +97,11 @@ def _structure(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor])
     """Everything of an optimizer that is not a tensor of its state: sizes of groups, options, and where tensors are."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     options = [
-        {key: value.detach().cpu() if isinstance(value, torch.Tensor) else value for key, value in group.items() if key != "params"}
+        {
+            key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            for key, value in group.items()
+            if key != "params"
+        }
         for group in optimizer.param_groups
     ]
     states = {}

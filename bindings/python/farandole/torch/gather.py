@@ -2,8 +2,8 @@
 
 How large a result is depends on the other ranks; the engine makes its memory, and the tensor returned is that memory.
 
-Gradients are those of Horovod. Of an allgather: the *average* of the ranks' gradients of the result, and of it this rank's rows. Of an
-alltoall: the gradient's rows, sent back to where they came from.
+Gradients are those of Horovod. Of an allgather: the *average* of the ranks' gradients of the result, and of it this
+rank's rows. Of an alltoall: the gradient's rows, sent back to where they came from.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def _read_splits(splits: Splits) -> Optional[list[int]]:
 
 
 def _fit(splits: Optional[list[int]], tensor: torch.Tensor, size: int) -> bool:
-    """Whether this rank's splits are right, as far as it can tell. If not, the engine refuses them on all ranks, so that no rank
-    waits for this one."""
+    """Whether this rank's splits are right, as far as it can tell. If not, the engine refuses them on all ranks, so
+    that no rank waits for this one."""
     if tensor.dim() == 0:
         return True
     rows = tensor.shape[0]
@@ -169,8 +169,8 @@ def alltoall_async(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Asks for rows to be sent to the other ranks, and theirs to this one. `synchronize` of the returned handle gives two tensors:
-    the rows that came, in rank order, and how many came from each rank.
+    """Asks for rows to be sent to the other ranks, and theirs to this one. `synchronize` of the returned handle gives
+    two tensors: the rows that came, in rank order, and how many came from each rank.
 
     splits: how many rows of the tensor go to each rank of the process set; equal parts, if not given.
     """
@@ -214,8 +214,8 @@ def alltoall(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows to the other ranks, and returns those that they send here, in rank order; with `splits`, also how many came
-    from each rank. Differentiable. The arguments are those of `alltoall_async`."""
+    """Sends rows to the other ranks, and returns those that they send here, in rank order; with `splits`, also how many
+    came from each rank. Differentiable. The arguments are those of `alltoall_async`."""
     if differentiable(tensor):
         output, received_splits = HorovodAlltoall.apply(tensor, splits, name, process_set)
     else:

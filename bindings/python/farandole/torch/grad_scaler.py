@@ -1,11 +1,12 @@
 """torch's gradient scaler beside gradients that travel.
 
-Owns one change to `torch.amp.GradScaler`: before it looks at the gradients of a distributed optimizer, these are delivered. A scaler
-multiplies gradients in place and decides by what it finds whether to step at all. Doing so while they travel would
-ruin them, and ranks that decide differently would wait for each other for ever. On delivered gradients all ranks find the same.
+Owns one change to `torch.amp.GradScaler`: before it looks at the gradients of a distributed optimizer, these are
+delivered. A scaler multiplies gradients in place and decides by what it finds whether to step at all. Doing so while
+they travel would ruin them, and ranks that decide differently would wait for each other for ever. On delivered
+gradients all ranks find the same.
 
-With it, ``scaler.step(optimizer); scaler.update()`` is all that a script needs; the recipe with `synchronize` and `skip_synchronize`
-works as before. Other optimizers and scalers that are switched off notice nothing.
+With it, ``scaler.step(optimizer); scaler.update()`` is all that a script needs; the recipe with `synchronize` and
+`skip_synchronize` works as before. Other optimizers and scalers that are switched off notice nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns `Gradient`, the record that the optimizer keeps of each parameter, and the ways in which a gradient can travel:
 
-- *as it is*: dense, on the CPU, laid out like its parameter. It is reduced where it lies, without a copy. Nearly all are.
+- *as it is*: dense, on the CPU, laid out like its parameter. It is reduced where it lies, without a copy. Nearly all
+  are.
 - *packed*: compressed, laid out in another way, or sparse and to be made dense. A tensor of its own travels.
 - *staged*: on a device. A copy in host memory travels (`staging`), together with those that are ready with it.
 - *by an operation*: sparse (two allgathers).
@@ -81,8 +82,9 @@ class Gradient:
         self.code = DTYPE_CODES.get(parameter.dtype)
         self.numel = parameter.numel()
         self.size_bytes = self.numel * parameter.element_size()
-        # A parameter that is dense in another order of its dimensions (channels last) has gradients like itself. These are sent in
-        # the order of memory, with the shape in that order, so that ranks with different layouts are refused and not mixed up.
+        # A parameter that is dense in another order of its dimensions (channels last) has gradients like itself. These
+        # are sent in the order of memory, with the shape in that order, so that ranks with different layouts are
+        # refused and not mixed up.
         order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
         self.permuted = not parameter.is_contiguous() and parameter.permute(order).is_contiguous()
         self.shape = tuple(parameter.shape[dim] for dim in order) if self.permuted else tuple(parameter.shape)
@@ -174,22 +176,23 @@ class Gradient:
         """Says what has happened to a gradient on its way."""
         if self.parameter.grad is not self.sent:
             raise AssertionError(
-                f"The gradient of parameter {self.name!r} was replaced while it was being reduced. Call optimizer.synchronize() or "
-                "optimizer.step() after loss.backward(), before anything else touches the gradients."
+                f"The gradient of parameter {self.name!r} was replaced while it was being reduced. Call "
+                "optimizer.synchronize() or optimizer.step() after loss.backward(), before anything else touches the "
+                "gradients."
             )
         if self.sent is not None and self.address is not None and self.sent.data_ptr() != self.address:
             self._complain_of_other_memory()
         raise AssertionError(
-            f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is neither. Call "
-            "optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
+            f"The gradient of parameter {self.name!r} was changed while it was being reduced, so the result is "
+            "neither. Call optimizer.synchronize() before you clip, scale or otherwise change gradients, and then "
             "optimizer.step() within optimizer.skip_synchronize()."
         )
 
     def _complain_of_other_memory(self) -> NoReturn:
         raise AssertionError(
-            f"The memory of the gradient of parameter {self.name!r} was replaced while it was being reduced (`.data = ...`, "
-            "set_(), or a conversion such as Module.half() or Module.to()), so what is there now is not reduced. Call "
-            "optimizer.synchronize() after loss.backward(), before anything else touches the gradients."
+            f"The memory of the gradient of parameter {self.name!r} was replaced while it was being reduced (`.data = "
+            "...`, set_(), or a conversion such as Module.half() or Module.to()), so what is there now is not "
+            "reduced. Call optimizer.synchronize() after loss.backward(), before anything else touches the gradients."
         )
 
     def finish(self) -> None:
@@ -201,7 +204,8 @@ class Gradient:
             self.frozen = False
             grad = self.parameter.grad
             if grad is not None and not bool(grad.any()):
-                # Frozen here and without a gradient anywhere: an optimizer must not see one, or decay would move the parameter.
+                # Frozen here and without a gradient anywhere: an optimizer must not see one, or decay would move the
+                # parameter.
                 self.parameter.grad = None
 
 

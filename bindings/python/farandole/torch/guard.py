@@ -61,8 +61,8 @@ def _refuse_if_lent(name: str, storage: Any) -> None:
     lent_to = _native.lent(address, size_bytes)
     if lent_to is not None:
         raise RuntimeError(
-            f"{name}() would move memory that {lent_to!r} is working on. Call synchronize() of that operation first (of "
-            "an optimizer: optimizer.synchronize() or optimizer.step())."
+            f"{name}() would move memory that {lent_to!r} is working on. Call synchronize() of that operation first "
+            "(of an optimizer: optimizer.synchronize() or optimizer.step())."
         )
 
 

@@ -2,10 +2,10 @@
 
 A handle is a number, as in Horovod. It stands for an entry of `_pending` until `synchronize` has fetched the result.
 
-**Names.** A request is known to the other ranks as `allreduce.NAME`; without a name as `allreduce.noname.N`, where N counts the nameless
-operations of this kind in this process set since `init`, or since all ranks have last joined. So ranks must make nameless
-calls of one kind in the same order, and need not agree about anything else: neither about other kinds, nor about sets that only
-some of them are in.
+**Names.** A request is known to the other ranks as `allreduce.NAME`; without a name as `allreduce.noname.N`, where N
+counts the nameless operations of this kind in this process set since `init`, or since all ranks have last joined. So
+ranks must make nameless calls of one kind in the same order, and need not agree about anything else: neither about
+other kinds, nor about sets that only some of them are in.
 
 Invariant: everything here belongs to the engine that runs; `init` and `shutdown` clear it.
 """
@@ -67,8 +67,8 @@ def name_of(kind: str, name: Optional[str], group: int) -> str:
 
 
 def count_anew(group: int) -> None:
-    """Begins to count nameless operations of a set from one again. For the moment when all its ranks have joined: some have made
-    calls that others have not, nothing is in flight, and from here on they are to agree again."""
+    """Begins to count nameless operations of a set from one again. For the moment when all its ranks have joined: some
+    have made calls that others have not, nothing is in flight, and from here on they are to agree again."""
     with _counters_lock:
         for key in [key for key in _counters if key[1] == group]:
             del _counters[key]
@@ -93,8 +93,8 @@ def synchronize(handle: int) -> Any:
     """Waits for an operation and returns its output: a tensor, or a list of them for a grouped operation, or a pair for
     `alltoall_async`. Raises what went wrong. Returns `None` for a handle that was fetched before.
 
-    Until this returns, the tensors of the operation belong to the engine. Somebody who changes one of them changes, or spoils,
-    what the other ranks get.
+    Until this returns, the tensors of the operation belong to the engine. Somebody who changes one of them changes, or
+    spoils, what the other ranks get.
     """
     pending = _pending.get(handle)
     if pending is None:

@@ -1,16 +1,16 @@
 """What the workers of data loaders do, told to the rank that they work for.
 
-A `DataLoader` with workers makes its batches in processes of their own, which are no ranks and record nothing. `watch` has each of them
-note when it begins and ends a batch, and `collect` puts what has been noted into the trace of the rank: a row "loader worker N" with
-"input work" for every batch.
+A `DataLoader` with workers makes its batches in processes of their own, which are no ranks and record nothing. `watch`
+has each of them note when it begins and ends a batch, and `collect` puts what has been noted into the trace of the
+rank: a row "loader worker N" with "input work" for every batch.
 
 The notes go through one pipe for all workers. A note is written whole or not at all; a full pipe drops it, so no worker
 ever waits for us. Forked workers inherit the pipe and the fetchers that write to it. Workers that are started anew
 (`multiprocessing_context="spawn"` or `"forkserver"`) inherit nothing: they get the pipe with the function that a loader
 has its workers call first (`_Introduction`).
 
-Invariants: bars of one row do not overlap. Two loaders at work at once both have a worker 0, and the second one then gets a row of its own.
-Nothing here raises, whatever becomes of the pipe.
+Invariants: bars of one row do not overlap. Two loaders at work at once both have a worker 0, and the second one then
+gets a row of its own. Nothing here raises, whatever becomes of the pipe.
 
 Not here: waiting for batches, which is the training thread's affair (`phases`).
 """
@@ -31,7 +31,8 @@ from torch.utils.data._utils import fetch
 from farandole import _native
 
 _NOTE = struct.Struct("=qqq")
-"""The worker's number, and beginning and end on the monotonic clock. Far shorter than what a pipe takes in one piece."""
+"""The worker's number, and beginning and end on the monotonic clock. Far shorter than what a pipe takes in one
+piece."""
 
 _NOTES_AT_ONCE = 2730
 """As many as fit into a pipe of common size, so that one read empties it."""

@@ -15,10 +15,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and returns when all ranks of the process set have said so: the rank that said it last.
+    """Says that this rank has no more data, and returns when all ranks of the process set have said so: the rank that
+    said it last.
 
-    Until then this rank takes part in the operations of the others without data of its own: it adds zeros to sums and averages, ones to
-    products, and nothing to what is gathered. (Horovod: in allreduce only; FARANDOLE_JOIN_EVERYTHING=0 has that.)
+    Until then this rank takes part in the operations of the others without data of its own: it adds zeros to sums and
+    averages, ones to products, and nothing to what is gathered. (Horovod: in allreduce only;
+    FARANDOLE_JOIN_EVERYTHING=0 has that.)
 
     device: where Horovod would make its zeros. Here they are made in host memory, and this is not used.
     """

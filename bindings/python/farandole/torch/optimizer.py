@@ -1,10 +1,11 @@
 """`DistributedOptimizer`: the user's optimizer, with gradients that are those of all ranks.
 
-Owns what scripts see of it. The user's optimizer becomes an object of a class that inherits from its own, with the same state and the same
-parameter groups, so that schedulers, scalers and checkpoints treat it as what it was. Gradients leave during
-backward (`outbox`) and are back when `synchronize` returns, which `step` calls.
+Owns what scripts see of it. The user's optimizer becomes an object of a class that inherits from its own, with the same
+state and the same parameter groups, so that schedulers, scalers and checkpoints treat it as what it was. Gradients
+leave during backward (`outbox`) and are back when `synchronize` returns, which `step` calls.
 
-Invariant: whenever the user's own `step` runs, all gradients are reduced, on all ranks alike, except within `skip_synchronize`.
+Invariant: whenever the user's own `step` runs, all gradients are reduced, on all ranks alike, except within
+`skip_synchronize`.
 
 Differences from Horovod, all of them where scripts got wrong results or errors:
 
@@ -89,7 +90,8 @@ class _DistributedOptimizer:
             self._outbox.adopt(parameter, self._frozen.pop(parameter))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, as torch does; all ranks must add them. Without a name from `named_parameters` they are numbered."""
+        """Adds parameters, as torch does; all ranks must add them. Without a name from `named_parameters` they are
+        numbered."""
         super().add_param_group(param_group)  # type: ignore[misc]
         group_number = len(self.param_groups) - 1
         for number, parameter in enumerate(self.param_groups[-1]["params"]):
@@ -114,8 +116,8 @@ class _DistributedOptimizer:
     # What scripts call
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced. Gradients that backward did not bring count as zeros, so that ranks may take
-        different branches. Does nothing if nothing has changed since the last call."""
+        """Waits until all gradients are reduced. Gradients that backward did not bring count as zeros, so that ranks
+        may take different branches. Does nothing if nothing has changed since the last call."""
         self._warn_when_synchronized = True
         self._deliver()
 
@@ -157,7 +159,8 @@ class _DistributedOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward accumulates gradients on this rank and sends none. The first backward after it, or `step`, sends the sum."""
+        """Within it, backward accumulates gradients on this rank and sends none. The first backward after it, or
+        `step`, sends the sum."""
         before, self._outbox.held = self._outbox.held, True
         try:
             yield
@@ -192,8 +195,8 @@ class _DistributedOptimizer:
         self._outbox.delivered = False
         return super().step()  # type: ignore[misc]
 
-    # torch wraps the `step` of a class once, to run users' hooks around it. The user's class is wrapped already, and hooks that ran around
-    # ours as well would run twice.
+    # torch wraps the `step` of a class once, to run users' hooks around it. The user's class is wrapped already, and
+    # hooks that ran around ours as well would run twice.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -250,21 +253,22 @@ def DistributedOptimizer(  # noqa: N802 -- the name that scripts use
 ) -> Any:
     """Wraps an optimizer so that every rank steps with the gradients of all.
 
-    Gradients are reduced while backward still computes others; `step` waits for the last ones. Between backward and step they may or
-    may not be reduced yet: call `synchronize` before looking at them or changing them (see `skip_synchronize`).
+    Gradients are reduced while backward still computes others; `step` waits for the last ones. Between backward and
+    step they may or may not be reduced yet: call `synchronize` before looking at them or changing them (see
+    `skip_synchronize`).
 
     Arguments:
         optimizer: any optimizer of torch. The result is an instance of its class, with its state.
-        named_parameters: names of the parameters, usually `model.named_parameters()`; they must be the same on all ranks. Without them
-            parameters are numbered.
+        named_parameters: names of the parameters, usually `model.named_parameters()`; they must be the same on all
+            ranks. Without them parameters are numbered.
         compression: how gradients travel: `Compression.none`, `.fp16`, `.bf16` or your own.
         backward_passes_per_step: gradients are accumulated over so many backward passes. Fewer before `step` are
             fine, more are an error. See also `no_sync`.
         op: `Average`, `Sum`, or another reduction. With `Adasum`, ranks step on their own and their steps are combined.
         gradient_predivide_factor: with `Average`, divide by this before adding and multiply by it afterwards.
         num_groups: the old name of an integer in `groups`.
-        groups: reduce gradients in groups that are complete before they leave: how many, or lists of parameters; those in no
-            list are on their own. With `Adasum`, the steps of a group's parameters are combined together. Sparse
+        groups: reduce gradients in groups that are complete before they leave: how many, or lists of parameters; those
+            in no list are on their own. With `Adasum`, the steps of a group's parameters are combined together. Sparse
             gradients cannot be in a group unless `sparse_as_dense` is set; they are reduced on their own, with a
             warning.
         sparse_as_dense: reduce sparse gradients as dense ones, and make them sparse again.

@@ -1,16 +1,17 @@
 """When gradients leave, and in what company.
 
-Owns the way of gradients from autograd to the engine and back. Backward calls a hook for each gradient that is complete. A call into
-the engine for each would cost more than many a gradient is worth, and waiting for all would waste the time that
-backward still takes; so gradients leave in *convoys*, whose members follow each other in backward. The order is learned: in the
-first iteration every gradient leaves alone, and the order in which they left is then cut into convoys. A large gradient
-is a convoy of its own and leaves at once.
+Owns the way of gradients from autograd to the engine and back. Backward calls a hook for each gradient that is
+complete. A call into the engine for each would cost more than many a gradient is worth, and waiting for all would waste
+the time that backward still takes; so gradients leave in *convoys*, whose members follow each other in backward. The
+order is learned: in the first iteration every gradient leaves alone, and the order in which they left is then cut into
+convoys. A large gradient is a convoy of its own and leaves at once.
 
-Invariant: the result does not depend on what was learned. A convoy is only company on the way to the engine, where every
-gradient has a request of its own, under its own name. Convoys may differ between ranks; what backward did not bring is sent at
-delivery, as it is or as zeros. *A gradient that does not come* (an unused parameter, another branch of a dynamic graph)
-leaves its convoy at delivery and travels alone from then on, so that it holds nobody up twice. When many travel alone, the order is
-learned again, at ever longer intervals, so that a graph which never settles does not cause learning for ever.
+Invariant: the result does not depend on what was learned. A convoy is only company on the way to the engine, where
+every gradient has a request of its own, under its own name. Convoys may differ between ranks; what backward did not
+bring is sent at delivery, as it is or as zeros. *A gradient that does not come* (an unused parameter, another branch of
+a dynamic graph) leaves its convoy at delivery and travels alone from then on, so that it holds nobody up twice. When
+many travel alone, the order is learned again, at ever longer intervals, so that a graph which never settles does not
+cause learning for ever.
 
 With groups of the user's, convoys are these groups instead, and all members are reduced together. That a sparse
 gradient cannot be, because it is gathered and not reduced; it leaves its group, with a warning when that is found out.
@@ -18,8 +19,8 @@ gradient cannot be, because it is gathered and not reduced; it leaves its group,
 Gradients on a device leave in convoys, too: the copies to the host that leave together are waited for together and
 handed in with one call.
 
-Hooks run in the threads of autograd, delivery in the thread that calls the optimizer; autograd returns from backward after its last
-hook, and all of it happens under the interpreter's lock. So nothing here is locked.
+Hooks run in the threads of autograd, delivery in the thread that calls the optimizer; autograd returns from backward
+after its last hook, and all of it happens under the interpreter's lock. So nothing here is locked.
 
 Not here: what a gradient looks like on its way (`gradients`), and when results are needed (`optimizer`).
 """
@@ -40,12 +41,13 @@ from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.staging import DTYPE_CODES
 
-#: A convoy is complete when it holds this much. One call for 1 MiB costs nothing beside its reduction (about 0.1 ms within a host), and
-#: backward of common networks makes some hundred such convoys at most.
+#: A convoy is complete when it holds this much. One call for 1 MiB costs nothing beside its reduction (about 0.1 ms
+#: within a host), and backward of common networks makes some hundred such convoys at most.
 CONVOY_BYTES = 1 << 20
 
-#: A convoy is complete when it has this many members, so that networks of tiny parameters overlap, too. Every convoy wakes the engine's
-#: worker, which disturbs backward where cores are scarce; a thousand gradients take backward some milliseconds.
+#: A convoy is complete when it has this many members, so that networks of tiny parameters overlap, too. Every convoy
+#: wakes the engine's worker, which disturbs backward where cores are scarce; a thousand gradients take backward some
+#: milliseconds.
 CONVOY_MEMBERS = 1024
 
 #: How many deliveries lie between two lessons at most.
@@ -181,8 +183,9 @@ class Outbox:
     # Departure
 
     def _hook_of(self, gradient: Gradient) -> Callable[[torch.Tensor], None]:
-        """The function that backward calls whenever this gradient has been accumulated. Called for every gradient of every
-        iteration: it does as little as it can, and it looks at the gradient now, while the processor has it at hand."""
+        """The function that backward calls whenever this gradient has been accumulated. Called for every gradient of
+        every iteration: it does as little as it can, and it looks at the gradient now, while the processor has it at
+        hand."""
         plain = self.terms.compression is NoneCompressor
 
         def gradient_is_there(parameter: torch.Tensor) -> None:
@@ -338,8 +341,8 @@ class Outbox:
             self._consider_learning(departed[:came])
 
     def _send_the_rest(self) -> None:
-        """Sends what is still here: groups and convoys that are incomplete, and gradients that did not come. The order is that of the
-        parameters, the same on all ranks where these are."""
+        """Sends what is still here: groups and convoys that are incomplete, and gradients that did not come. The order
+        is that of the parameters, the same on all ranks where these are."""
         away = set(self._departed)
         for convoy in self._convoys:
             if convoy.members and convoy.members[0] not in away:
@@ -381,7 +384,8 @@ class Outbox:
 
 
 def cut(order: Sequence[Gradient]) -> list[list[Gradient]]:
-    """Cuts an order of gradients into convoys. Large ones are on their own; small ones wait for each other across them."""
+    """Cuts an order of gradients into convoys. Large ones are on their own; small ones wait for each other across
+    them."""
     convoys: list[list[Gradient]] = []
     small: list[Gradient] = []
     small_bytes = 0
@@ -410,6 +414,6 @@ def refuse_another_pass() -> None:
 def refuse_a_graph(gradient: Gradient) -> None:
     """A gradient is a function of other tensors."""
     raise AssertionError(
-        f"The gradient of {gradient.name!r} is part of a graph itself (backward was called with create_graph=True); it cannot be "
-        "reduced in place."
+        f"The gradient of {gradient.name!r} is part of a graph itself (backward was called with create_graph=True); it "
+        "cannot be reduced in place."
     )

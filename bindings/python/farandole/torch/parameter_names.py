@@ -1,7 +1,7 @@
 """Names for parameters: what the gradients of one parameter meet under on all ranks.
 
-Owns the checks of `named_parameters`. What comes out names every parameter of an optimizer, and no two alike; the texts of the
-errors are those that scripts know.
+Owns the checks of `named_parameters`. What comes out names every parameter of an optimizer, and no two alike; the texts
+of the errors are those that scripts know.
 
 Not here: whether the ranks use the same names. The engine finds out when they do not, and says who waits for whom.
 """

@@ -13,19 +13,21 @@ Owns the marks that are made where PyTorch passes by anyway. `watch` puts them t
 | checkpoint | `torch.save`, `torch.load` | their return |
 | input work | another thread than the one that trains asks a `DataLoader` for a batch; a worker makes one (`loader`) | it has it |
 
-What lies between these, from the first forward to the last step, is the script's own code to reports. `_native.watch_own_code` has it looked at while a trace
-is kept, so that reports can say where it is.
+What lies between these, from the first forward to the last step, is the script's own code to reports.
+`_native.watch_own_code` has it looked at while a trace is kept, so that reports can say where it is.
 
-A GPU computes behind the thread's back, so what it was given in a phase may be done in the next. Where the thread has to wait for it, `staging` marks why.
-Evaluation, which often asks a device for nothing before it is over, stays open until the device has done its part, as far as the thread can see that before the
-next backward pass; after that, waiting for the rest of it is marked as evaluation.
+A GPU computes behind the thread's back, so what it was given in a phase may be done in the next. Where the thread has
+to wait for it, `staging` marks why. Evaluation, which often asks a device for nothing before it is over, stays open
+until the device has done its part, as far as the thread can see that before the next backward pass; after that, waiting
+for the rest of it is marked as evaluation.
 
-Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by the thread that trains, the one
-that called `watch`; of other threads only their work for the input is. A mark never changes what PyTorch does and never raises. A script that marks iterations itself
-(`farandole.iteration`) is not interfered with.
+Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by
+the thread that trains, the one that called `watch`; of other threads only their work for the input is. A mark never
+changes what PyTorch does and never raises. A script that marks iterations itself (`farandole.iteration`) is not
+interfered with.
 
-Not here: hooks in modules. They would cost something in every layer and keep compilers from seeing through; forward is what lies between other
-marks, with everything the script does there.
+Not here: hooks in modules. They would cost something in every layer and keep compilers from seeing through; forward is
+what lies between other marks, with everything the script does there.
 """
 
 from __future__ import annotations
@@ -233,7 +235,8 @@ def _watch_batches() -> None:
 
 
 def _watch_modes() -> None:
-    """Marks evaluation. `eval()` is `train(False)`, and each calls itself for every module inside; the outermost call counts."""
+    """Marks evaluation. `eval()` is `train(False)`, and each calls itself for every module inside; the outermost call
+    counts."""
     change = torch.nn.Module.train
 
     @functools.wraps(change)

@@ -1,10 +1,10 @@
 """Allreduce in all its forms: blocking or not, in place or not, one tensor or several.
 
-The forms that return a new tensor are differentiable: the gradient of an allreduce is the allreduce of the gradient, with the same
-operation and factors. The others are invisible to autograd.
+The forms that return a new tensor are differentiable: the gradient of an allreduce is the allreduce of the gradient,
+with the same operation and factors. The others are invisible to autograd.
 
-Every element type, Sum, Average, Min, Max, Product, and Adasum for floating-point types, over any number of ranks and any process set. Average
-of integers is cut off towards zero.
+Every element type, Sum, Average, Min, Max, Product, and Adasum for floating-point types, over any number of ranks and
+any process set. Average of integers is cut off towards zero.
 
 Not here: compression, which the caller chooses (`compression.py`), and sparse tensors (`sparse.py`).
 """
@@ -150,8 +150,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     priority: int = 0,
 ) -> int:
-    """Asks for the combination of the tensors that all ranks of a process set submit under one name. They have the same shape
-    and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
+    """Asks for the combination of the tensors that all ranks of a process set submit under one name. They have the same
+    shape and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
 
     average: deprecated; use `op`.
     name: ranks find each other's requests by it. Without one, nameless calls are matched in order.
@@ -231,8 +231,8 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     priority: int = 0,
 ) -> torch.Tensor:
-    """Combines the tensors that all ranks of a process set submit under one name, and returns the result as a new tensor.
-    Differentiable. The arguments are those of `allreduce_async`.
+    """Combines the tensors that all ranks of a process set submit under one name, and returns the result as a new
+    tensor. Differentiable. The arguments are those of `allreduce_async`.
 
     compression: what travels in place of the tensor, from `hvd.Compression`.
     """

@@ -1,8 +1,10 @@
 """Reducescatter: the combination of all ranks' tensors, of which each rank gets its part of the first dimension.
 
-Rows are dealt out in rank order; where they do not divide evenly, the first ranks have one more. All operations but Adasum.
+Rows are dealt out in rank order; where they do not divide evenly, the first ranks have one more. All operations but
+Adasum.
 
-Differentiable, with Horovod's gradient: all ranks' gradients, gathered, times the factors, and for a Sum times the number of ranks.
+Differentiable, with Horovod's gradient: all ranks' gradients, gathered, times the factors, and for a Sum times the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Asks for this rank's rows of the combination of the tensors that all ranks submit under one name. They have the same shape
-    and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
+    """Asks for this rank's rows of the combination of the tensors that all ranks submit under one name. They have the
+    same shape and type. The tensor is left as it is; a new one comes from `synchronize` of the returned handle.
 
     op: `Average`, `Sum`, `Min`, `Max` or `Product`.
     prescale_factor, postscale_factor: contributions and result are multiplied by these.

@@ -1,8 +1,8 @@
 """The sum or average of sparse tensors, by gathering what is not zero.
 
-Entries at the same place are added up here before anything is sent: a batch that looks a word up ten times sends its row
-once. What comes back holds each rank's entries one after the other and is not coalesced, as with Horovod; torch adds entries at the same
-place wherever it uses such a tensor.
+Entries at the same place are added up here before anything is sent: a batch that looks a word up ten times sends its
+row once. What comes back holds each rank's entries one after the other and is not coalesced, as with Horovod; torch
+adds entries at the same place wherever it uses such a tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Asks for the sum or average of the ranks' sparse tensors. Returns a function that waits for it and returns it."""
     if not tensor.is_sparse:
-        raise ValueError(f"Tensor type {tensor.type()} is not supported: sparse_allreduce_async takes sparse COO tensors.")
+        raise ValueError(
+            f"Tensor type {tensor.type()} is not supported: sparse_allreduce_async takes sparse COO tensors."
+        )
     if op not in (Average, Sum):
         raise ValueError("Sparse tensors can be summed and averaged only; pass op=hvd.Sum or op=hvd.Average.")
     coalesced = tensor.detach().coalesce()

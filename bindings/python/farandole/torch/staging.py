@@ -1,17 +1,18 @@
 """The host memory in which the engine finds a tensor, and the way of the result back.
 
-The engine works on contiguous host memory. A tensor that is just that is lent as it is, and nothing is copied. Any other one gets a *stand-in*,
-a contiguous copy in host memory:
+The engine works on contiguous host memory. A tensor that is just that is lent as it is, and nothing is copied. Any
+other one gets a *stand-in*, a contiguous copy in host memory:
 
 - a strided tensor (transposed, sliced, expanded, channels last): an ordinary copy;
 - a tensor on a GPU: a copy in pinned memory, made on a stream of its own after everything that was queued on the
-  current stream when the operation was asked for. Nothing waits for it here. A thread, the *stager*, waits for the copies in the
-  order in which they were asked for and hands each request to the engine when its copy is complete. So a backward pass goes on queueing
-  work while its first gradients are on their way. Results go back by `give_back`, on the stream that is current then.
+  current stream when the operation was asked for. Nothing waits for it here. A thread, the *stager*, waits for the
+  copies in the order in which they were asked for and hands each request to the engine when its copy is complete. So a
+  backward pass goes on queueing work while its first gradients are on their way. Results go back by `give_back`, on the
+  stream that is current then.
 
-A thread that asks for the result before the data are on the host waits for the device. Reports must know why: as long as the device
-computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss. What a device was given in a phase
-that is over for the host (`leave_behind`) is waited for in that phase's name.
+A thread that asks for the result before the data are on the host waits for the device. Reports must know why: as long
+as the device computes what it was given, that is "device work", and once it only copies, "device copy", which is a
+loss. What a device was given in a phase that is over for the host (`leave_behind`) is waited for in that phase's name.
 
 Invariants: what a `Loan` holds lives until its request is done. That is a tensor's *storage*, because the bytes belong
 to it and not to the tensor: after `t.data = other`, `t.set_(other)` or `module.half()` the tensor is there and its old
@@ -50,7 +51,8 @@ DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float32: 11,
     torch.float64: 12,
 }
-"""The engine's numbers of the element types it knows. Complex, quantised and 8-bit floating-point types are not among them."""
+"""The engine's numbers of the element types it knows. Complex, quantised and 8-bit floating-point types are not among
+them."""
 
 
 class Ready(Protocol):
@@ -139,7 +141,8 @@ def refuse_moved(name: str) -> NoReturn:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the engine can work on the tensor's own memory. Most tensors are like that; a training step asks for hundreds of them."""
+    """Whether the engine can work on the tensor's own memory. Most tensors are like that; a training step asks for
+    hundreds of them."""
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.is_cpu
@@ -181,8 +184,8 @@ def lend_together(tensors: Sequence[torch.Tensor]) -> list[Loan]:
 
 
 def lend_for_copy(tensor: torch.Tensor) -> tuple[Loan, Optional[torch.Tensor]]:
-    """Lends a tensor whose result goes elsewhere. The second value is where, if the loan is the caller's own memory; otherwise the
-    stand-in takes the result."""
+    """Lends a tensor whose result goes elsewhere. The second value is where, if the loan is the caller's own memory;
+    otherwise the stand-in takes the result."""
     loan = lend(tensor)
     if loan.is_stand_in:
         return loan, None
@@ -215,13 +218,15 @@ def _check_writable(tensor: torch.Tensor) -> None:
     _check(tensor)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
         raise ValueError(
-            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be written in place: several of "
-            "its elements share one place in memory. Use a copy (clone()), or the variant that returns a new tensor."
+            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be written in place: "
+            "several of its elements share one place in memory. Use a copy (clone()), or the variant that returns a "
+            "new tensor."
         )
 
 
 _copy_streams: dict[torch.device, Any] = {}
-"""One stream for copies to the host on each device. Filled under the interpreter's lock; a stream too many does no harm."""
+"""One stream for copies to the host on each device. Filled under the interpreter's lock; a stream too many does no
+harm."""
 
 
 def _lend_from_device(tensor: torch.Tensor) -> Loan:
@@ -360,7 +365,8 @@ def _wait_in_phase(name: str, event: threading.Event) -> None:
 
 
 def promise() -> Optional[Ready]:
-    """When the current device has done everything that it was given so far by this thread; `None` if it has, or if there is none."""
+    """When the current device has done everything that it was given so far by this thread; `None` if it has, or if
+    there is none."""
     # A stream that is being captured executes nothing, and may not be asked.
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return None
@@ -428,8 +434,8 @@ _stager = _Stager()
 
 
 def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) -> AnyWork:
-    """Has the engine asked by `call`, now if all data are in host memory and otherwise as soon as they are. What is wrong with
-    a request is raised here in the first case, and by `wait` in the second."""
+    """Has the engine asked by `call`, now if all data are in host memory and otherwise as soon as they are. What is
+    wrong with a request is raised here in the first case, and by `wait` in the second."""
     for loan in loans:
         if loan.ready is not None:
             return _stage(loans, lambda: Work(call()))

@@ -1,14 +1,17 @@
 """Batch normalisation over the batches of all ranks together.
 
-Owns `SyncBatchNorm`, made of public operations of torch and of our collectives, so that it works on every device and with every torch.
+Owns `SyncBatchNorm`, made of public operations of torch and of our collectives, so that it works on every device and
+with every torch.
 
-**Forward.** Every rank computes mean and sum of squared deviations of its own batch, for each channel. One allgather tells them to all,
-together with the number of elements, in float64. Each rank merges them in the order of ranks (the sum of squares around a
-common mean is the sum of those around the own means plus what the means differ by, weighted by counts), which is exact for batches of
-any sizes, also empty ones, and does not lose digits as sums of squares would. 2 C + 1 numbers from each rank travel.
+**Forward.** Every rank computes mean and sum of squared deviations of its own batch, for each channel. One allgather
+tells them to all, together with the number of elements, in float64. Each rank merges them in the order of ranks (the
+sum of squares around a common mean is the sum of those around the own means plus what the means differ by, weighted by
+counts), which is exact for batches of any sizes, also empty ones, and does not lose digits as sums of squares would. 2
+C + 1 numbers from each rank travel.
 
-**Backward.** The gradient of the input depends on the others through the sums of dy and of dy (x - mean) over all elements; one allreduce
-of 2 C numbers. The gradients of weight and bias are those of this rank's own batch: an optimizer reduces them like any others.
+**Backward.** The gradient of the input depends on the others through the sums of dy and of dy (x - mean) over all
+elements; one allreduce of 2 C numbers. The gradients of weight and bias are those of this rank's own batch: an
+optimizer reduces them like any others.
 
 Invariant: with the sum of all ranks' losses as the loss, outputs, running statistics and gradients are those of
 `torch.nn.BatchNorm` on the concatenated batch, up to rounding.
@@ -108,7 +111,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """The module with all its `BatchNorm` layers replaced by synchronised ones, which take over parameters and statistics."""
+        """The module with all its `BatchNorm` layers replaced by synchronised ones, which take over parameters and
+        statistics."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(
                 module.num_features,

@@ -2,11 +2,11 @@
 
     farandole run -np 2 python bindings/python/tests/gpu/check.py
 
-The ranks may share one GPU. Not a part of the test command, which runs on machines without one; there the logic of `staging` is tested with
-events that are not a device's. Without a GPU this program fails.
+The ranks may share one GPU. Not a part of the test command, which runs on machines without one; there the logic of
+`staging` is tested with events that are not a device's. Without a GPU this program fails.
 
-Every check compares with the same computation on the CPU in plain torch. Rank 0 prints one line for each, and at the end how long gradients of
-ResNet-50's size take on their way through host memory.
+Every check compares with the same computation on the CPU in plain torch. Rank 0 prints one line for each, and at the
+end how long gradients of ResNet-50's size take on their way through host memory.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def gradients(device: torch.device) -> None:
 
 def _model() -> torch.nn.Module:
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10)
+    )
 
 
 def optimizer(device: torch.device) -> None:
@@ -190,7 +192,8 @@ def together(device: torch.device) -> None:
                 calls.clear()
                 generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
                 wrapped.zero_grad()
-                model(torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64).to(device)).square().mean().backward()
+                inputs = torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64).to(device)
+                model(inputs).square().mean().backward()
                 wrapped.step()
             assert sorted(count for count, _ in calls) == expected, (groups, calls)
             assert all((key is None) == (groups is None) for _, key in calls), (groups, calls)

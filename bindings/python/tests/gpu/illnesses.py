@@ -2,8 +2,9 @@
 
     python bindings/python/tests/gpu/illnesses.py
 
-Starts `farandole run` by itself, with two ranks that may share one GPU, and reads what `farandole report` makes of each scene in the
-traces. A GPU computes behind the program's back, so the host's clock alone would blame whatever the program happens to do when it has to wait. What must hold:
+Starts `farandole run` by itself, with two ranks that may share one GPU, and reads what `farandole report` makes of each
+scene in the traces. A GPU computes behind the program's back, so the host's clock alone would blame whatever the
+program happens to do when it has to wait. What must hold:
 
 - the first finding is the illness, and where there is none, it is neither the input, nor a rank, nor a phase;
 - the wait for the device is marked as such, and no part of it is a wait for input;
@@ -11,7 +12,8 @@ traces. A GPU computes behind the program's back, so the host's clock alone woul
 
 The lateness and the evaluation are work for the device, which the host does not wait for where it is given.
 
-`--device pretend` runs the same against a device that is not there (`pretend`), which is how this program is itself tested. Without a GPU it fails otherwise.
+`--device pretend` runs the same against a device that is not there (`pretend`), which is how this program is itself
+tested. Without a GPU it fails otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ EVALUATION_SECONDS = 0.6
 EVALUATED_STEPS = 5
 """After so many steps it comes."""
 WARM_UP = 4
-"""Steps of each scene that are not looked at: libraries are loaded in the first, and what the device has left of the scene before is done."""
+"""Steps of each scene that are not looked at: libraries are loaded in the first, and what the device has left of the
+scene before is done."""
 
 SCENES: dict[str, Optional[str]] = {"healthy": None, "starved": "input", "late": "late", "evaluation": "sequential"}
 """What runs, and the cause that must be found first."""
@@ -70,7 +73,11 @@ def train(kind: str, steps: int) -> None:
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(128, 2)
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(128, 2),
     ).to(device)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
     right = torch.zeros((), device=device)
@@ -129,7 +136,9 @@ def _device(kind: str) -> tuple[Any, Any]:
         multiply(50)
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - begun) / 50
-        print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {1e3 * seconds:.2f} ms a product", flush=True)
+        print(
+            f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {1e3 * seconds:.2f} ms a product", flush=True
+        )
     seconds = hvd.broadcast_object(seconds, 0)
     return device, lambda wanted: multiply(max(1, round(wanted / seconds)))
 
@@ -157,8 +166,12 @@ def run(kind: str, ranks: int, steps: int, traces: pathlib.Path) -> None:
 def report(traces: pathlib.Path, scene: str, steps: int) -> dict[str, Any]:
     """What the report says of a scene, but for its first few steps and its last."""
     before = steps * list(SCENES).index(scene)
-    words = [command(), "report", str(traces), "--json", "--window", f"iterations={before + WARM_UP}..{before + steps - 1}"]
-    said: dict[str, Any] = json.loads(subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout)
+    words = [
+        command(), "report", str(traces), "--json", "--window", f"iterations={before + WARM_UP}..{before + steps - 1}"
+    ]
+    said: dict[str, Any] = json.loads(
+        subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+    )
     return said
 
 
@@ -189,7 +202,9 @@ def device_work_us(of_rank: list[Span]) -> float:
 def faults_of_scene(scene: str, said: dict[str, Any], tolerance: float) -> list[str]:
     """What the report of a scene has wrong, in words."""
     found: list[str] = []
-    first = said["findings"][0] if said["findings"] else {"cause": None, "rank": None, "phase": None, "lost_percent": 0.0}
+    first = said["findings"][0] if said["findings"] else {
+        "cause": None, "rank": None, "phase": None, "lost_percent": 0.0
+    }
     wanted = SCENES[scene]
     if wanted is not None and first["cause"] != wanted:
         found.append(f"the first finding should be {wanted}, and is {first['cause']}")

@@ -1,7 +1,9 @@
-"""A device that is not there: it computes behind the program's back, for as long as it is told, and its results are ready when it has.
+"""A device that is not there: it computes behind the program's back, for as long as it is told, and its results are
+ready when it has.
 
-With it the marks of waiting for a GPU are tested on machines without one. The device is a moment on the clock at which it has done all that
-it was given; an event is such a moment. What tensors hold is computed on the host at once, and the front end is made to believe that it comes later.
+With it the marks of waiting for a GPU are tested on machines without one. The device is a moment on the clock at which
+it has done all that it was given; an event is such a moment. What tensors hold is computed on the host at once, and the
+front end is made to believe that it comes later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every file here is run by all ranks of a job at once: `farandole run -np 2 python -m pytest tests/parallel`.
 
-The ranks go through the same tests in the same order. A rank that fails ends there, and the others hear of it from the engine; so the
-first failure is the one to look at.
+The ranks go through the same tests in the same order. A rank that fails ends there, and the others hear of it from the
+engine; so the first failure is the one to look at.
 """
 
 import sys

@@ -24,7 +24,9 @@ def small_network(seed: int = 7, dtype: torch.dtype = torch.float32) -> nn.Seque
     ).to(dtype)
 
 
-def batches(count: int, rows: int = 5, seed: int = 11, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    count: int, rows: int = 5, seed: int = 11, dtype: torch.dtype = torch.float32
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """So many joined batches; each has `rows` rows of every rank, one rank's after the other's."""
     generator = torch.Generator().manual_seed(seed)
     size = rows * hvd.size()

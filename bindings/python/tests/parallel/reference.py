@@ -1,7 +1,7 @@
 """What the ranks contribute, and what must come of it, worked out in plain torch.
 
-Every rank can make every other rank's contribution, so that each knows the right result without communication. Values are small integers: sums,
-products and averages over up to eight ranks are exact in every element type.
+Every rank can make every other rank's contribution, so that each knows the right result without communication. Values
+are small integers: sums, products and averages over up to eight ranks are exact in every element type.
 """
 
 import torch

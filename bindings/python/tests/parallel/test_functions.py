@@ -140,7 +140,9 @@ def test_a_state_that_the_root_does_not_have_is_lost() -> None:
 def test_options_keep_their_types(options: dict) -> None:
     network = matrices(seed=1)
     own = options if hvd.rank() == 0 else {"lr": 0.9 if isinstance(options["lr"], float) else torch.tensor(0.9)}
-    optimizer = torch.optim.Adam([{"params": network[0].parameters()}, {"params": network[1].parameters(), "weight_decay": 0.5}], **own)
+    optimizer = torch.optim.Adam(
+        [{"params": network[0].parameters()}, {"params": network[1].parameters(), "weight_decay": 0.5}], **own
+    )
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     for group in optimizer.param_groups:
         for key, value in options.items():

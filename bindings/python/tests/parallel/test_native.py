@@ -101,7 +101,9 @@ def test_a_name_is_taken_while_its_request_is_under_way() -> None:
     first, second = Floats([1]), Floats([1])
     if _native.rank() == 0:
         handle = allreduce("taken", first)
-        with pytest.raises(ValueError, match="^Requested to allreduce, allgather, or broadcast a tensor with the same name"):
+        with pytest.raises(
+            ValueError, match="^Requested to allreduce, allgather, or broadcast a tensor with the same name"
+        ):
             allreduce("taken", second)
     meet("rank 0 has taken the name")
     if _native.rank() != 0:

@@ -1,4 +1,5 @@
-"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs at least two ranks."""
+"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs at least two
+ranks."""
 
 import pytest
 import torch
@@ -127,7 +128,9 @@ def test_splits_of_one_rank_are_refused_on_all_and_are_its_own_fault_there():
     wrong = hvd.rank() == size - 1
     with pytest.raises(ValueError if wrong else hvd.HorovodInternalError, match="Sum of splits entries is less than"):
         hvd.alltoall(tensor, ([1] * size if wrong else [2] + [1] * (size - 1)))
-    with pytest.raises(ValueError if wrong else hvd.HorovodInternalError, match="Number of entries in splits does not equal"):
+    with pytest.raises(
+        ValueError if wrong else hvd.HorovodInternalError, match="Number of entries in splits does not equal"
+    ):
         hvd.alltoall(tensor, ([size + 1] + [0] * size if wrong else [2] + [1] * (size - 1)))
 
 

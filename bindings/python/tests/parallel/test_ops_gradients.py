@@ -1,8 +1,8 @@
 """Gradients through every operation, against autograd on the whole computation in one process.
 
 The reference has the inputs of all ranks in one graph and adds up the losses of all ranks. Its gradients are the true
-ones. Horovod's rules differ from them by a known factor in some places, because it takes the average over the ranks where the true gradient is
-the sum: each test says which.
+ones. Horovod's rules differ from them by a known factor in some places, because it takes the average over the ranks
+where the true gradient is the sum: each test says which.
 """
 
 import pytest
@@ -31,8 +31,8 @@ def loss_of(rank, result, seed=100):
 
 
 def check(process_set, ours, whole, factor, shapes=(SHAPE,)):
-    """Compares the gradients of this rank's leaves. `ours(leaves)` runs the operation on this rank; `whole(everybodys)` gives the
-    results of all ranks from the leaves of all, in plain torch."""
+    """Compares the gradients of this rank's leaves. `ours(leaves)` runs the operation on this rank; `whole(everybodys)`
+    gives the results of all ranks from the leaves of all, in plain torch."""
     me, ranks = hvd.rank(), process_set.ranks
     mine = [leaf(me, shape(me) if callable(shape) else shape, seed) for seed, shape in enumerate(shapes)]
     for index, result in enumerate(ours(mine)):
@@ -161,7 +161,9 @@ def test_alltoall(sets):
             parts = [leaves[0].chunk(size) for leaves in everybodys]
             return [[torch.cat([theirs[place] for theirs in parts])] for place in range(size)]
 
-        check(process_set, lambda leaves: [hvd.alltoall(leaves[0], process_set=process_set)], equally, 1, [(2 * size, 3)])
+        check(
+            process_set, lambda leaves: [hvd.alltoall(leaves[0], process_set=process_set)], equally, 1, [(2 * size, 3)]
+        )
 
 
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average], ids=["Sum", "Average"])

@@ -90,7 +90,9 @@ def test_jobs_that_behave_like_horovod_refuse_what_it_refuses(monkeypatch):
                     "Alltoall": lambda tensor=tensor: hvd.alltoall(tensor),
                     "Reducescatter": lambda tensor=tensor: hvd.reducescatter(tensor),
                 }.items():
-                    with pytest.raises(hvd.HorovodInternalError, match=f"{word} is not supported with Join at this time"):
+                    with pytest.raises(
+                        hvd.HorovodInternalError, match=f"{word} is not supported with Join at this time"
+                    ):
                         ask()
                 assert torch.all(hvd.allreduce(tensor, op=hvd.Sum) == hvd.size() - 1)
             assert hvd.join() != joined

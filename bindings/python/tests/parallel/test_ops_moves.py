@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from reference import DTYPES, FLOATS, SHAPES, contribution, contributions, mine, reduced, rows_of, same, strided_versions
+from reference import (
+    DTYPES,
+    FLOATS,
+    SHAPES,
+    contribution,
+    contributions,
+    mine,
+    reduced,
+    rows_of,
+    same,
+    strided_versions,
+)
 
 import farandole.torch as hvd
 

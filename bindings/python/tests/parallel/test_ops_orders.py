@@ -189,8 +189,8 @@ def test_of_operations_that_are_ready_together_those_of_higher_priority_run_firs
             for i, t in enumerate(tensors)
         ]
         asked = _native.allreduce_many(words)
-        # Four of these tensors fill a bucket, so the two of the lowest priorities travel in the second one, and when one
-        # of them is done, so are all others.
+        # Four of these tensors fill a bucket, so the two of the lowest priorities travel in the second one, and when
+        # one of them is done, so are all others.
         asked[0].wait()
         done = [handle.poll() for handle in asked]
         assert all(done[2:]), done

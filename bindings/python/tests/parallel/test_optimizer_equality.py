@@ -1,4 +1,5 @@
-"""Training on several ranks is training on one with the joined batch, and what torch's own DistributedDataParallel does."""
+"""Training on several ranks is training on one with the joined batch, and what torch's own DistributedDataParallel
+does."""
 
 from __future__ import annotations
 
@@ -152,7 +153,9 @@ def test_compressed_gradients_train_nearly_alike(compression: str) -> None:
         mse_loss(reference(x), y).backward()
         alone.step()
     assert_alike(network, reference, rtol=0.02, atol=0.02)
-    assert not all(torch.equal(own, other) for own, other in zip(network.parameters(), reference.parameters(), strict=True))
+    assert not all(
+        torch.equal(own, other) for own, other in zip(network.parameters(), reference.parameters(), strict=True)
+    )
     assert all(same_everywhere(parameter) for parameter in network.parameters())
 
 
@@ -174,7 +177,9 @@ def test_parameters_of_other_types_are_reduced_in_their_type(dtype: torch.dtype)
 
 def test_sum_is_the_sum_of_all_gradients() -> None:
     network, reference = small_network(), small_network()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), op=hvd.Sum)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), op=hvd.Sum
+    )
     for x, y in batches(3):
         optimizer.zero_grad()
         mse_loss(network(own_part(x)), own_part(y), reduction="sum").backward()

@@ -35,7 +35,8 @@ def mean_of_all(values: list[torch.Tensor | None], like: list[torch.Tensor]) -> 
 
 
 def check_iterations(takes, iterations: int, groups=None) -> None:
-    """Runs iterations of `Branches`, of which `takes(rank, iteration)` says which branches, and checks every gradient."""
+    """Runs iterations of `Branches`, of which `takes(rank, iteration)` says which branches, and checks every
+    gradient."""
     network, twin = Branches(), Branches()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), groups=groups
@@ -136,7 +137,9 @@ def test_sparse_gradients_are_those_of_dense_ones(sparse_as_dense: bool, groups,
     )
     for iteration in range(4):
         # Uneven numbers of words, and in one iteration none on rank 0: its gradient is missing altogether.
-        words = torch.randint(0, 20, (2 + 3 * hvd.rank(),), generator=torch.Generator().manual_seed(iteration * 9 + hvd.rank()))
+        words = torch.randint(
+            0, 20, (2 + 3 * hvd.rank(),), generator=torch.Generator().manual_seed(iteration * 9 + hvd.rank())
+        )
         for model, opt in ((network, optimizer), (reference, dense)):
             opt.zero_grad()
             if iteration == 2 and hvd.rank() == 0:
@@ -214,7 +217,9 @@ def test_a_gradient_that_the_script_sets_itself_is_reduced() -> None:
 
 def test_many_tiny_and_a_few_large_parameters_travel_in_buckets() -> None:
     torch.manual_seed(2)
-    parameters = [nn.Parameter(torch.randn(5)) for _ in range(600)] + [nn.Parameter(torch.randn(700, 700)) for _ in range(3)]
+    parameters = [nn.Parameter(torch.randn(5)) for _ in range(600)] + [
+        nn.Parameter(torch.randn(700, 700)) for _ in range(3)
+    ]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.01))
     for iteration in range(4):
         optimizer.zero_grad()
@@ -231,7 +236,8 @@ def test_two_optimizers_take_turns() -> None:
     torch.manual_seed(4)
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     first = hvd.DistributedOptimizer(
-        torch.optim.SGD(generator.parameters(), lr=0.1), [("generator." + n, p) for n, p in generator.named_parameters()]
+        torch.optim.SGD(generator.parameters(), lr=0.1),
+        [("generator." + n, p) for n, p in generator.named_parameters()],
     )
     second = hvd.DistributedOptimizer(
         torch.optim.Adam(critic.parameters()), [("critic." + n, p) for n, p in critic.named_parameters()]

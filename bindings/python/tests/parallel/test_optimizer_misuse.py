@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("job")
 
 
 def distributed_sgd(network: nn.Module, **options) -> torch.optim.Optimizer:
-    return hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), **options)
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), **options
+    )
 
 
 def backward(network: nn.Module) -> None:
@@ -36,7 +38,9 @@ def assert_still_works(network: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def test_names_must_be_unique() -> None:
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    with pytest.raises(ValueError, match="Parameter names in named_parameters must be unique. Found duplicates: bias, weight"):
+    with pytest.raises(
+        ValueError, match="Parameter names in named_parameters must be unique. Found duplicates: bias, weight"
+    ):
         hvd.DistributedOptimizer(optimizer, itertools.chain(first.named_parameters(), second.named_parameters()))
 
 
@@ -56,7 +60,10 @@ def test_named_parameters_are_pairs() -> None:
     ("options", "text"),
     [
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0"),
-        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor not supported with op != Average"),
+        (
+            {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+            "gradient_predivide_factor not supported with op != Average",
+        ),
         ({"groups": -1}, "groups should be a non-negative integer or a list of list of torch.Tensor"),
         ({"groups": "some"}, "groups should be a non-negative integer or a list of list of torch.Tensor"),
         ({"groups": [["weight"]]}, "groups must consist of torch.Tensor"),

@@ -1,4 +1,5 @@
-"""The optimizer beside everything else that torch offers: scalers, autocast, clipping, schedulers, compiled models, hooks, checkpoints."""
+"""The optimizer beside everything else that torch offers: scalers, autocast, clipping, schedulers, compiled models,
+hooks, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("job")
 
 
 def distributed_sgd(network: nn.Module, **options) -> torch.optim.Optimizer:
-    return hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), **options)
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters(), **options
+    )
 
 
 def test_it_is_an_optimizer_of_the_users_class_with_its_state() -> None:

@@ -47,7 +47,9 @@ def check(layer: hvd.SyncBatchNorm, parts: list[torch.Tensor], tolerance: float)
     plain = plain_of(layer)
     rank = hvd.rank()
     rows = [part.size(0) for part in parts]
-    weights = [torch.cos(torch.arange(part.numel(), dtype=torch.float64)).view_as(part).to(part.dtype) for part in parts]
+    weights = [
+        torch.cos(torch.arange(part.numel(), dtype=torch.float64)).view_as(part).to(part.dtype) for part in parts
+    ]
     for _ in range(2):
         own = parts[rank].clone().requires_grad_()
         everybodys = torch.cat(parts).requires_grad_()

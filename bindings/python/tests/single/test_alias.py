@@ -1,6 +1,7 @@
 """The package `horovod` that comes with Farandole: the same objects under Horovod's names, with Horovod's signatures.
 
-Each test runs in this process, with the folder of the alias on the path for as long as it runs; nothing here starts a job.
+Each test runs in this process, with the folder of the alias on the path for as long as it runs; nothing here starts a
+job.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def alias_on_the_path() -> Iterator[None]:
             os.environ["FARANDOLE_JOIN_EVERYTHING"] = before
 
 
-# What `horovod.torch` exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as its name.
+# What `horovod.torch` exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as
+# its name.
 SIGNATURES = {
     **BASICS,
     **PROCESS_SETS,
@@ -51,14 +53,14 @@ SIGNATURES = {
     "process_set=global_process_set)",
     "allreduce_async_": "(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
     "process_set=global_process_set)",
-    "grouped_allreduce": "(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0, "
-    "postscale_factor=1.0, process_set=global_process_set)",
+    "grouped_allreduce": "(tensors, average=None, name=None, compression=Compression.none, op=None, "
+    "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set)",
     "grouped_allreduce_async": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
     "process_set=global_process_set)",
     "grouped_allreduce_": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
     "process_set=global_process_set)",
-    "grouped_allreduce_async_": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, "
-    "process_set=global_process_set)",
+    "grouped_allreduce_async_": "(tensors, average=None, name=None, op=None, prescale_factor=1.0, "
+    "postscale_factor=1.0, process_set=global_process_set)",
     "sparse_allreduce_async": "(tensor, name, op, process_set=global_process_set)",
     "allgather": "(tensor, name=None, process_set=global_process_set)",
     "allgather_async": "(tensor, name=None, process_set=global_process_set)",
@@ -76,8 +78,8 @@ SIGNATURES = {
     "postscale_factor=1.0)",
     "grouped_reducescatter": "(tensors, name=None, compression=Compression.none, op=Average, "
     "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0)",
-    "grouped_reducescatter_async": "(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, "
-    "postscale_factor=1.0)",
+    "grouped_reducescatter_async": "(tensors, name=None, op=Average, process_set=global_process_set, "
+    "prescale_factor=1.0, postscale_factor=1.0)",
     "join": "(device=-1)",
     "barrier": "(process_set=global_process_set)",
     "poll": "(handle)",
@@ -86,9 +88,9 @@ SIGNATURES = {
     "broadcast_optimizer_state": "(optimizer, root_rank, model=None)",
     "broadcast_object": "(obj, root_rank=0, name=None, process_set=global_process_set)",
     "allgather_object": "(obj, name=None)",
-    "DistributedOptimizer": "(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, "
-    "op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, "
-    "process_set=global_process_set)",
+    "DistributedOptimizer": "(optimizer, named_parameters=None, compression=Compression.none, "
+    "backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, "
+    "sparse_as_dense=False, process_set=global_process_set)",
     "SyncBatchNorm": "(num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)",
 }
 
@@ -97,7 +99,8 @@ RUN = (
     "(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None, "
     "cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None, "
     "ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, "
-    "mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)"
+    "mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, "
+    "max_np=None)"
 )
 
 
@@ -270,8 +273,12 @@ def test_the_environment_tells_rank_and_size(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_importing_the_alias_costs_no_framework() -> None:
-    """`import horovod` alone must load no framework: launchers and notebooks import it in processes that never train."""
-    check = "import sys, horovod; assert not {'torch', 'tensorflow', 'keras'} & set(sys.modules), 'a framework was loaded'"
+    """`import horovod` alone must load no framework: launchers and notebooks import it in processes that never
+    train."""
+    check = (
+        "import sys, horovod; "
+        "assert not {'torch', 'tensorflow', 'keras'} & set(sys.modules), 'a framework was loaded'"
+    )
     path = os.pathsep.join([str(ALIAS), str(ALIAS.parent.parent)])
     subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
 

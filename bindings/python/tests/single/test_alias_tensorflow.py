@@ -1,7 +1,8 @@
-"""The packages `horovod.tensorflow` and `horovod.keras`: the same objects under Horovod's names, with Horovod's signatures.
+"""The packages `horovod.tensorflow` and `horovod.keras`: the same objects under Horovod's names, with Horovod's
+signatures.
 
-They are looked at in a process of their own, which says in JSON what it found, so that TensorFlow does not stay loaded in
-the process of the other tests. Nothing here starts a job.
+They are looked at in a process of their own, which says in JSON what it found, so that TensorFlow does not stay loaded
+in the process of the other tests. Nothing here starts a job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ VALUES = {
     "allgather": "(value, name=None)",
     "broadcast": "(value, root_rank, name=None)",
     "reducescatter": "(value, name=None, op=Average)",
-    "load_model": "(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False)",
+    "load_model": "(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, "
+    "legacy_opts=False)",
 }
 
 CALLBACKS = {
@@ -37,7 +39,8 @@ CALLBACKS = {
     "MetricAverageCallback": "(device='')",
     "LearningRateScheduleCallback": "(initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, "
     "momentum_correction=True, steps_per_epoch=None)",
-    "LearningRateWarmupCallback": "(initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0)",
+    "LearningRateWarmupCallback": "(initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, "
+    "verbose=0)",
 }
 
 KERAS_ELASTIC = {
@@ -47,15 +50,18 @@ KERAS_ELASTIC = {
     "UpdateEpochStateCallback": "(state)",
 }
 
-# What each module exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as its name.
+# What each module exports, with Horovod 0.28's parameters and defaults. A default that is an object stands here as its
+# name.
 SIGNATURES: dict[str, dict[str, str]] = {
     "horovod.tensorflow": {
         **BASICS,
         **PROCESS_SETS,
         "allreduce": "(tensor, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None, "
-        "prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set, ignore_name_scope=False)",
-        "grouped_allreduce": "(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None, "
-        "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, name=None)",
+        "prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set, "
+        "ignore_name_scope=False)",
+        "grouped_allreduce": "(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, "
+        "op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, "
+        "name=None)",
         "reducescatter": "(tensor, device_dense='', compression=Compression.none, op=Average, name=None, "
         "process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0, postscale_factor=1.0)",
         "grouped_reducescatter": "(tensors, device_dense='', compression=Compression.none, op=Average, "
@@ -110,28 +116,31 @@ SIGNATURES: dict[str, dict[str, str]] = {
         **BASICS,
         **PROCESS_SETS,
         **VALUES,
-        "DistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, "
-        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, "
-        "average_aggregated_gradients=False, num_groups=0, groups=None, process_set=global_process_set, "
-        "scale_local_gradients=True)",
+        "DistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', "
+        "compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, "
+        "backward_passes_per_step=1, average_aggregated_gradients=False, num_groups=0, groups=None, "
+        "process_set=global_process_set, scale_local_gradients=True)",
         "allreduce": "(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, "
         "compression=Compression.none)",
     },
     "horovod.tensorflow.keras.callbacks": {
         **CALLBACKS,
-        "BestModelCheckpoint": "(monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', save_freq='epoch')",
+        "BestModelCheckpoint": "(monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', "
+        "save_freq='epoch')",
     },
     "horovod.tensorflow.keras.elastic": KERAS_ELASTIC,
     "horovod.keras": {
         **BASICS,
         **VALUES,
-        "DistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, "
-        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, groups=None)",
-        "PartialDistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, "
-        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, "
-        "average_aggregated_gradients=False, groups=None, process_set=global_process_set, local_layers=None, "
-        "scale_local_gradients=True)",
-        # Horovod has average=True here, which means the same, but refuses every `op` that is given without average=None.
+        "DistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', "
+        "compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, "
+        "groups=None)",
+        "PartialDistributedOptimizer": "(optimizer, name=None, device_dense='', device_sparse='', "
+        "compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, "
+        "backward_passes_per_step=1, average_aggregated_gradients=False, groups=None, process_set=global_process_set, "
+        "local_layers=None, scale_local_gradients=True)",
+        # Horovod has average=True here, which means the same, but refuses every `op` that is given without
+        # average=None.
         "allreduce": "(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, "
         "compression=Compression.none)",
     },
@@ -141,9 +150,9 @@ SIGNATURES: dict[str, dict[str, str]] = {
     },
     "horovod.keras.elastic": KERAS_ELASTIC,
     "horovod._keras": {
-        "create_distributed_optimizer": "(keras, optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, "
-        "gradient_predivide_factor, op, backward_passes_per_step=1, average_aggregated_gradients=False, groups=None, "
-        "process_set=global_process_set, scale_local_gradients=True)",
+        "create_distributed_optimizer": "(keras, optimizer, name, device_dense, device_sparse, compression, "
+        "sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step=1, "
+        "average_aggregated_gradients=False, groups=None, process_set=global_process_set, scale_local_gradients=True)",
         "allreduce": "(backend, value, name, average, prescale_factor, postscale_factor, op, compression)",
         "allgather": "(backend, value, name)",
         "broadcast": "(backend, value, root_rank, name)",

@@ -13,13 +13,17 @@ from jobs import PACKAGE, command
 
 EXAMPLES = pathlib.Path(__file__).parents[4] / "examples" / "python"
 #: The others are no examples, but what these import.
-SCRIPTS = sorted(path.name for prefix in ("pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py"))
+SCRIPTS = sorted(
+    path.name for prefix in ("pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py")
+)
 
 pytestmark = pytest.mark.timeout(120)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # TensorFlow says much at its start, and takes threads for all cores in every rank.
-ENVIRONMENT.update(TF_CPP_MIN_LOG_LEVEL="2", TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1", CUDA_VISIBLE_DEVICES="")
+ENVIRONMENT.update(
+    TF_CPP_MIN_LOG_LEVEL="2", TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1", CUDA_VISIBLE_DEVICES=""
+)
 
 
 def run_example(name: str, *flags: str) -> str:
@@ -158,7 +162,9 @@ def test_tensorflows_synthetic_benchmark_speaks_as_horovods() -> None:
 def test_the_benchmark_of_networks_speaks_as_tf_cnn_benchmarks() -> None:
     flags = ["--model", "googlenet", "--variable_update=horovod", "--num_intra_threads", "1", "--short"]
     lines = run_example("tensorflow_benchmark.py", *flags).splitlines()
-    for line in ["Model:       googlenet", "Batch size:  4 global", "             2 per device", "Variables:   horovod"]:
+    for line in [
+        "Model:       googlenet", "Batch size:  4 global", "             2 per device", "Variables:   horovod"
+    ]:
         assert line in lines, lines
     step = r"{}\timages/sec: \d+\.\d \+/- \d+\.\d \(jitter = \d+\.\d\)\t\d+\.\d+"
     wanted = [
@@ -198,7 +204,8 @@ for name in sys.argv[2:]:
 
 @pytest.mark.parametrize("kinds", [("pytorch",), ("tensorflow", "keras")], ids=["pytorch", "tensorflow"])
 def test_every_example_explains_itself(kinds: tuple[str, ...]) -> None:
-    """One process for all that import the same framework. Importing TensorFlow and then PyTorch's compiler ends a process: both bring LLVM."""
+    """One process for all that import the same framework. Importing TensorFlow and then PyTorch's compiler ends a
+    process: both bring LLVM."""
     names = [name for name in SCRIPTS if name.startswith(kinds)]
     words = [sys.executable, "-c", EXPLAIN, str(EXAMPLES), *names]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)

@@ -1,4 +1,5 @@
-"""The check of reports on a GPU (`tests/gpu/illnesses.py`), against a device that is not there; and what it says where a report is wrong."""
+"""The check of reports on a GPU (`tests/gpu/illnesses.py`), against a device that is not there; and what it says where
+a report is wrong."""
 
 from __future__ import annotations
 
@@ -40,10 +41,12 @@ def test_the_check_notices_a_report_that_blames_something_else():
     assert _faults("starved", _said("input", 50)) == []
     assert _faults("late", _said("late", 40, rank=1)) == []
     assert _faults("evaluation", _said("sequential", 40, phase="evaluation")) == []
-    assert _faults("healthy", _said("packing", 40)) == [] == _faults("healthy", {"findings": [], "split": {"losses": []}})
+    assert _faults("healthy", _said("packing", 40)) == []
+    assert _faults("healthy", {"findings": [], "split": {"losses": []}}) == []
     assert "the first finding should be sequential, and is late" in _faults("evaluation", _said("late", 40, rank=0))
     assert _faults("late", _said("late", 40, rank=0)) == ["rank 1 is late, and rank 0 is named"]
-    assert _faults("evaluation", _said("sequential", 40, phase="tidying")) == ["the phase should be evaluation, and is tidying"]
+    said = _said("sequential", 40, phase="tidying")
+    assert _faults("evaluation", said) == ["the phase should be evaluation, and is tidying"]
     assert _faults("healthy", _said("late", 40, rank=0)) == ["40.0 % are booked as late"]
     assert _faults("healthy", _said("input", 14)) == []
 

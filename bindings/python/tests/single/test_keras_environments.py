@@ -1,5 +1,5 @@
-"""Keras in the environments that a process chooses when it starts: other backends, and Keras 2. One job each, with many checks, because
-starting a framework takes long. At its end a rank is killed inside of `fit`."""
+"""Keras in the environments that a process chooses when it starts: other backends, and Keras 2. One job each, with many
+checks, because starting a framework takes long. At its end a rank is killed inside of `fit`."""
 
 from __future__ import annotations
 

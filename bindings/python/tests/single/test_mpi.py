@@ -1,4 +1,5 @@
-"""Jobs that `mpirun` started, as `farandole.mpi` sees them. A stand-in for mpi4py tells what was done to it; the real one is not needed."""
+"""Jobs that `mpirun` started, as `farandole.mpi` sees them. A stand-in for mpi4py tells what was done to it; the real
+one is not needed."""
 
 from __future__ import annotations
 

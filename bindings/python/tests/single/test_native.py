@@ -1,4 +1,5 @@
-"""The native module in a world of one: what it refuses, what it gives away, what it keeps alive, and what it lets go."""
+"""The native module in a world of one: what it refuses, what it gives away, what it keeps alive, and what it lets
+go."""
 
 from __future__ import annotations
 
@@ -184,12 +185,16 @@ def test_many_are_asked_for_in_one_call() -> None:
 def test_a_bundle_gives_nothing_back_but_the_news() -> None:
     tensors = [Floats([number]) for number in range(100)]
     gone = [weakref.ref(tensor) for tensor in tensors]
-    bundle = _native.allreduce_bundle([tensor.words(f"t{n}") for n, tensor in enumerate(tensors)], SUM, 2.0, 3.0, 0, None)
+    bundle = _native.allreduce_bundle(
+        [tensor.words(f"t{n}") for n, tensor in enumerate(tensors)], SUM, 2.0, 3.0, 0, None
+    )
     assert len(bundle) == 100 and bundle.wait() is None and bundle.poll() and bundle.wait() is None
     assert [tensor.values() for tensor in tensors] == [[6 * number] for number in range(100)]
     tensors.clear()
     assert not any(reference() for reference in gone)
-    together = _native.allreduce_bundle(iter([Floats([1]).words("a"), Floats([2]).words("b")]), SUM, 1.0, 1.0, 0, "both")
+    together = _native.allreduce_bundle(
+        iter([Floats([1]).words("a"), Floats([2]).words("b")]), SUM, 1.0, 1.0, 0, "both"
+    )
     together.wait()
     _native.allreduce_bundle([], SUM, 1.0, 1.0, 0, None).wait()
 

@@ -61,7 +61,10 @@ def test_native_code_that_holds_the_interpreter_s_lock_is_seen_where_it_was_call
     assert job.code == 0, job
     places = {entry["place"]: entry["percent"] for entry in first_finding(tmp_path)["evidence"]["places"]}
     sorting, hashing = line_of(script, "sorted(numbers"), line_of(script, "hash(tuple")
-    seen = {line: sum(percent for place, percent in places.items() if f":{line} in " in place) for line in (sorting, hashing)}
+    seen = {
+        line: sum(percent for place, percent in places.items() if f":{line} in " in place)
+        for line in (sorting, hashing)
+    }
     assert seen[sorting] + seen[hashing] > 80, places
     # How the rest divides depends on the machine: a look that falls into the native code comes when that ends.
     assert seen[hashing] > 10, places
@@ -78,7 +81,8 @@ def test_a_script_without_a_loader_has_its_forward_pass_from_zero_grad_on(tmp_pa
     job = run_job(2, script, seconds=150, flags=["--trace", str(tmp_path)])
     assert job.code == 0, job
     first = first_finding(tmp_path)
-    assert first["evidence"]["places"][0]["place"] == f"<string>:{line_of(script, 'time.sleep(0.03)')} in between", first
+    place = f"<string>:{line_of(script, 'time.sleep(0.03)')} in between"
+    assert first["evidence"]["places"][0]["place"] == place, first
 
 
 @pytest.mark.parametrize("end", ["pass", "hvd.shutdown()", "sys.exit(0)", "os._exit(0)"])
@@ -96,7 +100,8 @@ def test_programs_end_while_they_are_looked_at(end, tmp_path):
         if child == 0:
             with farandole.phase("in a child"):
                 time.sleep(0.001)
-            # As processes of `multiprocessing` end. (PyTorch hangs in children that end otherwise while other threads run Python.)
+            # As processes of `multiprocessing` end. (PyTorch hangs in children that end otherwise while other
+            # threads run Python.)
             os._exit(0)
         time.sleep(0.01)
         assert os.waitpid(child, 0)[1] == 0
@@ -155,7 +160,9 @@ def test_the_innermost_call_of_the_script_is_the_place():
     assert at_work("/home/me/train.py", "def log():\n  wait()\nlog()").startswith(own)
     # A library that waits on behalf of the script: the script's line counts.
     waiting: dict[str, Any] = {}
-    library = compile("def write(end, begun):\n  begun.set()\n  end.wait(30)", "/x/site-packages/board/writer.py", "exec")
+    library = compile(
+        "def write(end, begun):\n  begun.set()\n  end.wait(30)", "/x/site-packages/board/writer.py", "exec"
+    )
     exec(library, waiting)
     script = compile("def log():\n  write(end, begun)\n\nlog()", "/home/me/train.py", "exec")
     begun, end = threading.Event(), threading.Event()

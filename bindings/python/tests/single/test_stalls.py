@@ -80,7 +80,8 @@ def test_a_stopped_rank_is_told_as_stopped() -> None:
 import signal, subprocess, sys
 if hvd.rank() == 1:
     # There are no heartbeats here, so nobody misses it until it is woken again.
-    subprocess.Popen([sys.executable, "-c", f"import os, signal, time; time.sleep(9); os.kill({os.getpid()}, signal.SIGCONT)"])
+    resume = f"import os, signal, time; time.sleep(9); os.kill({os.getpid()}, signal.SIGCONT)"
+    subprocess.Popen([sys.executable, "-c", resume])
     time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGSTOP)
 hvd.allreduce(torch.ones(1), name="w")

@@ -31,7 +31,8 @@ FIT = """
 
     model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(8), tf.keras.layers.Dense(2)])
     model.compile(
-        hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     try:
         model.fit(np.ones((20, 4), np.float32), np.zeros(20), batch_size=2, verbose=0, callbacks=[Killed()])
@@ -71,7 +72,8 @@ LOOP = """
     train()
     print("went on after a stall", flush=True)
     if hvd.rank() == 1:
-        subprocess.Popen([sys.executable, "-c", f"import os, signal, time; time.sleep(2); os.kill({os.getpid()}, signal.SIGCONT)"])
+        resume = f"import os, signal, time; time.sleep(2); os.kill({os.getpid()}, signal.SIGCONT)"
+        subprocess.Popen([sys.executable, "-c", resume])
         os.kill(os.getpid(), signal.SIGSTOP)
     train()
     print("went on after a stop", flush=True)

@@ -1,4 +1,5 @@
-"""TensorFlow's collectives where the environment matters: thread counts, TensorFlow 1's behaviour, dead ranks, two frameworks.
+"""TensorFlow's collectives where the environment matters: thread counts, TensorFlow 1's behaviour, dead ranks, two
+frameworks.
 
 Each test starts a job of its own; what needs no environment of its own is in `tests/tensorflow`.
 """
@@ -21,7 +22,8 @@ SECONDS = 120
 
 
 def test_one_thread_for_operations_is_enough_for_any_order() -> None:
-    """A kernel that waited in its thread would wait for ever: the one thread of each rank is in a different operation."""
+    """A kernel that waited in its thread would wait for ever: the one thread of each rank is in a different
+    operation."""
     job = run_job(
         2,
         """

@@ -1,4 +1,5 @@
-"""TensorFlow as old scripts use it, on two ranks: Keras 2, and the behaviour of TensorFlow 1 with sessions and reference variables.
+"""TensorFlow as old scripts use it, on two ranks: Keras 2, and the behaviour of TensorFlow 1 with sessions and
+reference variables.
 
 Both are chosen for a whole process, so that each is a job of its own.
 """
@@ -6,7 +7,12 @@ Both are chosen for a whole process, so that each is a job of its own.
 import pytest
 from jobs import run_job
 
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
+ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+}
 
 KERAS_2 = """
     import numpy as np
@@ -34,7 +40,8 @@ KERAS_2 = """
         for function in (False, True):
             inputs = np.random.default_rng(4).normal(3.0, size=(5, *shape)).astype("float32")
             weights = np.random.default_rng(6).normal(size=inputs.shape).astype("float32")
-            # The layer of Keras has a fused implementation, which multiplies the variance by n / (n - 1), and one that does not.
+            # The layer of Keras has a fused implementation, which multiplies the variance by n / (n - 1), and one that
+            # does not.
             plain = tf.keras.layers.BatchNormalization()
             plain.fused = False
             expected = run(plain, inputs, weights, False)
@@ -47,7 +54,8 @@ KERAS_2 = """
                 np.testing.assert_allclose(hvd.allreduce(value, op=hvd.Sum), whole, rtol=2e-4, atol=2e-3)
             for value, whole in zip(values[4:], expected[4:]):
                 np.testing.assert_allclose(value, whole, rtol=2e-4, atol=2e-4)
-            np.testing.assert_allclose(layer(inputs, training=False), plain(inputs, training=False), rtol=2e-4, atol=2e-4)
+            wanted = plain(inputs, training=False)
+            np.testing.assert_allclose(layer(inputs, training=False), wanted, rtol=2e-4, atol=2e-4)
 
     layer = tf.keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")
     with tf.GradientTape() as tape:
@@ -83,7 +91,9 @@ TENSORFLOW_1 = """
             assert weight.dtype._is_ref_dtype
             loss = tf.reduce_sum(tf.square(weight - target * (rank + 1)))
             optimizer = hvd.DistributedOptimizer(
-                tf.train.MomentumOptimizer(0.05, 0.9), backward_passes_per_step=passes, average_aggregated_gradients=True
+                tf.train.MomentumOptimizer(0.05, 0.9),
+                backward_passes_per_step=passes,
+                average_aggregated_gradients=True,
             )
             step = tf.train.get_or_create_global_step()
             train = optimizer.minimize(loss, global_step=step)

@@ -1,4 +1,5 @@
-"""Phases that the front ends for TensorFlow and Keras find out by themselves: for every backend of Keras, and for Keras 2."""
+"""Phases that the front ends for TensorFlow and Keras find out by themselves: for every backend of Keras, and for Keras
+2."""
 
 from __future__ import annotations
 
@@ -67,10 +68,12 @@ FIT = """
     hvd.init()
     model = keras.Sequential([keras.layers.Dense(2)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], **{options})
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], **{options})
     features, labels = np.ones((12, 4), np.float32), np.zeros(12, np.int64)
     saving = keras.callbacks.ModelCheckpoint("model{{epoch}}.weights.h5", save_weights_only=True)
-    model.fit(features, labels, batch_size=4, epochs=2, verbose=0, validation_data=(features, labels), callbacks=[saving])
+    both = (features, labels)
+    model.fit(*both, batch_size=4, epochs=2, verbose=0, validation_data=both, callbacks=[saving])
     # (Keras itself imports JAX where it finds it.)
     unused = {{"tensorflow": "torch", "torch": "tensorflow", "jax": "tensorflow"}}["{backend}"]
     assert unused not in sys.modules, "a framework was imported that nobody uses"

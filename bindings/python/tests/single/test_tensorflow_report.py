@@ -1,7 +1,8 @@
-"""Scripts for TensorFlow and for Keras that have one illness after the other: the report names each without any help of the scripts.
+"""Scripts for TensorFlow and for Keras that have one illness after the other: the report names each without any help of
+the scripts.
 
-Work and illnesses are sleep, so that they last as long as they should however busy the machine is. Each script is one job with a scene
-for each illness, because importing TensorFlow takes longer than all scenes.
+Work and illnesses are sleep, so that they last as long as they should however busy the machine is. Each script is one
+job with a scene for each illness, because importing TensorFlow takes longer than all scenes.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def reported(traces: Path, scene: str) -> dict[str, Any]:
     before = STEPS * SCENES.index(scene)
     window = f"iterations={before + 1}..{before + STEPS - 1}"
     words = [command(), "report", str(traces), "--json", "--window", window]
-    report: dict[str, Any] = json.loads(subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout)
+    report: dict[str, Any] = json.loads(
+        subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+    )
     return report
 
 
@@ -186,5 +189,7 @@ def test_the_phases_of_both_ranks_are_there(run, tmp_path):
         assert count["input wait"] >= steps - 1, count
         assert count["evaluation"] >= (2 if rank == 0 else 0), count
         if name == "fit":
-            marks = Counter(event["name"].split()[0] for event in events if event["pid"] == rank and event["ph"] in "iI")
+            marks = Counter(
+                event["name"].split()[0] for event in events if event["pid"] == rank and event["ph"] in "iI"
+            )
             assert marks["epoch"] == len(SCENES), marks

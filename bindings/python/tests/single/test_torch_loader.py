@@ -114,7 +114,8 @@ WORKERS = """
     hvd.init()
     model = torch.nn.Linear(1, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    batches = DataLoader(Samples(8), batch_size=1, num_workers=2, multiprocessing_context=method, worker_init_fn=seen_by_init)
+    workers = dict(num_workers=2, multiprocessing_context=method, worker_init_fn=seen_by_init)
+    batches = DataLoader(Samples(8), batch_size=1, **workers)
     for epoch in range(2):
         for inputs, initialised in batches:
             assert bool(initialised.all()), "the user's own function was not called"
@@ -143,7 +144,9 @@ def test_workers_have_rows_however_they_are_started(tmp_path, method):
 def test_a_loader_starts_its_workers_also_where_the_pipe_is_closed(notes, monkeypatch):
     os.close(notes.writing)
     os.close(notes.reading)
-    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter, "__init__", dataloader._MultiProcessingDataLoaderIter.__init__)
+    monkeypatch.setattr(
+        dataloader._MultiProcessingDataLoaderIter, "__init__", dataloader._MultiProcessingDataLoaderIter.__init__
+    )
     loader._introduce_workers()
     batches = dataloader.DataLoader(list(range(4)), num_workers=1, multiprocessing_context="fork")
     assert [int(batch) for batch in batches] == [0, 1, 2, 3]

@@ -72,7 +72,8 @@ def test_a_plain_training_script_has_all_its_phases(tmp_path, monkeypatch):
     for rank in range(2):
         spans = of_ranks[str(rank)]
         count = {name: sum(span[0] == name for span in spans) for name in {span[0] for span in spans}}
-        # Two epochs of three batches, two rounds of evaluation of three, one batch that nothing follows; each round ends with a wait for nothing.
+        # Two epochs of three batches, two rounds of evaluation of three, one batch that nothing follows; each round
+        # ends with a wait for nothing.
         assert count["input wait"] == 17, count
         assert count["backward"] == 6 and count["optimizer step"] == 12, count
         assert count["forward"] == 7, count
@@ -140,7 +141,8 @@ def test_evaluation_ends_with_the_host_where_the_device_has_nothing_left_to_do(w
 def test_evaluation_lasts_until_the_device_has_done_its_part(watch):
     watch, marks, tail, left = watch
     watch.end_evaluation()
-    assert marks == ["+evaluation"] and not watch.evaluates(), "what comes next is training, but the device still evaluates"
+    assert marks == ["+evaluation"], "the device still evaluates"
+    assert not watch.evaluates(), "what comes next is training"
     watch.begin("input wait")
     watch.end("input wait")
     tail.over = True

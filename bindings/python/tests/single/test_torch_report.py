@@ -1,5 +1,5 @@
-"""A script for PyTorch that has one illness after the other: the report names each without any help of the script, and the same script without
-the illness takes as long as was predicted.
+"""A script for PyTorch that has one illness after the other: the report names each without any help of the script, and
+the same script without the illness takes as long as was predicted.
 
 Work and illnesses are sleep, so that they last as long as they should however busy the machine is.
 """
@@ -265,7 +265,9 @@ def test_ranks_with_more_threads_than_there_are_cores_are_told_so(tmp_path):
     assert job.code == 0, job
     words = [command(), "report", str(tmp_path), "--json", "--window", "iterations=2..11"]
     report = json.loads(subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout)
-    said = [advice for finding in report["findings"] for advice in finding["advice"] if advice["rule"] == "thread-layout"]
+    said = [
+        advice for finding in report["findings"] for advice in finding["advice"] if advice["rule"] == "thread-layout"
+    ]
     assert len(said) == 1, report
     # What counts is what the script has set, not what the environment said at the start.
     assert said[0]["change"].startswith(f"2 ranks with {2 * cores} threads each share "), said

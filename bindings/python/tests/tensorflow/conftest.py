@@ -1,8 +1,8 @@
 """Every file here is run by all ranks of a job at once: `farandole run -np 2 python -m pytest tests/tensorflow`.
 
 The ranks go through the same tests in the same order. A rank that fails ends there, and the others hear of it from the
-engine; so the first failure is the one to look at. Keras is Keras 3 on TensorFlow here; what needs another environment is a
-job of its own in `tests/single`.
+engine; so the first failure is the one to look at. Keras is Keras 3 on TensorFlow here; what needs another environment
+is a job of its own in `tests/single`.
 """
 
 import os

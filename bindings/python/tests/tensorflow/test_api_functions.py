@@ -22,7 +22,9 @@ def test_variables_become_those_of_the_root() -> None:
             hvd.broadcast_variables(variables, root_rank=root, inplace=inplace)
             for variable in variables:
                 value = tf.cast(variable, tf.float64).numpy()
-                np.testing.assert_array_equal(value, np.full(value.shape, min(root + 1, 1 if variable.dtype == "bool" else 99)))
+                np.testing.assert_array_equal(
+                    value, np.full(value.shape, min(root + 1, 1 if variable.dtype == "bool" else 99))
+                )
 
 
 def test_values_that_were_read_before_stay_what_they_were() -> None:
@@ -111,7 +113,9 @@ def test_groups_of_mixed_kinds(function: bool) -> None:
 
     def reduce() -> list:
         slices = tf.IndexedSlices(tf.fill([1, 2], rank + 1.0), tf.constant([rank % 3]), tf.constant([3, 2]))
-        return hvd.grouped_allreduce([tf.ones(2) * rank, slices, tf.constant([rank], tf.float64), tf.ones(3)], op=hvd.Sum)
+        return hvd.grouped_allreduce(
+            [tf.ones(2) * rank, slices, tf.constant([rank], tf.float64), tf.ones(3)], op=hvd.Sum
+        )
 
     first, slices, second, third = (tf.function(reduce) if function else reduce)()
     np.testing.assert_array_equal(first, np.full(2, sum(range(size))))

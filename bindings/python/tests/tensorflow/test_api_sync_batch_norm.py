@@ -36,7 +36,8 @@ def run(layer: keras.Layer, inputs: np.ndarray, weights: np.ndarray, mask: np.nd
         return outputs, *tape.gradient(loss, [batch, layer.gamma, layer.beta])
 
     outputs, inputs_grad, gamma_grad, beta_grad = (tf.function(step) if function else step)(tf.constant(inputs))
-    return outputs.numpy(), inputs_grad.numpy(), gamma_grad, beta_grad, layer.moving_mean.numpy(), layer.moving_variance.numpy()
+    means, variances = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+    return outputs.numpy(), inputs_grad.numpy(), gamma_grad, beta_grad, means, variances
 
 
 @pytest.mark.parametrize(

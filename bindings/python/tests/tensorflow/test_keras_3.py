@@ -1,4 +1,5 @@
-"""Keras 3 on its TensorFlow backend, in jobs of several ranks. The checks are those of `keras_checks`, which other environments run, too."""
+"""Keras 3 on its TensorFlow backend, in jobs of several ranks. The checks are those of `keras_checks`, which other
+environments run, too."""
 
 from __future__ import annotations
 

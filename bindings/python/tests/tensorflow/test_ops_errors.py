@@ -1,4 +1,5 @@
-"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs two ranks or more."""
+"""What does not fit together is refused on every rank, with Horovod's words, and the job goes on. Needs two ranks or
+more."""
 
 import numpy as np
 import pytest

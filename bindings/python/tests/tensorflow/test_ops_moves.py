@@ -1,4 +1,5 @@
-"""Allgather, broadcast, alltoall and reducescatter: every element type, way of running and process set, against NumPy."""
+"""Allgather, broadcast, alltoall and reducescatter: every element type, way of running and process set, against
+NumPy."""
 
 import numpy as np
 import pytest

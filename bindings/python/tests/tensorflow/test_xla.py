@@ -34,7 +34,7 @@ def assert_same_compiled(function, *tensors) -> None:
         assert result.numpy().tobytes() == value.numpy().tobytes()
 
 
-# --- each op -----------------------------------------------------------------------------------------------------------
+# --- each op ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
@@ -116,7 +116,7 @@ def test_scalars_empty_tensors_and_transposed_ones():
     assert_same_compiled(shapes, own([4, 3]))
 
 
-# --- programs ----------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 def test_many_collectives_in_one_program_whatever_the_ranks_do_meanwhile():
@@ -174,7 +174,9 @@ def test_loops_conditions_and_functions_inside():
 
 def test_shapes_that_are_known_when_a_program_runs():
     function = tf.function(
-        lambda tensor: (mpi_ops._allreduce(tensor, name="any_rows"), mpi_ops.allgather(tensor, name="any_rows_gathered")),
+        lambda tensor: (
+            mpi_ops._allreduce(tensor, name="any_rows"), mpi_ops.allgather(tensor, name="any_rows_gathered")
+        ),
         jit_compile=True,
         input_signature=[tf.TensorSpec([None, 2])],
     )
@@ -203,7 +205,7 @@ def test_a_compiled_function_survives_the_job_and_serves_the_next():
     assert float(function(tf.constant(2.0))) == 2 * hvd.size()
 
 
-# --- gradients and training --------------------------------------------------------------------------------------------
+# --- gradients and training -------------------------------------------------------------------------------------------
 
 
 def test_gradients_are_those_of_the_ops():
@@ -278,7 +280,7 @@ def test_keras_fit_with_jit_compile():
         np.testing.assert_allclose(result, value, rtol=1e-4, atol=1e-6)
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_what_ranks_refuse_names_the_tensor_and_the_job_goes_on():

@@ -1,7 +1,8 @@
 """Gloo, through torch.distributed, as a contestant of `farandole bench`.
 
 One process for each rank. It takes orders from the driver, one line of JSON each, and answers in kind; the words are
-those of the driver's own ranks, and so is the order of work within a round; only the checked values are its own. It ends when the driver hangs up.
+those of the driver's own ranks, and so is the order of work within a round; only the checked values are its own. It
+ends when the driver hangs up.
 
 usage: gloo.py RANK RANKS RENDEZVOUS_FILE DRIVER_SOCKET [core=CORE] [address=ADDRESS]
 """

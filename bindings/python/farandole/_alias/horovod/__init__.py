@@ -1,8 +1,8 @@
 """The name `horovod`, for scripts that say `import horovod.torch as hvd` and shall not be changed.
 
-Owns nothing but names: everything here is Farandole's, under the module names under which scripts look for Horovod's. The
-invariant is identity, not likeness: `horovod.torch.mpi_ops` *is* `farandole.torch.mpi_ops`, so that a process set, an
-exception or a handle that one library got from `horovod` can be given to another that uses `farandole`.
+Owns nothing but names: everything here is Farandole's, under the module names under which scripts look for Horovod's.
+The invariant is identity, not likeness: `horovod.torch.mpi_ops` *is* `farandole.torch.mpi_ops`, so that a process set,
+an exception or a handle that one library got from `horovod` can be given to another that uses `farandole`.
 
 Two ways lead here: `farandole run --horovod` puts the folder above this one on the path of its ranks, and the
 distribution in `bindings/horovod` installs it.

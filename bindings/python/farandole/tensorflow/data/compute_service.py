@@ -1,11 +1,12 @@
 """Input pipelines on other processes: a compute job runs TensorFlow's data service, a training job reads from it.
 
-The compute job (`compute_worker`) has one or more *dispatchers* and several *workers* for each. A `TfDataServiceConfig`, which it writes to a file, tells the
-training job where its registry is (`registry.py`) and with which key. Dispatchers run in the compute job, or, with
-`dispatcher_side="training"`, in the training job: one for all ranks, or one for each.
+The compute job (`compute_worker`) has one or more *dispatchers* and several *workers* for each. A
+`TfDataServiceConfig`, which it writes to a file, tells the training job where its registry is (`registry.py`) and with
+which key. Dispatchers run in the compute job, or, with `dispatcher_side="training"`, in the training job: one for all
+ranks, or one for each.
 
-**Addresses.** TensorFlow announces its servers under `localhost`. Here they are announced under the address that the host has on the way to the registry, so
-that the two jobs may be on different hosts.
+**Addresses.** TensorFlow announces its servers under `localhost`. Here they are announced under the address that the
+host has on the way to the registry, so that the two jobs may be on different hosts.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class _Dispatcher:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """The address of the dispatcher for a rank of the training job, while the block runs. Waits until it and its workers are there."""
+    """The address of the dispatcher for a rank of the training job, while the block runs. Waits until it and its
+    workers are there."""
     compute = compute_config.compute_client(verbose=2)
     dispatcher = None
     if compute_config.dispatcher_side == "training" and (compute_config.dispatchers > 1 or rank == 0):
@@ -131,7 +133,8 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """The dataset, computed by the workers of a compute job that has the dispatchers. Also a method of `tf.data.Dataset`.
+    """The dataset, computed by the workers of a compute job that has the dispatchers. Also a method of
+    `tf.data.Dataset`.
 
     Arguments:
         dataset: what to compute.

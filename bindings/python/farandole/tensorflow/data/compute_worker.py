@@ -1,7 +1,7 @@
 """The compute job: `farandole run -np 4 python -m farandole.tensorflow.data.compute_worker CONFIGFILE`.
 
-Rank 0 has the registry and writes the file that the training job reads. The job ends when somebody shuts the registry down
-(`TfDataServiceConfig.compute_client().shutdown()`).
+Rank 0 has the registry and writes the file that the training job reads. The job ends when somebody shuts the registry
+down (`TfDataServiceConfig.compute_client().shutdown()`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--dispatcher-side", default="compute", help="where they run: compute (default) or training, the job that reads"
     )
-    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for dispatchers and workers (default: 60)")
+    parser.add_argument(
+        "--timeout", type=int, default=60, help="seconds to wait for dispatchers and workers (default: 60)"
+    )
     given = parser.parse_args()
     main(given.dispatchers, given.dispatcher_side, given.configfile, given.timeout)

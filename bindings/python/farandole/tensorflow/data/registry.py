@@ -1,14 +1,16 @@
 """Where dispatchers and workers of the data service announce themselves, and where everybody else waits for them.
 
-`ComputeService` is a small TCP server in one process of the compute job; `ComputeClient` asks it. Both have the names and methods of Horovod's.
+`ComputeService` is a small TCP server in one process of the compute job; `ComputeClient` asks it. Both have the names
+and methods of Horovod's.
 
-**Protocol.** One request on each connection. The server sends a nonce of 32 bytes. Both sides then send one frame: 4 bytes of length, big-endian; 32 bytes
-of HMAC-SHA256, with the key of the service, over the direction, the nonce and the payload; the payload, JSON. A frame with another length
-than is allowed, or with a wrong code, is dropped before it is parsed; the nonce keeps an old frame from counting again. Nothing is
-pickled. Payloads are not encrypted: they hold addresses and numbers.
+**Protocol.** One request on each connection. The server sends a nonce of 32 bytes. Both sides then send one frame: 4
+bytes of length, big-endian; 32 bytes of HMAC-SHA256, with the key of the service, over the direction, the nonce and the
+payload; the payload, JSON. A frame with another length than is allowed, or with a wrong code, is dropped before it is
+parsed; the nonce keeps an old frame from counting again. Nothing is pickled. Payloads are not encrypted: they hold
+addresses and numbers.
 
-Invariant: a request is answered, or its connection ends. Waiting for a registration has a deadline, which the client names;
-waiting for the shutdown ends with the service.
+Invariant: a request is answered, or its connection ends. Waiting for a registration has a deadline, which the client
+names; waiting for the shutdown ends with the service.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-def _send_frame(connection: socket.socket, key: bytes, direction: bytes, nonce: bytes, message: Mapping[str, Any]) -> None:
+def _send_frame(
+    connection: socket.socket, key: bytes, direction: bytes, nonce: bytes, message: Mapping[str, Any]
+) -> None:
     payload = json.dumps(message).encode()
     connection.sendall(struct.pack(">I", len(payload)) + _code(key, direction, nonce, payload) + payload)
 
@@ -149,7 +153,9 @@ class ComputeService:
         nics: names of the network interfaces whose addresses are announced; by default, all.
     """
 
-    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Optional[Iterable[str]] = None) -> None:
+    def __init__(
+        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Optional[Iterable[str]] = None
+    ) -> None:
         if dispatchers <= 0:
             raise ValueError(f"The number of dispatchers must be larger than 0: {dispatchers}")
         if workers_per_dispatcher <= 0:
@@ -226,7 +232,8 @@ class ComputeService:
             known = self._addresses[dispatcher]
             if known not in (None, address):
                 raise ValueError(
-                    f"Dispatcher with id {dispatcher} has already been registered under different address {known}: {address}"
+                    f"Dispatcher with id {dispatcher} has already been registered under different address {known}: "
+                    f"{address}"
                 )
             self._addresses[dispatcher] = address
             self._changed.notify_all()
@@ -236,15 +243,16 @@ class ComputeService:
         with self._changed:
             if not self._changed.wait_for(lambda: done() or self._shut_down, seconds):
                 raise TimeoutException(
-                    f"Timed out waiting for {activity}. Try to find out what takes it so long or increase timeout. Timeout after "
-                    f"{seconds} seconds."
+                    f"Timed out waiting for {activity}. Try to find out what takes it so long or increase timeout. "
+                    f"Timeout after {seconds} seconds."
                 )
             if not done():
                 raise ValueError(f"The compute service was shut down while waiting for {activity}")
 
 
 class ComputeClient:
-    """Asks a `ComputeService`. Tries its addresses in turn, those of this host's loopback last, and stays with the first that answers.
+    """Asks a `ComputeService`. Tries its addresses in turn, those of this host's loopback last, and stays with the
+    first that answers.
 
     Arguments:
         compute_addresses: what `ComputeService.addresses` returned.
@@ -252,7 +260,9 @@ class ComputeClient:
         verbose: not used.
     """
 
-    def __init__(self, compute_addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1) -> None:
+    def __init__(
+        self, compute_addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1
+    ) -> None:
         pairs = [(str(host), int(port)) for entries in compute_addresses.values() for host, port in entries]
         self._candidates = sorted(pairs, key=lambda pair: pair[0].startswith("127."))
         self._key = key
@@ -306,9 +316,13 @@ class ComputeClient:
             if "error" in reply:
                 raise _ERRORS.get(str(reply["error"]), RuntimeError)(reply.get("message"))
             return reply.get("value")
-        raise ConnectionError(f"The compute service did not answer {kind}: {'; '.join(failures) or 'it has no address'}")
+        raise ConnectionError(
+            f"The compute service did not answer {kind}: {'; '.join(failures) or 'it has no address'}"
+        )
 
-    def _exchange(self, connection: socket.socket, request: dict[str, Any], wait_seconds: Optional[float]) -> dict[str, Any]:
+    def _exchange(
+        self, connection: socket.socket, request: dict[str, Any], wait_seconds: Optional[float]
+    ) -> dict[str, Any]:
         nonce = _receive_exactly(connection, _NONCE_BYTES)
         _send_frame(connection, self._key, _REQUEST, nonce, request)
         # A host that vanishes is noticed by keepalive, also where nothing bounds the wait.

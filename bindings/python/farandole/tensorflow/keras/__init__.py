@@ -1,7 +1,7 @@
 """Farandole for `tf.keras`: `import farandole.tensorflow.keras as hvd`.
 
-Horovod's API for `tf.keras`: Keras 3 on its tensorflow backend or, with `TF_USE_LEGACY_KERAS=1`, Keras 2 (tf_keras), with its new and its legacy
-optimizers. docs/keras.md says what works where.
+Horovod's API for `tf.keras`: Keras 3 on its tensorflow backend or, with `TF_USE_LEGACY_KERAS=1`, Keras 2 (tf_keras),
+with its new and its legacy optimizers. docs/keras.md says what works where.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _keras: Any = tf.keras
 _backend = "tensorflow"
 if _keras.backend.backend() != _backend:
     raise ImportError(
-        f"farandole.tensorflow.keras needs Keras 3 on its tensorflow backend, not on {_keras.backend.backend()!r}; use farandole.keras there"
+        f"farandole.tensorflow.keras needs Keras 3 on its tensorflow backend, not on {_keras.backend.backend()!r}; use "
+        "farandole.keras there"
     )
 _front_end = _FrontEnd(_keras, _backend)
 

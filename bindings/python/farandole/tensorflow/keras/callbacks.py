@@ -15,7 +15,9 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(_callbacks.BroadcastGlobalVariables, keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastGlobalVariablesCallback(  # type: ignore[misc]
+    _callbacks.BroadcastGlobalVariables, keras.callbacks.Callback
+):
     __doc__ = _callbacks.BroadcastGlobalVariables.__doc__
 
 
@@ -34,5 +36,6 @@ class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, keras.callbacks.
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Saves the model when a metric is better than ever before. For one rank.
 
-    BestModelCheckpoint(monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch", filepath=None)
+    BestModelCheckpoint(monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch",
+    filepath=None)
     """

@@ -1,7 +1,7 @@
 """`horovod._keras`: the functions below Horovod's two Keras packages, for code that calls them itself.
 
-Each takes the module `keras` or its backend first, as Horovod's do. Which Keras is meant is seen from the optimizer, so the
-modules are not looked at here. Not there: the methods that Horovod gives to classes which it makes while it wraps.
+Each takes the module `keras` or its backend first, as Horovod's do. Which Keras is meant is seen from the optimizer, so
+the modules are not looked at here. Not there: the methods that Horovod gives to classes which it makes while it wraps.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def load_model(
     custom_objects: Any,
     legacy_opts: bool = False,
 ) -> Any:
-    """The model of a file; `wrap_optimizer` makes, of each class of optimizer, what makes a distributed one of its configuration."""
+    """The model of a file; `wrap_optimizer` makes, of each class of optimizer, what makes a distributed one of its
+    configuration."""
     base = keras.optimizers.legacy.Optimizer if legacy_opts else keras.optimizers.Optimizer
     known = {cls.__name__.lower(): wrap_optimizer(cls) for cls in base.__subclasses__()}
     known.update({cls.__name__: wrap_optimizer(cls) for cls in custom_optimizers or ()})

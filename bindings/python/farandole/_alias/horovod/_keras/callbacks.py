@@ -1,7 +1,7 @@
 """`horovod._keras.callbacks`: the parts of callbacks that know no Keras, under Horovod's names.
 
-Every callback of `horovod.keras` and `horovod.tensorflow.keras` is an instance of one of them; code that looks for callbacks of
-either package asks for these. They take no backend, because they find it at the model.
+Every callback of `horovod.keras` and `horovod.tensorflow.keras` is an instance of one of them; code that looks for
+callbacks of either package asks for these. They take no backend, because they find it at the model.
 """
 
 from farandole._keras.callbacks import BroadcastGlobalVariables as BroadcastGlobalVariablesCallbackImpl

@@ -1,7 +1,7 @@
 """`horovod.common.util`: the small functions that scripts and Horovod's own tests import from there.
 
-Horovod asks here which of its extensions were compiled, by loading each in a process of its own. Farandole compiles none, so
-the same questions are answered by looking whether the framework is installed, and cost nothing. Not there:
+Horovod asks here which of its extensions were compiled, by loading each in a process of its own. Farandole compiles
+none, so the same questions are answered by looking whether the framework is installed, and cost nothing. Not there:
 everything that only Horovod's installation used.
 """
 

@@ -1,4 +1,5 @@
-"""`horovod.runner`: `run`, which starts a function on many processes, and the few modules that scripts import from below it.
+"""`horovod.runner`: `run`, which starts a function on many processes, and the few modules that scripts import from
+below it.
 
 Not there: the parts of Horovod's launcher, which were never meant for scripts. `farandole run` is a program of its own.
 """

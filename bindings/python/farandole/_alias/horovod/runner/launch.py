@@ -1,7 +1,8 @@
 """`horovod.runner.launch`: the command `horovodrun`, which is `farandole run --horovod`.
 
-Owns the hand-over alone: the process becomes the launcher, with the same words after the command. Flags, and what is said about
-those that mean something else here, are the launcher's affair (docs/run.md). Not there: functions of Horovod's launcher.
+Owns the hand-over alone: the process becomes the launcher, with the same words after the command. Flags, and what is
+said about those that mean something else here, are the launcher's affair (docs/run.md). Not there: functions of
+Horovod's launcher.
 """
 
 import os

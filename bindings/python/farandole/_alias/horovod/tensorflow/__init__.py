@@ -1,7 +1,7 @@
 """`horovod.tensorflow`: what Horovod exports to TensorFlow scripts, name by name, from `farandole.tensorflow`.
 
-The submodules that scripts import by themselves (`mpi_ops`, `functions`, `compression`, `util`, …) are Farandole's own modules under
-these names. Without TensorFlow the import fails and says what to install.
+The submodules that scripts import by themselves (`mpi_ops`, `functions`, `compression`, `util`, …) are Farandole's own
+modules under these names. Without TensorFlow the import fails and says what to install.
 """
 
 import importlib.util

@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.compression` is `farandole.tensorflow.compression`: importing this name gives that module itself."""
+"""`horovod.tensorflow.compression` is `farandole.tensorflow.compression`: importing this name gives that module
+itself."""
 
 import sys
 

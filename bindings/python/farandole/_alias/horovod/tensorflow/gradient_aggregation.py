@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.gradient_aggregation` is `farandole.tensorflow.gradient_aggregation`: importing this name gives that module itself."""
+"""`horovod.tensorflow.gradient_aggregation` is `farandole.tensorflow.gradient_aggregation`: importing this name gives
+that module itself."""
 
 import sys
 

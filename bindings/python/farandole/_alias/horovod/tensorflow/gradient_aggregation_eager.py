@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.gradient_aggregation_eager` is `farandole.tensorflow.gradient_aggregation_eager`: importing this name gives that module itself."""
+"""`horovod.tensorflow.gradient_aggregation_eager` is `farandole.tensorflow.gradient_aggregation_eager`: importing this
+name gives that module itself."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.sync_batch_norm` is `farandole.tensorflow.sync_batch_norm`: importing this name gives that module itself."""
+"""`horovod.tensorflow.sync_batch_norm` is `farandole.tensorflow.sync_batch_norm`: importing this name gives that module
+itself."""
 
 import sys
 

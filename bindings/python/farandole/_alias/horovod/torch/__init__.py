@@ -1,7 +1,8 @@
 """`horovod.torch`: what Horovod exports to PyTorch scripts, name by name, from `farandole.torch`.
 
-The submodules that scripts import by themselves (`mpi_ops`, `functions`, `optimizer`, `compression`, `sync_batch_norm`) are
-Farandole's own modules under these names. `elastic` can be imported, and says that it is not there yet when it is used.
+The submodules that scripts import by themselves (`mpi_ops`, `functions`, `optimizer`, `compression`, `sync_batch_norm`)
+are Farandole's own modules under these names. `elastic` can be imported, and says that it is not there yet when it is
+used.
 """
 
 from farandole.torch import *  # noqa: F403 -- what it exports is the list, and a test knows it by heart

@@ -1,4 +1,5 @@
-"""`horovod.torch.sync_batch_norm` is `farandole.torch.sync_batch_norm`: importing this name gives that module itself."""
+"""`horovod.torch.sync_batch_norm` is `farandole.torch.sync_batch_norm`: importing this name gives that module
+itself."""
 
 import sys
 

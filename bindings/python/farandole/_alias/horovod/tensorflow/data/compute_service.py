@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.data.compute_service` is `farandole.tensorflow.data.compute_service`: importing this name gives that module itself."""
+"""`horovod.tensorflow.data.compute_service` is `farandole.tensorflow.data.compute_service`: importing this name gives
+that module itself."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.data.compute_worker` is `farandole.tensorflow.data.compute_worker`, as a module and as a program (`python -m`)."""
+"""`horovod.tensorflow.data.compute_worker` is `farandole.tensorflow.data.compute_worker`, as a module and as a program
+(`python -m`)."""
 
 import sys
 

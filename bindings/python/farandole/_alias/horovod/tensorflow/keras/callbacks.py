@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.keras.callbacks` is `farandole.tensorflow.keras.callbacks`: importing this name gives that module itself."""
+"""`horovod.tensorflow.keras.callbacks` is `farandole.tensorflow.keras.callbacks`: importing this name gives that module
+itself."""
 
 import sys
 

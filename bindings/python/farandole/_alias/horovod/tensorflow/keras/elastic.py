@@ -1,4 +1,5 @@
-"""`horovod.tensorflow.keras.elastic` is `farandole.tensorflow.keras.elastic`: importing this name gives that module itself."""
+"""`horovod.tensorflow.keras.elastic` is `farandole.tensorflow.keras.elastic`: importing this name gives that module
+itself."""
 
 import sys
 
