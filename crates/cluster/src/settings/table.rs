@@ -84,8 +84,8 @@ const fn none(name: &'static str, why: &'static str) -> Setting {
 pub const SECTIONS: &[Section] = &[
     Section {
         title: "The engine",
-        text: "How collectives run. Where a setting must be the same on all ranks, a difference ends `init` with an error that \
-               names both values.",
+        text: "How collectives run. Where a setting must be the same on all ranks, a difference ends `init` with an error \
+               that names\nboth values.",
         settings: ENGINE,
     },
     Section {
