@@ -1,8 +1,8 @@
 //! Seeds of the fuzz targets: made by code, kept as files, replayed by ordinary tests.
 //!
-//! Tests of the crates that own a decoder include this file. The *made* seeds are written in the test, one for each form
-//! that the decoder knows and for typical garbage; each lies in `fuzz/corpus/<target>` under its name, byte for byte. So
-//! an encoding that changes by accident fails a test, and one that changes on purpose is written anew with
+//! Tests of the crates that own a decoder include this file. The *made* seeds are written in the test, one for each
+//! form that the decoder knows and for typical garbage; each lies in `fuzz/corpus/<target>` under its name, byte for
+//! byte. So an encoding that changes by accident fails a test, and one that changes on purpose is written anew with
 //! `FARANDOLE_WRITE_SEEDS=1` (and raises the protocol's version). Files that no test makes are finds of the fuzzer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -137,8 +137,8 @@ fn lint() -> Result<Tally> {
         .words(&Scope::Everything.words(&[]))
         .words(&["--", "-D", "warnings"])
         .run()?;
-    // The fuzz targets are a workspace of their own. Naming a fuzzer library, whichever, spares the machine the C++ compiler
-    // that building libFuzzer would need; nothing is linked here.
+    // The fuzz targets are a workspace of their own. Naming a fuzzer library, whichever, spares the machine the C++
+    // compiler that building libFuzzer would need; nothing is linked here.
     Shell::cargo(&["clippy", "--manifest-path", "fuzz/Cargo.toml", "--", "-D", "warnings"])
         .env("CUSTOM_LIBFUZZER_PATH", "/none/libFuzzer.a")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("fuzz").to_string_lossy())
@@ -159,8 +159,8 @@ fn run_doctests() -> Result<Tally> {
     Shell::cargo(&["test", "--doc"]).words(&Scope::Everything.words(&[])).run()
 }
 
-/// The tests of all arithmetic where the compiler flag takes run-time detection of the instruction set away. The flag changes every
-/// crate, so the leg has a target folder of its own and builds nothing of the others twice.
+/// The tests of all arithmetic where the compiler flag takes run-time detection of the instruction set away. The flag
+/// changes every crate, so the leg has a target folder of its own and builds nothing of the others twice.
 fn run_portable_tests() -> Result<Tally> {
     Shell::cargo(&["nextest", "run", "--package", "farandole-tensor"])
         .env("RUSTFLAGS", "--cfg farandole_portable")

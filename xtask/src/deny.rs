@@ -1,7 +1,7 @@
 //! Looks at the dependencies: licences, sources, duplicates; on request the list of known holes.
 //!
-//! The rules are in `deny.toml`. The list of known holes is a git repository that must be fetched from GitHub, so it is not
-//! part of `ci`, which runs wherever crates can be downloaded.
+//! The rules are in `deny.toml`. The list of known holes is a git repository that must be fetched from GitHub, so it is
+//! not part of `ci`, which runs wherever crates can be downloaded.
 
 use anyhow::{Result, bail};
 

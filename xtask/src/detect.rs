@@ -1,7 +1,8 @@
 //! Measures how soon everybody knows that a rank is gone: killed, and stopped.
 //!
-//! Four ranks allreduce without end; one of them gets a signal. What is timed is the user's view: from the signal to the arrival of each
-//! survivor's error on the launcher's standard error, and to the end of the launcher. Every error must name the rank.
+//! Four ranks allreduce without end; one of them gets a signal. What is timed is the user's view: from the signal to
+//! the arrival of each survivor's error on the launcher's standard error, and to the end of the launcher. Every error
+//! must name the rank.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,8 +1,8 @@
 //! Fuzzes every decoder for a while.
 //!
-//! Each file in `fuzz/fuzz_targets` is a target. Seeds lie in `fuzz/corpus/<target>` and are replayed by ordinary tests, so
-//! what `ci` covers needs no fuzzer. Inputs found here go to `target/fuzz-corpus`; one that breaks something is kept by
-//! cargo-fuzz in `fuzz/artifacts`, and belongs into the seeds once the decoder is mended.
+//! Each file in `fuzz/fuzz_targets` is a target. Seeds lie in `fuzz/corpus/<target>` and are replayed by ordinary
+//! tests, so what `ci` covers needs no fuzzer. Inputs found here go to `target/fuzz-corpus`; one that breaks something
+//! is kept by cargo-fuzz in `fuzz/artifacts`, and belongs into the seeds once the decoder is mended.
 
 use anyhow::{Context as _, Result, bail};
 

@@ -30,8 +30,8 @@ pub(crate) fn check() -> Result<Tally> {
     examine(Scope::Everything)
 }
 
-/// The tests that are looked at, as nextest names them. Those of `descriptors` change the process's limits, which valgrind
-/// keeps for itself; they touch no unsafe code.
+/// The tests that are looked at, as nextest names them. Those of `descriptors` change the process's limits, which
+/// valgrind keeps for itself; they touch no unsafe code.
 const TESTS: &str = "(package(farandole-tensor) + package(farandole-transport)) - binary(descriptors)";
 
 /// All tests of profile `memcheck`.

@@ -1,8 +1,8 @@
 //! Runs pure and unsafe code under Miri, which finds undefined behaviour that no test run can see.
 //!
-//! Miri needs a nightly toolchain and runs some hundred times slower, so `ci` does not run it; whoever changes unsafe code
-//! does (CONTRIBUTING.md says so). It knows no SIMD intrinsics beyond the common ones and no memfd, so the portable path
-//! is forced and shared memory is left to valgrind and the model checker.
+//! Miri needs a nightly toolchain and runs some hundred times slower, so `ci` does not run it; whoever changes unsafe
+//! code does (CONTRIBUTING.md says so). It knows no SIMD intrinsics beyond the common ones and no memfd, so the
+//! portable path is forced and shared memory is left to valgrind and the model checker.
 
 use anyhow::Result;
 

@@ -1,8 +1,8 @@
 //! Model-checks the protocols in which threads or processes hand memory over.
 //!
-//! A model checker runs a small test under every order that the memory model allows. The models are the integration tests
-//! `crates/*/tests/loom_*.rs`; they compile only with `--cfg loom`, which changes every crate, so the chore has a target
-//! folder of its own. Optimised, because a model tries up to some hundred thousand orders.
+//! A model checker runs a small test under every order that the memory model allows. The models are the integration
+//! tests `crates/*/tests/loom_*.rs`; they compile only with `--cfg loom`, which changes every crate, so the chore has a
+//! target folder of its own. Optimised, because a model tries up to some hundred thousand orders.
 
 use anyhow::{Context as _, Result, bail};
 

@@ -1,11 +1,11 @@
 //! Measures farandole and its peers over TCP between hosts that are network namespaces of this machine.
 //!
-//! Two namespaces are joined by a pair of virtual Ethernet devices: once as they are, which shows what the software costs, and
-//! once with the rate of both directions cut down to 1 Gbit/s, which shows how much of a line is used.
+//! Two namespaces are joined by a pair of virtual Ethernet devices: once as they are, which shows what the software
+//! costs, and once with the rate of both directions cut down to 1 Gbit/s, which shows how much of a line is used.
 //!
-//! The chore starts itself anew in a mount namespace of its own. The names of network namespaces are mounts, so these are seen
-//! in there alone: they collide with nobody's, and the kernel removes them, with the devices, when the last process has
-//! left, however it ended. Nothing has to be cleaned up.
+//! The chore starts itself anew in a mount namespace of its own. The names of network namespaces are mounts, so these
+//! are seen in there alone: they collide with nobody's, and the kernel removes them, with the devices, when the last
+//! process has left, however it ended. Nothing has to be cleaned up.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -21,12 +21,12 @@ const NAMES: &str = "/run/netns";
 /// The address of each host; its number is its place.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// What cuts a device down to the rate of a line. The bucket must hold several of the packets of 64 KB that the kernel hands
-/// over at once, and the queue what a congestion window of a few milliseconds brings.
+/// What cuts a device down to the rate of a line. The bucket must hold several of the packets of 64 KB that the kernel
+/// hands over at once, and the queue what a congestion window of a few milliseconds brings.
 const LINE: [&str; 8] = ["root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"];
 
-/// How the shaped line is measured. A token bucket fills while nothing is sent, so a barrier before each iteration, which is not
-/// timed, would be worth the more to a contestant the slower its barrier is.
+/// How the shaped line is measured. A token bucket fills while nothing is sent, so a barrier before each iteration,
+/// which is not timed, would be worth the more to a contestant the slower its barrier is.
 const WITHOUT_PAUSES: [&str; 2] = ["--pace", "back-to-back"];
 
 /// How often the two algorithms of four ranks take turns.

@@ -1,10 +1,12 @@
 //! The page of `farandole report` in a real browser: Debian's chromium, without a screen.
 //!
-//! Tests hold the page to be one well-formed document that refers to nothing outside; what a browser makes of it only a browser knows. The chore has the pages of some
-//! jobs drawn in two widths, a telephone's and a laptop's, in light and in dark, and lets the browser itself look: everything has its place, nothing
-//! is wider than the screen, every bar has an extent, text stands out from the page, and nobody complains in the console.
+//! Tests hold the page to be one well-formed document that refers to nothing outside; what a browser makes of it only a
+//! browser knows. The chore has the pages of some jobs drawn in two widths, a telephone's and a laptop's, in light and
+//! in dark, and lets the browser itself look: everything has its place, nothing is wider than the screen, every bar has
+//! an extent, text stands out from the page, and nobody complains in the console.
 //!
-//! No leg of continuous integration: a browser is three hundred megabytes, and the page has no script that could go wrong.
+//! No leg of continuous integration: a browser is three hundred megabytes, and the page has no script that could go
+//! wrong.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Installs the libraries that `farandole bench --against` compares with, and PyTorch, whose launcher the tests start.
 //!
-//! Open MPI and MPICH come from the distribution (Debian, Ubuntu), side by side under their own names. Gloo comes inside
-//! PyTorch, into the virtual environment `.venv` at the root of the workspace, where the benchmark and the tests look for it. What
-//! is there already is left alone, so that running this twice costs seconds.
+//! Open MPI and MPICH come from the distribution (Debian, Ubuntu), side by side under their own names. Gloo comes
+//! inside PyTorch, into the virtual environment `.venv` at the root of the workspace, where the benchmark and the tests
+//! look for it. What is there already is left alone, so that running this twice costs seconds.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,9 +1,10 @@
 //! The Python side: its environment, its module, its tests.
 //!
-//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its types and runs the tests:
-//! `tests/single` in one process, `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of four ranks. Every framework is
-//! installed; one that cannot be fails the chore. The package is never installed into `.venv`; Python finds it through
-//! `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
+//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its
+//! types and runs the tests: `tests/single` in one process, `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs
+//! of two and of four ranks. Every framework is installed; one that cannot be fails the chore. The package is never
+//! installed into `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release`
+//! builds what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,8 @@ const REQUIREMENTS: [(&str, &[&str]); 2] = [
 /// Where the package lies.
 const PACKAGE: &str = "bindings/python";
 
-/// Succeeds where all requirements are installed in the versions asked for. Asking pip would take seconds and the network.
+/// Succeeds where all requirements are installed in the versions asked for. Asking pip would take seconds and the
+/// network.
 const ARE_THERE: &str = "
 import sys, importlib.metadata as metadata
 from packaging.requirements import Requirement
@@ -34,8 +36,8 @@ wanted = [Requirement(line) for line in lines if line]
 sys.exit(not all(w.specifier.contains(metadata.version(w.name)) for w in wanted))
 ";
 
-/// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for what goes wrong
-/// outside of them.
+/// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for
+/// what goes wrong outside of them.
 const JOB_DEADLINE: &str = "1500";
 
 /// A folder of tests, and how it is run.
@@ -63,8 +65,8 @@ const SUITES: [Suite; 5] = [
     Suite { folder: "tensorflow", ranks: Some("4"), without: &["test_keras_3.py", "test_xla.py"] },
 ];
 
-/// Ranks share the cores of this machine; threads of each for all of them would only be in each other's way. TensorFlow has two pools:
-/// one thread for arithmetic, and two that run operations, so that independent ones can overlap.
+/// Ranks share the cores of this machine; threads of each for all of them would only be in each other's way. TensorFlow
+/// has two pools: one thread for arithmetic, and two that run operations, so that independent ones can overlap.
 const THREADS: [(&str, &str); 3] =
     [("OMP_NUM_THREADS", "1"), ("TF_NUM_INTRAOP_THREADS", "1"), ("TF_NUM_INTEROP_THREADS", "2")];
 
@@ -210,7 +212,8 @@ fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
         .env("PYTHONPATH", built.package.to_string_lossy())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("FARANDOLE_COMMAND", command)
-        // TensorFlow says on every start what it is built for, and that oneDNN's sums depend on their order; errors still show.
+        // TensorFlow says on every start what it is built for, and that oneDNN's sums depend on their order; errors
+        // still show.
         .env("TF_CPP_MIN_LOG_LEVEL", "2")
         .env("TF_ENABLE_ONEDNN_OPTS", "0")
         // oneDNN's kernels for bfloat16 use AMX where the processor names it; in some virtual machines that is SIGILL.

@@ -1,8 +1,8 @@
 //! How much of the workspace a chore has built.
 //!
-//! Cargo compiles a dependency with the features that the chosen packages and targets want together; whoever chooses others has it compiled again.
-//! So all legs of continuous integration choose the same, everything, and each finds what the one before has built; a chore that
-//! somebody runs alone chooses what it needs, and waits for nothing else.
+//! Cargo compiles a dependency with the features that the chosen packages and targets want together; whoever chooses
+//! others has it compiled again. So all legs of continuous integration choose the same, everything, and each finds what
+//! the one before has built; a chore that somebody runs alone chooses what it needs, and waits for nothing else.
 
 /// Everything that is off by default is on: the trainer, and the adapters for tensor libraries.
 const EVERYTHING: [&str; 3] = ["--workspace", "--features", "farandole-cli/train,farandole/burn,farandole/candle"];

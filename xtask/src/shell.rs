@@ -16,12 +16,12 @@ use anyhow::{Context as _, Result, bail};
 use crate::tally::Tally;
 use crate::tools::tools_bin;
 
-/// How long the output of a command may stay open after the command itself has ended. Longer means that it left a process
-/// behind, which is a fault of whatever it ran: our tests promise to leave nothing.
+/// How long the output of a command may stay open after the command itself has ended. Longer means that it left a
+/// process behind, which is a fault of whatever it ran: our tests promise to leave nothing.
 const LEFT_BEHIND: Duration = Duration::from_secs(10);
 
-/// The root of the workspace. Cargo says at run time where it found us; what it said when we were compiled may be a copy of
-/// the tree elsewhere that shares our target folder.
+/// The root of the workspace. Cargo says at run time where it found us; what it said when we were compiled may be a
+/// copy of the tree elsewhere that shares our target folder.
 pub(crate) fn root() -> PathBuf {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let xtask = PathBuf::from(xtask);

@@ -1,8 +1,9 @@
 //! Measures how long a job takes from the command to its end: start the ranks, one allreduce of four bytes, exit.
 //!
-//! `farandole run` and the launchers of both MPI libraries take turns, so that whatever else the machine does hits all alike. Each
-//! starts a program that joins its job, adds four bytes over all ranks, checks the sum and leaves. Nobody is bound to
-//! cores, nobody is tuned; the words are those that a launcher needs to start at all on a small machine as root.
+//! `farandole run` and the launchers of both MPI libraries take turns, so that whatever else the machine does hits all
+//! alike. Each starts a program that joins its job, adds four bytes over all ranks, checks the sum and leaves. Nobody
+//! is bound to cores, nobody is tuned; the words are those that a launcher needs to start at all on a small machine as
+//! root.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,8 +1,9 @@
 //! Counts tests by reading what the test runners print at their end.
 //!
-//! Three runners speak here: nextest (`Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 0 skipped`), the one that
-//! rustc links into tests (`test result: ok. 8 passed; 1 failed; 0 ignored`) and pytest (`=== 8 passed, 1 failed in 1.20s ===`), of which
-//! the first rank counts where it runs as a job (`[0]<stdout>:=== 8 passed …`). Lines of anything else count nothing.
+//! Three runners speak here: nextest (`Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 0 skipped`), the one that rustc
+//! links into tests (`test result: ok. 8 passed; 1 failed; 0 ignored`) and pytest
+//! (`=== 8 passed, 1 failed in 1.20s ===`), of which the first rank counts where it runs as a job
+//! (`[0]<stdout>:=== 8 passed …`). Lines of anything else count nothing.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -49,7 +50,8 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What stands between the bars of pytest's last line, without the time. All ranks of a job run the same tests; the first counts.
+/// What stands between the bars of pytest's last line, without the time. All ranks of a job run the same tests; the
+/// first counts.
 fn pytest_summary(line: &str) -> Option<&str> {
     let line = line.strip_prefix("[0]<stdout>:").unwrap_or(line).trim_end();
     let (summary, time) = line.strip_prefix("==")?.strip_suffix("==")?.trim_matches('=').rsplit_once(" in ")?;

@@ -1,8 +1,8 @@
 //! Reads the tree and says where it has left the rules that no compiler checks.
 //!
-//! Each rule is a function from text to complaints, in a file of its own, with tests on small strings; this file reads the
-//! tree once and hands it round. A complaint names file and line and says what to do. Rules that clippy has are left to
-//! clippy, save one: that each unsafe block explains itself is worth hearing twice.
+//! Each rule is a function from text to complaints, in a file of its own, with tests on small strings; this file reads
+//! the tree once and hands it round. A complaint names file and line and says what to do. Rules that clippy has are
+//! left to clippy, save one: that each unsafe block explains itself is worth hearing twice.
 
 mod arrows;
 mod code;

@@ -1,7 +1,7 @@
 //! Gets what a bare machine lacks: packages of the distribution and cargo's subcommands.
 //!
-//! A machine with rustup's cargo and a C linker is enough to start. What is already on the path is used as it is; what is
-//! missing is installed once: packages through `apt-get` (as root or through sudo), subcommands compiled into
+//! A machine with rustup's cargo and a C linker is enough to start. What is already on the path is used as it is; what
+//! is missing is installed once: packages through `apt-get` (as root or through sudo), subcommands compiled into
 //! `target/tools`, so that nothing of the user's own is touched. What cannot be installed ends the chore: a check that
 //! quietly does not run is worse than none.
 
@@ -96,8 +96,8 @@ pub(crate) fn install_packages(missing: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the subcommand if it is not on the path. Without optimisation: they spend their time waiting for others, and
-/// compile in a third of the time.
+/// Compiles the subcommand if it is not on the path. Without optimisation: they spend their time waiting for others,
+/// and compile in a third of the time.
 pub(crate) fn need_subcommand(tool: Subcommand) -> Result<()> {
     if answers(tool.name) {
         return Ok(());
@@ -127,8 +127,8 @@ pub(crate) fn need_nightly(component: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a package's program is there. Asking it for its version would be too much: `sshd` tells nobody, and some of Slurm's
-/// programs want to be configured first. Daemons lie where ordinary users' paths do not lead.
+/// Whether a package's program is there. Asking it for its version would be too much: `sshd` tells nobody, and some of
+/// Slurm's programs want to be configured first. Daemons lie where ordinary users' paths do not lead.
 fn is_there(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));

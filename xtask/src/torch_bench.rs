@@ -1,9 +1,9 @@
 //! Measures reducing gradients in PyTorch, beside PyTorch's own way and Horovod's where it is installed.
 //!
 //! `cargo xtask torch-bench` builds module and command as users get them and runs
-//! `bindings/python/benchmarks/torch_peers.py`, which starts two ranks of every contestant; what it is given it hands on
-//! (`--seconds`, `--only`, `--busy`, …). All contestants take turns within one run. With `--check` and without `--busy` it
-//! runs twice: on cores that are free, and with every core kept busy beside the contestants.
+//! `bindings/python/benchmarks/torch_peers.py`, which starts two ranks of every contestant; what it is given it hands
+//! on (`--seconds`, `--only`, `--busy`, …). All contestants take turns within one run. With `--check` and without
+//! `--busy` it runs twice: on cores that are free, and with every core kept busy beside the contestants.
 
 use anyhow::Result;
 

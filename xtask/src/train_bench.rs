@@ -1,8 +1,8 @@
 //! Measures a step of training on the processor, beside PyTorch's with the same network.
 //!
-//! `cargo xtask train-bench [--rounds N] [MODEL BATCH SIDE]…` builds `crates/train/examples/train_step.rs` as users get it and runs
-//! it beside `bindings/python/benchmarks/train_step.py`, one thread each, one step in turns. Processor time is compared, so that
-//! what else the machine does hits both alike and neither much.
+//! `cargo xtask train-bench [--rounds N] [MODEL BATCH SIDE]…` builds `crates/train/examples/train_step.rs` as users get
+//! it and runs it beside `bindings/python/benchmarks/train_step.py`, one thread each, one step in turns. Processor time
+//! is compared, so that what else the machine does hits both alike and neither much.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

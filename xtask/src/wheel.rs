@@ -1,14 +1,14 @@
 //! The wheels: built into `dist/`, checked, and tried in an environment that has nothing else.
 //!
-//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and
-//! not a script, because it starts itself again on every host of a job; it has the trainer in it. `horovod` is the
-//! alias, Python alone. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol
-//! of the C library which the command asks for. That look is taken here; maturin looks into the module, and refuses to
+//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and not
+//! a script, because it starts itself again on every host of a job; it has the trainer in it. `horovod` is the alias,
+//! Python alone. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol of
+//! the C library which the command asks for. That look is taken here; maturin looks into the module, and refuses to
 //! give a tag that is too old for it.
 //!
-//! `cargo xtask wheel` builds both parts in Rust in release, as users get them, into `dist/`. Continuous integration packs what
-//! its tests have built, into `target/wheels-of-tests`, so that nothing has to be compiled again; what is in a wheel, its tag and
-//! how it is installed and runs are checked alike. Both are stripped.
+//! `cargo xtask wheel` builds both parts in Rust in release, as users get them, into `dist/`. Continuous integration
+//! packs what its tests have built, into `target/wheels-of-tests`, so that nothing has to be compiled again; what is in
+//! a wheel, its tag and how it is installed and runs are checked alike. Both are stripped.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::{no_words, tools};
 
-/// Minor versions of glibc 2 for which there is a manylinux policy, oldest first. Newer ones get a policy when a distribution of theirs
-/// is widespread.
+/// Minor versions of glibc 2 for which there is a manylinux policy, oldest first. Newer ones get a policy when a
+/// distribution of theirs is widespread.
 const POLICIES: [u32; 9] = [17, 24, 27, 28, 31, 34, 35, 36, 39];
 
 /// No wheel may be larger. It is downloaded by every host of a cluster; the trainer in the command is about half of it.
@@ -30,8 +30,8 @@ const LIMIT_BYTES: u64 = 25_000_000;
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built for users. Package and features are those of README's first command, so that whoever has run that
-/// compiles nothing of it again here, and the other way round.
+/// How the command is built for users. Package and features are those of README's first command, so that whoever has
+/// run that compiles nothing of it again here, and the other way round.
 const COMMAND: [&str; 7] =
     ["build", "--release", "--package", "farandole-cli", "--features", "train", "--bin=farandole"];
 

@@ -1,9 +1,9 @@
 //! Many gradients with one call, and one promise for all of them: [`Bundle`].
 //!
-//! An object of Python's for each gradient, and one more for each result, costs about as much as the engine's work on a small one. An
-//! optimizer needs neither: its gradients are reduced where they lie, on the same terms, and it goes on when all are done. So a
-//! bundle is handed in as tuples of what differs, keeps tickets, and gives nothing back but the news that all went well. For the engine
-//! a bundle does not exist: every gradient is a request of its own.
+//! An object of Python's for each gradient, and one more for each result, costs about as much as the engine's work on a
+//! small one. An optimizer needs neither: its gradients are reduced where they lie, on the same terms, and it goes on
+//! when all are done. So a bundle is handed in as tuples of what differs, keeps tickets, and gives nothing back but the
+//! news that all went well. For the engine a bundle does not exist: every gradient is a request of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -72,8 +72,8 @@ impl Bundle {
         Ok(Bundle { tickets, job: Arc::downgrade(job), settling: AtomicBool::new(false), settled: OnceLock::new() })
     }
 
-    /// Lets go of everything that was lent. Letting go may run Python code and with it other threads, so no lock is held; a second
-    /// thread waits until the first is through.
+    /// Lets go of everything that was lent. Letting go may run Python code and with it other threads, so no lock is
+    /// held; a second thread waits until the first is through.
     fn settle(&self, py: Python<'_>) -> Option<&EngineError> {
         if !self.settling.swap(true, Ordering::Relaxed) {
             let mut first = None;
@@ -94,9 +94,9 @@ impl Bundle {
     }
 }
 
-/// Asks for the combination of all ranks' tensors, in place, for each of `tensors`: tuples of name, address, shape, element type and
-/// owner. With `batch`, a name that is the same on all ranks, they run together or not at all. All of them are read before the first is
-/// asked for.
+/// Asks for the combination of all ranks' tensors, in place, for each of `tensors`: tuples of name, address, shape,
+/// element type and owner. With `batch`, a name that is the same on all ranks, they run together or not at all. All of
+/// them are read before the first is asked for.
 #[pyfunction]
 pub(crate) fn allreduce_bundle(
     tensors: &Bound<'_, PyAny>,

@@ -1,12 +1,12 @@
 //! Tensors that are reduced together again and again: [`Convoy`].
 //!
-//! An optimizer reduces the same parameters' gradients in every iteration; all that changes is where they lie. A convoy holds what stays:
-//! names, shapes, element types and what is to be done. Each [`Convoy::send`] then brings addresses and owners, in lists that Python fills
-//! as gradients come, and gets one [`Bundle`] for all of them. So a gradient does not even cost a tuple of arguments, of which Python's
-//! garbage collector would take note.
+//! An optimizer reduces the same parameters' gradients in every iteration; all that changes is where they lie. A convoy
+//! holds what stays: names, shapes, element types and what is to be done. Each [`Convoy::send`] then brings addresses
+//! and owners, in lists that Python fills as gradients come, and gets one [`Bundle`] for all of them. So a gradient
+//! does not even cost a tuple of arguments, of which Python's garbage collector would take note.
 //!
-//! A convoy is company on the way to the engine and nothing more: every member is a request of its own, and other ranks may send
-//! theirs in any other way.
+//! A convoy is company on the way to the engine and nothing more: every member is a request of its own, and other ranks
+//! may send theirs in any other way.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ struct Member {
 
 #[pymethods]
 impl Convoy {
-    /// Members by name, shape and element type, and what is to be done with all of them. With `batch`, a name that is the same on all
-    /// ranks, they are reduced together.
+    /// Members by name, shape and element type, and what is to be done with all of them. With `batch`, a name that is
+    /// the same on all ranks, they are reduced together.
     #[new]
     #[pyo3(signature = (members, op, prescale, postscale, group, batch))]
     fn new(
@@ -60,7 +60,8 @@ impl Convoy {
         Ok(Convoy { group: read_group(group)?, members: members.collect::<PyResult<_>>()? })
     }
 
-    /// Hands all members in, each with the memory at its address. The owners, in the same order, live until all are done.
+    /// Hands all members in, each with the memory at its address. The owners, in the same order, live until all are
+    /// done.
     fn send(&self, addresses: &Bound<'_, PyList>, owners: &Bound<'_, PyTuple>) -> PyResult<Bundle> {
         let job = world::current()?;
         if addresses.len() != self.members.len() || owners.len() != self.members.len() {

@@ -1,11 +1,12 @@
 //! Memory of the engine's, given to Python through DLPack.
 //!
-//! DLPack is a C structure in a capsule: where the elements are, what they are, and a function to call when nobody needs them any
-//! more. The consumer renames the capsule when it has taken over; a capsule that still has its first name when it dies was
-//! taken by nobody, and its destructor calls that function itself. So each structure is let go exactly once.
+//! DLPack is a C structure in a capsule: where the elements are, what they are, and a function to call when nobody
+//! needs them any more. The consumer renames the capsule when it has taken over; a capsule that still has its first
+//! name when it dies was taken by nobody, and its destructor calls that function itself. So each structure is let go
+//! exactly once.
 //!
-//! The structures are DLPack's, in their layout and in their spelling, as far as host memory needs them. There are two: the first
-//! one, and the one with a version in front, for consumers that say that they know it.
+//! The structures are DLPack's, in their layout and in their spelling, as far as host memory needs them. There are two:
+//! the first one, and the one with a version in front, for consumers that say that they know it.
 
 #![allow(unsafe_code)]
 
@@ -108,7 +109,8 @@ pub(crate) fn capsule<'py>(
         let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
         let tensor = DLManagedTensorVersioned { major: 1, minor: 0, manager_ctx, deleter, flags: 0, dl_tensor };
         let pointer = NonNull::from(Box::leak(Box::new(tensor))).cast();
-        // SAFETY: the pointer is one to the structure that the name promises; the destructor frees it if nobody took it.
+        // SAFETY: the pointer is one to the structure that the name promises; the destructor frees it if nobody took
+        // it.
         unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED_NAME, Some(destroy)) }
     } else {
         let tensor = DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete) };
@@ -153,7 +155,8 @@ fn data_type(dtype: Dtype) -> DLDataType {
 
 /// Called by the consumer, on whatever thread, with or without the interpreter's lock: no Python object is touched.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
-    // SAFETY: DLPack calls this once, with the structure that `capsule` leaked; its context is a `Keep` that `describe` leaked.
+    // SAFETY: DLPack calls this once, with the structure that `capsule` leaked; its context is a `Keep` that `describe`
+    // leaked.
     unsafe {
         let tensor = Box::from_raw(tensor);
         drop(Box::from_raw(tensor.manager_ctx.cast::<Keep>()));
@@ -171,8 +174,8 @@ unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
 
 /// The end of a capsule. A consumer that has taken over has changed the name.
 unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with a capsule of ours that dies, holding its lock; the name says which structure is in it, and
-    // a structure under its first name is nobody else's.
+    // SAFETY: Python calls this with a capsule of ours that dies, holding its lock; the name says which structure is in
+    // it, and a structure under its first name is nobody else's.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
             delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());

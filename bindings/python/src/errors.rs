@@ -1,8 +1,8 @@
 //! Which exception an error becomes, and the words that Horovod's users look for.
 //!
-//! Wrong use, found before anything was sent, is a `ValueError`: the job goes on. What ranks have refused, and whatever ended
-//! the job, is a [`HorovodInternalError`] with the engine's text, which names the first cause. Where scripts look for the beginning
-//! of one of Horovod's texts, ours begins with it.
+//! Wrong use, found before anything was sent, is a `ValueError`: the job goes on. What ranks have refused, and whatever
+//! ended the job, is a [`HorovodInternalError`] with the engine's text, which names the first cause. Where scripts look
+//! for the beginning of one of Horovod's texts, ours begins with it.
 
 use std::sync::Weak;
 
@@ -43,7 +43,8 @@ pub(crate) fn raised(error: Error) -> PyErr {
     }
 }
 
-/// The exception for an error of a request, of which whoever keeps the job together is told, if the job is still the same.
+/// The exception for an error of a request, of which whoever keeps the job together is told, if the job is still the
+/// same.
 pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
     match job.upgrade() {
         Some(job) => raised(job.world.report(error)),

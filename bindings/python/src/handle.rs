@@ -1,9 +1,11 @@
 //! The promise of one result: [`Handle`].
 //!
-//! A finished request is taken out of the ticket once, by whichever thread comes first, and what is left of it stays in the handle: a
-//! second `wait` gives the same. What had been lent is let go then, with the interpreter's lock held and none of ours.
+//! A finished request is taken out of the ticket once, by whichever thread comes first, and what is left of it stays in
+//! the handle: a second `wait` gives the same. What had been lent is let go then, with the interpreter's lock held and
+//! none of ours.
 //!
-//! Dropping a handle gives up the result, not the request: other ranks count on it, and the engine holds on to the memory.
+//! Dropping a handle gives up the result, not the request: other ranks count on it, and the engine holds on to the
+//! memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

@@ -1,16 +1,16 @@
 //! The Python module `farandole._native`: the engine's door for Python front ends.
 //!
-//! It has no idea of any framework. Tensors come as address, shape, element type and owner; what a call means, and which names
-//! Horovod has for it, is said in the Python package beside this crate. One gradient's way: `request` (arguments) → `region` (memory
-//! and what keeps it alive; `lent` knows all of it) → the engine → `waiting` → `handle` → `result`; many gradients at
-//! once take `bundle` instead.
+//! It has no idea of any framework. Tensors come as address, shape, element type and owner; what a call means, and
+//! which names Horovod has for it, is said in the Python package beside this crate. One gradient's way: `request`
+//! (arguments) → `region` (memory and what keeps it alive; `lent` knows all of it) → the engine → `waiting` → `handle`
+//! → `result`; many gradients at once take `bundle` instead.
 //!
 //! What holds everywhere: a process is at most one rank (`world`); whoever waits for anything has released the
-//! interpreter's lock; a lock of ours is never held while Python code may run. Unsafe code is in `region`, which lends memory, and
-//! in `dlpack`, which gives it away.
+//! interpreter's lock; a lock of ours is never held while Python code may run. Unsafe code is in `region`, which lends
+//! memory, and in `dlpack`, which gives it away.
 //!
-//! What is deliberately not here: linking of any framework or of libpython. Python loads this library; there is no other way to
-//! run it, so its tests are written in Python, too.
+//! What is deliberately not here: linking of any framework or of libpython. Python loads this library; there is no
+//! other way to run it, so its tests are written in Python, too.
 
 #![deny(unsafe_code)]
 

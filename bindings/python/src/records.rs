@@ -1,7 +1,7 @@
 //! Timelines, and what the program says about itself: its phases, iterations and epochs.
 //!
-//! Marks are for everybody and never fail: before `init`, after `shutdown` and in forked children there is nobody to tell, and
-//! they do nothing.
+//! Marks are for everybody and never fail: before `init`, after `shutdown` and in forked children there is nobody to
+//! tell, and they do nothing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub(crate) fn phase_end(name: &str) {
     }
 }
 
-/// A phase of somebody outside of this process, such as a worker of a data loader, is over: times are those of `time.monotonic_ns()`. It
-/// has a row of this name.
+/// A phase of somebody outside of this process, such as a worker of a data loader, is over: times are those of
+/// `time.monotonic_ns()`. It has a row of this name.
 #[pyfunction]
 pub(crate) fn phase_of(row: &str, name: &str, begin_ns: u64, end_ns: u64) {
     if let Some(job) = recording() {

@@ -1,14 +1,16 @@
 //! Memory of Python objects, lent to the engine.
 //!
-//! The invariant is that of [`Region`]: from the making of a region to its drop nobody else writes these bytes, and nobody reads
-//! them while they are written. No compiler can hold a Python program to that. This module does what can be done: the owner of the memory
-//! lives until the region is gone, whatever becomes of handle and tensor, and an address that cannot be right is
-//! refused. The owner must be what the bytes belong to: of a torch tensor its storage, because `t.data = other` leaves
-//! the tensor alive and frees the bytes. What reallocates inside a storage is refused meanwhile (`lent`). The rest is
-//! the promise that a Horovod user has always given: not to touch a tensor between handing it in and `synchronize`.
+//! The invariant is that of [`Region`]: from the making of a region to its drop nobody else writes these bytes, and
+//! nobody reads them while they are written. No compiler can hold a Python program to that. This module does what can
+//! be done: the owner of the memory lives until the region is gone, whatever becomes of handle and tensor, and an
+//! address that cannot be right is refused. The owner must be what the bytes belong to: of a torch tensor its storage,
+//! because `t.data = other` leaves the tensor alive and frees the bytes. What reallocates inside a storage is refused
+//! meanwhile (`lent`). The rest is the promise that a Horovod user has always given: not to touch a tensor between
+//! handing it in and `synchronize`.
 //!
-//! An owner is often let go on a thread of the engine, which must not wait for the interpreter's lock (whoever holds that may be
-//! waiting for the engine). PyO3 keeps such owners and lets them go when the next thread enters this module.
+//! An owner is often let go on a thread of the engine, which must not wait for the interpreter's lock (whoever holds
+//! that may be waiting for the engine). PyO3 keeps such owners and lets them go when the next thread enters this
+//! module.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! From Python arguments to submissions.
 //!
-//! A training step makes hundreds of these calls, so arguments are read where they lie and nothing is allocated but what the engine
-//! keeps: the name, the shape and the hold on the owner. Whatever can be found wrong without asking other ranks is found here or in
-//! the engine's own check, before anything is sent.
+//! A training step makes hundreds of these calls, so arguments are read where they lie and nothing is allocated but
+//! what the engine keeps: the name, the shape and the hold on the owner. Whatever can be found wrong without asking
+//! other ranks is found here or in the engine's own check, before anything is sent.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! What a finished request leaves for Python: [`Result`].
 //!
-//! Results of allreduce and broadcast lie in the caller's tensor; there is nothing to fetch. How large those of allgather, alltoall
-//! and reducescatter are is known only after the ranks have agreed, so the engine makes their memory and Python takes it over
-//! without a copy, through DLPack.
+//! Results of allreduce and broadcast lie in the caller's tensor; there is nothing to fetch. How large those of
+//! allgather, alltoall and reducescatter are is known only after the ranks have agreed, so the engine makes their
+//! memory and Python takes it over without a copy, through DLPack.
 
 use std::sync::Arc;
 

@@ -1,11 +1,13 @@
 //! What this interpreter's threads are doing, found out while the program is stuck.
 //!
-//! Whoever asks is a thread of the engine that must have an answer within [`PATIENCE`]. Python code needs the interpreter's lock, and nobody
-//! can say how long that takes: a thread inside native code may hold it for hours. So another thread is sent for the lock, and what it finds
-//! counts if it is back in time. If it is not, no thread of the interpreter can be running Python code, since such a thread gives the lock
-//! away every few milliseconds; what they were doing when they stopped can then be read without the lock, as `faulthandler` does.
+//! Whoever asks is a thread of the engine that must have an answer within [`PATIENCE`]. Python code needs the
+//! interpreter's lock, and nobody can say how long that takes: a thread inside native code may hold it for hours. So
+//! another thread is sent for the lock, and what it finds counts if it is back in time. If it is not, no thread of the
+//! interpreter can be running Python code, since such a thread gives the lock away every few milliseconds; what they
+//! were doing when they stopped can then be read without the lock, as `faulthandler` does.
 //!
-//! One thread at a time waits for the lock, and it is counted among those that an ending interpreter waits for (`waiting`).
+//! One thread at a time waits for the lock, and it is counted among those that an ending interpreter waits for
+//! (`waiting`).
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -19,7 +21,8 @@ use pyo3::prelude::*;
 
 use crate::waiting::Waiting;
 
-/// How long the interpreter has to answer. Threads that run Python code give the lock away every few milliseconds, also when asked by many.
+/// How long the interpreter has to answer. Threads that run Python code give the lock away every few milliseconds, also
+/// when asked by many.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How much of a line is told.
@@ -102,7 +105,8 @@ fn thread(name: &str, frames: impl Iterator<Item = String>) -> ThreadStack {
     ThreadStack { name: name.into(), frames: frames.map(cut).collect() }
 }
 
-/// What `faulthandler` sees. The signal is raised in this thread and handled in it before the call returns, so no other thread is disturbed.
+/// What `faulthandler` sees. The signal is raised in this thread and handled in it before the call returns, so no other
+/// thread is disturbed.
 fn look_from_outside() -> Vec<ThreadStack> {
     let Some(Some(outside)) = OUTSIDE.get() else { return Vec::new() };
     let _looking = outside.looking.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,11 @@
 //! How Python waits: without the interpreter's lock, and with an ear for Ctrl-C.
 //!
-//! A thread that waits for tickets releases the interpreter's lock and drives the engine; every [`LOOK_AFTER`] it comes back to see whether
-//! Python has a signal to deal with, so a wait that lasts shorter pays nothing for it. Interrupted or not, the requests
-//! go on and their tickets stay good.
+//! A thread that waits for tickets releases the interpreter's lock and drives the engine; every [`LOOK_AFTER`] it comes
+//! back to see whether Python has a signal to deal with, so a wait that lasts shorter pays nothing for it. Interrupted
+//! or not, the requests go on and their tickets stay good.
 //!
-//! Threads that wait are counted, so that the interpreter does not end under them: one that came back to an interpreter that is
-//! gone would take the process down.
+//! Threads that wait are counted, so that the interpreter does not end under them: one that came back to an interpreter
+//! that is gone would take the process down.
 //!
 //! What is deliberately not here: taking results (`handle`, `bundle`).
 
@@ -20,7 +20,8 @@ use crate::errors;
 /// How often a waiting thread looks for signals: soon enough for whoever presses Ctrl-C, and too rare to be measured.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
-/// Threads that wait without the interpreter's lock. Counted by those threads; read by the thread that ends the interpreter.
+/// Threads that wait without the interpreter's lock. Counted by those threads; read by the thread that ends the
+/// interpreter.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Waits until the first `count` tickets are done, and looks for signals in between.
@@ -43,9 +44,9 @@ where
     Ok(())
 }
 
-/// Waits until it is time to look for signals, and returns how many tickets it has not seen done. The last comes first: it is most
-/// likely the last to be done, so that this thread drives without interruption. `since` is when the wait for that one has begun; it is
-/// recorded when it is over, however many looks lay in between.
+/// Waits until it is time to look for signals, and returns how many tickets it has not seen done. The last comes first:
+/// it is most likely the last to be done, so that this thread drives without interruption. `since` is when the wait for
+/// that one has begun; it is recorded when it is over, however many looks lay in between.
 fn wait_a_while<'a>(
     ticket_at: &impl Fn(usize) -> &'a Ticket,
     count: usize,

@@ -1,18 +1,19 @@
 //! This process as a rank: beginning, end, and who is who.
 //!
-//! A process is at most one rank at a time, so there is one [`Job`] for the whole interpreter. Two locks guard it. `LIFE` is held by
-//! whoever changes membership (init, shutdown, adding and removing process sets), which takes as long as the other ranks take;
-//! such a thread has released the interpreter's lock first. `JOB` is held for a look at the pointer, by threads that hold
-//! the interpreter's lock: so no thread can hold it while another one forks, and a child can always ask.
+//! A process is at most one rank at a time, so there is one [`Job`] for the whole interpreter. Two locks guard it.
+//! `LIFE` is held by whoever changes membership (init, shutdown, adding and removing process sets), which takes as long
+//! as the other ranks take; such a thread has released the interpreter's lock first. `JOB` is held for a look at the
+//! pointer, by threads that hold the interpreter's lock: so no thread can hold it while another one forks, and a child
+//! can always ask.
 //!
 //! **Threads that end the job at once, or change its process sets meanwhile.** The thread that ends it holds `LIFE` and
 //! waits until nobody has the [`Job`] any more. So nobody waits for `LIFE` with the job in hand: they keep a [`Weak`]
 //! and look again when they have the lock. Then the job may be over: a second `shutdown` has nothing left to do, and a
 //! process set cannot be added any more.
 //!
-//! **Forked children** (data loaders mostly) inherit all this without the engine's threads, and the sockets are their parent's. They may ask
-//! for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a child that ends
-//! like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
+//! **Forked children** (data loaders mostly) inherit all this without the engine's threads, and the sockets are their
+//! parent's. They may ask for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a
+//! child that ends like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -33,12 +34,12 @@ use crate::waiting::let_waiting_threads_return;
 /// How much of an exception's text other ranks get to hear: a line of a terminal or two.
 const MOST_CHARS: usize = 200;
 
-/// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force, and the engine hear of an
-/// exception. Either takes milliseconds where all is well.
+/// How long a shutdown lets another thread finish adding or removing a process set before it ends that by force, and
+/// the engine hear of an exception. Either takes milliseconds where all is well.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a shutdown lets threads come back that were waiting for requests. They have been woken; they need no more than the
-/// interpreter's lock.
+/// How long a shutdown lets threads come back that were waiting for requests. They have been woken; they need no more
+/// than the interpreter's lock.
 const COME_BACK: Duration = Duration::from_secs(1);
 
 static LIFE: Mutex<()> = Mutex::new(());
@@ -93,8 +94,8 @@ pub(crate) fn peek() -> Option<Arc<Job>> {
     lock_job().clone()
 }
 
-/// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing while it
-/// is one.
+/// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
+/// nothing while it is one.
 #[pyfunction]
 #[pyo3(signature = (process_sets, *, dynamic, wire_protection=None))]
 pub(crate) fn init(
@@ -154,8 +155,8 @@ pub(crate) fn shutdown(py: Python<'_>) {
     });
 }
 
-/// Leaves the job because the interpreter ends. If that is because of an exception, the other ranks hear of it: after a mere goodbye
-/// they would fail with less of a cause, and be blamed if their processes are the quicker ones to end.
+/// Leaves the job because the interpreter ends. If that is because of an exception, the other ranks hear of it: after a
+/// mere goodbye they would fail with less of a cause, and be blamed if their processes are the quicker ones to end.
 #[pyfunction]
 fn leave(py: Python<'_>) {
     let job = peek().filter(|job| !job.world.engine().is_forked());
@@ -173,7 +174,8 @@ fn leave(py: Python<'_>) {
     shutdown(py);
 }
 
-/// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another rank's end has caused.
+/// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another
+/// rank's end has caused.
 fn uncaught_exception(py: Python<'_>) -> Option<String> {
     let value = py.import("sys").ok()?.getattr("last_value").ok().filter(|value| !value.is_none())?;
     if value.is_instance_of::<errors::HorovodInternalError>() {

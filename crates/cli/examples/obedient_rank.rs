@@ -73,8 +73,8 @@ fn joined(task: impl FnOnce(&mut World) -> Result<(), Error>) -> Result<(), Erro
     Ok(())
 }
 
-/// Joins and leaves again and again. Ranks take turns in being late, so that some come for the next meeting while others are still
-/// at the last one.
+/// Joins and leaves again and again. Ranks take turns in being late, so that some come for the next meeting while
+/// others are still at the last one.
 fn again(times: usize) -> Result<(), Error> {
     let mut before = Holdings::default();
     for time in 0..times {
@@ -146,7 +146,8 @@ impl Holdings {
         Holdings { descriptors: entries("/proc/self/fd"), threads: entries("/proc/self/task"), shared }
     }
 
-    /// What is left. A thread that has been joined may be listed for a moment longer, so what exceeds `before` is looked at again.
+    /// What is left. A thread that has been joined may be listed for a moment longer, so what exceeds `before` is
+    /// looked at again.
     fn settled(before: &Holdings) -> Holdings {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {

@@ -1,5 +1,5 @@
-//! A rehearsal of training: every phase lasts as long as it is told to, so that a job can be given any illness and `farandole report` be
-//! asked what is wrong with it.
+//! A rehearsal of training: every phase lasts as long as it is told to, so that a job can be given any illness and
+//! `farandole report` be asked what is wrong with it.
 //!
 //! ```console
 //! $ cargo build --release -p farandole-cli --bin farandole --example rehearsal

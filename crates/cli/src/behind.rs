@@ -1,7 +1,7 @@
 //! The two commands behind `farandole run` that nobody types: `farandole agent` and `farandole rank -- COMMAND`.
 //!
-//! They are looked for before the command line is parsed: the words behind `rank` belong to somebody else's program and must not be
-//! read as options of ours, and a job waits for every rank to get through here.
+//! They are looked for before the command line is parsed: the words behind `rank` belong to somebody else's program and
+//! must not be read as options of ours, and a job waits for every rank to get through here.
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;

@@ -135,8 +135,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// The words of the command line as clap is to read them. Launchers have always spelled the number of ranks `-np`, which is no
-/// regular flag; `run` has more of these, and a command behind its own flags that nobody may touch.
+/// The words of the command line as clap is to read them. Launchers have always spelled the number of ranks `-np`,
+/// which is no regular flag; `run` has more of these, and a command behind its own flags that nobody may touch.
 fn prepared(words: Vec<OsString>) -> Result<Vec<OsString>> {
     let mut words = words.into_iter();
     let mut prepared: Vec<OsString> = words.by_ref().take(2).collect();

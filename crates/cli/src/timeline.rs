@@ -12,8 +12,8 @@ use farandole_trace::{Ending, Trace, Unreadable};
 
 /// Put the traces of all ranks into one timeline, on one clock.
 ///
-/// Open the file at ui.perfetto.dev or chrome://tracing. Each rank is a process there, its threads are rows with the phases of the
-/// program, and the collectives of each group have a row of their own.
+/// Open the file at ui.perfetto.dev or chrome://tracing. Each rank is a process there, its threads are rows with the
+/// phases of the program, and the collectives of each group have a row of their own.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TimelineArgs {
     /// The folder with the traces, as `farandole run --trace DIR` leaves it.

@@ -1,7 +1,8 @@
 //! Jobs that have an illness by construction: the report names it, and taking it away brings what was predicted.
 //!
-//! The ranks are `crates/cli/examples/rehearsal.rs`, which takes as long for everything as it is told. The link that is too slow joins two
-//! network namespaces, as in `network.rs`: this needs root and iproute2, and fails with a line that says so.
+//! The ranks are `crates/cli/examples/rehearsal.rs`, which takes as long for everything as it is told. The link that is
+//! too slow joins two network namespaces, as in `network.rs`: this needs root and iproute2, and fails with a line that
+//! says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -77,8 +78,8 @@ fn rehearse(traces: &Path, words: &[&str]) {
     assert!(output.status.success(), "{words:?}: {output:?}");
 }
 
-/// What the report says about a folder of traces, from the first iteration to the last: starting and ending a job are not what
-/// these tests are about.
+/// What the report says about a folder of traces, from the first iteration to the last: starting and ending a job are
+/// not what these tests are about.
 fn report(traces: &Path) -> Value {
     let output = farandole(&["report", traces.to_str().unwrap(), "--json", "--window", "iterations=0..1000000"]);
     assert!(output.status.success(), "{output:?}");
@@ -100,8 +101,8 @@ fn cured(ill: &Value, cause: &str, healthy: &Value) -> Result<(), String> {
     }
 }
 
-/// Compares runs anew where it did not come out. Ranks that share their cores with somebody else's work have illnesses of their own, and two runs
-/// that are compared then differ by more than one; a wrong report is wrong each time.
+/// Compares runs anew where it did not come out. Ranks that share their cores with somebody else's work have illnesses
+/// of their own, and two runs that are compared then differ by more than one; a wrong report is wrong each time.
 fn in_one_of_five_attempts(name: &str, attempt: impl Fn(&Folder) -> Result<(), String>) {
     let mut reasons = Vec::new();
     for number in 0..5 {
@@ -140,7 +141,8 @@ fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
     }
 }
 
-/// Makes two hosts with a link between them, limited if so told, and starts a rank on each. 77: there are no namespaces to be had.
+/// Makes two hosts with a link between them, limited if so told, and starts a rank on each. 77: there are no namespaces
+/// to be had.
 const TWO_HOSTS: &str = r#"
 limit=$1; folder=$2; farandole=$3; shift 3
 lab() {
@@ -252,7 +254,8 @@ fn a_report_is_made_of_what_is_there_and_says_what_is_not() {
     rehearse(&traces, &["iterations=10", "input-ms=30"]);
     let whole = report(&traces);
     assert_eq!(whole["complete"], true);
-    // One rank has left nothing, another something that is no trace, and the disk of a third was full after half of the run.
+    // One rank has left nothing, another something that is no trace, and the disk of a third was full after half of the
+    // run.
     std::fs::remove_file(traces.join("rank-00001.trace")).unwrap();
     std::fs::write(traces.join("rank-00002.trace"), "no trace").unwrap();
     let cut = traces.join("rank-00003.trace");

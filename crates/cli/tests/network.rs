@@ -1,7 +1,8 @@
 //! Ranks on two hosts with a network between them: network namespaces, joined by a pair of virtual Ethernet devices.
 //!
-//! Needs root, or whatever else may make namespaces, and iproute2; without them the test fails and says so. The namespaces
-//! have their names in a mount namespace of the test's own and vanish with its last process, however it ends.
+//! Needs root, or whatever else may make namespaces, and iproute2; without them the test fails and says so. The
+//! namespaces have their names in a mount namespace of the test's own and vanish with its last process, however it
+//! ends.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

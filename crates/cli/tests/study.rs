@@ -1,4 +1,5 @@
-//! Studies of scripts whose throughput is known, because they make it up: what is measured, kept, resumed, and said of failures.
+//! Studies of scripts whose throughput is known, because they make it up: what is measured, kept, resumed, and said of
+//! failures.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,6 +1,7 @@
 //! Real jobs that are watched while they run: by `farandole top`, printed and at a terminal, and through HTTP.
 //!
-//! The ranks are `crates/cli/examples/rehearsal.rs`. Every job here is one that only its test ends, or the test's own end.
+//! The ranks are `crates/cli/examples/rehearsal.rs`. Every job here is one that only its test ends, or the test's own
+//! end.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -270,7 +271,8 @@ impl AtTerminal {
         self.seen.windows(bytes.len()).any(|part| part == bytes.as_bytes())
     }
 
-    /// Whether these words were painted one after the other. Between words the cursor may be moved instead of writing a space.
+    /// Whether these words were painted one after the other. Between words the cursor may be moved instead of writing a
+    /// space.
     fn shows(&self, text: &str) -> bool {
         let mut plain = String::new();
         for (index, part) in String::from_utf8_lossy(&self.seen).split('\x1b').enumerate() {

@@ -1,5 +1,5 @@
-//! `farandole train` through the real command, on one rank and on two: it learns, keeps what it learned, goes on exactly where it stopped, and says
-//! what is wrong.
+//! `farandole train` through the real command, on one rank and on two: it learns, keeps what it learned, goes on
+//! exactly where it stopped, and says what is wrong.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -189,7 +189,8 @@ fn a_resumed_run_gives_the_weights_of_one_that_never_stopped() {
 fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
     let folder = Folder::new("short");
     let name = "checkpoint.safetensors";
-    // 50 samples in batches of 16: the last one has two. BatchNorm forms the same groups of them in two passes as on two ranks.
+    // 50 samples in batches of 16: the last one has two. BatchNorm forms the same groups of them in two passes as on
+    // two ranks.
     let (plain, with_norm) = (["--model", "lenet"], ["--model", "resnet20", "--thin", "8"]);
     for (network, resumed) in [
         (&plain[..], &["-np", "1", "--batch", "16"][..]),
@@ -414,8 +415,8 @@ fn gradients_leave_while_backward_is_still_going_on() {
     trained(&[&["--model", "resnet20", "--thin", "2", "--samples", "256", "--test-samples", "8"][..], &words].concat());
     let (traces, unreadable) = Trace::read_folder(Path::new(&traces)).unwrap();
     assert_eq!((traces.len(), unreadable.len()), (2, 0));
-    // A machine that is busy with other things may hold a rank up anywhere, so not every step has to show it. The rank that is later than the other in a step sees
-    // allreduces end during its own backward.
+    // A machine that is busy with other things may hold a rank up anywhere, so not every step has to show it. The rank
+    // that is later than the other in a step sees allreduces end during its own backward.
     let (mut left_early, mut over_before) = (0, 0);
     for trace in &traces {
         let (mut backwards, mut begun) = (Vec::new(), None);

@@ -14,7 +14,8 @@ use crate::environment;
 use crate::error::{Error, Result};
 use crate::rendezvous::{Address, Server};
 
-/// How often a waiting parent looks after its children. A failure is noticed, and the others are ended, within this time.
+/// How often a waiting parent looks after its children. A failure is noticed, and the others are ended, within this
+/// time.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// The variable that tells a rank whom it must not outlive.
@@ -37,8 +38,9 @@ impl Job {
         Job::spawn_with(&Address::UnixAbstract(name), &key, ranks, command)
     }
 
-    /// The same with ranks that meet at `meeting`, for commands that go where this host's abstract sockets are not seen: into
-    /// other network namespaces. A socket with a name in the file system is left there for the caller to remove.
+    /// The same with ranks that meet at `meeting`, for commands that go where this host's abstract sockets are not
+    /// seen: into other network namespaces. A socket with a name in the file system is left there for the caller to
+    /// remove.
     pub fn spawn_at(meeting: &Address, ranks: usize, command: impl FnMut(Rank) -> Command) -> Result<Job> {
         Job::spawn_with(meeting, &new_key()?, ranks, command)
     }
@@ -70,7 +72,8 @@ impl Job {
         Ok(())
     }
 
-    /// Looks after the children without waiting; says how many are still at work. Fails, and ends all, if one has failed.
+    /// Looks after the children without waiting; says how many are still at work. Fails, and ends all, if one has
+    /// failed.
     pub fn look(&mut self) -> Result<usize> {
         let mut failed: Option<(Rank, ExitStatus)> = None;
         for (index, slot) in self.children.iter_mut().enumerate() {
@@ -112,8 +115,8 @@ fn new_key() -> Result<Key> {
 }
 
 /// Makes this process, if it was started by [`Job::spawn`], end when its parent does. A rank calls it once, when it
-/// initialises. The kernel counts the parent's *thread* that started the rank as the parent, so [`Job::spawn`] belongs on a thread
-/// that lives as long as the job.
+/// initialises. The kernel counts the parent's *thread* that started the rank as the parent, so [`Job::spawn`] belongs
+/// on a thread that lives as long as the job.
 pub fn die_with_parent() -> Result<()> {
     let Ok(text) = std::env::var(PARENT) else { return Ok(()) };
     let ended = |parent: &str| Error::Environment { variable: PARENT, problem: format!("process {parent} has ended") };

@@ -1,8 +1,9 @@
-//! What has become of a rank, a host or the launcher: the cause that every rank of a job is given when the job has failed.
+//! What has become of a rank, a host or the launcher: the cause that every rank of a job is given when the job has
+//! failed.
 //!
-//! Whoever watches processes pronounces a verdict once, and it travels as it is: the error of a collective, the launcher's last
-//! line and the log all say the same words. Encode and decode stand beside each other; what the wire brings is
-//! parsed into this type or refused.
+//! Whoever watches processes pronounces a verdict once, and it travels as it is: the error of a collective, the
+//! launcher's last line and the log all say the same words. Encode and decode stand beside each other; what the wire
+//! brings is parsed into this type or refused.
 
 use std::fmt;
 

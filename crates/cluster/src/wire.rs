@@ -1,8 +1,9 @@
-//! Numbers, texts and bytes as they stand in the messages of this crate; the alphabet of `rendezvous::message` and `verdict`.
+//! Numbers, texts and bytes as they stand in the messages of this crate; the alphabet of `rendezvous::message` and
+//! `verdict`.
 //!
-//! Numbers are little-endian and of fixed size; texts and byte strings start with their length as `u32`; what may be missing starts with
-//! a byte 0 or 1. Every value has exactly one encoding. Reading never panics and allocates no more than the bytes that are
-//! there, whatever they say.
+//! Numbers are little-endian and of fixed size; texts and byte strings start with their length as `u32`; what may be
+//! missing starts with a byte 0 or 1. Every value has exactly one encoding. Reading never panics and allocates no more
+//! than the bytes that are there, whatever they say.
 
 pub(crate) fn put_u32(into: &mut Vec<u8>, number: u32) {
     into.extend(number.to_le_bytes());

@@ -107,7 +107,8 @@ fn a_killed_process_is_named_to_all_others_at_once() {
         let (verdict, when) = rank.verdict();
         assert_eq!((verdict.rank, verdict.pid, verdict.kind), (Some(Rank(3)), Some(victim.0.id()), VerdictKind::Gone));
         assert!(verdict.to_string().starts_with("rank 3 on host h (pid "), "{verdict}");
-        // A tenth of a second is promised, and a loaded machine gets more; by silence it would be noticed later than that.
+        // A tenth of a second is promised, and a loaded machine gets more; by silence it would be noticed later than
+        // that.
         assert!(when.saturating_duration_since(died) < LOADED, "it took too long");
         assert_eq!(rank.lifeline.verdict(), Some(verdict));
     }

@@ -1,7 +1,7 @@
 //! How fast named requests are: two ranks as threads over shared memory.
 //!
-//! Prints the time of a blocking allreduce of four bytes and of a thousand allreduces of one kibibyte that are submitted at
-//! once and then waited for. Run with `cargo run --release -p farandole-engine --example named_speed`.
+//! Prints the time of a blocking allreduce of four bytes and of a thousand allreduces of one kibibyte that are
+//! submitted at once and then waited for. Run with `cargo run --release -p farandole-engine --example named_speed`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,13 +1,14 @@
 //! Adasum over links: whole vectors are exchanged at doubling distances and combined tensor by tensor.
 //!
-//! Let `p` be the largest power of two that is at most `n`. Of the first `2 (n - p)` ranks the even ones are *extras*: each
-//! gives its vector to its *stand-in*, the next rank, and gets the result at the end. The other ranks are *active* and have
-//! *seats*, counted in rank order. In round `k` the active ranks whose seats differ in bit `k` exchange all they have; both
-//! compute the same combination (it does not depend on which of two comes first), so all ranks end with the same bits.
+//! Let `p` be the largest power of two that is at most `n`. Of the first `2 (n - p)` ranks the even ones are *extras*:
+//! each gives its vector to its *stand-in*, the next rank, and gets the result at the end. The other ranks are *active*
+//! and have *seats*, counted in rank order. In round `k` the active ranks whose seats differ in bit `k` exchange all
+//! they have; both compute the same combination (it does not depend on which of two comes first), so all ranks end with
+//! the same bits.
 //!
 //! The work buffer has two halves: this rank's vector, and the one that has just come in. Each *exchange* is a small
-//! schedule of one send, one receive, or both; when it is done the halves are combined, tensor by tensor, because the inner
-//! products that Adasum weighs by belong to whole tensors.
+//! schedule of one send, one receive, or both; when it is done the halves are combined, tensor by tensor, because the
+//! inner products that Adasum weighs by belong to whole tensors.
 //!
 //! Steps: `log2 p` exchanges, two more if there are extras. Bytes sent by each rank: `log2 p` times the bucket.
 

@@ -1,36 +1,37 @@
 //! Who drives: the baton.
 //!
-//! All work of the engine (agreeing, moving bytes, completing tickets) is done by [`Driver::turn`], and the driver sits in one
-//! mutex: the *baton*. Whoever holds it drives. There are two kinds of holders.
+//! All work of the engine (agreeing, moving bytes, completing tickets) is done by [`Driver::turn`], and the driver sits
+//! in one mutex: the *baton*. Whoever holds it drives. There are two kinds of holders.
 //!
-//! The *worker* is a thread of the engine. It makes sure that work goes on when no caller cares. It takes the baton, turns
-//! until nothing moves, puts the baton down and only then sleeps on the [`Waiter`] (*listens*).
+//! The *worker* is a thread of the engine. It makes sure that work goes on when no caller cares. It takes the baton,
+//! turns until nothing moves, puts the baton down and only then sleeps on the [`Waiter`] (*listens*).
 //!
-//! A *caller* that waits for a ticket has nothing better to do, so it takes the baton if it lies there and drives itself
-//! until its ticket is done. A small blocking collective therefore runs from submission to result on the caller's own
-//! thread: no thread is woken, no core changes hands. If the baton is taken, the caller sleeps on its ticket.
+//! A *caller* that waits for a ticket has nothing better to do, so it takes the baton if it lies there and drives
+//! itself until its ticket is done. A small blocking collective therefore runs from submission to result on the
+//! caller's own thread: no thread is woken, no core changes hands. If the baton is taken, the caller sleeps on its
+//! ticket.
 //!
-//! The rule that keeps everything going: **whoever puts the baton down while there is work left, or while the intake is not
-//! empty, wakes the worker.** The scenarios, by name:
+//! The rule that keeps everything going: **whoever puts the baton down while there is work left, or while the intake is
+//! not empty, wakes the worker.** The scenarios, by name:
 //!
-//! - *blocking call*: the worker listens. The caller pushes its request without ringing, takes the baton, drives, finds its
-//!   ticket done, finds no work left, puts the baton down. The worker never woke up.
-//! - *fire and forget*: a caller pushes and goes away. The intake says whether the driver is asleep; if so, the push rings the
-//!   bell, the worker wakes and drives.
-//! - *a thousand pushes*: the first push rings and the worker wakes. If it drove at once, it would take the core and the baton
-//!   from the caller that is still pushing and will soon wait; and it would fall asleep again in the middle of the pushes and
-//!   be rung for each of them. So it *naps* when it finds something in the intake, and again after taking something
-//!   in: it sleeps [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller that waits
-//!   drives at once.
-//! - *two waiting callers*: one drives, one sleeps on its ticket. If the first is done first, work is left, and the worker
-//!   takes over.
-//! - *just too late*: a caller pushes quietly, and the holder has already looked into the intake for the last time but not
-//!   yet put the baton down. The caller fails to take the baton; the push told it that the driver was asleep,
-//!   so it rings, and the worker takes over.
-//! - *stolen edge*: the waiter reports an event once, to one thread. The worker listens while a caller drives and sleeps in
-//!   the same waiter; the event wakes the worker. It finds the baton taken, passes the event on by ringing the
-//!   bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for each event.
-//!   When its time is up it tries the baton; while a caller drives on, it stands aside again.
+//! - *blocking call*: the worker listens. The caller pushes its request without ringing, takes the baton, drives, finds
+//!   its ticket done, finds no work left, puts the baton down. The worker never woke up.
+//! - *fire and forget*: a caller pushes and goes away. The intake says whether the driver is asleep; if so, the push
+//!   rings the bell, the worker wakes and drives.
+//! - *a thousand pushes*: the first push rings and the worker wakes. If it drove at once, it would take the core and
+//!   the baton from the caller that is still pushing and will soon wait; and it would fall asleep again in the middle
+//!   of the pushes and be rung for each of them. So it *naps* when it finds something in the intake, and again after
+//!   taking something in: it sleeps [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller
+//!   that waits drives at once.
+//! - *two waiting callers*: one drives, one sleeps on its ticket. If the first is done first, work is left, and the
+//!   worker takes over.
+//! - *just too late*: a caller pushes quietly, and the holder has already looked into the intake for the last time but
+//!   not yet put the baton down. The caller fails to take the baton; the push told it that the driver was asleep, so it
+//!   rings, and the worker takes over.
+//! - *stolen edge*: the waiter reports an event once, to one thread. The worker listens while a caller drives and
+//!   sleeps in the same waiter; the event wakes the worker. It finds the baton taken, passes the event on by ringing
+//!   the bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for each
+//!   event. When its time is up it tries the baton; while a caller drives on, it stands aside again.
 //!
 //! What is deliberately not here: what a turn does (`worker`), and how a value gets to the caller (`completion`).
 
@@ -49,8 +50,8 @@ use crate::group::Look;
 use crate::intake::{After, Intake};
 use crate::worker::{Driver, Order, Turn};
 
-/// Length of the worker's nap after it has taken something in. About the time in which a script submits the gradients of
-/// a small model; it is also the delay of a request that nobody waits for.
+/// Length of the worker's nap after it has taken something in. About the time in which a script submits the gradients
+/// of a small model; it is also the delay of a request that nobody waits for.
 const NAP: Duration = Duration::from_micros(100);
 
 /// How long the worker stands aside while a caller drives. After a caller that leaves no work, nobody listens for this
@@ -211,7 +212,8 @@ impl Baton {
         finished
     }
 
-    /// A caller's drive. It began to wait when its first turn began; who drives looks at the clock then anyway, and has a pen at hand.
+    /// A caller's drive. It began to wait when its first turn began; who drives looks at the clock then anyway, and has
+    /// a pen at hand.
     fn drive(
         &self,
         mut driver: MutexGuard<'_, Driver>,

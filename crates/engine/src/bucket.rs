@@ -1,8 +1,9 @@
 //! The memory of a bucket: from the callers' regions into the buffer that the ranks work on, and back.
 //!
 //! Where the ranks work is the bucket's [`Workspace`]:
-//! - the *fusion buffer* of the group, for requests that travel together and for small ones. Packing copies the tensors in with
-//!   the prescale applied, unpacking copies them out with average and postscale applied; both copies were needed anyway.
+//! - the *fusion buffer* of the group, for requests that travel together and for small ones. Packing copies the tensors
+//!   in with the prescale applied, unpacking copies them out with average and postscale applied; both copies were
+//!   needed anyway.
 //! - the *mapped* fusion buffer, the same in memory that all ranks of the host see.
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
@@ -13,8 +14,8 @@
 //!
 //! A rank that has joined has no regions. It contributes what changes nothing, and drops what it gets.
 //!
-//! [`Workspace::load`] reads the callers' memory, and in the caller's workspace also writes it, so the driver runs the entry
-//! barrier of a bucket that has one before it loads. Until then a bucket can be abandoned without a trace.
+//! [`Workspace::load`] reads the callers' memory, and in the caller's workspace also writes it, so the driver runs the
+//! entry barrier of a bucket that has one before it loads. Until then a bucket can be abandoned without a trace.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -9,12 +9,12 @@
 //!
 //! - *poll*: the caller looks, finds nothing, goes away. It was not counted, so fulfilling makes no system call.
 //! - *late wait*: the value is there before the caller waits. It is taken under the lock; nobody sleeps.
-//! - *early wait*: the caller counts itself and sleeps; `fulfil` finds it counted and signals. Between counting and sleeping
-//!   the lock is not released except by the condition variable itself, so the signal cannot fall into a gap.
-//! - *deadline*: the sleeper's time runs out while `fulfil` signals. The sleeper looks once more under the lock before it
-//!   reports a time-out, so a value that made it is never reported as late.
-//! - *walk away*: the caller drops its end; the driver's end keeps the slot alive and `fulfil` puts a value in that is dropped
-//!   with the slot.
+//! - *early wait*: the caller counts itself and sleeps; `fulfil` finds it counted and signals. Between counting and
+//!   sleeping the lock is not released except by the condition variable itself, so the signal cannot fall into a gap.
+//! - *deadline*: the sleeper's time runs out while `fulfil` signals. The sleeper looks once more under the lock before
+//!   it reports a time-out, so a value that made it is never reported as late.
+//! - *walk away*: the caller drops its end; the driver's end keeps the slot alive and `fulfil` puts a value in that is
+//!   dropped with the slot.
 //!
 //! What is deliberately not here: who drives while a caller waits. That is the baton's business (`baton`).
 
@@ -43,8 +43,8 @@ impl<T> Slot<T> {
         Slot { phase: Mutex::new(Phase { value: None, fulfilled: false, sleepers: 0 }), arrived: Condvar::new() }
     }
 
-    /// Keeps the promise. The first value counts; a later one is dropped, so that a failure which reaches all tickets at
-    /// once need not ask which of them were already done.
+    /// Keeps the promise. The first value counts; a later one is dropped, so that a failure which reaches all tickets
+    /// at once need not ask which of them were already done.
     pub(crate) fn fulfil(&self, value: T) {
         let mut phase = lock(&self.phase);
         if phase.fulfilled {

@@ -162,9 +162,9 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Requests that are ready together travel together up to this many bytes. Larger buckets save start-up costs; smaller ones
-    /// let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter on any
-    /// link we know, and bounds the memory of the fusion buffer.
+    /// Requests that are ready together travel together up to this many bytes. Larger buckets save start-up costs;
+    /// smaller ones let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter
+    /// on any link we know, and bounds the memory of the fusion buffer.
     fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
     /// Keeps the requests of a group (a grouped allreduce) out of buckets with other requests. The same on all ranks.
     disable_group_fusion: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];
@@ -175,8 +175,8 @@ settings! {
     /// Repeats a learned order of requests without talking about it. Zero switches it off (Horovod: the capacity of its
     /// response cache); any other number leaves it on.
     replay: u64 = 1, ["FARANDOLE_REPLAY", "HOROVOD_CACHE_CAPACITY"];
-    /// Lets the ranks that go on use every collective while another rank has joined. Zero refuses, with Horovod's words, what
-    /// Horovod refuses then: allgather, alltoall, broadcast and reducescatter.
+    /// Lets the ranks that go on use every collective while another rank has joined. Zero refuses, with Horovod's
+    /// words, what Horovod refuses then: allgather, alltoall, broadcast and reducescatter.
     join_everything: bool = true, ["FARANDOLE_JOIN_EVERYTHING"];
     /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
     /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
@@ -204,8 +204,8 @@ settings! {
     /// The core that the engine's worker thread of each rank of a host is bound to, in the order of local ranks.
     /// Threads of the program are not bound, also while they drive the engine.
     thread_affinity: Cores = Cores::new(), ["FARANDOLE_THREAD_AFFINITY", "HOROVOD_THREAD_AFFINITY"];
-    /// How many records of what it does a rank keeps in memory for each group, 32 bytes each; the oldest are overwritten. Zero
-    /// switches the recorder off. 8 MiB hold the last 500 iterations of a model with 160 tensors.
+    /// How many records of what it does a rank keeps in memory for each group, 32 bytes each; the oldest are
+    /// overwritten. Zero switches the recorder off. 8 MiB hold the last 500 iterations of a model with 160 tensors.
     recorder_records: u64 = farandole_trace::DEFAULT_RECORDS as u64, ["FARANDOLE_RECORDER_RECORDS"];
 }
 

@@ -1,18 +1,21 @@
 //! What a group's driver writes down: one line for each boundary that a request or a bucket passes.
 //!
-//! This is the one place that says the engine's words in those of `trace`. A diary has a pen of its own, because the driver has the group to
-//! itself. Every entry takes the time from the turn that it belongs to, which costs nothing; where a bucket is so large that packing or
-//! unpacking it takes longer than some turns, the clock is looked at. Times of one diary never go backwards.
+//! This is the one place that says the engine's words in those of `trace`. A diary has a pen of its own, because the
+//! driver has the group to itself. Every entry takes the time from the turn that it belongs to, which costs nothing;
+//! where a bucket is so large that packing or unpacking it takes longer than some turns, the clock is looked at. Times
+//! of one diary never go backwards.
 //!
 //! Entries about a request are written before its ticket is done: whoever has the result finds them.
 //!
-//! A bucket that comes again in every iteration has its requests in the recorder's table (a *crew*), and one record for all of them when it begins and
-//! one when it ends. Buckets that were negotiated may never come again; their requests have records of their own.
+//! A bucket that comes again in every iteration has its requests in the recorder's table (a *crew*), and one record for
+//! all of them when it begins and one when it ends. Buckets that were negotiated may never come again; their requests
+//! have records of their own.
 //!
-//! A small bucket that comes again is *held*: what it passes is remembered, and written as one record when it ends. It is spelled out, boundary by
-//! boundary, as soon as it turns out not to end at once: it waits for a peer for longer than a moment ([`MOMENT_NS`]), the driver is about to sleep over it, another
-//! thread takes over, or something goes wrong. So whoever looks at a rank that is stuck finds where it is, and what a held bucket lacks in a ring is what has
-//! happened within the last moment. Waits that are shorter than one leave no record in any bucket.
+//! A small bucket that comes again is *held*: what it passes is remembered, and written as one record when it ends. It
+//! is spelled out, boundary by boundary, as soon as it turns out not to end at once: it waits for a peer for longer
+//! than a moment ([`MOMENT_NS`]), the driver is about to sleep over it, another thread takes over, or something goes
+//! wrong. So whoever looks at a rank that is stuck finds where it is, and what a held bucket lacks in a ring is what
+//! has happened within the last moment. Waits that are shorter than one leave no record in any bucket.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -30,22 +33,23 @@ use crate::bucket::{Pending, Table};
 use crate::footprints::{self, Footprints};
 use crate::roster::QuickHasher;
 
-/// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks less than a tenth
-/// of one.
+/// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks
+/// less than a tenth of one.
 const TIMED_FROM_BYTES: u64 = 128 << 10;
 
-/// Waits for peers that are over sooner than this leave no records. Nearly all waits of ranks that work alike are: each takes a step when
-/// the other has taken its own, some microseconds earlier or later.
+/// Waits for peers that are over sooner than this leave no records. Nearly all waits of ranks that work alike are: each
+/// takes a step when the other has taken its own, some microseconds earlier or later.
 const MOMENT_NS: u64 = 5_000;
 
-/// The turn in which a bucket of up to this size ends takes less than a microsecond, and about as long as the last one did.
+/// The turn in which a bucket of up to this size ends takes less than a microsecond, and about as long as the last one
+/// did.
 const TINY_BYTES: u64 = 4 << 10;
 
 /// Of waits for such buckets one in so many looks at the clock when it is over.
 const SHARING: u32 = 8;
 
-/// How long turns take in which tiny buckets end: from their begin, which is known, until the waiting thread goes on. A look at the clock costs as much as
-/// everything else that is recorded of a tiny bucket, so waits share them.
+/// How long turns take in which tiny buckets end: from their begin, which is known, until the waiting thread goes on. A
+/// look at the clock costs as much as everything else that is recorded of a tiny bucket, so waits share them.
 #[derive(Debug, Default)]
 struct LastTurns {
     length_ns: u64,
@@ -264,8 +268,8 @@ impl Diary {
         }
     }
 
-    /// The crew of a bucket that comes again and again. What is in it follows from the plan, unless this rank has joined or the
-    /// recorder was off when requests were submitted.
+    /// The crew of a bucket that comes again and again. What is in it follows from the plan, unless this rank has
+    /// joined or the recorder was off when requests were submitted.
     fn crew_of(&mut self, bucket: &Bucket, table: &Table, bytes: u64) -> Option<CrewId> {
         if !bucket.replayed {
             return None;
@@ -397,7 +401,8 @@ impl Diary {
         }
     }
 
-    /// The thread that drives has waited for a request since then, and goes on now, at the end of a turn that began then.
+    /// The thread that drives has waited for a request since then, and goes on now, at the end of a turn that began
+    /// then.
     pub(crate) fn waited(&mut self, name: NameId, since: Duration, turned_at: Duration) {
         if self.pen.is_on() {
             let (since_ns, begun_ns) = (self.at(since), self.at(turned_at));

@@ -200,8 +200,8 @@ impl Engine {
         self.shared.roster.ended(GroupId::WORLD)
     }
 
-    /// What ends all collectives of this engine from any thread, with a cause. Does not interrupt [`Engine::add_group`] while the
-    /// members of a new group look for each other, which ends at its own deadline.
+    /// What ends all collectives of this engine from any thread, with a cause. Does not interrupt [`Engine::add_group`]
+    /// while the members of a new group look for each other, which ends at its own deadline.
     pub fn alarm(&self) -> Alarm {
         self.alarm.clone()
     }
@@ -209,9 +209,9 @@ impl Engine {
     /// Hands a request in. Returns at once; the ticket tells how it went.
     ///
     /// # Errors
-    /// Wrong use is found here and costs nothing: memory that does not fit, a name that is still under way, an unknown or
-    /// foreign group, an engine that is shut down. The submission's memory is dropped then; [`Engine::submit_returning`] gives
-    /// it back.
+    /// Wrong use is found here and costs nothing: memory that does not fit, a name that is still under way, an unknown
+    /// or foreign group, an engine that is shut down. The submission's memory is dropped then;
+    /// [`Engine::submit_returning`] gives it back.
     pub fn submit(&self, submission: Submission) -> Result<Ticket> {
         Ok(self.submit_returning(submission)?)
     }
@@ -233,8 +233,8 @@ impl Engine {
         ticket.wait_after(after)
     }
 
-    /// Hands requests in that the caller waits for at once: nobody is woken for them. Whatever is refused is answered when they are waited
-    /// for, in its place.
+    /// Hands requests in that the caller waits for at once: nobody is woken for them. Whatever is refused is answered
+    /// when they are waited for, in its place.
     pub fn submit_quietly(&self, submissions: impl IntoIterator<Item = Submission>) -> QuietTickets {
         let mut all = After::Nothing;
         let tickets = submissions.into_iter().map(|submission| {
@@ -251,8 +251,9 @@ impl Engine {
         CompletionQueue::new(Arc::clone(&self.shared))
     }
 
-    /// Hands requests in whose outcomes come out of a queue of this engine: the first with this key, the others with those that follow it.
-    /// Whoever drives is woken once, after the last. Returns those that were refused, by their place; nothing comes out of the queue for them.
+    /// Hands requests in whose outcomes come out of a queue of this engine: the first with this key, the others with
+    /// those that follow it. Whoever drives is woken once, after the last. Returns those that were refused, by their
+    /// place; nothing comes out of the queue for them.
     pub fn submit_to(
         &self,
         queue: &CompletionQueue,

@@ -1,9 +1,9 @@
 //! What can go wrong, by what the caller can do about it.
 //!
-//! Three kinds. *Wrong use* is found before anything is sent and costs nothing: the engine goes on. *Refused* means that
-//! the ranks do not ask for the same thing; every rank gets the same explanation and the engine goes on. *Failed* means that the
-//! group (and, for the world, the engine) cannot go on: every outstanding and every later ticket carries the
-//! same [`Failure`], the first cause, not whatever broke next because of it.
+//! Three kinds. *Wrong use* is found before anything is sent and costs nothing: the engine goes on. *Refused* means
+//! that the ranks do not ask for the same thing; every rank gets the same explanation and the engine goes on. *Failed*
+//! means that the group (and, for the world, the engine) cannot go on: every outstanding and every later ticket carries
+//! the same [`Failure`], the first cause, not whatever broke next because of it.
 
 use std::fmt;
 use std::sync::Arc;

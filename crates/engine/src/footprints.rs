@@ -1,14 +1,15 @@
 //! Where a walk through a schedule has been, and when: for large operations, whose steps are worth a look at the clock.
 //!
-//! A run that carries [`Footprints`] notes each step as it is taken; steps of one kind with the same peer that follow each other become one
-//! note, and meetings for which all others were there already leave none. Whoever drives the run takes the notes after each call and records them. The run itself knows nothing of recording.
+//! A run that carries [`Footprints`] notes each step as it is taken; steps of one kind with the same peer that follow
+//! each other become one note, and meetings for which all others were there already leave none. Whoever drives the run
+//! takes the notes after each call and records them. The run itself knows nothing of recording.
 
 use farandole_plan::{Arrival, Rank, Step};
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::StepKind;
 
-/// Operations from this size on leave footprints. A step then handles tens of kilobytes and takes some microseconds, a hundred times as long as
-/// looking at the clock and writing it down.
+/// Operations from this size on leave footprints. A step then handles tens of kilobytes and takes some microseconds, a
+/// hundred times as long as looking at the clock and writing it down.
 pub(crate) const FROM_BYTES: u64 = 512 << 10;
 
 /// Steps of one kind, taken one after the other.

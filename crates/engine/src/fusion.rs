@@ -1,12 +1,13 @@
 //! The fusion buffer of a group.
 //!
-//! It has two forms. *Own* memory serves everywhere. On one host there is also a *mapped* buffer, which all ranks see: packing into it
-//! already shows the tensors to the peers, so that an allreduce copies nothing.
+//! It has two forms. *Own* memory serves everywhere. On one host there is also a *mapped* buffer, which all ranks see:
+//! packing into it already shows the tensors to the peers, so that an allreduce copies nothing.
 //!
-//! A mapped buffer is made by all ranks together, and without a word, because all ranks run the same buckets in the same
-//! order: a rank *reserves* room when a bucket has ended that would have needed more, and *maps* everybody's room when
-//! the next bucket has ended, because by then every rank has begun that one and therefore has reserved. From then on
-//! the bucket that asked for it finds it. So all ranks always agree on whether there is a mapped buffer and how large it is.
+//! A mapped buffer is made by all ranks together, and without a word, because all ranks run the same buckets in the
+//! same order: a rank *reserves* room when a bucket has ended that would have needed more, and *maps* everybody's room
+//! when the next bucket has ended, because by then every rank has begun that one and therefore has reserved. From then
+//! on the bucket that asked for it finds it. So all ranks always agree on whether there is a mapped buffer and how
+//! large it is.
 
 use farandole_tensor::OwnedBytes;
 use farandole_transport::Result;
@@ -43,7 +44,8 @@ impl FusionBuffer {
         self.mapped.as_mut().expect("invariant: the mapped buffer is used where its size was asked for before")
     }
 
-    /// A bucket has ended on this rank, and every rank has begun it. It would have liked a mapped buffer of `wanted_bytes`.
+    /// A bucket has ended on this rank, and every rank has begun it. It would have liked a mapped buffer of
+    /// `wanted_bytes`.
     pub(crate) fn after_bucket(&mut self, wanted_bytes: usize, windows: &mut Windows) -> Result<()> {
         if let Some(reserved) = self.reserved.take() {
             let larger = windows.map_reserved(reserved)?;

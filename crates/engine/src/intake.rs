@@ -1,14 +1,15 @@
 //! The way from submitting threads to the driver.
 //!
-//! Any thread may push; whoever drives takes everything at once. A push costs one uncontended lock. A push must also make
-//! sure that somebody will come and take the item, and ringing the driver's bell costs a system call, so it rings only
-//! if the driver has said that it is *asleep*: that it will not look again unless it is woken.
+//! Any thread may push; whoever drives takes everything at once. A push costs one uncontended lock. A push must also
+//! make sure that somebody will come and take the item, and ringing the driver's bell costs a system call, so it rings
+//! only if the driver has said that it is *asleep*: that it will not look again unless it is woken.
 //!
 //! No wake-up is lost, because the queue and the word `asleep` live under the same lock. There are only two orders:
 //!
-//! - *push first*: the item is in the queue when the driver wants to fall asleep; [`Intake::fall_asleep`] finds it and refuses.
-//! - *sleep first*: the driver has set `asleep` under the lock; the push takes the lock later, sees it, and rings. The bell
-//!   remembers a ring that comes before the wait, so it does not matter how far the driver has got.
+//! - *push first*: the item is in the queue when the driver wants to fall asleep; [`Intake::fall_asleep`] finds it and
+//!   refuses.
+//! - *sleep first*: the driver has set `asleep` under the lock; the push takes the lock later, sees it, and rings. The
+//!   bell remembers a ring that comes before the wait, so it does not matter how far the driver has got.
 //!
 //! The pusher that rings also clears `asleep`, so that of a thousand pushes to a sleeping driver one rings.
 //!
@@ -16,8 +17,9 @@
 //! lock away from pushers. A stale `false` delays the item until the next look; before it sleeps the driver always
 //! looks under the lock.
 //!
-//! Items may carry the time of their push. A thousand pushes in a row would spend a noticeable part of their time on looking at a clock, so pushes that
-//! follow each other closely, before the driver has come by, share looks ([`Stamps`]).
+//! Items may carry the time of their push. A thousand pushes in a row would spend a noticeable part of their time on
+//! looking at a clock, so pushes that follow each other closely, before the driver has come by, share looks
+//! ([`Stamps`]).
 
 use crate::sync::{Mutex, lock};
 
@@ -44,14 +46,16 @@ struct Inner<T> {
 /// Pushes in a row that do with one look at the clock: so it costs a push two nanoseconds instead of thirteen.
 const SHARING: u64 = 8;
 
-/// Pushes share looks if they follow each other within this time, in nanoseconds: faster than any program that does something in between.
+/// Pushes share looks if they follow each other within this time, in nanoseconds: faster than any program that does
+/// something in between.
 const CLOSE_NS: u64 = 1000;
 
 /// When pushes happened.
 ///
-/// While pushes come closer than [`CLOSE_NS`], one of [`SHARING`] looks at the clock and the others are taken to come at the same distances. The first push
-/// after the driver has emptied the queue always looks. So the time of a push is wrong only if the row ends within seven pushes of a look and the program goes
-/// on before the driver comes by; and then by no more than the time until it does.
+/// While pushes come closer than [`CLOSE_NS`], one of [`SHARING`] looks at the clock and the others are taken to come
+/// at the same distances. The first push after the driver has emptied the queue always looks. So the time of a push is
+/// wrong only if the row ends within seven pushes of a look and the program goes on before the driver comes by; and
+/// then by no more than the time until it does.
 #[derive(Debug, Default)]
 struct Stamps {
     looked_ns: u64,
@@ -119,8 +123,8 @@ impl<T> Intake<T> {
         }
     }
 
-    /// Takes all items, in the order of their pushes. `into` must be empty; its memory becomes the queue's next memory, so
-    /// that a steady state allocates nothing.
+    /// Takes all items, in the order of their pushes. `into` must be empty; its memory becomes the queue's next memory,
+    /// so that a steady state allocates nothing.
     pub(crate) fn take_all(&self, into: &mut Vec<T>) {
         if !self.may_hold_something() {
             return;

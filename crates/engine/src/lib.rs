@@ -1,12 +1,12 @@
 //! Drives: takes requests, agrees with peers, runs schedules over links.
 //!
-//! A front end hands an [`Engine`] requests with memory ([`Submission`]) and gets [`Ticket`]s. Requests are matched by name, so ranks
-//! may submit in any order; they run as soon as every rank of the group has asked for them. From the second iteration on
-//! the ranks know the order and no longer talk about it.
+//! A front end hands an [`Engine`] requests with memory ([`Submission`]) and gets [`Ticket`]s. Requests are matched by
+//! name, so ranks may submit in any order; they run as soon as every rank of the group has asked for them. From the
+//! second iteration on the ranks know the order and no longer talk about it.
 //!
 //! One gradient's way: `engine` (checks, enters the name) → `intake` → `worker` (the loop) → `group` (agreement, the
-//! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links) and
-//! back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `baton`.
+//! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links)
+//! and back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `baton`.
 //!
 //! ```
 //! use farandole_engine::{Config, Engine, Submission};

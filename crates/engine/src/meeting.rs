@@ -1,8 +1,8 @@
 //! How ranks find each other: [`Meeting`].
 //!
-//! The engine needs a mesh for the world when it starts and one for each group that is added. Where the peers are and how they are
-//! reached is not its business: processes meet through contacts that a rendezvous has passed around ([`Contacts`]), threads of a
-//! test meet in a [`Hall`].
+//! The engine needs a mesh for the world when it starts and one for each group that is added. Where the peers are and
+//! how they are reached is not its business: processes meet through contacts that a rendezvous has passed around
+//! ([`Contacts`]), threads of a test meet in a [`Hall`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

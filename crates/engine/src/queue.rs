@@ -14,10 +14,11 @@
 //! hundreds of gradients. Whoever drives would then stop for every callback and compete with those who submit; the
 //! worker takes many requests at a time.
 //!
-//! - *single request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly and signals it:
-//!   it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the thread rings if it
-//!   finds the baton taken (*just too late*, in `baton`).
-//! - *burst*: pushes ring if the driver is asleep, as for tickets. The worker drives, and the thread sleeps until something is done.
+//! - *single request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly
+//!   and signals it: it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the
+//!   thread rings if it finds the baton taken (*just too late*, in `baton`).
+//! - *burst*: pushes ring if the driver is asleep, as for tickets. The worker drives, and the thread sleeps until
+//!   something is done.
 //! - *completion from another driver*: the thread sleeps because somebody else drives. That one puts the completion in
 //!   and signals.
 //! - *end*: [`CompletionQueue::close`] lets the thread go once nothing is owed any more.

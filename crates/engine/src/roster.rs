@@ -1,9 +1,9 @@
-//! What submitting threads may know without asking the driver: which groups there are, whether they still work, and which
-//! names are under way.
+//! What submitting threads may know without asking the driver: which groups there are, whether they still work, and
+//! which names are under way.
 //!
-//! One lock, held for the length of a table look-up. Submitting threads take it to enter a name; the driver takes it once
-//! for each bucket to strike the names out, before it completes the tickets, so that a caller who has its result can
-//! use the name again at once.
+//! One lock, held for the length of a table look-up. Submitting threads take it to enter a name; the driver takes it
+//! once for each bucket to strike the names out, before it completes the tickets, so that a caller who has its result
+//! can use the name again at once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -29,8 +29,8 @@ struct Name {
     under_way: bool,
 }
 
-/// Names that are remembered when they are not under way, so that a program that makes up a new one for each request does not fill
-/// the memory: more than models have tensors.
+/// Names that are remembered when they are not under way, so that a program that makes up a new one for each request
+/// does not fill the memory: more than models have tensors.
 const NAMES_KEPT: usize = 1 << 16;
 
 /// One group.
@@ -140,8 +140,8 @@ impl Roster {
     }
 }
 
-/// A quick hash for names, and for what is a hash of them. They come from this process alone, so nobody can choose them to collide, and every
-/// submission hashes one twice.
+/// A quick hash for names, and for what is a hash of them. They come from this process alone, so nobody can choose them
+/// to collide, and every submission hashes one twice.
 #[derive(Debug, Default)]
 pub(crate) struct QuickHasher(u64);
 

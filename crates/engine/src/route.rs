@@ -1,9 +1,10 @@
 //! The one place where it is decided how a bucket's bytes travel, and the state of their travel.
 //!
-//! There are three *roads*. Ranks that share memory take the *mapped* road if the bucket fits the mapped fusion buffer, otherwise
-//! the road through *windows*; all others, and collectives in which every pair has its own business, send *messages*.
-//! The choice is a pure function of the bucket's plan, the group, the measured table in use and the size of the mapped buffer, which
-//! are the same on all ranks. So are the schedules, which are kept for as long as buckets repeat.
+//! There are three *roads*. Ranks that share memory take the *mapped* road if the bucket fits the mapped fusion buffer,
+//! otherwise the road through *windows*; all others, and collectives in which every pair has its own business, send
+//! *messages*. The choice is a pure function of the bucket's plan, the group, the measured table in use and the size of
+//! the mapped buffer, which are the same on all ranks. So are the schedules, which are kept for as long as buckets
+//! repeat.
 //!
 //! Adasum is the exception: it does not fold element by element, so it is not a schedule but a series of exchanges of
 //! whole vectors with arithmetic in between (`adasum`).
@@ -214,7 +215,8 @@ impl Router {
         }
     }
 
-    /// What a rank takes a bucket to be, for its peers to compare: the bucket itself and the table by which its way is chosen.
+    /// What a rank takes a bucket to be, for its peers to compare: the bucket itself and the table by which its way is
+    /// chosen.
     pub(crate) fn descriptor(&self, plan: &BucketPlan) -> u64 {
         plan.hash ^ self.choices.hash()
     }

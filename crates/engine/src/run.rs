@@ -1,21 +1,21 @@
 //! A schedule of messages, carried out over links, a piece at a time.
 //!
-//! A [`Run`] is the state of one rank's walk through one [`Schedule`]: the number of the step it has come to (`step`), the sends
-//! that have been posted and not yet left (`posted`, first in, first out for each peer), and how far the receive at
-//! `step` has got (`cursor`). [`Run::advance`] does what can be done now and returns; it is called again when something
-//! may have changed. It holds no memory: the buffers are lent to each call, which is why nothing here is unsafe and why
-//! giving a run up means dropping it.
+//! A [`Run`] is the state of one rank's walk through one [`Schedule`]: the number of the step it has come to (`step`),
+//! the sends that have been posted and not yet left (`posted`, first in, first out for each peer), and how far the
+//! receive at `step` has got (`cursor`). [`Run::advance`] does what can be done now and returns; it is called again
+//! when something may have changed. It holds no memory: the buffers are lent to each call, which is why nothing here is
+//! unsafe and why giving a run up means dropping it.
 //!
-//! The one rule that a schedule leaves to its driver is kept here: a message whose place is still being sent from is taken
-//! from the link (so that two ranks that exchange the same elements do not wait for each other) but put into place
-//! only when the send has left.
+//! The one rule that a schedule leaves to its driver is kept here: a message whose place is still being sent from is
+//! taken from the link (so that two ranks that exchange the same elements do not wait for each other) but put into
+//! place only when the send has left.
 //!
 //! Partial results of half precision travel as singles, results as halves (`carrier`). Then the work buffer holds
 //! singles, and results lie in a buffer of their own ([`Halves`]): those that arrive are put there, those that become
 //! final on this rank are finished and rounded into it, before they are sent and at the end.
 //!
-//! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What the
-//! elements mean before and after is not here (`bucket`).
+//! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What
+//! the elements mean before and after is not here (`bucket`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -380,8 +380,8 @@ impl Run {
         progress
     }
 
-    /// Receives a message whose place is still being sent from: takes it from the link first, so that the peer can go on, and
-    /// puts it into place when the send has left.
+    /// Receives a message whose place is still being sent from: takes it from the link first, so that the peer can go
+    /// on, and puts it into place when the send has left.
     fn receive_aside(
         &mut self,
         from: Rank,

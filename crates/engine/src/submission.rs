@@ -1,8 +1,9 @@
 //! What a caller hands in and gets back: [`Submission`], and [`Outcome`] or [`Returned`].
 //!
-//! Memory moves with them. A region that comes in with a submission belongs to the engine until the ticket is done and comes
-//! back in the outcome, so a caller cannot touch a tensor while ranks are working on it. Results that the caller has no
-//! memory for (how many rows come in is known only after the ranks have agreed) lie in memory of the engine's own making.
+//! Memory moves with them. A region that comes in with a submission belongs to the engine until the ticket is done and
+//! comes back in the outcome, so a caller cannot touch a tensor while ranks are working on it. Results that the caller
+//! has no memory for (how many rows come in is known only after the ranks have agreed) lie in memory of the engine's
+//! own making.
 
 use std::sync::Arc;
 
@@ -102,9 +103,9 @@ pub struct Outcome {
 
 /// What a request that was not carried out leaves: why, and its memory.
 ///
-/// The regions are those that came with the submission. What is in them depends on how far the request had come. Tensors that
-/// travel in the fusion buffer, and whatever was refused, are as they were; one that is large enough to be worked on in place, and
-/// was under way when the group failed, may be changed in part.
+/// The regions are those that came with the submission. What is in them depends on how far the request had come.
+/// Tensors that travel in the fusion buffer, and whatever was refused, are as they were; one that is large enough to be
+/// worked on in place, and was under way when the group failed, may be changed in part.
 #[derive(Debug)]
 pub struct Returned {
     /// Why.

@@ -1,13 +1,14 @@
 //! Where measured tables are kept between jobs, and how a job gets its own.
 //!
-//! A [`Shelf`] is a folder with one file for each machine and class of placements; `FARANDOLE_TABLES` names it, or says `off`. Files are
-//! written by `farandole calibrate`, each as a whole or not at all: under another name first, then renamed. Reading believes nothing:
-//! whatever is not a table of this version for this machine and placement is not used, and [`Notice`] says which file and why. A bad
-//! file never ends a job; at worst its choices are the built-in ones.
+//! A [`Shelf`] is a folder with one file for each machine and class of placements; `FARANDOLE_TABLES` names it, or says
+//! `off`. Files are written by `farandole calibrate`, each as a whole or not at all: under another name first, then
+//! renamed. Reading believes nothing: whatever is not a table of this version for this machine and placement is not
+//! used, and [`Notice`] says which file and why. A bad file never ends a job; at worst its choices are the built-in
+//! ones.
 //!
-//! [`adopt`] is what a job does when it starts: rank 0 reads, all ranks agree. Measuring is not here (it would delay every first
-//! job), and nothing is learned while a job runs: times differ from rank to rank, so ranks would have to keep agreeing on what
-//! they have learned.
+//! [`adopt`] is what a job does when it starts: rank 0 reads, all ranks agree. Measuring is not here (it would delay
+//! every first job), and nothing is learned while a job runs: times differ from rank to rank, so ranks would have to
+//! keep agreeing on what they have learned.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,8 +1,8 @@
 //! The promise that a submission returns: [`Ticket`].
 //!
-//! A ticket is one end of a [`Slot`]; the driver holds the other. It can be asked ([`Ticket::is_done`]), waited for with
-//! or without a deadline, and waited for together with others ([`wait_all`]). A waiting thread drives the engine if nobody else does
-//! (`baton`). Dropping a ticket gives the result up, not the request: other ranks count on it.
+//! A ticket is one end of a [`Slot`]; the driver holds the other. It can be asked ([`Ticket::is_done`]), waited for
+//! with or without a deadline, and waited for together with others ([`wait_all`]). A waiting thread drives the engine
+//! if nobody else does (`baton`). Dropping a ticket gives the result up, not the request: other ranks count on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,8 +66,9 @@ impl Ticket {
         Err(Error::TimedOut { name: Arc::clone(&self.name), waited: begun.elapsed() })
     }
 
-    /// Waits until the outcome is there or the time is up, and says which; the outcome stays for whoever takes it. For callers
-    /// that look at something else between two waits, and say with [`Ticket::note_waited`] how long they did so in all.
+    /// Waits until the outcome is there or the time is up, and says which; the outcome stays for whoever takes it. For
+    /// callers that look at something else between two waits, and say with [`Ticket::note_waited`] how long they did so
+    /// in all.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child, where nobody works on the request.
@@ -77,8 +78,8 @@ impl Ticket {
         Ok(self.shared.baton.wait(&*self.promise, deadline, After::Nothing, None))
     }
 
-    /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait: before the request has found its
-    /// operation, nobody could say what a piece was spent on.
+    /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait:
+    /// before the request has found its operation, nobody could say what a piece was spent on.
     pub fn note_waited(&self, begun: Instant) {
         let recorder = &self.shared.recorder;
         if recorder.is_on() {
@@ -87,8 +88,8 @@ impl Ticket {
         }
     }
 
-    /// Waits for the outcome; if there is none, the memory that came with the request is given back beside the error, so
-    /// that nobody loses a tensor with a failed rank. See [`Returned`] for what is in it.
+    /// Waits for the outcome; if there is none, the memory that came with the request is given back beside the error,
+    /// so that nobody loses a tensor with a failed rank. See [`Returned`] for what is in it.
     ///
     /// # Errors
     /// As [`Ticket::wait`].
@@ -117,8 +118,8 @@ impl Ticket {
     }
 }
 
-/// Requests that were handed in without waking anybody ([`Engine::submit_quietly`](crate::Engine::submit_quietly)), because the caller
-/// is about to wait for them.
+/// Requests that were handed in without waking anybody ([`Engine::submit_quietly`](crate::Engine::submit_quietly)),
+/// because the caller is about to wait for them.
 #[must_use = "nobody works on these requests until they are waited for"]
 #[derive(Debug)]
 pub struct QuietTickets {
@@ -131,7 +132,8 @@ impl QuietTickets {
         QuietTickets { tickets, after }
     }
 
-    /// Waits for all of them; what came of each, in the order of the submissions. The memory of none is in use any more then.
+    /// Waits for all of them; what came of each, in the order of the submissions. The memory of none is in use any more
+    /// then.
     pub fn wait_returning(self) -> Vec<std::result::Result<Outcome, Box<Returned>>> {
         let QuietTickets { tickets, mut after } = self;
         // The last first, as in `wait_all`; and it makes up for the bell that nobody has rung.

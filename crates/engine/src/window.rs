@@ -1,8 +1,8 @@
 //! The steps of a schedule that go through shared memory.
 //!
-//! [`take`] carries out one window or mapped step if what it waits for has happened, and says [`Progress::Pending`] if not. What each
-//! step waits for is defined in `plan::schedule`; where the bytes lie and why they may be touched is the business of
-//! `transport::shm`; the arithmetic is `tensor`'s. Here the three meet, and nothing else is here.
+//! [`take`] carries out one window or mapped step if what it waits for has happened, and says [`Progress::Pending`] if
+//! not. What each step waits for is defined in `plan::schedule`; where the bytes lie and why they may be touched is the
+//! business of `transport::shm`; the arithmetic is `tensor`'s. Here the three meet, and nothing else is here.
 //!
 //! Contributions are folded in the order of the ranks, whoever folds, so that all ranks and all runs get the same bits.
 
@@ -47,9 +47,9 @@ impl Shared<'_> {
 /// first-level cache when it is copied for the peers, half of which is left for the contributions.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Buffers from this size on are not found in a cache by whoever uses them next, so results are put into them around it: that
-/// spares memory the reading of lines that are about to be overwritten. At 64 MB and 256 MB it took a tenth to a fifth less
-/// time with cores that share a last-level cache of 32 MB.
+/// Buffers from this size on are not found in a cache by whoever uses them next, so results are put into them around
+/// it: that spares memory the reading of lines that are about to be overwritten. At 64 MB and 256 MB it took a tenth to
+/// a fifth less time with cores that share a last-level cache of 32 MB.
 const KEPT_MAX_BYTES: usize = 32 << 20;
 
 /// Copies to where another core will read, or nobody soon.

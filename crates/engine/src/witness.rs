@@ -1,11 +1,12 @@
 //! What this rank says about itself when others wait for it.
 //!
-//! The driver is asked, because it hears peers whatever the program does; but it must not stop driving for the answer. So it
-//! notes what only it knows, its groups' state, and leaves the rest to a thread that is started for the question and ends with it: reading the
-//! recorder takes milliseconds, and an interpreter may take a second or not answer at all. The thread rings the driver's
-//! bell when it is done.
+//! The driver is asked, because it hears peers whatever the program does; but it must not stop driving for the answer.
+//! So it notes what only it knows, its groups' state, and leaves the rest to a thread that is started for the question
+//! and ends with it: reading the recorder takes milliseconds, and an interpreter may take a second or not answer at
+//! all. The thread rings the driver's bell when it is done.
 //!
-//! Also here: what can be seen of a process from outside. What is deliberately not here: what is made of it (`plan::stall`).
+//! Also here: what can be seen of a process from outside. What is deliberately not here: what is made of it
+//! (`plan::stall`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use farandole_trace::Recorder;
 use farandole_trace::clock::now_ns;
 use farandole_transport::Bell;
 
-/// Asks the interpreter of the program what its threads are doing. Called on a thread of its own; must return within about a second.
+/// Asks the interpreter of the program what its threads are doing. Called on a thread of its own; must return within
+/// about a second.
 #[derive(Clone)]
 pub struct Stacks(Arc<dyn Fn() -> Interpreter + Send + Sync>);
 

@@ -6,8 +6,9 @@
 //! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this
 //! rank's clock: a rank that was stopped blames nobody for what it did not hear meanwhile.
 //!
-//! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause; trouble of
-//! another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its effect (`alarm`).
+//! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause;
+//! trouble of another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its
+//! effect (`alarm`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use crate::roster::Roster;
 use crate::submission::Returned;
 use crate::witness::Witness;
 
-/// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size theirs.
+/// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size
+/// theirs.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Order {
     /// Carry this out.
@@ -188,8 +190,8 @@ impl Driver {
         self.clock.peek(Instant::now(), LONGEST_SLEEP).saturating_duration_since(self.start)
     }
 
-    /// Others wait for this rank and want to know why. What its groups are at is told of all of them: the one that holds it up may
-    /// be another.
+    /// Others wait for this rank and want to know why. What its groups are at is told of all of them: the one that
+    /// holds it up may be another.
     fn be_asked(&mut self, now: Duration) {
         if !self.groups.iter().any(Group::is_asked) {
             return;

@@ -1,4 +1,5 @@
-//! The alarm: rung from any thread, it ends whatever is under way within moments, with its cause and not with what breaks next.
+//! The alarm: rung from any thread, it ends whatever is under way within moments, with its cause and not with what
+//! breaks next.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -14,8 +15,8 @@ use farandole_transport::memory::Settings;
 use farandole_transport::{Bell, Waiter};
 use harness::{Transport, ranks, result, sum};
 
-/// An alarm takes microseconds; this is what a machine with other things to do may add. Every deadline that could end a call
-/// instead of the alarm is longer.
+/// An alarm takes microseconds; this is what a machine with other things to do may add. Every deadline that could end a
+/// call instead of the alarm is longer.
 const SOON: Duration = Duration::from_secs(8);
 
 const CAUSE: &str = "rank 2 on host b, pid 77, was stopped (SIGSTOP)";

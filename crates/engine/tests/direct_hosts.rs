@@ -1,5 +1,5 @@
-//! Direct collectives between several hosts: threads that take each other for ranks of other machines, over loopback TCP
-//! between hosts and shared memory within.
+//! Direct collectives between several hosts: threads that take each other for ranks of other machines, over loopback
+//! TCP between hosts and shared memory within.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! A fault at every rank and every step of every collective of small worlds, over links: always a named error on all survivors,
-//! before the deadline; never a hang, a wrong result, a leaked thread or a leaked descriptor.
+//! A fault at every rank and every step of every collective of small worlds, over links: always a named error on all
+//! survivors, before the deadline; never a hang, a wrong result, a leaked thread or a leaked descriptor.
 //!
 //! `faults_windows` does the same in shared memory, `faults_direct` for direct collectives.
 #![allow(clippy::unwrap_used)]

@@ -79,7 +79,8 @@ impl What {
     }
 }
 
-/// Another one behind it, because the second operation relies on marks of the first; then whatever it takes for everybody to hear of a fault.
+/// Another one behind it, because the second operation relies on marks of the first; then whatever it takes for
+/// everybody to hear of a fault.
 ///
 /// Ranks that share memory listen to each other's control lines only when they have waited long enough to sleep. So one
 /// after the other comes late, until everybody has heard of a fault that all must hear of; a busy machine may let a

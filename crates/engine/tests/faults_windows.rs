@@ -1,5 +1,5 @@
-//! As `faults`, in shared memory: every point of window schedules, of mapped fusion buffers while they are made and used, and of
-//! rings.
+//! As `faults`, in shared memory: every point of window schedules, of mapped fusion buffers while they are made and
+//! used, and of rings.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod harness;
@@ -27,7 +27,8 @@ fn strike_all(cases: &[(What, usize)], at_least: usize) {
     before.assert_unchanged();
 }
 
-// A fault at any point ends in a named error on all survivors. One test for each kind of memory, so that they share the cores.
+// A fault at any point ends in a named error on all survivors. One test for each kind of memory, so that they share the
+// cores.
 
 #[test]
 fn faults_around_mapped_fusion_buffers_are_named() {

@@ -1,5 +1,5 @@
-//! A forked child has its parent's memory and sockets, but is not its parent: whatever it asks for is refused, and the parent does not
-//! notice that it was there.
+//! A forked child has its parent's memory and sockets, but is not its parent: whatever it asks for is refused, and the
+//! parent does not notice that it was there.
 
 #![allow(unsafe_code, clippy::unwrap_used, missing_docs)]
 
@@ -15,8 +15,8 @@ use harness::{Transport, ranks, sum};
 
 /// Runs the closure in a forked child and returns the code that it exits with; a child that hangs is killed.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child is a copy of this thread alone. It calls the closure, which must not wait for other threads, and leaves by
-    // `_exit`, so that nothing of the parent's runs twice.
+    // SAFETY: the child is a copy of this thread alone. It calls the closure, which must not wait for other threads,
+    // and leaves by `_exit`, so that nothing of the parent's runs twice.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {

@@ -4,13 +4,14 @@
 //! also as direct calls, on each of these and by each algorithm. Results are compared with a plain reference and
 //! between the roads, bit by bit.
 //!
-//! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order and replay
-//! it; now and then an iteration differs from the others, so that they have to talk again. At the end of a round every rank
-//! waits for its tickets. Each rank joins before some round of the last iteration and takes no part in the world from then on.
+//! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order
+//! and replay it; now and then an iteration differs from the others, so that they have to talk again. At the end of a
+//! round every rank waits for its tickets. Each rank joins before some round of the last iteration and takes no part in
+//! the world from then on.
 //!
-//! `FARANDOLE_PROGRAMS=10000` runs that many programs, half of them in each of the two tests, `FARANDOLE_PROGRAMS_SEED=2500`
-//! begins with that one. The number of a program is its seed, so several processes can share the work. A test says how many it
-//! ran, and from which seed on.
+//! `FARANDOLE_PROGRAMS=10000` runs that many programs, half of them in each of the two tests,
+//! `FARANDOLE_PROGRAMS_SEED=2500` begins with that one. The number of a program is its seed, so several processes can
+//! share the work. A test says how many it ran, and from which seed on.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "harness/direct_roads.rs"]

@@ -1,4 +1,5 @@
-//! Direct calls that wait for a rank in vain: every rank is told once, by whom and for what, as it is told of named requests.
+//! Direct calls that wait for a rank in vain: every rank is told once, by whom and for what, as it is told of named
+//! requests.
 
 #![allow(clippy::unwrap_used)]
 

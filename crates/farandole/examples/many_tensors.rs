@@ -1,6 +1,8 @@
-//! Averages many small tensors again and again, as a training loop does with its gradients, and says how long it took and how long the end took.
+//! Averages many small tensors again and again, as a training loop does with its gradients, and says how long it took
+//! and how long the end took.
 //!
-//! Run it as `farandole run -np 8 --trace traces target/release/examples/many_tensors 1000 1000` to see what keeping a trace costs.
+//! Run it as `farandole run -np 8 --trace traces target/release/examples/many_tensors 1000 1000` to see what keeping a
+//! trace costs.
 
 #![allow(clippy::print_stdout, reason = "it is what the example is for")]
 

@@ -1,8 +1,8 @@
 //! Whether all ranks mean the same, before they rely on it: lists of parameters, compared.
 //!
-//! A rank whose module has one layer more would wait for the others at a name that they never use. So ranks compare lists before
-//! they send anything by them. Where the lists are equal that costs one small message, otherwise everybody gets all lists and the
-//! error names the first difference.
+//! A rank whose module has one layer more would wait for the others at a name that they never use. So ranks compare
+//! lists before they send anything by them. Where the lists are equal that costs one small message, otherwise everybody
+//! gets all lists and the error names the first difference.
 
 use farandole_engine::{Engine, Submission};
 use farandole_plan::{Collective, Device, Dtype, ReduceOp, Request};
@@ -10,7 +10,8 @@ use farandole_tensor::Region;
 
 use crate::error::{Error, Result};
 
-/// Finds out whether all ranks have the same list, a line for each entry. All ranks call this together, with the same name.
+/// Finds out whether all ranks have the same list, a line for each entry. All ranks call this together, with the same
+/// name.
 pub(crate) fn agree(engine: &Engine, name: &str, list: String) -> Result<()> {
     let number = fingerprint(list.as_bytes());
     let collective = Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 };

@@ -1,9 +1,9 @@
 //! Candle on many ranks (feature `candle`).
 //!
-//! Candle's gradients come all at once from `backward`, in a `GradStore`, and belong to variables without names. So a program says
-//! once which variables it trains and what they are called (a `VarMap` of candle-nn knows; any order will do), and
-//! [`Averager`] replaces their gradients by the averages over all ranks; what steps then, an optimizer of candle-nn or the program
-//! itself, need not know:
+//! Candle's gradients come all at once from `backward`, in a `GradStore`, and belong to variables without names. So a
+//! program says once which variables it trains and what they are called (a `VarMap` of candle-nn knows; any order will
+//! do), and [`Averager`] replaces their gradients by the averages over all ranks; what steps then, an optimizer of
+//! candle-nn or the program itself, need not know:
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor, Var};
@@ -25,8 +25,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no gradient before
-//! it has computed all.
+//! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no
+//! gradient before it has computed all.
 
 use std::sync::{Arc, Weak};
 
@@ -86,12 +86,12 @@ impl Averager {
 
     /// Replaces the gradients of the variables by their averages. All ranks call this once for each step.
     ///
-    /// A variable that has no gradient on some ranks counts as zero there and has one afterwards; one that has none on any rank
-    /// is left alone. Gradients of other tensors stay as they are.
+    /// A variable that has no gradient on some ranks counts as zero there and has one afterwards; one that has none on
+    /// any rank is left alone. Gradients of other tensors stay as they are.
     ///
     /// # Errors
-    /// If a tensor cannot be read or made, or ranks are lost; [`Error::Overflow`] if gradients do not fit [`Wire::F16`]. The gradients are as they were
-    /// then.
+    /// If a tensor cannot be read or made, or ranks are lost; [`Error::Overflow`] if gradients do not fit
+    /// [`Wire::F16`]. The gradients are as they were then.
     pub fn average(&self, gradients: &mut GradStore) -> Result<()> {
         if self.alone {
             return Ok(());
@@ -142,7 +142,8 @@ impl Averager {
     }
 }
 
-/// Gives all ranks the root's values of these variables, by name. All ranks call this together, with the same names in any order.
+/// Gives all ranks the root's values of these variables, by name. All ranks call this together, with the same names in
+/// any order.
 ///
 /// # Errors
 /// [`Error::Parameters`] if names are used twice, the ranks have different variables, or elements are no floats.

@@ -1,7 +1,7 @@
 //! Direct collectives of a world: on slices, on the caller's thread, in the caller's order.
 //!
-//! Every rank makes the same calls in the same order, as in MPI. Where ranks may bring different amounts, they tell each other how
-//! much before (one more message); [`World::communicator`] has the calls for those who know already.
+//! Every rank makes the same calls in the same order, as in MPI. Where ranks may bring different amounts, they tell
+//! each other how much before (one more message); [`World::communicator`] has the calls for those who know already.
 
 use farandole_plan::{Rank, ReduceOp};
 use farandole_tensor::Element;
@@ -37,8 +37,8 @@ impl World {
         self.communicator().broadcast(data, Rank::from(root)).map_err(|error| self.report(error))
     }
 
-    /// Gives all ranks the root's parameters, one slice after the other. All ranks make this call together, with the same number of
-    /// slices of the same lengths: once before training, so that all start from the same point.
+    /// Gives all ranks the root's parameters, one slice after the other. All ranks make this call together, with the
+    /// same number of slices of the same lengths: once before training, so that all start from the same point.
     ///
     /// ```
     /// let mut world = farandole::init()?;
@@ -54,7 +54,8 @@ impl World {
         parameters.into_iter().try_for_each(|parameter| self.broadcast(parameter, root))
     }
 
-    /// Gives all ranks what the root has, whatever its length; what the others pass is dropped. All ranks make this call together.
+    /// Gives all ranks what the root has, whatever its length; what the others pass is dropped. All ranks make this
+    /// call together.
     ///
     /// ```
     /// let mut world = farandole::init()?;
@@ -70,8 +71,8 @@ impl World {
         Ok(data)
     }
 
-    /// Gives all ranks the data of all, one after the other in the order of the ranks; each brings as much as it likes. All ranks
-    /// make this call together.
+    /// Gives all ranks the data of all, one after the other in the order of the ranks; each brings as much as it likes.
+    /// All ranks make this call together.
     ///
     /// ```
     /// let mut world = farandole::init()?;
@@ -96,8 +97,8 @@ impl World {
         Ok((all, counts))
     }
 
-    /// Combines the data of all ranks and gives each rank its part of the result: rank after rank, the first ones one element more
-    /// where it does not come out even. All ranks make this call together, with slices of the same length.
+    /// Combines the data of all ranks and gives each rank its part of the result: rank after rank, the first ones one
+    /// element more where it does not come out even. All ranks make this call together, with slices of the same length.
     ///
     /// ```
     /// # use farandole::ReduceOp;
@@ -113,8 +114,8 @@ impl World {
         Ok(own)
     }
 
-    /// Sends each rank an equal part of the data and gets one from each, in the order of the ranks. All ranks make this call
-    /// together.
+    /// Sends each rank an equal part of the data and gets one from each, in the order of the ranks. All ranks make this
+    /// call together.
     ///
     /// ```
     /// let mut world = farandole::init()?;
@@ -135,8 +136,8 @@ impl World {
         self.alltoall_counted(data, &counts).map(|(received, _)| received)
     }
 
-    /// Sends `counts[r]` elements to each rank `r`. Gives back what came, in the order of the ranks, and how much from each. All
-    /// ranks make this call together.
+    /// Sends `counts[r]` elements to each rank `r`. Gives back what came, in the order of the ranks, and how much from
+    /// each. All ranks make this call together.
     ///
     /// ```
     /// let mut world = farandole::init()?;

@@ -26,8 +26,8 @@ pub enum Error {
     Parts(String),
     /// The parameters of a module, or what was done with their gradients, do not fit together.
     Parameters(String),
-    /// A gradient has become infinite on its way, because it travels in fewer bits than it has. All ranks get this in the same step, and nobody has
-    /// learned from it.
+    /// A gradient has become infinite on its way, because it travels in fewer bits than it has. All ranks get this in
+    /// the same step, and nobody has learned from it.
     Overflow(String),
 }
 

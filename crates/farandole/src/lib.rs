@@ -1,13 +1,14 @@
 //! Data parallelism for Rust programs: many processes that train as one.
 //!
-//! [`init`] makes this process a rank of the job that it was started in; without a launcher it is a world of one, so the same
-//! program runs alone. A [`World`] then offers two ways to combine data. *Direct* collectives run on the caller's thread, in the
-//! caller's order, as in MPI: every rank makes the same calls. *Named* requests ([`World::named`] and the
-//! [`Engine`] behind it) may come in any order and run in the background; requests of the same name meet, small ones travel
-//! together, and the order that a training loop settles into is learned and replayed without any negotiation. Both are there for
-//! the whole world; a [`ProcessSet`] is a part of it.
+//! [`init`] makes this process a rank of the job that it was started in; without a launcher it is a world of one, so
+//! the same program runs alone. A [`World`] then offers two ways to combine data. *Direct* collectives run on the
+//! caller's thread, in the caller's order, as in MPI: every rank makes the same calls. *Named* requests
+//! ([`World::named`] and the [`Engine`] behind it) may come in any order and run in the background; requests of the
+//! same name meet, small ones travel together, and the order that a training loop settles into is learned and replayed
+//! without any negotiation. Both are there for the whole world; a [`ProcessSet`] is a part of it.
 //!
-//! Networks of Burn and of Candle are trained on many ranks by the modules `burn` and `candle`, each with the feature of its name.
+//! Networks of Burn and of Candle are trained on many ranks by the modules `burn` and `candle`, each with the feature
+//! of its name.
 //!
 //! ```
 //! use farandole::{ReduceOp, init};

@@ -1,8 +1,8 @@
 //! How a world comes to its measured table, and what it says about it.
 //!
-//! Rank 0 reads, all ranks agree (`farandole_engine::tables`); here is what reaches the user: a warning about a file that cannot be
-//! used, always; where choices come from, at the log level `debug`. Nothing about tables can keep a world from starting, but
-//! a peer that is lost meanwhile.
+//! Rank 0 reads, all ranks agree (`farandole_engine::tables`); here is what reaches the user: a warning about a file
+//! that cannot be used, always; where choices come from, at the log level `debug`. Nothing about tables can keep a
+//! world from starting, but a peer that is lost meanwhile.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Named requests of a world: in any order, from any thread, in the background.
 //!
-//! [`World::named`] starts a request, which says what it needs in the way of a builder and ends in a [`Pending`] result. Requests
-//! of the same name on all ranks belong together; while one is under way its name is taken.
+//! [`World::named`] starts a request, which says what it needs in the way of a builder and ends in a [`Pending`]
+//! result. Requests of the same name on all ranks belong together; while one is under way its name is taken.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -45,8 +45,8 @@ impl World {
         Named { world: self, name, group, priority: 0, prescale: 1.0, postscale: 1.0, row_elements: 1 }
     }
 
-    /// Tells the others that this rank has no more data: until all have said so it contributes neutral values to their named
-    /// allreduces, whatever they are called. Gives back the last rank to come.
+    /// Tells the others that this rank has no more data: until all have said so it contributes neutral values to their
+    /// named allreduces, whatever they are called. Gives back the last rank to come.
     ///
     /// ```
     /// let world = farandole::init()?;
@@ -209,8 +209,8 @@ impl<T: Element + Default> Pending<T> {
         elements(self.ticket.wait()?)
     }
 
-    /// Waits for the result, but not for long. After [`EngineError::TimedOut`](crate::EngineError::TimedOut) the request is still
-    /// under way.
+    /// Waits for the result, but not for long. After [`EngineError::TimedOut`](crate::EngineError::TimedOut) the
+    /// request is still under way.
     pub fn wait_for(&self, at_most: Duration) -> Result<Vec<T>> {
         elements(self.ticket.wait_for(at_most)?)
     }

@@ -1,8 +1,9 @@
 //! Process sets: some ranks of a world, for collectives among themselves.
 //!
-//! Those that a program always needs are named before it starts ([`Setup::process_sets`](crate::Setup)); others come and go while it
-//! runs. All ranks make and remove sets together, members or not. Inside of a set, requests are named ones
-//! ([`Named::within`](crate::Named::within)); for those who call in the same order on all members there are calls without names here.
+//! Those that a program always needs are named before it starts ([`Setup::process_sets`](crate::Setup)); others come
+//! and go while it runs. All ranks make and remove sets together, members or not. Inside of a set, requests are named
+//! ones ([`Named::within`](crate::Named::within)); for those who call in the same order on all members there are calls
+//! without names here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,8 @@ use crate::world::World;
 pub struct ProcessSet {
     group: GroupId,
     ranks: Arc<[Rank]>,
-    /// Calls without a name so far; each gets the next number as its name. Members call in the same order, so theirs agree.
+    /// Calls without a name so far; each gets the next number as its name. Members call in the same order, so theirs
+    /// agree.
     calls: Arc<AtomicU64>,
 }
 
@@ -49,7 +51,8 @@ impl ProcessSet {
         self.ranks.iter().position(|member| member.index() == world_rank)
     }
 
-    /// Combines the data of all members in place. All members make this call, in the same order among the calls of this set.
+    /// Combines the data of all members in place. All members make this call, in the same order among the calls of this
+    /// set.
     ///
     /// ```
     /// # use farandole::ReduceOp;
@@ -106,8 +109,8 @@ impl ProcessSet {
 }
 
 impl World {
-    /// The set of these ranks, which is made if there is none. All ranks call this together, members or not, in the same order
-    /// among additions and removals.
+    /// The set of these ranks, which is made if there is none. All ranks call this together, members or not, in the
+    /// same order among additions and removals.
     pub fn add_process_set(&self, ranks: &[usize]) -> Result<ProcessSet> {
         let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank::from(rank)).collect();
         let group = match self.engine().add_group(&ranks) {

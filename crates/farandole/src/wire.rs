@@ -68,8 +68,8 @@ pub(crate) fn converted(region: Region, to: Dtype) -> Region {
 /// An average that has arrived under this name, in the precision of what it is the gradient of.
 ///
 /// # Errors
-/// [`Error::Overflow`] if it was made narrower for the way and is not finite. Averages are the same on all ranks, bit by bit, so all ranks
-/// find that, or none.
+/// [`Error::Overflow`] if it was made narrower for the way and is not finite. Averages are the same on all ranks, bit
+/// by bit, so all ranks find that, or none.
 pub(crate) fn arrived(name: &str, average: Region, own: Dtype) -> Result<Region> {
     /// The bits of the exponent: all of them are set in an infinity, in what is no number, and in nothing else.
     const EXPONENT: u16 = 0x7c00;
@@ -99,8 +99,8 @@ pub(crate) fn average(name: Arc<str>, shape: Vec<u64>, contents: Region) -> Subm
     Submission::new(request, contents)
 }
 
-/// A request by which ranks tell each other which of their gradients exist, and whether one of them is in trouble. A rank in
-/// trouble takes part in the step all the same, with zeros, so that nobody waits for it in vain.
+/// A request by which ranks tell each other which of their gradients exist, and whether one of them is in trouble. A
+/// rank in trouble takes part in the step all the same, with zeros, so that nobody waits for it in vain.
 pub(crate) fn presence(name: Arc<str>, mut present: Vec<u32>, in_trouble: Option<Rank>) -> Submission {
     present.push(in_trouble.map_or(0, |rank| rank.0 + 1));
     let collective = Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 };

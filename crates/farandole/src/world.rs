@@ -39,8 +39,8 @@ pub struct Setup {
     /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options`
     /// where that says nothing.
     pub wire_protection: Option<Protection>,
-    /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on the way to
-    /// the rendezvous, or loopback where all ranks are on one host.
+    /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on
+    /// the way to the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
     /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in
     /// seconds, or [`START_TIMEOUT`]. Time in which this process is stopped does not count.
@@ -51,7 +51,8 @@ pub struct Setup {
     pub stacks: Option<Stacks>,
     /// Is given the reports of stalls; they go to standard error by default.
     pub on_stall: Option<OnStall>,
-    /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all ranks.
+    /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all
+    /// ranks.
     pub process_sets: Vec<Vec<usize>>,
 }
 
@@ -191,15 +192,17 @@ fn exchange(
     Ok((introduction::read_all(&blobs)?, Some(lifeline)))
 }
 
-/// A number that all ranks of this job have and other jobs have not: it is made of where they are reached, which is different each time.
+/// A number that all ranks of this job have and other jobs have not: it is made of where they are reached, which is
+/// different each time.
 fn number_of_job(contacts: &[Contact]) -> u64 {
     let mut hasher = DefaultHasher::new();
     contacts.iter().for_each(|contact| hasher.write(&contact.encode()));
     hasher.finish()
 }
 
-/// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each other;
-/// whoever hears one first leaves, and those who were being connected to it see that before they hear the verdict.
+/// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each
+/// other; whoever hears one first leaves, and those who were being connected to it see that before they hear the
+/// verdict.
 const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
 
 /// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.
@@ -219,8 +222,8 @@ fn heed(lifeline: Option<&Lifeline>, alarm: Alarm) {
 
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
 ///
-/// A process may leave its world and call this again, as often as it likes: when all ranks have done so they are a world again.
-/// Whoever comes first waits for the others.
+/// A process may leave its world and call this again, as often as it likes: when all ranks have done so they are a
+/// world again. Whoever comes first waits for the others.
 pub fn init() -> Result<World> {
     Setup::default().init()
 }
@@ -230,8 +233,8 @@ pub fn init() -> Result<World> {
 pub struct World {
     rank: Rank,
     topology: Topology,
-    /// Used through exclusive references alone, so the lock is never taken. It is there so that threads can share a world for
-    /// named requests, although a communicator is for one thread at a time.
+    /// Used through exclusive references alone, so the lock is never taken. It is there so that threads can share a
+    /// world for named requests, although a communicator is for one thread at a time.
     communicator: Mutex<Communicator>,
     /// Shared with weak references alone: it ends with the world.
     engine: Arc<Engine>,
@@ -305,8 +308,8 @@ impl World {
         &self.engine
     }
 
-    /// A number for names that must differ from call to call and be the same on all ranks: calls that all ranks make in the
-    /// same order ask for it. The counter orders nothing else.
+    /// A number for names that must differ from call to call and be the same on all ranks: calls that all ranks make in
+    /// the same order ask for it. The counter orders nothing else.
     #[cfg(any(feature = "burn", feature = "candle"))]
     pub(crate) fn next_series(&self) -> usize {
         self.series.fetch_add(1, Ordering::Relaxed)
@@ -332,8 +335,8 @@ impl World {
         self.recorder().mark(Event::Epoch { number });
     }
 
-    /// Begins a timeline in this file, as Horovod's users know it; rank 0 writes it, on other ranks nothing happens. One that is being
-    /// written ends.
+    /// Begins a timeline in this file, as Horovod's users know it; rank 0 writes it, on other ranks nothing happens.
+    /// One that is being written ends.
     ///
     /// # Errors
     /// If the file cannot be made.
@@ -362,9 +365,9 @@ impl World {
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
     pub fn shutdown(self) {}
 
-    /// Passes an error on to the caller and, if it is the end of this rank's collectives, to the rendezvous: whoever keeps
-    /// it hears from all ranks and finds out which failure was the first.
-    /// Calls of a world do this themselves; it is for those that have an error from elsewhere, a ticket for instance.
+    /// Passes an error on to the caller and, if it is the end of this rank's collectives, to the rendezvous: whoever
+    /// keeps it hears from all ranks and finds out which failure was the first. Calls of a world do this themselves; it
+    /// is for those that have an error from elsewhere, a ticket for instance.
     pub fn report(&self, error: farandole_engine::Error) -> Error {
         if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
             && lifeline.verdict().is_none()

@@ -1,7 +1,9 @@
-//! Ranks as real processes that are killed, stopped, or lose whoever hosts their rendezvous: the others learn who it was.
+//! Ranks as real processes that are killed, stopped, or lose whoever hosts their rendezvous: the others learn who it
+//! was.
 //!
-//! The test starts copies of its own program, which find their role in the environment. A role is `what-how`: what the ranks do
-//! (`direct`: direct collectives only, `named`: named requests only), and what rank 1 does meanwhile (`collective`, `computing`, `idle`).
+//! The test starts copies of its own program, which find their role in the environment. A role is `what-how`: what the
+//! ranks do (`direct`: direct collectives only, `named`: named requests only), and what rank 1 does meanwhile
+//! (`collective`, `computing`, `idle`).
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 

@@ -1,8 +1,8 @@
 //! The entry points: one collective, one rank, one [`Schedule`].
 //!
-//! Each function here is pure and gives the steps of one rank; calling it with the same arguments for every rank gives a
-//! set of schedules that fit together, which `verify` proves. All of them work for every group size from one up
-//! and for every number of elements, also none. A group of one needs no steps (but for the copy in [`alltoall`]).
+//! Each function here is pure and gives the steps of one rank; calling it with the same arguments for every rank gives
+//! a set of schedules that fit together, which `verify` proves. All of them work for every group size from one up and
+//! for every number of elements, also none. A group of one needs no steps (but for the copy in [`alltoall`]).
 //!
 //! Zero-length messages occur in [`barrier`] alone; elsewhere both sides leave them out.
 //!
@@ -144,9 +144,10 @@ pub struct Tuning {
     pub small_elems: u64,
 }
 
-/// Large enough that what each message costs (system calls, wake-ups: some tens of microseconds) is small beside the time its
-/// bytes take on a fast network (80 µs at 100 Gbit/s); small enough that a tensor of a few mebibytes still overlaps. Between two
-/// namespaces of one machine, 4 MB took 0.66 ms with segments of this size, 0.73 with half of it and 0.86 with a quarter.
+/// Large enough that what each message costs (system calls, wake-ups: some tens of microseconds) is small beside the
+/// time its bytes take on a fast network (80 µs at 100 Gbit/s); small enough that a tensor of a few mebibytes still
+/// overlaps. Between two namespaces of one machine, 4 MB took 0.66 ms with segments of this size, 0.73 with half of it
+/// and 0.86 with a quarter.
 const SEGMENT_BYTES: u64 = 1 << 20;
 /// A few tiles of all ranks of a host together should fit into a core's second-level cache. The engine sets longer
 /// tiles of its own, which it has measured; this is for schedules that are made without it.

@@ -4,9 +4,9 @@
 //! directly. The input must stay as it is and the parts have different places on both sides, so sends read
 //! [`Buffer::Source`] and receives write [`Buffer::Work`]; the part for this rank itself is copied.
 //!
-//! In turn `k` (from 1 to `n - 1`) a rank sends to the rank `k` places after it and receives from the rank `k` places before
-//! it, so that at every moment each rank is the target of one other. All turns of one *round* carry one segment; large
-//! parts take several rounds, so that no pair waits for another pair's large part to end.
+//! In turn `k` (from 1 to `n - 1`) a rank sends to the rank `k` places after it and receives from the rank `k` places
+//! before it, so that at every moment each rank is the target of one other. All turns of one *round* carry one segment;
+//! large parts take several rounds, so that no pair waits for another pair's large part to end.
 //!
 //! Steps: `n - 1` messages each way, all independent. Bytes sent: all parts but the own one.
 //!
@@ -21,8 +21,8 @@ use crate::schedule::{Arrival, Buffer, EVERY_TILE, Schedule, Span, Step};
 use crate::team::segments;
 use crate::window::Rounds;
 
-/// Steps of rank `me`: `send[j]` (in the source) goes to rank `j`, `recv[i]` (in the work buffer) comes from rank `i`. The
-/// sender's and the receiver's span of a part must have equal lengths.
+/// Steps of rank `me`: `send[j]` (in the source) goes to rank `j`, `recv[i]` (in the work buffer) comes from rank `i`.
+/// The sender's and the receiver's span of a part must have equal lengths.
 pub fn alltoall(send: &[Span], recv: &[Span], me: Rank, tuning: &Tuning) -> Schedule {
     let n = send.len();
     assert_eq!(recv.len(), n, "as many parts come in as go out");

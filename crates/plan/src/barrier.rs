@@ -1,8 +1,8 @@
 //! Barrier: nobody leaves before everybody has come.
 //!
-//! Dissemination: in round `k`, at *distance* `d = 2^k`, every rank sends an empty message to the rank `d` places after it and
-//! waits for one from the rank `d` places before it. A rank that has finished round `k` knows that the `2 d - 1` ranks before it
-//! have come; after `ceil(log2 n)` rounds that is everybody, for every `n`.
+//! Dissemination: in round `k`, at *distance* `d = 2^k`, every rank sends an empty message to the rank `d` places after
+//! it and waits for one from the rank `d` places before it. A rank that has finished round `k` knows that the `2 d - 1`
+//! ranks before it have come; after `ceil(log2 n)` rounds that is everybody, for every `n`.
 //!
 //! Steps: `ceil(log2 n)`. Bytes: none but headers. These are the only messages of length zero in the crate.
 

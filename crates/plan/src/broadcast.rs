@@ -1,16 +1,17 @@
 //! Broadcast: every rank gets the root's elements.
 //!
-//! The ranks are ordered with the root first, then the rest of its host, then host after host; below, *place* means a rank's
-//! position in this order. Three ways by messages:
-//! - *Spreading* (binomial tree), for small sizes: at distance `d = 2^k`, from the largest down, every place that has the
-//!   elements and is a multiple of `2 d` sends them to the place `d` after it. `ceil(log2 n)` steps; the root sends them that often.
-//! - *Chain*, for sizes of at least `n` segments: each place passes every segment on to the next place as soon as it arrives.
-//!   `n - 1 + segments` steps; every rank sends the elements once at most, the least possible.
-//! - *Tree*, in between: the segments flow down a binary tree in place order. About `2 log2 n + 2 segments` steps; every rank sends
-//!   the elements twice at most.
+//! The ranks are ordered with the root first, then the rest of its host, then host after host; below, *place* means a
+//! rank's position in this order. Three ways by messages:
+//! - *Spreading* (binomial tree), for small sizes: at distance `d = 2^k`, from the largest down, every place that has
+//!   the elements and is a multiple of `2 d` sends them to the place `d` after it. `ceil(log2 n)` steps; the root sends
+//!   them that often.
+//! - *Chain*, for sizes of at least `n` segments: each place passes every segment on to the next place as soon as it
+//!   arrives. `n - 1 + segments` steps; every rank sends the elements once at most, the least possible.
+//! - *Tree*, in between: the segments flow down a binary tree in place order. About `2 log2 n + 2 segments` steps;
+//!   every rank sends the elements twice at most.
 //!
-//! Through windows, the root publishes tile by tile and everybody takes: bytes copied into the window: all, by the root; bytes
-//! read: all, by everybody else.
+//! Through windows, the root publishes tile by tile and everybody takes: bytes copied into the window: all, by the
+//! root; bytes read: all, by everybody else.
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;
@@ -81,8 +82,8 @@ fn chain(team: &Team) -> (Option<Rank>, Vec<Rank>) {
     (parent, children.into_iter().collect())
 }
 
-/// A binary tree whose subtrees are runs of places: the first place of a run is its root and hands one half of the rest to
-/// each of two children.
+/// A binary tree whose subtrees are runs of places: the first place of a run is its root and hands one half of the rest
+/// to each of two children.
 fn binary(team: &Team) -> (Option<Rank>, Vec<Rank>) {
     let (mut first, mut end, mut parent) = (0, team.size(), None);
     loop {

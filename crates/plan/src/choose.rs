@@ -1,13 +1,14 @@
 //! Which algorithm a collective uses.
 //!
-//! [`choose`] takes the algorithm with the least time in a [`Table`] that was measured on the machine, unless what the built-in
-//! [`Limits`] would take is as good within [`MARGIN`]; without a table it goes by the limits. [`Choices`] is the same for all
-//! sizes at once, worked out when a group is made, so that asking costs no more than a look into a list.
+//! [`choose`] takes the algorithm with the least time in a [`Table`] that was measured on the machine, unless what the
+//! built-in [`Limits`] would take is as good within [`MARGIN`]; without a table it goes by the limits. [`Choices`] is
+//! the same for all sizes at once, worked out when a group is made, so that asking costs no more than a look into a
+//! list.
 //!
 //! The choice must be the same on all ranks. It is a function of its arguments alone, uses only arithmetic that is
-//! exact to the bit on every machine (no logarithms), and breaks ties by the order of [`Algorithm::ALL`]. The table itself
-//! must therefore be the same everywhere: one rank reads it and tells the others. How it gets to them is not decided
-//! here.
+//! exact to the bit on every machine (no logarithms), and breaks ties by the order of [`Algorithm::ALL`]. The table
+//! itself must therefore be the same everywhere: one rank reads it and tells the others. How it gets to them is not
+//! decided here.
 
 use std::sync::Arc;
 
@@ -88,12 +89,12 @@ impl Default for Limits {
     }
 }
 
-/// What a measured time must be below that of the built-in choice to be preferred to it: a table is taken once, machines drift by
-/// more than this from day to day, and the built-in choice is the one that most others run.
+/// What a measured time must be below that of the built-in choice to be preferred to it: a table is taken once,
+/// machines drift by more than this from day to day, and the built-in choice is the one that most others run.
 pub const MARGIN: f64 = 0.05;
 
-/// The algorithm for an allreduce of `bytes` bytes: the fastest by the table if there is one that measured an algorithm which
-/// can run, otherwise by the limits.
+/// The algorithm for an allreduce of `bytes` bytes: the fastest by the table if there is one that measured an algorithm
+/// which can run, otherwise by the limits.
 pub fn choose(
     table: Option<&Table>,
     bytes: u64,
@@ -180,8 +181,8 @@ impl Formed {
 
 /// Every choice of one group, from a table or, without one for its class, from the limits.
 ///
-/// With a table the sizes are cut into *rungs*, four for each doubling, and the choice of a rung is that of its least size: finer than
-/// any table is measured, and a look-up takes nanoseconds, of which the smallest operations have few.
+/// With a table the sizes are cut into *rungs*, four for each doubling, and the choice of a rung is that of its least
+/// size: finer than any table is measured, and a look-up takes nanoseconds, of which the smallest operations have few.
 #[derive(Clone, Debug)]
 pub struct Choices {
     class: Class,
@@ -240,7 +241,8 @@ impl Choices {
         fits
     }
 
-    /// Sizes for a schedule of this collective by messages: as they are, or changed so that the schedule takes the form that was faster.
+    /// Sizes for a schedule of this collective by messages: as they are, or changed so that the schedule takes the form
+    /// that was faster.
     pub fn tuned(&self, formed: Formed, bytes: u64, tuning: Tuning) -> Tuning {
         let form = self.measured.as_ref().and_then(|measured| measured.forms[formed as usize][rung_of(bytes)]);
         let small_elems = match form {

@@ -1,13 +1,14 @@
 //! What an allreduce would take, by a simple model of the machine.
 //!
-//! The model knows, for the wires inside a host and for those between hosts, the *latency* of a message and the time of a byte;
-//! for shared memory, the time of a *hand-over* (one rank writes a flag, another sees it) and of copying a byte; and the time
-//! of *folding* a byte. The wire between hosts belongs to the host: ranks of a host that send at once share it.
+//! The model knows, for the wires inside a host and for those between hosts, the *latency* of a message and the time of
+//! a byte; for shared memory, the time of a *hand-over* (one rank writes a flag, another sees it) and of copying a
+//! byte; and the time of *folding* a byte. The wire between hosts belongs to the host: ranks of a host that send at
+//! once share it.
 //!
-//! [`predict_us`] is a closed form of what the schedules do, along the path of the busiest rank, so that it costs nothing even for
-//! worlds of many thousands. It ignores what it cannot know: other traffic, late ranks, more ranks than cores. Its use is
-//! to extrapolate measured tables and to compare algorithms, not to forecast to the microsecond. [`traffic`] counts what one
-//! schedule really sends; a test holds the two together.
+//! [`predict_us`] is a closed form of what the schedules do, along the path of the busiest rank, so that it costs
+//! nothing even for worlds of many thousands. It ignores what it cannot know: other traffic, late ranks, more ranks
+//! than cores. Its use is to extrapolate measured tables and to compare algorithms, not to forecast to the microsecond.
+//! [`traffic`] counts what one schedule really sends; a test holds the two together.
 
 use crate::algorithm::Algorithm;
 use crate::doubling::power_below;

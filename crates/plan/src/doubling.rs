@@ -1,16 +1,16 @@
 //! Recursive doubling: whole vectors are exchanged at doubling distances.
 //!
-//! Let `p` be the largest power of two that is at most `n`. The `n - p` *extra* members cannot take part directly: each gives its
-//! contribution to the member after it before the exchange and gets the result after it. The first `2 (n - p)` members form such
-//! pairs of an extra (even) and its *stand-in* (odd); the stand-ins and all later members are the `p` *active* ones, numbered anew by
-//! their *seat*.
+//! Let `p` be the largest power of two that is at most `n`. The `n - p` *extra* members cannot take part directly: each
+//! gives its contribution to the member after it before the exchange and gets the result after it. The first
+//! `2 (n - p)` members form such pairs of an extra (even) and its *stand-in* (odd); the stand-ins and all later members
+//! are the `p` *active* ones, numbered anew by their *seat*.
 //!
-//! In round `k` the two active members whose seats differ in bit `k` exchange everything they have and fold what they get. Both
-//! compute the same combination, so after `log2 p` rounds all have the same bits. Each segment is sent on in the next
-//! round as soon as it has been folded.
+//! In round `k` the two active members whose seats differ in bit `k` exchange everything they have and fold what they
+//! get. Both compute the same combination, so after `log2 p` rounds all have the same bits. Each segment is sent on in
+//! the next round as soon as it has been folded.
 //!
-//! Folding writes where a posted send still reads, so the driver's rule (wait until the send has left) matters here; both
-//! partners have their segment under way before either waits.
+//! Folding writes where a posted send still reads, so the driver's rule (wait until the send has left) matters here;
+//! both partners have their segment under way before either waits.
 //!
 //! Steps: `log2 p`, and two more if there are extras. Bytes sent by each member: `log2 p` times the span.
 

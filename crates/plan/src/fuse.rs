@@ -1,12 +1,12 @@
 //! Which agreed items travel together, and where each lies in the common buffer.
 //!
-//! [`fuse`] takes items in their agreed order and cuts them into buckets. It is a function of its arguments alone, so ranks
-//! that agree on the items agree on the buckets, down to the position of every element.
+//! [`fuse`] takes items in their agreed order and cuts them into buckets. It is a function of its arguments alone, so
+//! ranks that agree on the items agree on the buckets, down to the position of every element.
 //!
 //! Items fuse if they have the same *key*: collective, operation, factors, element type and kind of memory. Allreduce,
 //! reducescatter and allgather fuse; broadcast, alltoall and barrier travel alone. Adasum fuses too: its parts keep
-//! their boundaries, because it works tensor by tensor. A bucket of more than one tensor never exceeds the threshold, which
-//! therefore bounds the fusion buffer; an item above it travels alone; a threshold of zero turns fusion off.
+//! their boundaries, because it works tensor by tensor. A bucket of more than one tensor never exceeds the threshold,
+//! which therefore bounds the fusion buffer; an item above it travels alone; a threshold of zero turns fusion off.
 //!
 //! **Look-ahead.** An item may join an earlier bucket past items of other keys, as mixed precision interleaves them, as
 //! long as the items it passes sum to no more than the threshold. Items with the same key are never reordered.
@@ -16,9 +16,9 @@
 //! bucket only if that bucket begins at or behind this position. Otherwise the bucket would wait for an item that
 //! waits for the bucket.
 //!
-//! **Layout.** In a bucket of several tensors, each starts at a multiple of [`ALIGN_BYTES`]; a single tensor is laid out
-//! without padding, as the caller has it. Allreduce and broadcast have one [`Span`] for each tensor. Allgather and reducescatter have
-//! one *block* for each rank, one after the other; a rank's block holds its *piece* of every tensor.
+//! **Layout.** In a bucket of several tensors, each starts at a multiple of [`ALIGN_BYTES`]; a single tensor is laid
+//! out without padding, as the caller has it. Allreduce and broadcast have one [`Span`] for each tensor. Allgather and
+//! reducescatter have one *block* for each rank, one after the other; a rank's block holds its *piece* of every tensor.
 
 use std::sync::Arc;
 
@@ -122,8 +122,8 @@ impl BucketPlan {
         self.pieces[rank.index() * self.parts.len() + part]
     }
 
-    /// Whether no rank can finish this bucket, and nothing in the callers' memory changes, before all ranks have entered
-    /// it: every result needs every contribution, and partial results stay in the fusion buffer.
+    /// Whether no rank can finish this bucket, and nothing in the callers' memory changes, before all ranks have
+    /// entered it: every result needs every contribution, and partial results stay in the fusion buffer.
     pub fn holds_until_all_entered(&self) -> bool {
         match self.collective {
             Collective::Allreduce { .. } => self.staged && self.elems > 0,

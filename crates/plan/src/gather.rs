@@ -2,13 +2,13 @@
 //!
 //! Two ways by messages, both for any lengths:
 //! - *Ring*, for large sizes: the second half of `ring`. `n - 1` steps; each rank sends everything but one chunk.
-//! - *Growing* (the exchange pattern of Bruck, without his rotation), for small sizes: at distance `d = 1, 2, 4, …` a member that holds
-//!   the `d` chunks from its own on sends them to the member `d` places before it and receives as many from the member `d`
-//!   places after it, which hold the following chunks. The last exchange carries only what is still missing, so
-//!   every `n` works. `ceil(log2 n)` steps; the same bytes. Chunks that touch travel as one message.
+//! - *Growing* (the exchange pattern of Bruck, without his rotation), for small sizes: at distance `d = 1, 2, 4, …` a
+//!   member that holds the `d` chunks from its own on sends them to the member `d` places before it and receives as
+//!   many from the member `d` places after it, which hold the following chunks. The last exchange carries only what is
+//!   still missing, so every `n` works. `ceil(log2 n)` steps; the same bytes. Chunks that touch travel as one message.
 //!
-//! Through windows, each rank publishes its chunk tile by tile and takes everybody else's: bytes copied into the window: the own
-//! chunk; bytes read: everybody else's.
+//! Through windows, each rank publishes its chunk tile by tile and takes everybody else's: bytes copied into the
+//! window: the own chunk; bytes read: everybody else's.
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;
@@ -67,8 +67,8 @@ fn growing(team: &Team, chunks: &[Span], tuning: &Tuning) -> Vec<Step> {
 }
 
 impl Rounds {
-    /// Steps of `locals[me]`, whose tiles are numbered from `first_tile` on. The chunks belong to the first of the `locals`; a rank
-    /// beyond them has nothing to give, but takes.
+    /// Steps of `locals[me]`, whose tiles are numbered from `first_tile` on. The chunks belong to the first of the
+    /// `locals`; a rank beyond them has nothing to give, but takes.
     pub(crate) fn allgather(&self, locals: &[Rank], me: usize, first_tile: u32, steps: &mut Vec<Step>) {
         for turn in 0..self.count + self.ahead {
             let own = if turn < self.count { self.piece(turn, me) } else { Span { start: 0, len: 0 } };

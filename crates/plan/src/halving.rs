@@ -1,15 +1,16 @@
 //! Recursive halving, then recursive doubling: least bytes in few steps.
 //!
-//! Extra members beyond a power of two `p` hand in first and get the result last, as in `doubling`. The active members start with
-//! the whole span as their *share*. In round `k`, the two members whose seats differ in bit `k` cut their common share into
-//! halves; the one with the lower seat keeps the first half, each sends the other the half it gives up and folds what it gets
-//! into the half it keeps. After `log2 p` rounds, each has a complete `p`-th. Then the rounds are undone in
-//! reverse: partners send each other their share and so have the double of it.
+//! Extra members beyond a power of two `p` hand in first and get the result last, as in `doubling`. The active members
+//! start with the whole span as their *share*. In round `k`, the two members whose seats differ in bit `k` cut their
+//! common share into halves; the one with the lower seat keeps the first half, each sends the other the half it gives
+//! up and folds what it gets into the half it keeps. After `log2 p` rounds, each has a complete `p`-th. Then the rounds
+//! are undone in reverse: partners send each other their share and so have the double of it.
 //!
 //! The first round has the largest messages and the smallest distance, because neighbours tend to share a host.
 //!
-//! Steps: `2 log2 p`, and two more if there are extras. Bytes sent by each active member: `2 (p - 1) / p` of the span, plus
-//! the span once for an extra and once for its stand-in. Every element is folded along one tree, so all ranks end with the same bits.
+//! Steps: `2 log2 p`, and two more if there are extras. Bytes sent by each active member: `2 (p - 1) / p` of the span,
+//! plus the span once for an extra and once for its stand-in. Every element is folded along one tree, so all ranks end
+//! with the same bits.
 
 use crate::algorithm::Tuning;
 use crate::doubling::{Role, extra_steps, power_below, recv_all, role, seated, send_all};

@@ -1,22 +1,24 @@
 //! Hierarchical allreduce: inside the hosts first, then across, then inside again.
 //!
-//! The span is cut into *shards*, as many as the smallest host has ranks. On every host, the *holder* of shard `s` is the rank with
-//! local rank `s`. Three phases:
+//! The span is cut into *shards*, as many as the smallest host has ranks. On every host, the *holder* of shard `s` is
+//! the rank with local rank `s`. Three phases:
 //! 1. On each host, every rank gives shard `s` to its holder, which folds them.
-//! 2. For each shard, its holders on all hosts make an allreduce among themselves: by `doubling` if the shard is small, by `ring`
-//!    otherwise.
+//! 2. For each shard, its holders on all hosts make an allreduce among themselves: by `doubling` if the shard is small,
+//!    by `ring` otherwise.
 //! 3. On each host, every holder gives its shard to all others.
 //!
-//! All shards cross the network at once, each over connections of its own. With uneven hosts, the ranks that hold no shard hand in
-//! locally and get the result locally. The alternative, as many shards as the largest host has ranks, would make ranks of
-//! smaller hosts carry several shards, and the host with the fewest links would have more messages, not fewer bytes: each host must
-//! send and receive `2 (h - 1) / h` of the span in any case, where `h` is the number of hosts.
+//! All shards cross the network at once, each over connections of its own. With uneven hosts, the ranks that hold no
+//! shard hand in locally and get the result locally. The alternative, as many shards as the largest host has ranks,
+//! would make ranks of smaller hosts carry several shards, and the host with the fewest links would have more messages,
+//! not fewer bytes: each host must send and receive `2 (h - 1) / h` of the span in any case, where `h` is the number of
+//! hosts.
 //!
-//! Bytes sent by each rank, with `l` ranks on its host, all holders: `(l - 1) / l` of the span inside the host in phase 1, `2 (h - 1) / (h l)`
-//! across (ring), `(l - 1) / l` inside in phase 3. Steps: `2 (l - 1) + 2 (h - 1)`, of which the local ones are independent messages.
+//! Bytes sent by each rank, with `l` ranks on its host, all holders: `(l - 1) / l` of the span inside the host in phase
+//! 1, `2 (h - 1) / (h l)` across (ring), `(l - 1) / l` inside in phase 3. Steps: `2 (l - 1) + 2 (h - 1)`, of which the
+//! local ones are independent messages.
 //!
-//! Phases 1 and 3 exist by messages and through windows. Every element is folded by one rank in each phase and in a fixed
-//! order, so all ranks end with the same bits.
+//! Phases 1 and 3 exist by messages and through windows. Every element is folded by one rank in each phase and in a
+//! fixed order, so all ranks end with the same bits.
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;

@@ -1,9 +1,9 @@
 //! What all ranks agreed to do under one name.
 //!
-//! An [`Item`] holds all that any rank needs to take part, even a rank that has joined and has no request of its own: the
-//! dimensions that may differ between ranks are in it for every rank. It is written by `validate` on the
-//! coordinator, travels in the agreed stream, and is shared, never changed, from then on. Every product of its sizes fits
-//! into 64 bits; `validate` sees to that, and decoding checks it again.
+//! An [`Item`] holds all that any rank needs to take part, even a rank that has joined and has no request of its own:
+//! the dimensions that may differ between ranks are in it for every rank. It is written by `validate` on the
+//! coordinator, travels in the agreed stream, and is shared, never changed, from then on. Every product of its sizes
+//! fits into 64 bits; `validate` sees to that, and decoding checks it again.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ pub struct Item {
     pub collective: Collective,
     /// Element type.
     pub dtype: Dtype,
-    /// The common shape. For allgather and alltoall the first dimension is that of no rank in particular and holds zero.
+    /// The common shape. For allgather and alltoall the first dimension is that of no rank in particular and holds
+    /// zero.
     pub shape: Shape,
     /// Whether the tensors lie in accelerator memory.
     pub device: Placement,
@@ -72,8 +73,9 @@ impl Item {
         rows / size as u64 + u64::from((rank.index() as u64) < rows % size as u64)
     }
 
-    /// Whether `request`, made on rank `me`, asks for exactly what was agreed. This is the whole check that a request gets
-    /// while a cycle is replayed, so it allocates nothing. Priorities may change freely, because a cycle has its order.
+    /// Whether `request`, made on rank `me`, asks for exactly what was agreed. This is the whole check that a request
+    /// gets while a cycle is replayed, so it allocates nothing. Priorities may change freely, because a cycle has its
+    /// order.
     pub fn fits(&self, me: Rank, request: &Request) -> bool {
         self.batch == request.batch && self.fits_tensor(me, request)
     }

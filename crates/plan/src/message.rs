@@ -1,10 +1,10 @@
 //! What ranks tell each other to agree; encode beside decode.
 //!
-//! A message is one byte for its kind, four bytes for the length of its body (least significant first) and the body. This
-//! outer shape never changes, so that a message of another version is recognised as such instead of being misread. Bodies
-//! are written with `wire`; each value has exactly one encoding. What [`Message::decode`] accepts is what
-//! [`Message::encode`] writes: it never panics, allocates in proportion to the input only, and gives items
-//! whose sizes can be multiplied without a further check.
+//! A message is one byte for its kind, four bytes for the length of its body (least significant first) and the body.
+//! This outer shape never changes, so that a message of another version is recognised as such instead of being misread.
+//! Bodies are written with `wire`; each value has exactly one encoding. What [`Message::decode`] accepts is what
+//! [`Message::encode`] writes: it never panics, allocates in proportion to the input only, and gives items whose sizes
+//! can be multiplied without a further check.
 //!
 //! Whether a message makes sense *now* is not decided here but in `agree`.
 

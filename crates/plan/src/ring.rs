@@ -1,14 +1,14 @@
 //! The ring: chunks travel around a circle, first collecting contributions, then spreading the result.
 //!
-//! The `n` members of the team form a circle. The span is cut into `n` *chunks*; chunk `c` belongs to member `c`. In the
-//! first half, chunk `c` starts at member `c + 1` and travels on from member to member; each folds it into its own
+//! The `n` members of the team form a circle. The span is cut into `n` *chunks*; chunk `c` belongs to member `c`. In
+//! the first half, chunk `c` starts at member `c + 1` and travels on from member to member; each folds it into its own
 //! contribution and passes it on, so that it arrives complete at its owner, member `c`. In the second half it travels
 //! around once more and replaces what is there.
 //!
-//! Seen from one member, all of this is a sequence of `2 (n - 1)` *hops*: in hop `h` it receives chunk `me - 2 - h` from the member
-//! before it, folding in the first `n - 1` hops and placing in the rest, and passes it on at once to the member after it. The
-//! very first thing it sends is its own contribution to chunk `me - 1`. Chunks are cut into segments, and each segment is
-//! passed on as soon as it has been folded, so that all links are busy all the time.
+//! Seen from one member, all of this is a sequence of `2 (n - 1)` *hops*: in hop `h` it receives chunk `me - 2 - h`
+//! from the member before it, folding in the first `n - 1` hops and placing in the rest, and passes it on at once to
+//! the member after it. The very first thing it sends is its own contribution to chunk `me - 1`. Chunks are cut into
+//! segments, and each segment is passed on as soon as it has been folded, so that all links are busy all the time.
 //!
 //! Steps: `2 (n - 1)` messages in sequence. Bytes sent by each member: `2 (n - 1) / n` of the span, the least possible.
 //! Every element is folded along one path, so all ranks end with the same bits.

@@ -4,9 +4,9 @@
 //! its own chunk once, the least possible. The rest of the work buffer is spoilt.
 //!
 //! Through windows every rank copies what others need into its window and folds its own chunk straight out of all
-//! windows. The work goes in *rounds*: in each round, every rank's chunk advances by one *piece*, so that all ranks fold all the
-//! time, and the pieces of all ranks together are one tile. Bytes copied into the window: everything but the own chunk; bytes
-//! read: `n` times the own chunk.
+//! windows. The work goes in *rounds*: in each round, every rank's chunk advances by one *piece*, so that all ranks
+//! fold all the time, and the pieces of all ranks together are one tile. Bytes copied into the window: everything but
+//! the own chunk; bytes read: `n` times the own chunk.
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;
@@ -49,8 +49,8 @@ pub fn reduce_scatter_window_apart(spans: &[Span], me: Rank, tuning: &Tuning) ->
 }
 
 impl Rounds {
-    /// Steps of the rank with local rank `me`, whose tiles are numbered from `first_tile` on. A rank beyond the chunks hands
-    /// in, but has nothing to fold.
+    /// Steps of the rank with local rank `me`, whose tiles are numbered from `first_tile` on. A rank beyond the chunks
+    /// hands in, but has nothing to fold.
     pub(crate) fn reduce_scatter(&self, me: usize, first_tile: u32, steps: &mut Vec<Step>) {
         for turn in 0..self.count + self.ahead {
             if turn < self.count {

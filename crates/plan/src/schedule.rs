@@ -1,43 +1,46 @@
 //! What one rank does, step by step, to carry out one collective.
 //!
-//! Every algorithm of this crate produces a [`Schedule`]: a flat list of [`Step`]s for one rank. A driver walks the list
-//! from front to back. Spans count elements, ranks are numbered inside the group. There are three families of steps.
+//! Every algorithm of this crate produces a [`Schedule`]: a flat list of [`Step`]s for one rank. A driver walks the
+//! list from front to back. Spans count elements, ranks are numbered inside the group. There are three families of
+//! steps.
 //!
-//! **Messages** ([`Step::Send`], [`Step::Recv`]) work over any link. A send is *posted*: the driver hands the span to the
-//! link and walks on; the bytes leave in the order of posting, first in, first out for each pair of ranks. The span of
-//! a posted send must not be written before it has left: a driver that reaches a receive into it takes the message
-//! from the link but writes it only after the send has left. (Waiting first and taking then would let two ranks that exchange
-//! the same span wait for each other.) A receive waits for the next message of that peer, which must have exactly
-//! its length. With sends that never block, a set of schedules is free of deadlock exactly if it terminates in a
-//! symbolic run. Where the order of operands matters, the contribution that comes from the lower rank is the left one.
-//! [`Step::Copy`] moves elements from the source to the work buffer inside one rank.
+//! **Messages** ([`Step::Send`], [`Step::Recv`]) work over any link. A send is *posted*: the driver hands the span to
+//! the link and walks on; the bytes leave in the order of posting, first in, first out for each pair of ranks. The span
+//! of a posted send must not be written before it has left: a driver that reaches a receive into it takes the message
+//! from the link but writes it only after the send has left. (Waiting first and taking then would let two ranks that
+//! exchange the same span wait for each other.) A receive waits for the next message of that peer, which must have
+//! exactly its length. With sends that never block, a set of schedules is free of deadlock exactly if it terminates in
+//! a symbolic run. Where the order of operands matters, the contribution that comes from the lower rank is the left
+//! one. [`Step::Copy`] moves elements from the source to the work buffer inside one rank.
 //!
-//! **Window steps** work between ranks that see each other's memory. Each rank has a *window*: a shared-memory area with
-//! `slots` slots, each for one *tile* (tile `t` uses slot `t % slots`). Tiles cut the buffer into cache-sized pieces, so that
-//! what passes between ranks stays in cache:
-//! - [`Step::Publish`] copies this rank's contribution to the tile (all chunks but its own) into its slot; before, it waits
-//!   until every peer has folded tile `t - slots` (nobody still reads the slot).
-//! - [`Step::FoldTile`] waits until every peer has published the tile, combines all contributions to its own chunk in rank
-//!   order, leaves the result in its buffer and writes it to every peer's slot, where that peer's contribution was.
+//! **Window steps** work between ranks that see each other's memory. Each rank has a *window*: a shared-memory area
+//! with `slots` slots, each for one *tile* (tile `t` uses slot `t % slots`). Tiles cut the buffer into cache-sized
+//! pieces, so that what passes between ranks stays in cache:
+//! - [`Step::Publish`] copies this rank's contribution to the tile (all chunks but its own) into its slot; before, it
+//!   waits until every peer has folded tile `t - slots` (nobody still reads the slot).
+//! - [`Step::FoldTile`] waits until every peer has published the tile, combines all contributions to its own chunk in
+//!   rank order, leaves the result in its buffer and writes it to every peer's slot, where that peer's contribution
+//!   was.
 //! - [`Step::Fetch`] waits until `from` has folded the tile and copies the chunk of `from` out of this rank's own slot
 //!   into the buffer. All chunks of a tile must be fetched before tile `t + slots` is published.
-//! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of it,
-//!   in rank order, on every rank alike: one hand-over instead of two, for small tensors.
+//! - [`Step::FoldWhole`] waits until every peer has published the tile *whole* and combines all contributions to all of
+//!   it, in rank order, on every rank alike: one hand-over instead of two, for small tensors.
 //!
 //! Some collectives have tiles that are not one span, or no results to fetch. They use:
 //! - [`Step::Stage`], which copies a span of either buffer to a place in the slot, with the same wait as `Publish`; the
 //!   `Publish` of the tile (of an empty span) makes all of it visible;
-//! - [`Step::FoldChunk`], which waits until every peer has published the tile, combines all contributions to a chunk in rank
-//!   order and leaves the result in the buffer only;
+//! - [`Step::FoldChunk`], which waits until every peer has published the tile, combines all contributions to a chunk in
+//!   rank order and leaves the result in the buffer only;
 //! - [`Step::Take`], which waits until `from` has published the tile and copies a part of that rank's slot;
 //! - [`Step::Release`], which says that this rank no longer reads the tile or any before it in anybody's slots: to
 //!   those who wait, it has folded them. A rank that walks through fewer tiles than its peers ends with [`EVERY_TILE`];
 //! - [`Step::Drain`], which waits until every peer has folded or released the tile. At the end of a schedule that also
 //!   sends messages it keeps a rank from going on to the next operation before all have begun this one.
 //!
-//! The peers of a window step are the other ranks of the group *on the same host*. Tiles of one schedule are published in the
-//! order of their numbers, starting from zero. Nobody may still be reading a slot that is written, also if the
-//! reader is in an earlier operation: what a step waits for in the first `slots` tiles, it waits for in the operation before.
+//! The peers of a window step are the other ranks of the group *on the same host*. Tiles of one schedule are published
+//! in the order of their numbers, starting from zero. Nobody may still be reading a slot that is written, also if the
+//! reader is in an earlier operation: what a step waits for in the first `slots` tiles, it waits for in the operation
+//! before.
 //!
 //! **Mapped steps** work on buffers that themselves lie in shared memory:
 //! - [`Step::Expose`] says that this rank's buffer is filled;

@@ -1,9 +1,9 @@
 //! What was measured on a machine: for a way to carry out a collective and a size, a time.
 //!
-//! A [`Table`] belongs to one [`Class`] of placements and holds points; between measured sizes it answers along a straight line,
-//! beyond them along the shape of the cost model, scaled so that it goes through the nearest measured point. [`Record`] is the table
-//! as it is kept: with a version, the machine it was taken on and a checksum, so that a file which is damaged, from another
-//! version or from another machine is recognised and never believed.
+//! A [`Table`] belongs to one [`Class`] of placements and holds points; between measured sizes it answers along a
+//! straight line, beyond them along the shape of the cost model, scaled so that it goes through the nearest measured
+//! point. [`Record`] is the table as it is kept: with a version, the machine it was taken on and a checksum, so that a
+//! file which is damaged, from another version or from another machine is recognised and never believed.
 //!
 //! Only the text is decided here. Where files lie, who reads them and how all ranks come to hold the same table is
 //! not; neither is what follows from a table (`choose`).
@@ -184,8 +184,8 @@ impl Table {
         text
     }
 
-    /// Reads a table: a line with its class, then a line for each measurement. Empty lines and lines that start with `#` are
-    /// skipped.
+    /// Reads a table: a line with its class, then a line for each measurement. Empty lines and lines that start with
+    /// `#` are skipped.
     pub fn parse(text: &str) -> Result<Table, TableError> {
         let mut table: Option<Table> = None;
         for (index, line) in text.lines().enumerate() {
@@ -229,8 +229,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// A measured time, moved to another size along the model. The model knows allreduce alone; for the others latency rules below what
-/// was measured, bytes above.
+/// A measured time, moved to another size along the model. The model knows allreduce alone; for the others latency
+/// rules below what was measured, bytes above.
 fn extrapolated(nearest: Point, bytes: u64, topology: &Topology, rates: &Rates) -> f64 {
     let Way::Allreduce(algorithm) = nearest.way else {
         return nearest.time_us * (bytes as f64 / nearest.bytes.max(1) as f64).max(1.0);
@@ -262,8 +262,8 @@ impl Record {
         format!("{body}end {:016x}\n", hash_bytes(body.as_bytes()))
     }
 
-    /// Reads a file's text. Anything that was not written by [`Record::to_text`] of this version is refused, and the reason is for
-    /// a person to read.
+    /// Reads a file's text. Anything that was not written by [`Record::to_text`] of this version is refused, and the
+    /// reason is for a person to read.
     pub fn parse(text: &str) -> Result<Record, String> {
         let first = text.lines().next().unwrap_or_default();
         match first.strip_prefix(MAGIC).map(str::trim) {

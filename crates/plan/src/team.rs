@@ -1,8 +1,8 @@
 //! The ranks that carry out one phase of an algorithm together, and the cutting of spans into segments.
 //!
-//! An algorithm is written for a *team*: members numbered from zero, one of which is this rank. A flat algorithm has one team
-//! of all ranks; a hierarchical one has a team for each host and one across hosts for each shard. The order of the
-//! members is chosen so that neighbours share a host wherever possible, because most algorithms send most between
+//! An algorithm is written for a *team*: members numbered from zero, one of which is this rank. A flat algorithm has
+//! one team of all ranks; a hierarchical one has a team for each host and one across hosts for each shard. The order of
+//! the members is chosen so that neighbours share a host wherever possible, because most algorithms send most between
 //! neighbours.
 
 use crate::request::Rank;
@@ -66,8 +66,8 @@ pub(crate) fn ranks_by_host(topology: &Topology) -> Vec<Rank> {
     (0..topology.hosts()).flat_map(|host| topology.ranks_on(host).iter().copied()).collect()
 }
 
-/// Cuts a span into segments of at most `segment_elems`, nearly equal, so that no segment is a small remainder. An empty
-/// span has no segments, which is how empty messages are left out on both sides alike.
+/// Cuts a span into segments of at most `segment_elems`, nearly equal, so that no segment is a small remainder. An
+/// empty span has no segments, which is how empty messages are left out on both sides alike.
 pub(crate) fn segments(span: Span, segment_elems: u64) -> impl DoubleEndedIterator<Item = Span> + ExactSizeIterator {
     let count = span.len.div_ceil(segment_elems.max(1)) as usize;
     (0..count).map(move |part| span.piece(part, count))

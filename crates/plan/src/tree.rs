@@ -1,18 +1,19 @@
 //! The double binary tree: two trees, each for half of the elements, pipelined by segments.
 //!
-//! In a tree, each member gets the contributions of its *children*, folds them into its own and sends the result to its *parent*;
-//! the root then sends the result down. A single tree wastes half of the links, because leaves receive nothing on
-//! the way up and send nothing on the way down. So there are two trees, each with half of the span, arranged so that a member
-//! is inner in at most one of them.
+//! In a tree, each member gets the contributions of its *children*, folds them into its own and sends the result to its
+//! *parent*; the root then sends the result down. A single tree wastes half of the links, because leaves receive
+//! nothing on the way up and send nothing on the way down. So there are two trees, each with half of the span, arranged
+//! so that a member is inner in at most one of them.
 //!
-//! Both are the same *in-order* tree over *places* 1 to `n`: the root of a run of places is the place in it that is divisible by
-//! the highest power of two; the places before it and after it form the subtrees. Odd places are always leaves. In the first tree
-//! member `m` has place `m + 1`; in the second it has the next place around the circle, so that even becomes odd.
+//! Both are the same *in-order* tree over *places* 1 to `n`: the root of a run of places is the place in it that is
+//! divisible by the highest power of two; the places before it and after it form the subtrees. Odd places are always
+//! leaves. In the first tree member `m` has place `m + 1`; in the second it has the next place around the circle, so
+//! that even becomes odd.
 //!
 //! Segment `k` goes up, and segment `k - lag` comes down, where `lag` is the height of the tree: by then its result has
-//! reached the root, and both directions of the links are busy. Two members may be neighbours in both trees; what they send
-//! each other stays in order because all members go by the same turns: up in the first tree, up in the second, down in
-//! the first, down in the second. For this reason the root, too, waits for its turn.
+//! reached the root, and both directions of the links are busy. Two members may be neighbours in both trees; what they
+//! send each other stays in order because all members go by the same turns: up in the first tree, up in the second,
+//! down in the first, down in the second. For this reason the root, too, waits for its turn.
 //!
 //! Steps: about `4 log2 n + 2 segments`. Bytes sent by each member: at most twice the span. Every element is folded
 //! along one tree, so all ranks end with the same bits.

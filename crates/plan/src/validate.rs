@@ -1,23 +1,24 @@
 //! Whether the requests of all ranks for one name fit together.
 //!
-//! [`agree_on`] takes what every rank asked for under one name and gives either the agreed [`Item`], which says all that any rank
-//! needs to know to take part, or one explanation, which is the same on all ranks because the coordinator alone writes it.
-//! The first words of each explanation are those that scripts written for Horovod look for; the rest names the tensor and
-//! who asked for what.
+//! [`agree_on`] takes what every rank asked for under one name and gives either the agreed [`Item`], which says all
+//! that any rank needs to know to take part, or one explanation, which is the same on all ranks because the coordinator
+//! alone writes it. The first words of each explanation are those that scripts written for Horovod look for; the rest
+//! names the tensor and who asked for what.
 //!
-//! Sizes are 64-bit; a product that does not fit is refused here, so that nobody behind this module needs to check again.
+//! Sizes are 64-bit; a product that does not fit is refused here, so that nobody behind this module needs to check
+//! again.
 //!
 //! **Ranks that have joined** take part in everything without data of their own:
-//! - allreduce and reducescatter: they contribute the neutral element of the operation (zero for Sum, Average and Adasum,
-//!   one for Product, the greatest or least value for Min and Max). Average still divides by the size of the group.
-//!   A joined rank's part of a reducescatter is dropped.
+//! - allreduce and reducescatter: they contribute the neutral element of the operation (zero for Sum, Average and
+//!   Adasum, one for Product, the greatest or least value for Min and Max). Average still divides by the size of the
+//!   group. A joined rank's part of a reducescatter is dropped.
 //! - allgather: an empty part.
 //! - alltoall: they send nothing, and rows that others meant for them are not sent.
 //! - broadcast: they relay and drop; a root that has joined is refused, as it has nothing to send.
 //! - barrier: they count as present.
 //!
-//! Horovod has this for allreduce and barrier alone and refuses the others; [`refuse_for_horovod`] does so in its words, for groups
-//! that are set to behave like it ([`Joining`](crate::agree::Joining)).
+//! Horovod has this for allreduce and barrier alone and refuses the others; [`refuse_for_horovod`] does so in its
+//! words, for groups that are set to behave like it ([`Joining`](crate::agree::Joining)).
 
 use std::fmt::Display;
 use std::sync::Arc;

@@ -23,10 +23,11 @@
 //! **Whole.** Every rank publishes everything and folds everything, in the same order, and so gets the same bits. One
 //! hand-over, `n N` bytes read: for small tensors, where the hand-over is what costs.
 //!
-//! **Mapped.** The buffers themselves are shared. Each rank folds its chunk straight out of all buffers and stores the result
-//! straight into all of them: `N` bytes read and `N` written for each rank, no copies at all.
+//! **Mapped.** The buffers themselves are shared. Each rank folds its chunk straight out of all buffers and stores the
+//! result straight into all of them: `N` bytes read and `N` written for each rank, no copies at all.
 //!
-//! [`Rounds`] is the layout for collectives in which each rank has a chunk of its own from the start (`gather`, `scatter`).
+//! [`Rounds`] is the layout for collectives in which each rank has a chunk of its own from the start (`gather`,
+//! `scatter`).
 
 use crate::algorithm::Tuning;
 use crate::request::Rank;
@@ -150,8 +151,8 @@ pub(crate) fn allreduce_mapped(elems: u64, n: usize, me: Rank) -> Schedule {
     Schedule::new(steps)
 }
 
-/// Tiles for collectives in which each member has a chunk of its own: in each *round* every chunk advances by one *piece*, and the
-/// tile of that round holds pieces. Publishing runs `ahead` rounds ahead of reading.
+/// Tiles for collectives in which each member has a chunk of its own: in each *round* every chunk advances by one
+/// *piece*, and the tile of that round holds pieces. Publishing runs `ahead` rounds ahead of reading.
 pub(crate) struct Rounds {
     chunks: Vec<Span>,
     piece_elems: u64,

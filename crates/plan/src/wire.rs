@@ -1,8 +1,8 @@
 //! Numbers and strings as bytes; the alphabet in which `message` writes.
 //!
-//! Whole numbers are written seven bits at a time, least significant first, the top bit of each byte saying that more follow
-//! (so small numbers take one byte); signed ones are folded first so that small negatives stay small; floating-point
-//! numbers are eight bytes, least significant first; strings and lists start with their length.
+//! Whole numbers are written seven bits at a time, least significant first, the top bit of each byte saying that more
+//! follow (so small numbers take one byte); signed ones are folded first so that small negatives stay small;
+//! floating-point numbers are eight bytes, least significant first; strings and lists start with their length.
 //!
 //! Reading never panics and never allocates more than a constant times the bytes that are left, whatever they say.
 
@@ -81,7 +81,8 @@ impl<'a> Reader<'a> {
         for shift in (0..64).step_by(7) {
             let byte = self.byte(expected)?;
             let bits = u64::from(byte & 0x7f);
-            // The tenth byte has room for one bit only, and a last byte of zero would be a second way to write a number.
+            // The tenth byte has room for one bit only, and a last byte of zero would be a second way to write a
+            // number.
             if shift == 63 && bits > 1 || shift > 0 && byte == 0 {
                 return Err(self.malformed(expected));
             }

@@ -239,8 +239,8 @@ fn alltoall_parts_that_land_in_the_wrong_place_are_found() {
     assert!(matches!(flaw, Flaw::Misplaced { .. }), "{flaw}");
 }
 
-/// Whether a step is only a sign to others that a later sign makes up for: it frees a slot for a later tile or operation, or
-/// makes staged parts visible, as the next tile does too.
+/// Whether a step is only a sign to others that a later sign makes up for: it frees a slot for a later tile or
+/// operation, or makes staged parts visible, as the next tile does too.
 fn is_only_a_sign(step: &Step) -> bool {
     match step {
         Step::Release { .. } | Step::Drain { .. } | Step::Settle => true,

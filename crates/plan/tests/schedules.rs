@@ -1,4 +1,5 @@
-//! Every schedule of every collective, for every small world and some large ones, checked by running all ranks symbolically.
+//! Every schedule of every collective, for every small world and some large ones, checked by running all ranks
+//! symbolically.
 
 use std::collections::BTreeMap;
 
@@ -282,8 +283,9 @@ fn other_collectives_hold_in_large_worlds() {
     verify::reduce_scatter(&ranks(n).map(schedule).collect::<Vec<_>>(), &spans, &topology).unwrap();
 }
 
-/// A thousand ranks on one host are more than there are; what is of interest is that nothing depends on the number. Every rank
-/// looks at every other one, so the work of the check grows with the square of the ranks: few elements, and a test for each.
+/// A thousand ranks on one host are more than there are; what is of interest is that nothing depends on the number.
+/// Every rank looks at every other one, so the work of the check grows with the square of the ranks: few elements, and
+/// a test for each.
 const CROWD: usize = 1001;
 
 #[test]

@@ -36,7 +36,8 @@ fn main() {
     }
 }
 
-/// The best rate of `work` in GB/s, counting `bytes` for each call. The best, because whatever else runs on the machine only slows it.
+/// The best rate of `work` in GB/s, counting `bytes` for each call. The best, because whatever else runs on the machine
+/// only slows it.
 fn rate(bytes: usize, seconds: f64, mut work: impl FnMut()) -> f64 {
     work();
     let mut times = Vec::new();
@@ -107,8 +108,8 @@ fn stores(seconds: f64) {
     println!("a += b           {in_place:6.2}\nboth = a + b     {all:6.2}");
 }
 
-/// The rate of `work` in GB/s on pieces of a large buffer, one after the other: the best quarter of all pieces, because a piece is
-/// shorter than a time slice and whatever else runs on the machine only slows it.
+/// The rate of `work` in GB/s on pieces of a large buffer, one after the other: the best quarter of all pieces, because
+/// a piece is shorter than a time slice and whatever else runs on the machine only slows it.
 fn walk(seconds: f64, mut work: impl FnMut(std::ops::Range<usize>)) -> f64 {
     let mut times = Vec::new();
     let start = Instant::now();

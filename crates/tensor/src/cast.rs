@@ -1,8 +1,9 @@
 //! Conversion between float types: what wire compression is made of.
 //!
-//! Every pair of f16, bf16, f32 and f64 converts, rounding to nearest even; f64 goes to f16 and bf16 by way of f32. A factor is
-//! applied in the wider of the two (f32 between half precisions) before the result is rounded. NaN becomes the
-//! canonical NaN of its new type. The instruction for f32 to bf16 is not used, because it flushes subnormal numbers to zero.
+//! Every pair of f16, bf16, f32 and f64 converts, rounding to nearest even; f64 goes to f16 and bf16 by way of f32. A
+//! factor is applied in the wider of the two (f32 between half precisions) before the result is rounded. NaN becomes
+//! the canonical NaN of its new type. The instruction for f32 to bf16 is not used, because it flushes subnormal numbers
+//! to zero.
 
 use farandole_plan::Dtype;
 

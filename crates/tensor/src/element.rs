@@ -1,9 +1,9 @@
 //! The Rust types that are tensor elements, and the casts between their slices and bytes.
 //!
 //! [`Element`] is sealed: it names exactly the thirteen element types that travel, so a cast to bytes can never meet
-//! padding, pointers or destructors. [`Plain`] is the part of them for which every bit pattern is a value, that is all but `bool`;
-//! only these may be made from arbitrary bytes in place. A `bool` buffer is written through [`with_bytes_mut`], which
-//! turns every non-zero byte into `true` before the borrow ends.
+//! padding, pointers or destructors. [`Plain`] is the part of them for which every bit pattern is a value, that is all
+//! but `bool`; only these may be made from arbitrary bytes in place. A `bool` buffer is written through
+//! [`with_bytes_mut`], which turns every non-zero byte into `true` before the borrow ends.
 //!
 //! Bytes are in the machine's own order. What travels between machines of different byte order is not decided here.
 
@@ -44,7 +44,8 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32, f64);
 
 /// The bytes of a slice of elements.
 pub fn as_bytes<T: Element>(data: &[T]) -> &[u8] {
-    // SAFETY: `Element` is sealed; its types have no padding, so all bytes are initialised, and a byte has no alignment.
+    // SAFETY: `Element` is sealed; its types have no padding, so all bytes are initialised, and a byte has no
+    // alignment.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 

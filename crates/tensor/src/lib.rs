@@ -1,7 +1,7 @@
 //! Tensor memory: regions that someone else owns, and the arithmetic on them.
 //!
-//! Everything here works on bytes plus a [`Dtype`](farandole_plan::Dtype): the front ends know Rust or Python types, the
-//! wire knows only bytes, and this crate is the one place where the two meet. It keeps three promises.
+//! Everything here works on bytes plus a [`Dtype`](farandole_plan::Dtype): the front ends know Rust or Python types,
+//! the wire knows only bytes, and this crate is the one place where the two meet. It keeps three promises.
 //!
 //! * **The same bits everywhere.** The portable code and every SIMD level give identical results, bit for bit, so
 //!   ranks on different machines may fold the same contributions and agree. Nothing is contracted into fused
@@ -11,8 +11,8 @@
 //!   needs it.
 //! * **Half precision is added in single precision** and rounded once per fold, however many contributions there are.
 //!
-//! There is no I/O, no thread and no allocation in the hot paths. Unsafe code lives in `element`, `owned`, `region` and `simd`
-//! only; what they export is safe to call, except [`Region::from_raw_parts`], where foreign memory comes in.
+//! There is no I/O, no thread and no allocation in the hot paths. Unsafe code lives in `element`, `owned`, `region` and
+//! `simd` only; what they export is safe to call, except [`Region::from_raw_parts`], where foreign memory comes in.
 
 #![deny(unsafe_code)]
 

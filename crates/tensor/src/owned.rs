@@ -1,7 +1,7 @@
 //! Memory of our own for outputs and scratch: [`OwnedBytes`].
 //!
-//! It starts on a cache line, so kernels and streaming stores work on whole lines, and it is zeroed by the allocator (for
-//! large sizes that is untouched memory from the system, which costs nothing until it is written). It never grows.
+//! It starts on a cache line, so kernels and streaming stores work on whole lines, and it is zeroed by the allocator
+//! (for large sizes that is untouched memory from the system, which costs nothing until it is written). It never grows.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;

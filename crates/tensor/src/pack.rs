@@ -1,16 +1,17 @@
 //! Gathering regions into a bucket and scattering the bucket back, with scale and cast on the way.
 //!
-//! A bucket is a byte buffer in which the tensors of a fused group lie at given offsets. Packing is the only copy
-//! on the way in and unpacking the only copy on the way out, so whatever has to be done to every element (prescale,
-//! compression to the wire type, average, postscale) is done there. With equal types and nothing to scale both are plain copies.
-//! Gaps between tensors are not touched.
+//! A bucket is a byte buffer in which the tensors of a fused group lie at given offsets. Packing is the only copy on
+//! the way in and unpacking the only copy on the way out, so whatever has to be done to every element (prescale,
+//! compression to the wire type, average, postscale) is done there. With equal types and nothing to scale both are
+//! plain copies. Gaps between tensors are not touched.
 
 use farandole_plan::Dtype;
 
 use crate::cast;
 use crate::finish::{Finish, copy_finished};
 
-/// Copies each part to its offset in `bucket`, converted from `part_dtype` to `bucket_dtype` and multiplied by `prescale`.
+/// Copies each part to its offset in `bucket`, converted from `part_dtype` to `bucket_dtype` and multiplied by
+/// `prescale`.
 ///
 /// # Panics
 /// If a part does not fit the bucket, or the types differ and are not both floats.

@@ -1,8 +1,8 @@
 //! Folding contributions: [`Fold`].
 //!
 //! A fold is an element type and an operation with the kernel that this processor runs for them. Contributions are
-//! combined strictly in the order given, left to right, and everything is deterministic, so that ranks which fold the same
-//! contributions in the same order hold the same bits.
+//! combined strictly in the order given, left to right, and everything is deterministic, so that ranks which fold the
+//! same contributions in the same order hold the same bits.
 //!
 //! | | Sum, Average | Product | Min | Max |
 //! |---|---|---|---|---|
@@ -31,7 +31,8 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// The fold for this element type and operation. Average folds as Sum (bool: as "all"); its division is in [`Finish`].
+    /// The fold for this element type and operation. Average folds as Sum (bool: as "all"); its division is in
+    /// [`Finish`].
     ///
     /// # Panics
     /// For Adasum, which is not a fold.

@@ -1,8 +1,9 @@
 //! Memory that someone else owns, lent to us: [`Region`].
 //!
-//! A region is a pointer, a length, an element type and whatever keeps the memory alive. The invariant: from its making to its
-//! drop, a region is the only one who writes these bytes, and nobody reads them either except through it. Whoever
-//! lends foreign memory promises that in [`Region::from_raw_parts`]; the safe constructors hold it by owning the memory.
+//! A region is a pointer, a length, an element type and whatever keeps the memory alive. The invariant: from its making
+//! to its drop, a region is the only one who writes these bytes, and nobody reads them either except through it.
+//! Whoever lends foreign memory promises that in [`Region::from_raw_parts`]; the safe constructors hold it by owning
+//! the memory.
 //!
 //! There is no shape and no stride here: a region is contiguous, and what its dimensions mean is said in the request.
 

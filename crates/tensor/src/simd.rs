@@ -1,14 +1,14 @@
 //! The vector kernels, one body of code compiled once for each level of instruction set.
 //!
 //! A kernel is ordinary Rust over fixed-size blocks (`block`), which the compiler turns into vector instructions; the
-//! entry points here compile it with and without AVX2 and AVX-512 (`#[target_feature]`), and the best level that the processor has
-//! is chosen at run time. Hand-written instructions remain for what the compiler cannot find by itself: half-precision
-//! conversion and streaming stores (`x86`). Because all levels share one body, and because Rust never contracts `a * b + c`, all levels
-//! give the same bits.
+//! entry points here compile it with and without AVX2 and AVX-512 (`#[target_feature]`), and the best level that the
+//! processor has is chosen at run time. Hand-written instructions remain for what the compiler cannot find by itself:
+//! half-precision conversion and streaming stores (`x86`). Because all levels share one body, and because Rust never
+//! contracts `a * b + c`, all levels give the same bits.
 //!
-//! The modules: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of
-//! numbers and back; `half_float` converts half precision; `kernel` walks over the memory; `streams` holds what a kernel reads and writes, so
-//! that callers need no unsafe code.
+//! The modules: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of numbers
+//! and back; `half_float` converts half precision; `kernel` walks over the memory; `streams` holds what a kernel reads
+//! and writes, so that callers need no unsafe code.
 
 mod block;
 mod half_float;
@@ -34,9 +34,10 @@ pub enum Stores {
     /// Through the caches: right for everything that is read again soon, and for everything that fits.
     #[default]
     Cached,
-    /// Around the caches, for outputs far larger than them that are not inputs at the same time. Saves reading each line
-    /// before it is written, which pays for plain copies; a fold that reads two contributions for each output gains little
-    /// (`examples/rates.rs` measures it). Falls back to cached stores where outputs cannot be aligned to a line.
+    /// Around the caches, for outputs far larger than them that are not inputs at the same time. Saves reading each
+    /// line before it is written, which pays for plain copies; a fold that reads two contributions for each output
+    /// gains little (`examples/rates.rs` measures it). Falls back to cached stores where outputs cannot be aligned to a
+    /// line.
     Streaming,
 }
 
@@ -73,8 +74,8 @@ impl Kernel {
             len_elems: own.len() / dtype.size_bytes(),
             finish: if dtype == Dtype::Bool { Finish::Nothing } else { finish },
         };
-        // SAFETY: the processor has the level (checked in `fold`); `own` and `other` are borrowed for the call, equally long
-        // (asserted), and the output is the first source.
+        // SAFETY: the processor has the level (checked in `fold`); `own` and `other` are borrowed for the call, equally
+        // long (asserted), and the output is the first source.
         unsafe { (self.run)(&job) }
     }
 

@@ -6,11 +6,13 @@
 //!
 //! * Sum and Average of floats: small integers, so small that the sum of their magnitudes stays within the integers
 //!   that the type holds exactly (256 for bf16). With more ranks than that, most of them contribute zero.
-//! * Product of floats: powers of two and signs, with at most five ranks doubling and five halving, within the exponents of f16.
+//! * Product of floats: powers of two and signs, with at most five ranks doubling and five halving, within the
+//!   exponents of f16.
 //! * Min and Max of floats, and everything of integers and bool: any finite value, since no order matters.
 //!
-//! Values depend on (seed, rank, element) alone and cost a few instructions each. The arithmetic of [`expected`] is deliberately
-//! plain and shares nothing with the kernels but the definition of [`Finish`]. Adasum is never exact and is not covered.
+//! Values depend on (seed, rank, element) alone and cost a few instructions each. The arithmetic of [`expected`] is
+//! deliberately plain and shares nothing with the kernels but the definition of [`Finish`]. Adasum is never exact and
+//! is not covered.
 
 use farandole_plan::{Dtype, ReduceOp};
 use half::{bf16, f16};

@@ -1,18 +1,20 @@
 //! The clocks of all ranks, put on one: [`align`].
 //!
-//! Ranks of one host read one clock. Those of two hosts differ by an *offset* and, because no two oscillators are alike, by a *drift*
-//! of some millionths. Both are found from operations that both hosts took part in, nothing else is needed:
+//! Ranks of one host read one clock. Those of two hosts differ by an *offset* and, because no two oscillators are
+//! alike, by a *drift* of some millionths. Both are found from operations that both hosts took part in, nothing else is
+//! needed:
 //!
-//! - *Ends are nearly simultaneous.* A collective that synchronises ends everywhere within the time of a message. The difference of two
-//!   ends, over the time at which they happened, is a line whose height is the offset and whose slope is the drift. It is fitted by
-//!   least squares, three times, each time without what lies far from the line before: a rank that was not given a core ends late, and
-//!   that says nothing about clocks.
-//! - *No rank ends before all have started.* So the end on one side lies after the start on the other, whichever clocks they
-//!   read. Each operation gives a lower and an upper limit to the offset; the run is cut into `PARTS`, and in each the narrowest pair
-//!   counts. A line that breaks a limit is moved; how far a line within all limits can be from it, during the run, is the *error bound*.
+//! - *Ends are nearly simultaneous.* A collective that synchronises ends everywhere within the time of a message. The
+//!   difference of two ends, over the time at which they happened, is a line whose height is the offset and whose slope
+//!   is the drift. It is fitted by least squares, three times, each time without what lies far from the line before: a
+//!   rank that was not given a core ends late, and that says nothing about clocks.
+//! - *No rank ends before all have started.* So the end on one side lies after the start on the other, whichever clocks
+//!   they read. Each operation gives a lower and an upper limit to the offset; the run is cut into `PARTS`, and in each
+//!   the narrowest pair counts. A line that breaks a limit is moved; how far a line within all limits can be from it,
+//!   during the run, is the *error bound*.
 //!
-//! The clock of the first trace is the *reference*. A clock that shares no operation with it is aligned through one that does. One that shares none with
-//! anybody is put where its host's time of day says, without a bound.
+//! The clock of the first trace is the *reference*. A clock that shares no operation with it is aligned through one
+//! that does. One that shares none with anybody is put where its host's time of day says, without a bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,14 +24,15 @@ use crate::trace::Trace;
 /// Parts of a run for which limits are looked at apart: a drift that was fitted badly shows at the ends.
 const PARTS: usize = 8;
 
-/// Direct calls up to this size may be recorded a few microseconds after they have begun, which is too late for a limit.
+/// Direct calls up to this size may be recorded a few microseconds after they have begun, which is too late for a
+/// limit.
 const DIRECT_FROM_BYTES: u64 = 64 << 10;
 
 /// A drift is fitted only from this time on: over less, the jitter of ends is larger than any drift.
 const DRIFT_FROM_NS: u64 = 1_000_000_000;
 
-/// No two clocks differ by more than this for each nanosecond: a bad oscillator drifts by a tenth of it, and what keeps the time of day right may add
-/// half of it.
+/// No two clocks differ by more than this for each nanosecond: a bad oscillator drifts by a tenth of it, and what keeps
+/// the time of day right may add half of it.
 const MOST_DRIFT: f64 = 1e-3;
 
 /// Residuals beyond so many times the median one are left out of the next fit.
@@ -44,7 +47,8 @@ pub struct Fit {
     pub drift: f64,
     /// A moment on the trace's own clock.
     pub origin_ns: u64,
-    /// The true time is no further away than this from what [`Fit::apply`] says, while operations are shared. `None` if nothing is known.
+    /// The true time is no further away than this from what [`Fit::apply`] says, while operations are shared. `None` if
+    /// nothing is known.
     pub error_ns: Option<u64>,
     /// Operations that it was fitted to.
     pub operations: usize,
@@ -291,9 +295,9 @@ impl Limits {
 
     /// How far the true line may be from the fit that was moved by `shift`, anywhere from the origin until `end`.
     ///
-    /// The way to it is a line, too, so it is furthest at one of the two ends. The lines within all limits are those between a few that touch two of them, or
-    /// touch one and have an extreme slope: these are tried. Where limits contradict each other, because some rank wrote its start down
-    /// late, the limits themselves have to do.
+    /// The way to it is a line, too, so it is furthest at one of the two ends. The lines within all limits are those
+    /// between a few that touch two of them, or touch one and have an extreme slope: these are tried. Where limits
+    /// contradict each other, because some rank wrote its start down late, the limits themselves have to do.
     fn furthest(&self, end: f64, shift: f64) -> f64 {
         let touched: Vec<Limit> = self.low.iter().chain(&self.high).copied().collect();
         let mut furthest: Option<f64> = None;
@@ -365,7 +369,8 @@ mod tests {
         }
     }
 
-    /// Two ranks on each host, in `operations` allreduces every 5 ms, with these delays (in microseconds, used in turn).
+    /// Two ranks on each host, in `operations` allreduces every 5 ms, with these delays (in microseconds, used in
+    /// turn).
     fn run(clocks: &[Clock], operations: u64, late_us: &[u64], end_us: &[u64]) -> Vec<Trace> {
         let ranks = 2 * clocks.len();
         let header = |rank: usize| Header {

@@ -1,8 +1,9 @@
 //! The clock of records: the monotonic clock of the host, as it is.
 //!
-//! All processes of one host read the same clock, so their records need no alignment among each other; and nobody sets it. It
-//! counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and which clock it was (`id`).
-//! Between two looks of a thread at the clock itself its `watch` is enough, because times are looked at more often than anything else is done here.
+//! All processes of one host read the same clock, so their records need no alignment among each other; and nobody sets
+//! it. It counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and
+//! which clock it was (`id`). Between two looks of a thread at the clock itself its `watch` is enough, because times
+//! are looked at more often than anything else is done here.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,7 +29,8 @@ fn kernel_ns() -> u64 {
 
 /// One moment on this clock and in nanoseconds since 1970.
 pub(crate) fn anchor() -> (u64, u64) {
-    // Whoever is interrupted between the two clocks looks again: of some looks the one with the shortest time between counts.
+    // Whoever is interrupted between the two clocks looks again: of some looks the one with the shortest time between
+    // counts.
     let look = || {
         let before = kernel_ns();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -39,7 +41,8 @@ pub(crate) fn anchor() -> (u64, u64) {
     (moment, unix)
 }
 
-/// What tells this clock from those of other hosts: the id that the kernel gave itself when it started. Empty where there is none.
+/// What tells this clock from those of other hosts: the id that the kernel gave itself when it started. Empty where
+/// there is none.
 pub(crate) fn id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The efficiencies of the POP project's multiplicative model.
 //!
-//! With `n` ranks, the time `T`, the useful time `u_r` of rank `r`, and `T_ideal`, the time on a network on which an operation is done as
-//! soon as the last rank has come:
+//! With `n` ranks, the time `T`, the useful time `u_r` of rank `r`, and `T_ideal`, the time on a network on which an
+//! operation is done as soon as the last rank has come:
 //!
 //! ```text
 //! load balance               = mean(u_r) / max(u_r)
@@ -12,11 +12,12 @@
 //! own-code efficiency        = T_ideal without the script's own code / T_ideal, a factor of the serialisation efficiency
 //! ```
 //!
-//! The model knows work and everything else. An input pipeline that starves all ranks alike leaves the load balanced and
-//! appears as communication; that is what [`loss`](crate::loss) is for. Parallel efficiency is the useful share of the split there.
+//! The model knows work and everything else. An input pipeline that starves all ranks alike leaves the load balanced
+//! and appears as communication; that is what [`loss`](crate::loss) is for. Parallel efficiency is the useful share of
+//! the split there.
 //!
-//! Between two runs, *computation scaling* is how much useful time the reference needed for the same work, and *global efficiency* its
-//! product with the parallel efficiency. What the same work is depends on the study: [`Scaling`].
+//! Between two runs, *computation scaling* is how much useful time the reference needed for the same work, and *global
+//! efficiency* its product with the parallel efficiency. What the same work is depends on the study: [`Scaling`].
 
 use crate::history::History;
 use crate::replay::{Change, IDEAL_NETWORK, predicted_ns};
@@ -98,7 +99,8 @@ pub struct AgainstReference {
 }
 
 impl AgainstReference {
-    /// Sets a history beside its reference. `None` if one of them has no iterations, whose number says how much was done.
+    /// Sets a history beside its reference. `None` if one of them has no iterations, whose number says how much was
+    /// done.
     pub fn of(history: &History, reference: &History, scaling: Scaling) -> Option<AgainstReference> {
         let useful_ns = |history: &History| -> f64 {
             // Ranks that are not recorded are taken to have worked like the others.

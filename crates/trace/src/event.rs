@@ -1,17 +1,18 @@
 //! The vocabulary: what can have happened on a rank, and when.
 //!
-//! A [`Record`] is a moment, a thread and an [`Event`]. Events are *boundaries*: each says that something is over or begins, and
-//! what lies between two of them is for whoever reads them to name. They follow a gradient on its way: its request is
-//! *submitted*; the bucket that it was *fused* into is *started*, *entered* by all ranks where that matters, *packed*; it takes
-//! *steps*, between which it may be *waiting* for a peer and then *moving* again; it has *travelled*; it is unpacked and with
-//! that *finished*; and each request is *done*. Beside these there are the *phases* of the program (forward, backward, waiting
-//! for input, …), samples of where its thread is while it is in none, marks for iterations and epochs, and troubles.
+//! A [`Record`] is a moment, a thread and an [`Event`]. Events are *boundaries*: each says that something is over or
+//! begins, and what lies between two of them is for whoever reads them to name. They follow a gradient on its way: its
+//! request is *submitted*; the bucket that it was *fused* into is *started*, *entered* by all ranks where that matters,
+//! *packed*; it takes *steps*, between which it may be *waiting* for a peer and then *moving* again; it has
+//! *travelled*; it is unpacked and with that *finished*; and each request is *done*. Beside these there are the
+//! *phases* of the program (forward, backward, waiting for input, …), samples of where its thread is while it is in
+//! none, marks for iterations and epochs, and troubles.
 //!
-//! Every record is four words of 64 bits ([`Record::to_words`]), so that it can be kept in a ring of words and lie in a file as it
-//! is. Texts are not in it: names stand in a table beside the records, and a record has their number.
+//! Every record is four words of 64 bits ([`Record::to_words`]), so that it can be kept in a ring of words and lie in a
+//! file as it is. Texts are not in it: names stand in a table beside the records, and a record has their number.
 //!
-//! What is deliberately not here: durations, and which event belongs to which. Two events of one operation have the same group
-//! and the same number of operation, on all ranks.
+//! What is deliberately not here: durations, and which event belongs to which. Two events of one operation have the
+//! same group and the same number of operation, on all ranks.
 
 /// Bytes of a record in a file.
 pub const RECORD_BYTES: usize = 32;
@@ -41,7 +42,8 @@ impl Group {
 }
 
 impl From<u32> for Group {
-    /// The engine's number. There are never so many groups that the numbers run out; if there were, the last would share one.
+    /// The engine's number. There are never so many groups that the numbers run out; if there were, the last would
+    /// share one.
     fn from(number: u32) -> Group {
         Group(u16::try_from(number).unwrap_or(u16::MAX - 1).min(u16::MAX - 1))
     }
@@ -201,7 +203,8 @@ coded! {
         DeviceWork = 8, "device work";
         /// The program's thread waits for nothing but copies between a device and the host.
         DeviceCopy = 9, "device copy";
-        /// A whole step in one call, as compilers make it: forward, backward, collectives and the update of the weights.
+        /// A whole step in one call, as compilers make it: forward, backward, collectives and the update of the
+        /// weights.
         TrainingStep = 10, "training step";
     }
 }
@@ -212,11 +215,11 @@ coded! {
 pub enum Event {
     /// A thread of the program has handed a request in; `bytes` are those of this rank's tensor.
     Submitted { name: NameId, group: Group, collective: Collective, dtype: Dtype, bytes: u64 },
-    /// The coordinator of a group has heard that a rank (of the group) asks for this. Only there, and only while ranks talk about
-    /// their requests; a learned order needs no words.
+    /// The coordinator of a group has heard that a rank (of the group) asks for this. Only there, and only while ranks
+    /// talk about their requests; a learned order needs no words.
     Arrived { name: NameId, group: Group, rank: u32 },
-    /// All ranks have agreed on a request, and it travels in this operation. The records of all requests of a bucket come
-    /// right after its `Started`.
+    /// All ranks have agreed on a request, and it travels in this operation. The records of all requests of a bucket
+    /// come right after its `Started`.
     Fused { name: NameId, group: Group, operation: Operation, bytes: u64 },
     /// The request has its result.
     Done { name: NameId, group: Group, operation: Operation },
@@ -241,13 +244,13 @@ pub enum Event {
     Finished { group: Group, operation: Operation },
     /// The operation was given up before memory was touched; its requests will be part of another one.
     Abandoned { group: Group, operation: Operation },
-    /// Direct calls since the last record, before this operation, that were over so soon that writing them down would have
-    /// taken longer.
+    /// Direct calls since the last record, before this operation, that were over so soon that writing them down would
+    /// have taken longer.
     Skipped { group: Group, operation: Operation, calls: u32, bytes: u64 },
     /// The driver has taken in what was submitted. Only while somebody shows it.
     Cycle,
-    /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have no such record:
-    /// their thread waits from `Started` to `Finished`.
+    /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have
+    /// no such record: their thread waits from `Started` to `Finished`.
     Waited { name: NameId, since_ns: u64 },
 
     /// A phase of the program begins on this thread. `name` is that of a user's phase.

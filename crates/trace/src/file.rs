@@ -1,7 +1,8 @@
 //! The file of one rank's trace.
 //!
-//! A file begins with eight bytes that say what it is and four that give its version; then come *blocks*. A block is a byte for
-//! its kind, four for the length of its content, four for a checksum over kind, length and content, and the content:
+//! A file begins with eight bytes that say what it is and four that give its version; then come *blocks*. A block is a
+//! byte for its kind, four for the length of its content, four for a checksum over kind, length and content, and the
+//! content:
 //!
 //! ```text
 //! kind        content
@@ -15,12 +16,13 @@
 //! 8 setting   one that became known after the header was written: name and value
 //! ```
 //!
-//! Blocks are appended and never changed, so a file whose writer is killed is good up to its last whole block. Tables may come in
-//! pieces, each before the first record that needs it. Numbers are of fixed size, least significant byte first; texts start with their length.
+//! Blocks are appended and never changed, so a file whose writer is killed is good up to its last whole block. Tables
+//! may come in pieces, each before the first record that needs it. Numbers are of fixed size, least significant byte
+//! first; texts start with their length.
 //!
-//! **Invariant:** decoding is total, and allocates in proportion to the bytes that are there, whatever they say. A block of a kind that this
-//! version does not know is skipped, a record of an unknown kind is counted; what would change the meaning of known ones
-//! gets a new version.
+//! **Invariant:** decoding is total, and allocates in proportion to the bytes that are there, whatever they say. A
+//! block of a kind that this version does not know is skipped, a record of an unknown kind is counted; what would
+//! change the meaning of known ones gets a new version.
 
 use std::fmt;
 

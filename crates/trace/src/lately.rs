@@ -1,7 +1,7 @@
 //! What a rank is at, and what it did last, from what it has recorded: [`Lately`].
 //!
-//! For whoever must say in a few lines why a rank has not come. A function from a trace and a moment to values; the trace may begin
-//! anywhere, and what lies before its beginning is not known.
+//! For whoever must say in a few lines why a rank has not come. A function from a trace and a moment to values; the
+//! trace may begin anywhere, and what lies before its beginning is not known.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -108,7 +108,8 @@ impl Reader {
             }
             Event::PhaseEnd { phase, name } => {
                 let open = self.phases.entry(thread).or_default();
-                // Ends whose beginnings are not in the trace end nothing; beginnings whose ends were lost end with what is around them.
+                // Ends whose beginnings are not in the trace end nothing; beginnings whose ends were lost end with what
+                // is around them.
                 if let Some(at) = open.iter().rposition(|open| open.phase == phase && open.name == name) {
                     open.truncate(at);
                 }

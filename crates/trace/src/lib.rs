@@ -1,16 +1,16 @@
 //! Happened: what each rank did, and when.
 //!
-//! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What
-//! is in them can be written to a file at any time ([`mod@file`]), is read back as a [`Trace`], and the traces of all ranks are put
-//! on one clock. [`timeline`] writes what a viewer shows: one rank's while it runs, as Horovod's users know it,
-//! or all ranks' afterwards; [`live`] what others may know of a rank while it runs.
+//! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What is
+//! in them can be written to a file at any time ([`mod@file`]), is read back as a [`Trace`], and the traces of all
+//! ranks are put on one clock. [`timeline`] writes what a viewer shows: one rank's while it runs, as Horovod's users
+//! know it, or all ranks' afterwards; [`live`] what others may know of a rank while it runs.
 //!
 //! This crate knows no other crate of the project, and no tensor: whoever does something says so here in terms of
 //! [`event`]. Reading is total: whatever lies in a file, the answer is a trace or an error.
 //!
-//! What to make of it all is a function from values to values: [`history`] is what a job did, on one clock; [`profile`] sorts its
-//! messages by size; [`loss`] says where the time went and [`efficiency`] how much of it was work; [`replay`] plays it
-//! again with something changed.
+//! What to make of it all is a function from values to values: [`history`] is what a job did, on one clock; [`profile`]
+//! sorts its messages by size; [`loss`] says where the time went and [`efficiency`] how much of it was work; [`replay`]
+//! plays it again with something changed.
 
 #![deny(unsafe_code)]
 // Under the model checker only the ring is of interest; `tests/loom_ring.rs` takes it in by itself.

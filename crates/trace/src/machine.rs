@@ -1,10 +1,11 @@
 //! What of its machine a rank may use, for the header of its trace: cores, and threads for arithmetic.
 //!
-//! Ranks that have more threads than cores push each other aside, which no record shows; the report compares these numbers. Anything that
-//! cannot be found out is left out.
+//! Ranks that have more threads than cores push each other aside, which no record shows; the report compares these
+//! numbers. Anything that cannot be found out is left out.
 
-/// The settings `cores` (how many, by affinity and by the limit of the control group), `cpus` (which ones, as the kernel writes them) and `threads`
-/// (with which OpenMP computes, where the environment says so; a front end may know better and say so later).
+/// The settings `cores` (how many, by affinity and by the limit of the control group), `cpus` (which ones, as the
+/// kernel writes them) and `threads` (with which OpenMP computes, where the environment says so; a front end may know
+/// better and say so later).
 pub(crate) fn settings() -> Vec<(String, String)> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let known = [

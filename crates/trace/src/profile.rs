@@ -1,12 +1,12 @@
 //! Messages by size: how many, how large, how long they took, at which bandwidth.
 //!
-//! The *time* of an operation is counted from when the last rank had begun until the last rank was done: packing, transfer and
-//! unpacking, without the wait for ranks that came late. Its *bus bandwidth* is the traffic that an ideal algorithm puts on
-//! every link, divided by the time; for `n` ranks that is `2(n-1)/n` of an allreduce's bytes, `(n-1)/n` of an allgather's,
-//! reducescatter's or alltoall's, and all of a broadcast's.
+//! The *time* of an operation is counted from when the last rank had begun until the last rank was done: packing,
+//! transfer and unpacking, without the wait for ranks that came late. Its *bus bandwidth* is the traffic that an ideal
+//! algorithm puts on every link, divided by the time; for `n` ranks that is `2(n-1)/n` of an allreduce's bytes,
+//! `(n-1)/n` of an allgather's, reducescatter's or alltoall's, and all of a broadcast's.
 //!
-//! The *fused* view has one message for each operation. The *unfused* view has one for each tensor; an operation's time is
-//! divided among its tensors by their bytes, and the parts sum to the whole.
+//! The *fused* view has one message for each operation. The *unfused* view has one for each tensor; an operation's time
+//! is divided among its tensors by their bytes, and the parts sum to the whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -134,7 +134,8 @@ pub fn groups(history: &History) -> BTreeMap<u32, usize> {
     history.operations.iter().map(|operation| (operation.group, operation.passages.len())).collect()
 }
 
-/// By how many percent less time `after` takes than `before`; negative where it takes more, `None` where there is nothing to compare.
+/// By how many percent less time `after` takes than `before`; negative where it takes more, `None` where there is
+/// nothing to compare.
 pub fn improvement_percent(before: &Row, after: &Row) -> Option<f64> {
     (before.ns > 0 && after.calls > 0).then(|| 100.0 * (before.ns as f64 - after.ns as f64) / before.ns as f64)
 }

@@ -1,14 +1,16 @@
 //! What one rank records, while it runs.
 //!
-//! A [`Recorder`] belongs to one rank. Whoever does many things on behalf of it has a [`Pen`] with a ring of its own (`ring`): the
-//! engine's driver has one, passed on with the right to drive, and so has each communicator for direct calls. Everybody else, the program's own
-//! threads with their phases, shares one ring behind a lock that is held for the length of a record.
+//! A [`Recorder`] belongs to one rank. Whoever does many things on behalf of it has a [`Pen`] with a ring of its own
+//! (`ring`): the engine's driver has one, passed on with the right to drive, and so has each communicator for direct
+//! calls. Everybody else, the program's own threads with their phases, shares one ring behind a lock that is held for
+//! the length of a record.
 //!
-//! Writing costs a look at a switch, four stores, and a clock where the writer does not know the time already. The rings are of fixed size
-//! and nobody empties them, so recording never waits, never fails and never grows; what is old is overwritten. Whoever reads
-//! (`tail`) takes nothing away from other readers.
+//! Writing costs a look at a switch, four stores, and a clock where the writer does not know the time already. The
+//! rings are of fixed size and nobody empties them, so recording never waits, never fails and never grows; what is old
+//! is overwritten. Whoever reads (`tail`) takes nothing away from other readers.
 //!
-//! What is deliberately not here: files and threads. A `Scribe` reads and writes them, and is rung for with [`Recorder::ring`].
+//! What is deliberately not here: files and threads. A `Scribe` reads and writes them, and is rung for with
+//! [`Recorder::ring`].
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,12 +24,13 @@ use crate::tail::Tail;
 use crate::terse::{self, Crew, Crews, Way};
 use crate::trace::{Header, Named, Trace};
 
-/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a bucket some ten, so a model
-/// of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250: enough to see what led to a trouble, and
-/// little beside one fusion buffer.
+/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a
+/// bucket some ten, so a model of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250:
+/// enough to see what led to a trouble, and little beside one fusion buffer.
 pub const DEFAULT_RECORDS: usize = 1 << 18;
 
-/// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back than the driver's.
+/// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back
+/// than the driver's.
 const MARKS: usize = 1 << 16;
 
 /// Why somebody rings for the scribe.
@@ -50,8 +53,8 @@ pub struct Recorder {
     spare: Mutex<Vec<Quill>>,
     marks: Mutex<Quill>,
     names: Mutex<NameTable>,
-    /// A copy of the table's oldest number, for submitting threads that remember numbers. Behind by a moment at worst, which costs
-    /// the text of a name that is about to be forgotten.
+    /// A copy of the table's oldest number, for submitting threads that remember numbers. Behind by a moment at worst,
+    /// which costs the text of a name that is about to be forgotten.
     oldest_name: AtomicU32,
     groups: Mutex<Vec<(Group, Vec<u32>)>>,
     /// Settings that became known after the start, as they came.
@@ -63,8 +66,9 @@ pub struct Recorder {
     /// scribe's thread; read by whoever samples.
     samples: AtomicBool,
     bell: OnceLock<Bell>,
-    /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and after a wait, of several the
-    /// last one counts; read by whoever samples (`live`), because the record of a wait comes when it is over.
+    /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and
+    /// after a wait, of several the last one counts; read by whoever samples (`live`), because the record of a wait
+    /// comes when it is over.
     blocked_since_ns: AtomicU64,
     records: usize,
 }
@@ -167,8 +171,8 @@ impl Recorder {
         Pen { quill: Some(quill), recorder: Arc::clone(self), thread: ThreadId::current() }
     }
 
-    /// The number of a name, for whoever will use it again and again; valid while [`Recorder::knows`] says so. The shape of a tensor is noted where
-    /// the name is new.
+    /// The number of a name, for whoever will use it again and again; valid while [`Recorder::knows`] says so. The
+    /// shape of a tensor is noted where the name is new.
     pub fn intern(&self, text: &Arc<str>, shape: &[u64]) -> NameId {
         if !self.is_on() {
             return NameId::NONE;
@@ -199,8 +203,9 @@ impl Recorder {
         }
     }
 
-    /// Enters requests that will travel together again and again in a bucket of so many bytes, for [`Pen::write_for_all`] and [`Pen::write_whole`]. `None` if
-    /// there are too many of such; then each gets records of its own.
+    /// Enters requests that will travel together again and again in a bucket of so many bytes, for
+    /// [`Pen::write_for_all`] and [`Pen::write_whole`]. `None` if there are too many of such; then each gets records of
+    /// its own.
     pub fn crew(&self, requests: impl IntoIterator<Item = Member>, bytes: u64) -> Option<CrewId> {
         lock(&self.crews).enter(requests.into_iter().collect(), bytes)
     }
@@ -284,8 +289,8 @@ impl Recorder {
         PhaseGuard { recorder: Arc::clone(self), phase, name }
     }
 
-    /// A phase by the word that people use for it: one of the known ones, or one of the user's. For front ends in other languages, which
-    /// end it with [`Recorder::end_phase`].
+    /// A phase by the word that people use for it: one of the known ones, or one of the user's. For front ends in other
+    /// languages, which end it with [`Recorder::end_phase`].
     pub fn begin_phase(&self, word: &str) {
         let (phase, name) = self.phase_of(word);
         self.mark(Event::PhaseBegin { phase, name });
@@ -309,7 +314,8 @@ impl Recorder {
         }
     }
 
-    /// Records a phase of somebody outside of this process, such as a process of a data loader, when it is over: in a row of this name.
+    /// Records a phase of somebody outside of this process, such as a process of a data loader, when it is over: in a
+    /// row of this name.
     pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
         if self.is_on() && begin_ns <= end_ns {
             let thread = ThreadId::of_outsider(row);
@@ -417,8 +423,8 @@ impl Pen {
         }
     }
 
-    /// Records that a bucket begins or ends ([`Event::Started`], [`Event::Finished`]) and, in the same record, what that is for each of its
-    /// requests ([`Event::Fused`], [`Event::Done`]).
+    /// Records that a bucket begins or ends ([`Event::Started`], [`Event::Finished`]) and, in the same record, what
+    /// that is for each of its requests ([`Event::Fused`], [`Event::Done`]).
     #[inline]
     pub fn write_for_all(&mut self, time_ns: u64, event: Event, crew: CrewId) {
         if self.recorder.is_on()
@@ -430,8 +436,8 @@ impl Pen {
 }
 
 impl Pen {
-    /// Records a bucket that was [`Event::Started`] at this moment and is over, with everything that it passed, in one record. Answers `false`, and records
-    /// nothing, if it took too long for that.
+    /// Records a bucket that was [`Event::Started`] at this moment and is over, with everything that it passed, in one
+    /// record. Answers `false`, and records nothing, if it took too long for that.
     #[inline]
     pub fn write_whole(&mut self, started_ns: u64, started: Event, crew: CrewId, way: Way) -> bool {
         let record = Record { time_ns: started_ns, thread: self.thread, event: started };

@@ -1,18 +1,19 @@
 //! Plays a history again with something changed, and says how long it would have taken.
 //!
-//! What stays is the order: every rank does the same things one after the other, submits at the same places, and goes on behind a wait
-//! when the operation is done. What can change is how long things take. Terms, for operation `o` of a group:
+//! What stays is the order: every rank does the same things one after the other, submits at the same places, and goes
+//! on behind a wait when the operation is done. What can change is how long things take. Terms, for operation `o` of a
+//! group:
 //!
 //! - its *arrival* is when the last member has submitted;
-//! - its *agreement* is what passed from the arrival, or from the end of the group's previous operation if that was later, until the
-//!   last member had begun;
+//! - its *agreement* is what passed from the arrival, or from the end of the group's previous operation if that was
+//!   later, until the last member had begun;
 //! - *packing* lasted until the last member had packed, *transfer* until each member had the result, *unpacking* until
 //!   each member was done.
 //!
-//! In the replay `o` begins after its agreement, counted from its new arrival or the new end of the previous operation, and
-//! its stages follow. Where operations of one group overlapped, as far as they did, they may do so again. On an *ideal
-//! network* agreement, packing and transfer take no time. Unchanged, the replay takes as long as the history did, up to
-//! what the recording does not know; predictions are therefore given as a ratio to the unchanged replay.
+//! In the replay `o` begins after its agreement, counted from its new arrival or the new end of the previous operation,
+//! and its stages follow. Where operations of one group overlapped, as far as they did, they may do so again. On an
+//! *ideal network* agreement, packing and transfer take no time. Unchanged, the replay takes as long as the history
+//! did, up to what the recording does not know; predictions are therefore given as a ratio to the unchanged replay.
 
 use std::collections::BTreeMap;
 
@@ -43,8 +44,8 @@ pub enum Change {
     Transfer(f64),
     /// Copies from devices to the host take this many times as long.
     Copies(f64),
-    /// Batches are this many times as large: between two exchanges everything takes so much longer. (Also what happens once in an epoch:
-    /// so many more epochs are played.)
+    /// Batches are this many times as large: between two exchanges everything takes so much longer. (Also what happens
+    /// once in an epoch: so many more epochs are played.)
     Larger(f64),
 }
 
@@ -70,7 +71,8 @@ pub fn predicted_ns(history: &History, changes: &[Change]) -> u64 {
 enum Deed {
     /// Takes so long.
     Spend(u64),
-    /// Submits to an operation, so long after now. (Later than now only where another thread submits while this one is blocked.)
+    /// Submits to an operation, so long after now. (Later than now only where another thread submits while this one is
+    /// blocked.)
     Submit { operation: usize, after_ns: u64 },
     /// Goes on when the operation is done, and so much later.
     Wait { operation: usize, wake_ns: u64 },
@@ -108,9 +110,9 @@ impl Replay {
         Replay { deeds, stages, members }
     }
 
-    /// Lets every rank go on until it waits for something unknown, again and again until all are at their end. The order of a
-    /// recording can be kept, so somebody can always go on; if a recording is at odds with itself, a rank that nobody can
-    /// release does not wait.
+    /// Lets every rank go on until it waits for something unknown, again and again until all are at their end. The
+    /// order of a recording can be kept, so somebody can always go on; if a recording is at odds with itself, a rank
+    /// that nobody can release does not wait.
     fn run(&self) -> u64 {
         let mut now_ns = vec![0; self.deeds.len()];
         let mut next = vec![0; self.deeds.len()];
@@ -323,8 +325,8 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// By how much the work of each rank in each leg is slower or faster. Phases that only some ranks have do not count as work here: they
-/// are not what ranks do side by side.
+/// By how much the work of each rank in each leg is slower or faster. Phases that only some ranks have do not count as
+/// work here: they are not what ranks do side by side.
 fn work_factors(history: &History, legs: &Legs, changes: &[Change]) -> Vec<Vec<f64>> {
     let mut factors = vec![vec![larger(changes); legs.count()]; history.size()];
     let balanced = changes.contains(&Change::Balanced);

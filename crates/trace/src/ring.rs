@@ -1,15 +1,17 @@
 //! A ring of records with one writer at a time and any number of readers, none of whom ever waits.
 //!
-//! The ring holds a fixed number of records (its capacity), each four words, and remembers how many were ever *written*. The writer puts
-//! record `i` at place `i` modulo the capacity, over the one that was written so many records before, and then counts it. A
-//! reader copies what it wants and then looks at the count again: whatever the writer may have begun to overwrite meanwhile is
-//! thrown away and counted as dropped. So a reader that is too slow loses old records and never sees half of one.
+//! The ring holds a fixed number of records (its capacity), each four words, and remembers how many were ever
+//! *written*. The writer puts record `i` at place `i` modulo the capacity, over the one that was written so many
+//! records before, and then counts it. A reader copies what it wants and then looks at the count again: whatever the
+//! writer may have begun to overwrite meanwhile is thrown away and counted as dropped. So a reader that is too slow
+//! loses old records and never sees half of one.
 //!
-//! Why that holds. *Torn record*: a reader that has seen one word of record `i + capacity` in the place of record `i` must find, when
-//! it looks at the count afterwards, at least `i + capacity`. The writer counted record `i + capacity - 1` before it began to write, with a
-//! release fence in between; the reader's loads are followed by an acquire fence; so a word that was seen carries the count
-//! with it. *Half-written last record*: the count of a record is stored with release after its words and loaded with acquire before.
-//! `tests/loom_ring.rs` tries every order that the memory model allows.
+//! Why that holds. *Torn record*: a reader that has seen one word of record `i + capacity` in the place of record `i`
+//! must find, when it looks at the count afterwards, at least `i + capacity`. The writer counted record
+//! `i + capacity - 1` before it began to write, with a release fence in between; the reader's loads are followed by an
+//! acquire fence; so a word that was seen carries the count with it. *Half-written last record*: the count of a record
+//! is stored with release after its words and loaded with acquire before. `tests/loom_ring.rs` tries every order that
+//! the memory model allows.
 //!
 //! Memory is taken in blocks when they are first written to, so a ring that is hardly used costs next to nothing.
 
@@ -66,8 +68,8 @@ impl Ring {
         self.written.store(index + 1, Ordering::Release);
     }
 
-    /// Copies the records from number `from` on into `into`, oldest first; says up to which number that was, and how many
-    /// of them are lost because they were overwritten.
+    /// Copies the records from number `from` on into `into`, oldest first; says up to which number that was, and how
+    /// many of them are lost because they were overwritten.
     pub(crate) fn read(&self, from: u64, into: &mut Vec<[u64; WORDS]>) -> (u64, u64) {
         let capacity = self.capacity();
         let until = self.written.load(Ordering::Acquire);

@@ -1,7 +1,8 @@
-//! The line by which a rank says that it has saved its records, and by which whoever reads its output knows it for what it is.
+//! The line by which a rank says that it has saved its records, and by which whoever reads its output knows it for what
+//! it is.
 //!
-//! The last words of a rank are taken for the cause of its end. This line comes after them when there is trouble, and is no cause; so the one
-//! who writes it and the one who passes over it look at the same words, here.
+//! The last words of a rank are taken for the cause of its end. This line comes after them when there is trouble, and
+//! is no cause; so the one who writes it and the one who passes over it look at the same words, here.
 
 use std::fmt;
 use std::path::Path;

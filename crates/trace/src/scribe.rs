@@ -1,10 +1,11 @@
 //! The thread that writes: traces and timelines, from a rank's recorder to files.
 //!
-//! A rank has at most one scribe. It sleeps until it is rung for and, while it writes a trace or a timeline, looks at the recorder
-//! every so often; it takes nothing that others wait for, so whatever it does and however long the disk takes, collectives go on and nobody else times
-//! out. What it can do:
+//! A rank has at most one scribe. It sleeps until it is rung for and, while it writes a trace or a timeline, looks at
+//! the recorder every so often; it takes nothing that others wait for, so whatever it does and however long the disk
+//! takes, collectives go on and nobody else times out. What it can do:
 //!
-//! - *Keep* a trace of the whole run in a folder: it appends what is new, so a rank that is killed leaves a trace up to that moment.
+//! - *Keep* a trace of the whole run in a folder: it appends what is new, so a rank that is killed leaves a trace up to
+//!   that moment.
 //! - *Save* what is in memory now to a file, on a signal, a trouble or a stall. The file appears whole or not at all.
 //! - Write a *timeline* while the rank runs, between [`Scribe::start_timeline`] and [`Scribe::stop_timeline`].
 //!
@@ -33,17 +34,19 @@ use crate::timeline::Cycles;
 use crate::timeline::live::LiveTimeline;
 use crate::trace::Header;
 
-/// How often a timeline is written: programs read it while it is written, and expect what they have done a tenth of a second ago.
+/// How often a timeline is written: programs read it while it is written, and expect what they have done a tenth of a
+/// second ago.
 const TIMELINE_PERIOD: Duration = Duration::from_millis(20);
 
 /// How often a trace is written: what a killed rank has done since is lost.
 const TRACE_PERIOD: Duration = Duration::from_millis(100);
 
-/// How long somebody waits for the scribe to begin or end a timeline, or to write its last words. A disk that takes longer has other
-/// troubles, and a rank must be able to leave.
+/// How long somebody waits for the scribe to begin or end a timeline, or to write its last words. A disk that takes
+/// longer has other troubles, and a rank must be able to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A place for traces that nobody has asked for: among temporary files, for their owner's eyes only, and bounded in size.
+/// A place for traces that nobody has asked for: among temporary files, for their owner's eyes only, and bounded in
+/// size.
 #[derive(Clone, Debug)]
 pub struct LastResort {
     /// The folder, the same for all ranks of a job. It is made when it is needed.
@@ -70,7 +73,8 @@ pub struct Duties {
     pub save_trouble_in: Option<PathBuf>,
     /// Where the latest of what is in memory goes on such an occasion if nobody has said where.
     pub last_resort: Option<LastResort>,
-    /// Save what is in memory when this signal comes: to one of the folders above or, without any, to the folder for temporary files.
+    /// Save what is in memory when this signal comes: to one of the folders above or, without any, to the folder for
+    /// temporary files.
     pub signal: Option<i32>,
     /// Begin a timeline at once.
     pub timeline: Option<(PathBuf, Cycles)>,
@@ -366,7 +370,8 @@ impl Keeping {
     }
 }
 
-/// Where a rank's trace goes: over one of an earlier run, but not over one of this process, which may be a rank several times.
+/// Where a rank's trace goes: over one of an earlier run, but not over one of this process, which may be a rank several
+/// times.
 fn free_path(folder: &Path, own: &Header) -> PathBuf {
     let is_ours =
         |path: &PathBuf| Header::read(path).is_ok_and(|header| header.pid == own.pid && header.host == own.host);
@@ -397,8 +402,8 @@ fn write(recorder: &Recorder, mut tail: Tail, folder: &Path, occasion: &str) -> 
     written.map(|()| path)
 }
 
-/// Makes a folder that only its owner can look into. One that is there already must be such a folder: where everybody may write, anybody may have
-/// put something else in its place.
+/// Makes a folder that only its owner can look into. One that is there already must be such a folder: where everybody
+/// may write, anybody may have put something else in its place.
 fn private_folder(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
     match std::fs::DirBuilder::new().mode(0o700).create(folder) {
@@ -412,7 +417,8 @@ fn private_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what earlier jobs have left beside a folder of last resort. What is not ours, or holds anything but traces, stays.
+/// Removes what earlier jobs have left beside a folder of last resort. What is not ours, or holds anything but traces,
+/// stays.
 fn remove_older(resort: &LastResort) {
     let Some(parent) = resort.folder.parent() else { return };
     let Ok(entries) = std::fs::read_dir(parent) else { return };

@@ -1,9 +1,10 @@
 //! The tables beside the rings: names, threads and groups.
 //!
-//! A name gets a number when it is first met and keeps it until so many others have come that it is forgotten: programs that
-//! make up a new name for each request would fill the memory otherwise. Numbers are never used for another name. Threads are
-//! numbered in the process, not in a recorder: a thread is what it is whichever rank it works for. The number of a thread that has
-//! ended is given to a later one of the same name, so that a row of a timeline is about one kind of thread; and to any other when many have come.
+//! A name gets a number when it is first met and keeps it until so many others have come that it is forgotten: programs
+//! that make up a new name for each request would fill the memory otherwise. Numbers are never used for another name.
+//! Threads are numbered in the process, not in a recorder: a thread is what it is whichever rank it works for. The
+//! number of a thread that has ended is given to a later one of the same name, so that a row of a timeline is about one
+//! kind of thread; and to any other when many have come.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
@@ -61,12 +62,12 @@ impl NameTable {
 /// Threads that have a number of their own; all others share the last one.
 const THREADS_MAX: usize = 4096;
 
-/// As long as no more have come, threads of different names do not share a number. Programs that start a thread for each batch, each with a name of
-/// its own, fill no more rows than this.
+/// As long as no more have come, threads of different names do not share a number. Programs that start a thread for
+/// each batch, each with a name of its own, fill no more rows than this.
 const ROWS: usize = 256;
 
-/// The numbers of this process's threads. One for the whole process, because threads belong to the process: a thread gets its number when it
-/// first does something that is recorded, and gives it back when it ends.
+/// The numbers of this process's threads. One for the whole process, because threads belong to the process: a thread
+/// gets its number when it first does something that is recorded, and gives it back when it ends.
 static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new(), outsiders: Vec::new() });
 
 struct Threads {

@@ -1,8 +1,8 @@
 //! Reading along: what is new in a recorder since one has last looked.
 //!
-//! A [`Tail`] remembers how far it has read; any number of them may follow one recorder. Records are taken first and tables
-//! afterwards, because whoever writes a record has entered its name before: so every name of a record is among the [`News`] or came
-//! with earlier ones.
+//! A [`Tail`] remembers how far it has read; any number of them may follow one recorder. Records are taken first and
+//! tables afterwards, because whoever writes a record has entered its name before: so every name of a record is among
+//! the [`News`] or came with earlier ones.
 
 use std::sync::Arc;
 

@@ -1,13 +1,15 @@
 //! Records as they lie in rings: shorter than in files, where one tells of many.
 //!
-//! Most buckets are the same in every iteration. So the requests of such a bucket are entered in a table once, as a *crew*, and the record of the
-//! bucket's begin or end has the crew's number: it stands for itself and for what is to be said of each request (`Fused` behind `Started`, `Done`
-//! behind `Finished`), at the same moment, by the same thread. A bucket that is over soon has one record from its begin to its end ([`whole`]). Whoever
-//! reads a ring gets them all ([`expand`]) or what is said of the bucket itself ([`read`]); nobody else knows that there are crews.
+//! Most buckets are the same in every iteration. So the requests of such a bucket are entered in a table once, as a
+//! *crew*, and the record of the bucket's begin or end has the crew's number: it stands for itself and for what is to
+//! be said of each request (`Fused` behind `Started`, `Done` behind `Finished`), at the same moment, by the same
+//! thread. A bucket that is over soon has one record from its begin to its end ([`whole`]). Whoever reads a ring gets
+//! them all ([`expand`]) or what is said of the bucket itself ([`read`]); nobody else knows that there are crews.
 //!
-//! A short record has the words of its event, with the highest bit of the kind set, and the crew's number where `Started` has the number of its requests and
-//! `Finished` has nothing. That of a whole bucket has the words of its `Started`, with nothing but that bit for a kind, and its *way* where `Started` has
-//! the bytes, which the crew has, too:
+//! A short record has the words of its event, with the highest bit of the kind set, and the crew's number where
+//! `Started` has the number of its requests and `Finished` has nothing. That of a whole bucket has the words of its
+//! `Started`, with nothing but that bit for a kind, and its *way* where `Started` has the bytes, which the crew has,
+//! too:
 //!
 //! ```text
 //! word 3   group 16 | entered 1 | packed 23 | finished 24, in nanoseconds after the begin
@@ -23,7 +25,8 @@ const SHORT: u64 = 0x80;
 /// The kind of `Started`.
 const STARTED: u64 = 6;
 
-/// Requests that all crews together may have; 4 MiB. Programs whose order keeps changing come to this, and then have long records.
+/// Requests that all crews together may have; 4 MiB. Programs whose order keeps changing come to this, and then have
+/// long records.
 const MEMBERS_MAX: usize = 1 << 18;
 
 /// Requests that travel together.
@@ -77,7 +80,8 @@ pub(crate) fn short(record: Record, crew: CrewId) -> [u64; 4] {
     [time, head & u64::from(u32::MAX) | SHORT | u64::from(crew.0) << 32, number, tail]
 }
 
-/// The words of a bucket from its begin to its end. `None` if it took so long that they do not fit: eight milliseconds or more.
+/// The words of a bucket from its begin to its end. `None` if it took so long that they do not fit: eight milliseconds
+/// or more.
 #[inline]
 pub(crate) fn whole(started: Record, crew: CrewId, way: Way) -> Option<[u64; 4]> {
     let [time, head, number, tail] = started.to_words();

@@ -1,8 +1,8 @@
 //! What a trace file says, as values: [`Trace`].
 //!
-//! Records are in the order of their times, whatever order they lay in; names, threads and groups are tables beside them. A
-//! trace is a value that can as well be made by hand, for a test whose answer is known: make a [`Header`], give out
-//! names with [`Names::intern`], push records.
+//! Records are in the order of their times, whatever order they lay in; names, threads and groups are tables beside
+//! them. A trace is a value that can as well be made by hand, for a test whose answer is known: make a [`Header`], give
+//! out names with [`Names::intern`], push records.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ pub struct Header {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Which clock the times are from: ranks with the same text read the same clock. The kernel's id of this boot, where it has one.
+    /// Which clock the times are from: ranks with the same text read the same clock. The kernel's id of this boot,
+    /// where it has one.
     pub clock: String,
     /// A moment on the monotonic clock …
     pub anchor_ns: u64,
@@ -185,14 +186,15 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is no trace, or is of a version that this program does not know. A file whose writer was killed is
-    /// read as far as it goes; see [`Trace::ending`].
+    /// If it cannot be read, is no trace, or is of a version that this program does not know. A file whose writer was
+    /// killed is read as far as it goes; see [`Trace::ending`].
     pub fn read(path: &Path) -> Result<Trace, ReadError> {
         let bytes = std::fs::read(path).map_err(|error| ReadError::Unreadable(error.to_string()))?;
         Trace::decode(&bytes)
     }
 
-    /// Reads the traces of all ranks in a folder, in the order of ranks; and says which files are no traces that this program can read.
+    /// Reads the traces of all ranks in a folder, in the order of ranks; and says which files are no traces that this
+    /// program can read.
     ///
     /// # Errors
     /// If the folder cannot be read, with its path, or if there is no trace that can.

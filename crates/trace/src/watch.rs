@@ -1,15 +1,16 @@
 //! A watch: the kernel's clock, carried on for a moment by the processor's count.
 //!
-//! A watch remembers one moment on both, and how long a tick takes. A look at it reads the count and adds what has passed; after a millisecond
-//! it is set anew by the kernel's clock. So a look costs a third of the kernel's clock (13 ns instead of 33 on a machine where that was
-//! measured), and is wrong by no more than the clock's own corrections in a millisecond: some nanoseconds.
+//! A watch remembers one moment on both, and how long a tick takes. A look at it reads the count and adds what has
+//! passed; after a millisecond it is set anew by the kernel's clock. So a look costs a third of the kernel's clock (13
+//! ns instead of 33 on a machine where that was measured), and is wrong by no more than the clock's own corrections in
+//! a millisecond: some nanoseconds.
 //!
-//! How long a tick takes is measured, not asked for: between the moment that the watch began with and a later one. Until there is a millisecond
-//! between them, and whenever a measurement contradicts the one before (the machine slept, or was moved to another one), the kernel's clock is looked at
-//! instead.
+//! How long a tick takes is measured, not asked for: between the moment that the watch began with and a later one.
+//! Until there is a millisecond between them, and whenever a measurement contradicts the one before (the machine slept,
+//! or was moved to another one), the kernel's clock is looked at instead.
 //!
-//! **Invariant:** the times of one watch never go backwards. Each thread has its own, so nothing is shared; two threads may differ by what a watch
-//! is wrong by.
+//! **Invariant:** the times of one watch never go backwards. Each thread has its own, so nothing is shared; two threads
+//! may differ by what a watch is wrong by.
 
 use std::cell::Cell;
 
@@ -18,11 +19,12 @@ use crate::tick;
 /// How long a setting is good for.
 const GOOD_FOR_NS: u64 = 1_000_000;
 
-/// From this length on a measurement of the tick is as good as it gets: a look at both clocks is right to some ten nanoseconds, which is
-/// one part in ten millions of this.
+/// From this length on a measurement of the tick is as good as it gets: a look at both clocks is right to some ten
+/// nanoseconds, which is one part in ten millions of this.
 const MEASURED_WELL_NS: u64 = 500_000_000;
 
-/// A look at the kernel's clock that takes so many ticks was interrupted: it takes a hundred, and this is one to four microseconds.
+/// A look at the kernel's clock that takes so many ticks was interrupted: it takes a hundred, and this is one to four
+/// microseconds.
 const INTERRUPTED_TICKS: u64 = 4096;
 
 /// A tick's length is told in nanoseconds times two to the power of this.
@@ -35,7 +37,8 @@ struct Moment {
     time_ns: u64,
 }
 
-/// See the module's text. It is looked at in place, field by field: taking it out and putting it back would cost as much as the look.
+/// See the module's text. It is looked at in place, field by field: taking it out and putting it back would cost as
+/// much as the look.
 #[derive(Debug)]
 pub(crate) struct Watch {
     set: Cell<Moment>,

@@ -12,7 +12,8 @@ fn trace(rank: u32, size: u32) -> Trace {
     Trace::new(Header { rank, size, host: "host".to_owned(), ..Header::default() })
 }
 
-/// Submits one tensor and waits for it: begun 2 behind `there`, packed after 1 more, moved after 10 more, done after 1 more.
+/// Submits one tensor and waits for it: begun 2 behind `there`, packed after 1 more, moved after 10 more, done after 1
+/// more.
 fn allreduce(trace: &mut Trace, number: u64, submitted_ns: u64, there_ns: u64) {
     let name = trace.names.intern("weight");
     let (group, operation) = (Group::WORLD, Operation(number));
@@ -269,7 +270,8 @@ fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
     assert_eq!((Split::of(&history).lost_ns("own"), history.ranks[0].samples.len()), (0, 0));
 }
 
-/// The step of a compiled graph on one rank: its requests are submitted by a thread of the graph, and no thread waits for one of them.
+/// The step of a compiled graph on one rank: its requests are submitted by a thread of the graph, and no thread waits
+/// for one of them.
 fn graph_step(trace: &mut Trace, number: u64, zero_ns: u64, (submitted_ns, there_ns): (u64, u64)) {
     const GRAPH: ThreadId = ThreadId(3);
     let (group, operation) = (Group::WORLD, Operation(number));

@@ -122,7 +122,8 @@ fn a_rank_that_is_late_for_lack_of_input_loses_everybody_s_time_to_input() {
     (0..2).for_each(|rank| sketch.compute(rank, 10 * MS));
     sketch.allreduce(8, Cost::default());
     let history = sketch.finish();
-    // Rank 0 arrives at 10 ms and waits until 40 ms. Rank 1 works during the last ten of these, but as long as rank 0 did.
+    // Rank 0 arrives at 10 ms and waits until 40 ms. Rank 1 works during the last ten of these, but as long as rank 0
+    // did.
     assert_eq!(losses(&sound(&history)), [(Cause::Input, 60 * MS)]);
 }
 
@@ -291,7 +292,8 @@ fn scaling_compares_the_same_work() {
         }
         sketch.finish()
     };
-    // Four ranks share the batch, and a quarter of it takes 15 ms where 10 would have been fair: 0.67 of the work's speed.
+    // Four ranks share the batch, and a quarter of it takes 15 ms where 10 would have been fair: 0.67 of the work's
+    // speed.
     let strong = AgainstReference::of(&run(4, 15 * MS), &run(1, 40 * MS), Scaling::Strong).unwrap();
     assert!((strong.computation_scaling - 40.0 / 60.0).abs() < 1e-12);
     assert!((strong.speedup - 40.0 / 25.0).abs() < 1e-12 && (strong.global - 0.6 * 40.0 / 60.0).abs() < 1e-12);

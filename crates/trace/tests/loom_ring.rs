@@ -1,7 +1,7 @@
 //! Tries every order in which a ring can be written and read on small programs.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p farandole-trace --test loom_ring --release`. A fence or an ordering in `ring.rs` that is weakened
-//! makes one of these fail.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p farandole-trace --test loom_ring --release`. A fence or an ordering
+//! in `ring.rs` that is weakened makes one of these fail.
 #![cfg(loom)]
 #![allow(dead_code, unreachable_pub)]
 
@@ -16,7 +16,8 @@ fn record(number: u64) -> [u64; WORDS] {
     [number + 1; WORDS]
 }
 
-/// Reads once while `writes` records are written to a ring with room for two, and compares what was read with what was written.
+/// Reads once while `writes` records are written to a ring with room for two, and compares what was read with what was
+/// written.
 fn read_while_writing(writes: u64) {
     loom::model(move || {
         let (mut quill, ring) = Quill::new(2);

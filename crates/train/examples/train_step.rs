@@ -1,8 +1,8 @@
 //! How long one step of training takes: forward, backward, optimizer. One half of `cargo xtask train-bench`.
 //!
-//! `train_step MODEL BATCH SIDE` prints a line for every step it is asked for on standard input, and ends with it. So two
-//! programs can be measured in turns. Times are the process's own processor time in milliseconds: what others do on the machine
-//! does not count.
+//! `train_step MODEL BATCH SIDE` prints a line for every step it is asked for on standard input, and ends with it. So
+//! two programs can be measured in turns. Times are the process's own processor time in milliseconds: what others do on
+//! the machine does not count.
 
 #![allow(clippy::print_stdout, reason = "an example talks to the person who started it")]
 

@@ -73,7 +73,8 @@ impl From<farandole::Error> for Error {
 }
 
 impl Error {
-    /// Whether a rank has to say this: not where another one says it, or every rank ends with the same and rank 0 is there to say so.
+    /// Whether a rank has to say this: not where another one says it, or every rank ends with the same and rank 0 is
+    /// there to say so.
     pub fn is_to_be_said_by(&self, rank: usize) -> bool {
         match self {
             Error::Checkpoint(_) | Error::NotFinite { .. } | Error::World(farandole::Error::Overflow(_)) => rank == 0,

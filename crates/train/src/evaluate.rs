@@ -1,8 +1,8 @@
 //! Judging a network by samples that it has not learned from.
 //!
-//! All ranks look at an equal share of the test samples. What they count is added up over all ranks in `f64`, so that the outcome is that
-//! of one rank that has looked at everything, whatever the number of ranks: shares of uneven size, and ranks without any sample, weigh
-//! as much as they have seen.
+//! All ranks look at an equal share of the test samples. What they count is added up over all ranks in `f64`, so that
+//! the outcome is that of one rank that has looked at everything, whatever the number of ranks: shares of uneven size,
+//! and ranks without any sample, weigh as much as they have seen.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
@@ -24,8 +24,9 @@ pub struct Judgement {
     pub left_out: u64,
 }
 
-/// Judges the network by the samples of a loader. All ranks call this together, with the same network. There is no judgement on any rank if one of
-/// them was asked to stop meanwhile: looking at all test samples may take longer than whoever asked wants to wait.
+/// Judges the network by the samples of a loader. All ranks call this together, with the same network. There is no
+/// judgement on any rank if one of them was asked to stop meanwhile: looking at all test samples may take longer than
+/// whoever asked wants to wait.
 ///
 /// # Errors
 /// If samples cannot be had, or ranks are lost.

@@ -1,9 +1,9 @@
 //! What is to be trained, and how: a job as it is given to every rank.
 //!
-//! A job is made once, by whoever reads a command line, and goes to all ranks as JSON: what is in here is the same everywhere. It
-//! names things (a model, a data set) that a rank then makes for itself. Nothing in here depends on how many ranks
-//! there are; what does is in the [`Plan`] that a rank makes of it. [`Job::check`] finds what is wrong with it in
-//! itself, before anything is started.
+//! A job is made once, by whoever reads a command line, and goes to all ranks as JSON: what is in here is the same
+//! everywhere. It names things (a model, a data set) that a rank then makes for itself. Nothing in here depends on how
+//! many ranks there are; what does is in the [`Plan`] that a rank makes of it. [`Job::check`] finds what is wrong with
+//! it in itself, before anything is started.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::schedule::{Decay, Schedule};
 
-/// A batch has so many samples at most, in so many passes at most: more than any memory holds, and few enough that their product with any number of
-/// ranks is a number.
+/// A batch has so many samples at most, in so many passes at most: more than any memory holds, and few enough that
+/// their product with any number of ranks is a number.
 const MOST_SAMPLES: usize = 1 << 24;
 
-/// A rank has so many threads of a kind at most. No machine has more cores, and a slip does not ask the system for a million threads.
+/// A rank has so many threads of a kind at most. No machine has more cores, and a slip does not ask the system for a
+/// million threads.
 const MOST_THREADS: usize = 4096;
 
 /// What is to be trained, and how.
@@ -88,8 +89,8 @@ pub struct DataChoice {
     /// Classes of a generated data set that can have any number of them, or of a folder's table. A folder of classes
     /// is refused where it has another number.
     pub classes: Option<usize>,
-    /// How samples are changed each time they are seen, in the words of the data's augmentation; as is usual for the task where nothing is
-    /// said.
+    /// How samples are changed each time they are seen, in the words of the data's augmentation; as is usual for the
+    /// task where nothing is said.
     pub augment: Option<String>,
 }
 

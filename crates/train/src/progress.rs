@@ -1,11 +1,12 @@
 //! Telling people how far it is.
 //!
-//! Rank 0 speaks for the whole job. What it has to say is *news*: lines to keep, and how far a step has come. Where a launcher with a
-//! terminal has opened a mailbox (its path is in a variable), news goes there, and the launcher draws one bar for the job. Everywhere
-//! else it becomes plain lines on standard output: all lines to keep, and the steps of a long epoch now and then.
+//! Rank 0 speaks for the whole job. What it has to say is *news*: lines to keep, and how far a step has come. Where a
+//! launcher with a terminal has opened a mailbox (its path is in a variable), news goes there, and the launcher draws
+//! one bar for the job. Everywhere else it becomes plain lines on standard output: all lines to keep, and the steps of
+//! a long epoch now and then.
 //!
-//! News never holds up training: what the launcher has no room for is dropped if it is about a step, and waits a moment if it is to be
-//! kept.
+//! News never holds up training: what the launcher has no room for is dropped if it is about a step, and waits a moment
+//! if it is to be kept.
 
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
@@ -102,7 +103,8 @@ impl Voice {
         }
     }
 
-    /// Says something that is amiss on this rank. Every rank does so for itself: whoever reads standard error reads all of it.
+    /// Says something that is amiss on this rank. Every rank does so for itself: whoever reads standard error reads all
+    /// of it.
     pub fn warn(rank: usize, what: &str) {
         eprintln!("farandole: rank {rank}: {what}");
     }

@@ -1,14 +1,16 @@
 //! What is learned from: one image, what is known about it, and many of both as a batch.
 //!
-//! The vocabulary that models, data and trainer share. Images are `f32`, band by band, row by row (the layout `[bands, height,
-//! width]`), of about zero mean and unit deviation; a brightness between 0 and 1 lies between -2 and 2 ([`PEAK`]). Numbers to be found are
-//! of that kind, too; the data set knows their unit. There is no tensor here: batches are made by loader threads that know no
-//! tensor library.
+//! The vocabulary that models, data and trainer share. Images are `f32`, band by band, row by row (the layout
+//! `[bands, height, width]`), of about zero mean and unit deviation; a brightness between 0 and 1 lies between -2 and 2
+//! ([`PEAK`]). Numbers to be found are of that kind, too; the data set knows their unit. There is no tensor here:
+//! batches are made by loader threads that know no tensor library.
 
-/// From black to white: how far apart the darkest and the brightest pixel can be, which is what a peak signal-to-noise ratio is about.
+/// From black to white: how far apart the darkest and the brightest pixel can be, which is what a peak signal-to-noise
+/// ratio is about.
 pub const PEAK: f32 = 4.0;
 
-/// A brightness between 0 and 1 as a number of an image: the brightness of an average pixel becomes zero, its usual deviation about one.
+/// A brightness between 0 and 1 as a number of an image: the brightness of an average pixel becomes zero, its usual
+/// deviation about one.
 pub fn normalised(brightness: f32) -> f32 {
     (brightness - 0.5) * PEAK
 }
@@ -109,8 +111,8 @@ pub struct Batch {
 pub enum Labels {
     /// `[count]`.
     Classes(Vec<u32>),
-    /// Images of classes that were mixed with others: each is `share` of the class `first` and the rest of the class `second`. The loss
-    /// is mixed alike. `[count]` each.
+    /// Images of classes that were mixed with others: each is `share` of the class `first` and the rest of the class
+    /// `second`. The loss is mixed alike. `[count]` each.
     Mixed {
         /// The class of the image itself.
         first: Vec<u32>,

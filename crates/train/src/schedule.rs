@@ -1,9 +1,10 @@
 //! The learning rate of each step.
 //!
-//! A learning rate is given for one rank. Ranks that share a step make its batch larger, and a larger batch bears a larger step: the
-//! *peak* is the learning rate times the number of ranks. It is not where training begins: during the *warm-up* the rate rises
-//! to the peak in equal steps, afterwards it *decays*. Everything is a function of the number of the step, so that a run that is resumed
-//! goes on with the rate at which it would have been anyway, and every rank knows it without asking.
+//! A learning rate is given for one rank. Ranks that share a step make its batch larger, and a larger batch bears a
+//! larger step: the *peak* is the learning rate times the number of ranks. It is not where training begins: during the
+//! *warm-up* the rate rises to the peak in equal steps, afterwards it *decays*. Everything is a function of the number
+//! of the step, so that a run that is resumed goes on with the rate at which it would have been anyway, and every rank
+//! knows it without asking.
 
 use std::fmt;
 use std::str::FromStr;

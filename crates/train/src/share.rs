@@ -32,8 +32,8 @@ pub fn outcome(world: &mut World, own: std::result::Result<(), String>) -> Resul
     Ok(if message[0] == 0 { Ok(()) } else { Err(text) })
 }
 
-/// Waits until another rank has ended, which it does at once: for a rank that has nothing to say about the end, because the other one says it. Whoever looks for
-/// the rank that ended first, to name it, finds that one.
+/// Waits until another rank has ended, which it does at once: for a rank that has nothing to say about the end, because
+/// the other one says it. Whoever looks for the rank that ended first, to name it, finds that one.
 pub fn outlive_another(world: &mut World) {
     // The other one never joins this, and fails it by leaving. What becomes of it in a world of one is of no interest.
     let _ = world.allreduce(&mut [0_u8], ReduceOp::Max);

@@ -26,7 +26,8 @@ const SCALE: usize = 2;
 /// Rows and columns of the smaller image of a pair, where nothing is said: what EDSR was published with.
 const PAIR_SIDE: usize = 48;
 
-/// Opens what the job is to learn from, with images as large as the architecture was published with unless the job says something else.
+/// Opens what the job is to learn from, with images as large as the architecture was published with unless the job says
+/// something else.
 ///
 /// # Errors
 /// If there is no such data set, or it cannot be as the job wants it.

@@ -1,8 +1,8 @@
 //! Being asked to stop: a signal sets a flag, and training ends between two steps.
 //!
-//! No rank stops for itself. A rank that was asked says so in the numbers that all ranks exchange in every step, and all stop
-//! after the same one; so whatever is written then is the same everywhere, and no collective is left half-way. Whoever asks a second time
-//! does not want to wait, and the process ends.
+//! No rank stops for itself. A rank that was asked says so in the numbers that all ranks exchange in every step, and
+//! all stop after the same one; so whatever is written then is the same everywhere, and no collective is left half-way.
+//! Whoever asks a second time does not want to wait, and the process ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

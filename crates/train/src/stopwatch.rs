@@ -1,8 +1,8 @@
 //! How long each phase of training takes, on this rank.
 //!
-//! A phase is marked twice at the same place: in the recorder, for the timeline and the report, and here, for the summary. Phases follow
-//! each other on the thread of the training loop and never overlap. What is behind them (allreduces during backward) shows in the
-//! recorder alone.
+//! A phase is marked twice at the same place: in the recorder, for the timeline and the report, and here, for the
+//! summary. Phases follow each other on the thread of the training loop and never overlap. What is behind them
+//! (allreduces during backward) shows in the recorder alone.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,7 +106,8 @@ impl Stopwatch {
             .fold((0.0, 0.0), |(samples, seconds), step| (samples + step.all as f64, seconds + step.took.as_secs_f64()))
     }
 
-    /// Samples in a second on this rank: the median over the steps with a full batch, and the quarters below and above it.
+    /// Samples in a second on this rank: the median over the steps with a full batch, and the quarters below and above
+    /// it.
     pub fn samples_per_s(&self) -> Spread {
         let full = self.steps.iter().map(|step| step.own).max().unwrap_or(0);
         let counted = self.counted().iter().filter(|step| step.own == full && full > 0);

@@ -1,8 +1,8 @@
 //! What a run has come to, for people and for programs.
 //!
-//! The text is said by rank 0 when training is over; the same as JSON is the last line of the log, with the keys that docs/train.md
-//! describes and studies read. Throughput is counted over whole steps, from waiting for input to the optimizer's last weight, without the first ones;
-//! neither evaluation nor checkpoints are in it.
+//! The text is said by rank 0 when training is over; the same as JSON is the last line of the log, with the keys that
+//! docs/train.md describes and studies read. Throughput is counted over whole steps, from waiting for input to the
+//! optimizer's last weight, without the first ones; neither evaluation nor checkpoints are in it.
 
 use farandole::{ReduceOp, World};
 use serde_json::{Map, Value, json};

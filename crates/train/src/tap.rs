@@ -1,13 +1,13 @@
 //! Where a gradient leaves during backward: [`tap`], an identity between a weight and its layer.
 //!
-//! Burn has no hook for "this gradient is ready". But it lets one add operations of one's own, and the backward of an operation
-//! runs when the gradient of its output is complete. An identity on the weight alone would run last of all: Burn goes through the
-//! tape by depth, latest first, and such an identity is as early as the weight itself. Therefore the layer's input is a second
-//! parent: it changes nothing in the result and gets no gradient from here, but it puts the tap right below its layer, and its
-//! backward runs right after that of the layer.
+//! Burn has no hook for "this gradient is ready". But it lets one add operations of one's own, and the backward of an
+//! operation runs when the gradient of its output is complete. An identity on the weight alone would run last of all:
+//! Burn goes through the tape by depth, latest first, and such an identity is as early as the weight itself. Therefore
+//! the layer's input is a second parent: it changes nothing in the result and gets no gradient from here, but it puts
+//! the tap right below its layer, and its backward runs right after that of the layer.
 //!
-//! The gradient goes to the outbox and nowhere else: Burn keeps none for a tapped weight, so its memory can be handed over
-//! without a copy.
+//! The gradient goes to the outbox and nowhere else: Burn keeps none for a tapped weight, so its memory can be handed
+//! over without a copy.
 
 // The macro's code for the backends carries no documentation of its own.
 #![allow(missing_docs)]
@@ -24,9 +24,9 @@ use burn::module::ParamId;
 use burn::tensor::Tensor;
 use farandole::burn::{Outbox, Posting};
 
-/// Gives a layer its weight, and the outbox the weight's gradient as soon as it is ready in backward. `input` is what the layer is
-/// applied to together with the weight: it must be an input of the same operation. Each use of a weight in forward needs a tap of
-/// its own. A weight that the outbox does not know (a frozen one) passes through untouched.
+/// Gives a layer its weight, and the outbox the weight's gradient as soon as it is ready in backward. `input` is what
+/// the layer is applied to together with the weight: it must be an input of the same operation. Each use of a weight in
+/// forward needs a tap of its own. A weight that the outbox does not know (a frozen one) passes through untouched.
 pub fn tap<const D: usize, const E: usize>(
     weight: Tensor<D>,
     id: ParamId,

@@ -1,8 +1,8 @@
 //! What outputs mean: how wrong they are, as something to learn from, and what is counted to judge them.
 //!
-//! A *loss* is a tensor with a gradient, the mean over the samples of this rank's batch. A *score* is a set of sums in double
-//! precision that batches and ranks add up; metrics are computed from the sums alone, so they are exact for all samples together,
-//! however these were cut into batches and over ranks.
+//! A *loss* is a tensor with a gradient, the mean over the samples of this rank's batch. A *score* is a set of sums in
+//! double precision that batches and ranks add up; metrics are computed from the sums alone, so they are exact for all
+//! samples together, however these were cut into batches and over ranks.
 
 use std::fmt;
 
@@ -30,8 +30,9 @@ fn wrong<T>(what: String) -> Result<T, TaskError> {
 
 /// The mean loss of a batch: cross entropy, binary cross entropy, squared error or L1, as the task says.
 ///
-/// With `label_smoothing` s, a share s of every label is spread evenly: over all classes, or over "applies" and "does not". A sample
-/// of two classes (`Labels::Mixed`) has the loss of both by their shares; `Labels::Labels` may give any share to any class.
+/// With `label_smoothing` s, a share s of every label is spread evenly: over all classes, or over "applies" and "does
+/// not". A sample of two classes (`Labels::Mixed`) has the loss of both by their shares; `Labels::Labels` may give any
+/// share to any class.
 pub fn loss(output: Output, labels: &Labels, task: Task, label_smoothing: f32) -> Result<Tensor<1>, TaskError> {
     match (output, task) {
         (Output::Numbers(numbers), Task::SingleLabel { classes }) => {
@@ -149,7 +150,8 @@ pub struct Score {
     samples: f64,
     /// Of losses without smoothing, one for each sample.
     loss: f64,
-    /// What the task counts: correct and correct among the best five; absolute and squared errors; signal-to-noise ratios.
+    /// What the task counts: correct and correct among the best five; absolute and squared errors; signal-to-noise
+    /// ratios.
     counts: [f64; 2],
     /// Multi-label: found, found wrongly and missed, for each label.
     labels: Vec<[f64; 3]>,

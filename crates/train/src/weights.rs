@@ -1,8 +1,8 @@
 //! The numbers of a network by name: read out of it, and put back.
 //!
-//! A network's numbers are its *weights*, which are learned, and its *buffers*, which follow from what it has seen (the running
-//! statistics of BatchNorm). Both are named by their path in the network, which is the same in every process; the ids that the tensor
-//! library gives them are not.
+//! A network's numbers are its *weights*, which are learned, and its *buffers*, which follow from what it has seen (the
+//! running statistics of BatchNorm). Both are named by their path in the network, which is the same in every process;
+//! the ids that the tensor library gives them are not.
 
 use std::collections::HashMap;
 
@@ -61,7 +61,8 @@ impl ModuleVisitor for Reader {
     }
 }
 
-/// The network with the numbers that have the path of one of its tensors; the others stay. What is used is taken out of `values`.
+/// The network with the numbers that have the path of one of its tensors; the others stay. What is used is taken out of
+/// `values`.
 ///
 /// # Errors
 /// If a tensor has another shape than the numbers for it.

@@ -1,4 +1,5 @@
-//! Networks have the published sizes, take what images they say they take, and two ranks learn what one would learn alone.
+//! Networks have the published sizes, take what images they say they take, and two ranks learn what one would learn
+//! alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::print_stdout, reason = "how far apart ranks are is worth reading")]
@@ -57,8 +58,8 @@ fn more_bands_and_other_outputs_change_the_first_and_the_last_layer_alone() {
     assert_eq!(count(3, Task::Regression), published - 999 * 2049);
 }
 
-/// Small images and few channels, so that all networks together take seconds. Where there is normalisation, the last images are
-/// at least 2x2: statistics of a handful of numbers make training a gamble.
+/// Small images and few channels, so that all networks together take seconds. Where there is normalisation, the last
+/// images are at least 2x2: statistics of a handful of numbers make training a gamble.
 fn tiny(architecture: Architecture) -> (ModelSpec, Labels) {
     let (side, thin) = match architecture {
         Architecture::ResNet20 => (12, 2),
@@ -85,8 +86,8 @@ fn tiny(architecture: Architecture) -> (ModelSpec, Labels) {
 const PER_RANK: usize = 16;
 const STEPS: usize = 20;
 
-/// How fast to learn: deep networks that begin with a few samples in a batch would run away with more, and what is apart by a
-/// rounding error would run away from each other.
+/// How fast to learn: deep networks that begin with a few samples in a batch would run away with more, and what is
+/// apart by a rounding error would run away from each other.
 fn rate(architecture: Architecture) -> f64 {
     match architecture {
         Architecture::ResNet20 | Architecture::Vgg16 | Architecture::AlexNet => 5e-3,
@@ -173,7 +174,8 @@ fn sgd() -> ModuleOptimizer {
     SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_momentum(0.9))).init()
 }
 
-/// What a copy of this program is to train as one of two ranks, and where the first leaves its weights; unset in the test run itself.
+/// What a copy of this program is to train as one of two ranks, and where the first leaves its weights; unset in the
+/// test run itself.
 const ROLE: &str = "FARANDOLE_TEST_MODEL";
 const LENGTH: &str = "FARANDOLE_TEST_STEPS";
 const RESULT: &str = "FARANDOLE_TEST_RESULT";
@@ -246,8 +248,9 @@ fn trained_together(architecture: Architecture, steps: usize) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-/// How far the weights of two ranks may be from one rank's after many steps, where a thousandth of their way would be less. A deep network
-/// with a normalisation behind every layer multiplies differences in the last bit from step to step, on one rank as on two.
+/// How far the weights of two ranks may be from one rank's after many steps, where a thousandth of their way would be
+/// less. A deep network with a normalisation behind every layer multiplies differences in the last bit from step to
+/// step, on one rank as on two.
 const ROUNDING: f32 = 1e-5;
 
 /// After one step, and after twenty.

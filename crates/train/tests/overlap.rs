@@ -25,7 +25,8 @@ const WIDTH: usize = 192;
 
 #[test]
 fn a_tapped_gradient_is_submitted_before_backward_has_ended() {
-    // Ranks that are started without a launcher find each other as under torchrun: rank 0 hosts the meeting at this port.
+    // Ranks that are started without a launcher find each other as under torchrun: rank 0 hosts the meeting at this
+    // port.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
     let children: Vec<_> = (0..2)
         .map(|rank| {
@@ -93,8 +94,8 @@ fn a_rank_plays_its_role() {
     let inputs = Tensor::<2>::random([256, WIDTH], Distribution::Normal(0.0, 1.0), &device);
     let loss = |outbox| chain.forward(inputs.clone(), outbox).powf_scalar(2.0).mean();
 
-    // A forward pass that is looked at and never differentiated. Burn keeps what belongs to it for a while, so the gradients of its step leave with
-    // `collect`; they are right all the same, and the next step is one like others.
+    // A forward pass that is looked at and never differentiated. Burn keeps what belongs to it for a while, so the
+    // gradients of its step leave with `collect`; they are right all the same, and the next step is one like others.
     drop(loss(Some(&outbox)));
     let gradients = GradientsParams::from_grads(loss(Some(&outbox)).backward(), &chain);
     let looked_at = outbox.collect(&chain, gradients).expect("ranks average");
@@ -142,6 +143,7 @@ fn check_trace(world: &farandole::World) {
     let names: Vec<&str> = submitted.iter().map(|(_, name)| *name).collect();
     let expected: Vec<String> = (0..LAYERS).rev().map(|layer| format!("gradient.1/weights.{layer}")).collect();
     assert_eq!(names, expected, "the last layer's gradient leaves first");
-    // Layers are alike, so gradients are ready evenly; the first one would come at the end if taps did not know their layers.
+    // Layers are alike, so gradients are ready evenly; the first one would come at the end if taps did not know their
+    // layers.
     assert!(submitted[0].0 < 0.6, "the first gradient leaves in the middle of backward: {submitted:?}");
 }

@@ -1,8 +1,8 @@
 //! Measures links between two ranks on this machine: `cargo run --release --example stream_rate [address]`.
 //!
-//! Two threads build a mesh over TCP on the given address (loopback unless told otherwise) and play ping-pong with small
-//! payloads, then send a large one forth and back. Variants are interleaved, round by round, so that a busy machine disturbs all of them
-//! alike; times are medians over the rounds.
+//! Two threads build a mesh over TCP on the given address (loopback unless told otherwise) and play ping-pong with
+//! small payloads, then send a large one forth and back. Variants are interleaved, round by round, so that a busy
+//! machine disturbs all of them alike; times are medians over the rounds.
 //!
 //! With `serve <address>` and `reach <address>` the two ranks are two processes, for links between network namespaces.
 

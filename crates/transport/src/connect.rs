@@ -1,9 +1,9 @@
 //! Builds the mesh of one rank of a group out of connections.
 //!
-//! For every pair of ranks the higher one connects to the lower one: first the control line, then the connections of the link.
-//! Between ranks of one host everything goes over Unix sockets, or, with [`Local::Shm`], data goes through shared memory, whose
-//! descriptors travel over the control line before it becomes one. Between hosts everything goes over TCP; the control
-//! line is always sealed there, data if the options say so.
+//! For every pair of ranks the higher one connects to the lower one: first the control line, then the connections of
+//! the link. Between ranks of one host everything goes over Unix sockets, or, with [`Local::Shm`], data goes through
+//! shared memory, whose descriptors travel over the control line before it becomes one. Between hosts everything goes
+//! over TCP; the control line is always sealed there, data if the options say so.
 //!
 //! This is the one part of the crate that blocks, for at most the given time, in which this process must have been
 //! awake (`awake`). A listener answers handshakes whether or not its rank has come here yet, so ranks may arrive in any
@@ -90,8 +90,8 @@ impl Options {
 }
 
 impl Mesh {
-    /// Joins this rank to all others of a group. `id` names the mesh: the same on all its ranks, never used twice at the
-    /// same time. `contacts[r]` says where rank `r` is. The sockets of the mesh wake `waiter`.
+    /// Joins this rank to all others of a group. `id` names the mesh: the same on all its ranks, never used twice at
+    /// the same time. `contacts[r]` says where rank `r` is. The sockets of the mesh wake `waiter`.
     pub fn connect(
         id: u64,
         me: Rank,

@@ -48,9 +48,9 @@ impl Process {
 
 /// How many connections for data suit this machine.
 ///
-/// Measured with two cores and much else going on, 64 MiB at a time over loopback: one connection 0.75 GB/s, two 0.70, four 0.58,
-/// because every connection wants a core for the kernel's copying; on a line of 1 Gbit/s any number fills it. With
-/// cores to spare, several are better wherever the network or a cloud limits the rate of each.
+/// Measured with two cores and much else going on, 64 MiB at a time over loopback: one connection 0.75 GB/s, two 0.70,
+/// four 0.58, because every connection wants a core for the kernel's copying; on a line of 1 Gbit/s any number fills
+/// it. With cores to spare, several are better wherever the network or a cloud limits the rate of each.
 pub fn suggested_connections() -> u16 {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         0..=4 => 1,

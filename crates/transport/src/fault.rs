@@ -1,13 +1,13 @@
 //! The fault injector: makes a rank misbehave at a chosen step.
 //!
-//! [`Faults`] is a plan that all ranks of a test share. [`Faults::wrap`] puts it between a mesh and its driver. Every frame that a
-//! rank begins to send or to receive is one *event*, and so is every point of an operation on windows ([`crate::shm::Point`]: `steps`
-//! below); events are counted for each rank, over all its links and its windows. A [`Fault`] names a
-//! rank, an event and what happens there, once. A test that wants to try everything raises the event number until
-//! [`Faults::has_struck`] says that the run had no such event any more.
+//! [`Faults`] is a plan that all ranks of a test share. [`Faults::wrap`] puts it between a mesh and its driver. Every
+//! frame that a rank begins to send or to receive is one *event*, and so is every point of an operation on windows
+//! ([`crate::shm::Point`]: `steps` below); events are counted for each rank, over all its links and its windows. A
+//! [`Fault`] names a rank, an event and what happens there, once. A test that wants to try everything raises the event
+//! number until [`Faults::has_struck`] says that the run had no such event any more.
 //!
-//! A rank that is *killed* closes all its ends at once, as the kernel does for a dead process, and every call on its own
-//! mesh fails from then on; its driver stops without telling anybody.
+//! A rank that is *killed* closes all its ends at once, as the kernel does for a dead process, and every call on its
+//! own mesh fails from then on; its driver stops without telling anybody.
 
 mod steps;
 
@@ -25,17 +25,17 @@ use crate::wait::Bell;
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The frame gets lost: a sender believes that it has left, a receiver never sees it. In windows: the rank never gets past
-    /// this point, and where it asks for memory, there is none.
+    /// The frame gets lost: a sender believes that it has left, a receiver never sees it. In windows: the rank never
+    /// gets past this point, and where it asks for memory, there is none.
     Drop,
     /// Nothing moves for so long.
     Delay(Duration),
     /// The connections between the two ranks break; in windows, which have none, those to the next rank of the group.
     Cut,
-    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer does. With checksums the damage
-    /// is to the frame's bytes, and the receiver always notices. Without, it is to the header, which has a checksum always;
-    /// damage to the payload would then go unnoticed, as it does in a network. Shared memory has nothing to
-    /// damage and is left alone.
+    /// The frame arrives damaged. On a receiving event, the next frame of this rank to that peer does. With checksums
+    /// the damage is to the frame's bytes, and the receiver always notices. Without, it is to the header, which has a
+    /// checksum always; damage to the payload would then go unnoticed, as it does in a network. Shared memory has
+    /// nothing to damage and is left alone.
     Corrupt,
     /// The rank dies.
     Kill,
@@ -190,7 +190,8 @@ impl Plan {
     }
 }
 
-/// Both ends to one peer, shared by the two wrappers so that either can close both. Only the rank's own driver locks it.
+/// Both ends to one peer, shared by the two wrappers so that either can close both. Only the rank's own driver locks
+/// it.
 struct Ends {
     control: Option<Box<dyn Control>>,
     link: Option<Box<dyn Link>>,

@@ -1,7 +1,7 @@
 //! File descriptors over a Unix connection, before it becomes a control line.
 //!
-//! A rank shows its shared memory and its bell to a rank of the same host by passing the descriptors (SCM_RIGHTS), with a note of
-//! fixed size that says how to read the memory.
+//! A rank shows its shared memory and its bell to a rank of the same host by passing the descriptors (SCM_RIGHTS), with
+//! a note of fixed size that says how to read the memory.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

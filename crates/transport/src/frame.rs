@@ -22,8 +22,8 @@
 //! The mark exists because a sender may give up an operation in the middle of a frame: it fills the rest with zeros
 //! and marks the stripe *void*, so that the stream stays in step and nobody takes the zeros for data.
 //!
-//! Decoding is total: any bytes give a header or a [`Malformed`] that says what is wrong, and a header that was decoded can be
-//! trusted to be consistent in itself. Whether it is the expected one is not decided here.
+//! Decoding is total: any bytes give a header or a [`Malformed`] that says what is wrong, and a header that was decoded
+//! can be trusted to be consistent in itself. Whether it is the expected one is not decided here.
 
 use std::fmt;
 use std::ops::Range;
@@ -189,8 +189,9 @@ impl Cut {
     }
 }
 
-/// Cuts a payload into nearly equal stripes at multiples of [`PIECE_ALIGN`], so that pieces of a stripe keep the alignment
-/// that [`crate::Link::recv`] promises. A pure function of its arguments: both sides cut alike without asking.
+/// Cuts a payload into nearly equal stripes at multiples of [`PIECE_ALIGN`], so that pieces of a stripe keep the
+/// alignment that [`crate::Link::recv`] promises. A pure function of its arguments: both sides cut alike without
+/// asking.
 pub fn stripe_span(payload_bytes: u64, stripe: u16, stripes: u16) -> Range<u64> {
     let align = PIECE_ALIGN as u64;
     let share = payload_bytes.div_ceil(u64::from(stripes)).div_ceil(align).saturating_mul(align);

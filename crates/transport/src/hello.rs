@@ -9,9 +9,9 @@
 //!     thanks  ─────────────────────────────────▶
 //! ```
 //!
-//! A proof is BLAKE3, keyed with the job's key, over the prover's role and both hellos. Both hellos hold a fresh random number,
-//! so proofs cannot be replayed, and the roles differ, so they cannot be mirrored. The key itself never travels.
-//! The keys for sealing the connection are derived from the same values.
+//! A proof is BLAKE3, keyed with the job's key, over the prover's role and both hellos. Both hellos hold a fresh random
+//! number, so proofs cannot be replayed, and the roles differ, so they cannot be mirrored. The key itself never
+//! travels. The keys for sealing the connection are derived from the same values.
 //!
 //! Jobs of one user may have the same key, so a connector also says which job it is of. An acceptor of another job
 //! refuses it and names its own job, to a connector that has proved itself and to nobody else.
@@ -19,9 +19,10 @@
 //! The acceptor is done when it has been thanked. A connector that was not welcomed in time closes the connection and
 //! makes another; without the thanks the acceptor could take the first one, which is dead, for the one that counts.
 //!
-//! Until the proof has been checked, nothing is decoded but the hello, whose size is fixed, and nothing is allocated for the
-//! stranger. Magic and version lie in the first ten bytes of every version's hello, so that ranks with different
-//! versions of this program learn exactly that: an acceptor answers a hello of another version with its own and closes.
+//! Until the proof has been checked, nothing is decoded but the hello, whose size is fixed, and nothing is allocated
+//! for the stranger. Magic and version lie in the first ten bytes of every version's hello, so that ranks with
+//! different versions of this program learn exactly that: an acceptor answers a hello of another version with its own
+//! and closes.
 //!
 //! [`Handshake`] does not block and does not know time: whoever drives it gives up when it takes too long.
 
@@ -66,8 +67,8 @@ pub enum Seal {
     On,
 }
 
-/// What one side says about itself and the connection. What the acceptor says about the connection is what the connector
-/// said: only the connector decides.
+/// What one side says about itself and the connection. What the acceptor says about the connection is what the
+/// connector said: only the connector decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Which job the connector is of.

@@ -1,8 +1,9 @@
 //! Moves bytes between two ranks.
 //!
-//! This crate knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There is one folder
-//! for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one host), `stream`
-//! (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no schedule.
+//! This crate knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There
+//! is one folder for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one
+//! host), `stream` (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no
+//! schedule.
 //!
 //! Connections come about in [`Mesh::connect`], which blocks until the mesh is there. After that nothing in here blocks
 //! except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it

@@ -1,16 +1,16 @@
 //! The contract of a link: what every way of moving bytes between two ranks must do.
 //!
-//! A link joins this rank to one peer inside one group and carries *frames* in both directions, each direction first in,
-//! first out and independent of the other. A frame is a payload with a [`Tag`] that says which operation and which step of
-//! it the payload belongs to. Both sides know from their schedules which frames come and how long they are; the tag
-//! exists so that a difference of opinion is an error with a name and not a wrong sum.
+//! A link joins this rank to one peer inside one group and carries *frames* in both directions, each direction first
+//! in, first out and independent of the other. A frame is a payload with a [`Tag`] that says which operation and which
+//! step of it the payload belongs to. Both sides know from their schedules which frames come and how long they are; the
+//! tag exists so that a difference of opinion is an error with a name and not a wrong sum.
 //!
-//! All calls return at once. [`Progress::Pending`] means "call again after the [`crate::Waiter`] has woken you", with the very
-//! same arguments: what has been done so far is kept in the cursor, never a pointer to the payload, which is why
-//! nothing here needs unsafe code. Frames of operations older than the one asked for (left behind by an operation that
-//! was given up) are skipped in silence; frames of newer ones are an error. Each direction carries one frame at a time:
-//! a frame must be [`Progress::Done`] before the next one of the same operation begins. An operation is given up by
-//! beginning a frame of a newer one; the cursors of the old one must not be used again.
+//! All calls return at once. [`Progress::Pending`] means "call again after the [`crate::Waiter`] has woken you", with
+//! the very same arguments: what has been done so far is kept in the cursor, never a pointer to the payload, which is
+//! why nothing here needs unsafe code. Frames of operations older than the one asked for (left behind by an operation
+//! that was given up) are skipped in silence; frames of newer ones are an error. Each direction carries one frame at a
+//! time: a frame must be [`Progress::Done`] before the next one of the same operation begins. An operation is given up
+//! by beginning a frame of a newer one; the cursors of the old one must not be used again.
 //!
 //! [`Control`] carries whole small messages beside the frames. It is also the life-line: when the peer dies, `recv`
 //! says so, whatever the link for data is made of.
@@ -89,8 +89,8 @@ pub trait Link: Send {
         })
     }
 
-    /// For the fault injector: damages the next frame that is sent, beneath its checksum and seal, so that the peer must
-    /// notice. Says whether this link can do that.
+    /// For the fault injector: damages the next frame that is sent, beneath its checksum and seal, so that the peer
+    /// must notice. Says whether this link can do that.
     fn damage_next(&mut self) -> bool {
         false
     }
@@ -101,8 +101,9 @@ pub trait Control: Send {
     /// Queues a message. It leaves as soon as the peer takes it; `flush` reports when all have left.
     fn send(&mut self, message: &[u8]) -> Result<()>;
 
-    /// Queues the last word of a rank that gives up: the peer's `recv` fails with [`crate::Error::PeerAborted`] and this
-    /// cause as soon as it has taken the messages before it. `blamed` is the rank that is to blame, if one can be named.
+    /// Queues the last word of a rank that gives up: the peer's `recv` fails with [`crate::Error::PeerAborted`] and
+    /// this cause as soon as it has taken the messages before it. `blamed` is the rank that is to blame, if one can be
+    /// named.
     fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()>;
 
     /// Moves queued messages on.

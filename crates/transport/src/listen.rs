@@ -1,10 +1,10 @@
 //! Where connections of peers arrive.
 //!
-//! A [`Listener`] has a TCP socket for each address it is given, bound to exactly that, and one abstract Unix socket, and a thread of its own that
-//! accepts connections and shakes hands on all of them at once. A stranger who says nothing, says it slowly, or
-//! says something else costs one entry in a table for a few seconds, and never holds up a peer. Connections that have
-//! proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so meshes can be
-//! built in any order and from several threads.
+//! A [`Listener`] has a TCP socket for each address it is given, bound to exactly that, and one abstract Unix socket,
+//! and a thread of its own that accepts connections and shakes hands on all of them at once. A stranger who says
+//! nothing, says it slowly, or says something else costs one entry in a table for a few seconds, and never holds up a
+//! peer. Connections that have proved themselves wait in the *lobby* until somebody builds the mesh they belong to, so
+//! meshes can be built in any order and from several threads.
 //!
 //! A forked child has a copy of the listener but not its thread. There, dropping it closes the child's descriptors and
 //! touches nothing else.
@@ -203,8 +203,8 @@ impl Listener {
         self.lobby.inside().arrived.retain(|place, _| (place.mesh, place.to) != (mesh, to));
     }
 
-    /// Ends the building of meshes for good, from any thread: whoever builds one fails with this cause, and blames this rank if one is
-    /// named. The first interruption counts.
+    /// Ends the building of meshes for good, from any thread: whoever builds one fails with this cause, and blames this
+    /// rank if one is named. The first interruption counts.
     pub fn interrupt(&self, peer: Option<Rank>, cause: impl Into<String>) {
         self.lobby.inside().interruption.get_or_insert_with(|| (peer, cause.into()));
         self.lobby.news.notify_all();
@@ -243,8 +243,8 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Lets as many connections wait for their acceptance as the system allows: the ranks of a large job come all at once, and
-/// one that finds no place comes again only after a second.
+/// Lets as many connections wait for their acceptance as the system allows: the ranks of a large job come all at once,
+/// and one that finds no place comes again only after a second.
 fn deepen(listener: impl AsFd) -> Result<()> {
     rustix::net::listen(listener, i32::MAX).map_err(|e| Error::local("listening", e))
 }

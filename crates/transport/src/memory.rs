@@ -1,8 +1,9 @@
 //! Ranks that are threads of one process, joined by byte pipes.
 //!
-//! A pipe end is a [`crate::stream::Connection`] like any socket, so everything above it (frames, stripes, control messages, skipped
-//! and void frames) is the very code that runs over TCP, without the kernel. Pipes have a bounded capacity: with a small
-//! one, every way of being unable to go on is walked. Dropping an end is the death of its rank as its peer sees it.
+//! A pipe end is a [`crate::stream::Connection`] like any socket, so everything above it (frames, stripes, control
+//! messages, skipped and void frames) is the very code that runs over TCP, without the kernel. Pipes have a bounded
+//! capacity: with a small one, every way of being unable to go on is walked. Dropping an end is the death of its rank
+//! as its peer sees it.
 //!
 //! Made for tests; a process has no reason to talk to itself otherwise.
 

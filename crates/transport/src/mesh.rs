@@ -1,8 +1,8 @@
 //! All links of one rank within one group.
 //!
-//! For each peer there is a [`Control`] line and a [`Link`]; the ranks of this host may share [`Windows`] besides. Groups do not share
-//! connections, so one group can never hold up another. How the connections come about is in [`crate::connect`]
-//! (processes) and [`crate::memory`] (threads).
+//! For each peer there is a [`Control`] line and a [`Link`]; the ranks of this host may share [`Windows`] besides.
+//! Groups do not share connections, so one group can never hold up another. How the connections come about is in
+//! [`crate::connect`] (processes) and [`crate::memory`] (threads).
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,8 @@ pub struct Peer {
     pub control: Box<dyn Control>,
     /// Data.
     pub link: Box<dyn Link>,
-    /// Its process as this one would call it, where the kernel says so: on the same host, and not beyond what a container shows.
+    /// Its process as this one would call it, where the kernel says so: on the same host, and not beyond what a
+    /// container shows.
     pub pid: Option<u32>,
 }
 
@@ -95,17 +96,18 @@ impl Mesh {
         Mesh { me, topology, peers: peers.into_iter().map(|peer| peer.map(&mut wrap)).collect(), windows }
     }
 
-    /// Tells all peers why this rank gives up, and who is to blame if one can be named. Peers that cannot be told any more will
-    /// notice by themselves.
+    /// Tells all peers why this rank gives up, and who is to blame if one can be named. Peers that cannot be told any
+    /// more will notice by themselves.
     pub fn abort(&mut self, blamed: Option<Rank>, cause: &str) {
         for peer in self.peers_mut() {
             let _ = peer.control.send_abort(blamed, cause);
         }
     }
 
-    /// The first cause behind an error. A peer that gives up says why on its control line and then closes everything, so a link
-    /// that breaks is often the second thing to be seen: this waits a little for the control lines to say more, and returns what
-    /// they say, or the error itself. Messages that have not been taken yet are dropped: the mesh has failed.
+    /// The first cause behind an error. A peer that gives up says why on its control line and then closes everything,
+    /// so a link that breaks is often the second thing to be seen: this waits a little for the control lines to say
+    /// more, and returns what they say, or the error itself. Messages that have not been taken yet are dropped: the
+    /// mesh has failed.
     pub fn first_cause(&mut self, error: Error, waiter: &Waiter, patience: Duration) -> Error {
         if !matches!(error, Error::PeerGone { .. }) {
             return error;

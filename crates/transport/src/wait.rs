@@ -1,12 +1,13 @@
 //! The one place where a driver blocks, and the one way to wake it.
 //!
-//! A driver owns a [`Waiter`]: an epoll set with the sockets of all its links and one eventfd. The other end of the eventfd is a
-//! [`Bell`], which anybody may ring: a thread of this process that submits a request, or, because file descriptors can be
-//! passed on, a process on this host that has written to shared memory. So sockets, shared memory and submissions wake
-//! a driver alike, and there is no second mechanism.
+//! A driver owns a [`Waiter`]: an epoll set with the sockets of all its links and one eventfd. The other end of the
+//! eventfd is a [`Bell`], which anybody may ring: a thread of this process that submits a request, or, because file
+//! descriptors can be passed on, a process on this host that has written to shared memory. So sockets, shared memory
+//! and submissions wake a driver alike, and there is no second mechanism.
 //!
-//! Ringing costs a system call, so ringers first look whether the driver is asleep. How that question is asked without losing
-//! a wake-up depends on where the flag lives, and is written down there (`shm::board`, and `intake` of the engine).
+//! Ringing costs a system call, so ringers first look whether the driver is asleep. How that question is asked without
+//! losing a wake-up depends on where the flag lives, and is written down there (`shm::board`, and `intake` of the
+//! engine).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -67,8 +68,8 @@ impl Waiter {
         self.bell.clone()
     }
 
-    /// Wakes also when this socket becomes readable or writable. Edge-triggered: a driver must have tried its links until
-    /// they said [`crate::Progress::Pending`] before it waits. Closing the socket removes it.
+    /// Wakes also when this socket becomes readable or writable. Edge-triggered: a driver must have tried its links
+    /// until they said [`crate::Progress::Pending`] before it waits. Closing the socket removes it.
     pub fn watch(&self, socket: impl AsFd) -> Result<()> {
         use epoll::EventFlags as On;
         self.add(socket, On::IN | On::OUT | On::RDHUP | On::ET, 0)

@@ -70,7 +70,8 @@ fn frames_of_given_up_operations_are_skipped() {
     for (make, connections) in [(Make::Memory(100), 1), (Make::Memory(5000), 3), (Make::TightTcp, 2)] {
         let (mut one, mut other) = link_pair(make, connections, shape(4 << 10, Checksum::Crc32c), false);
         let (large, small) = (pattern(1 << 20, 1), pattern(100, 2));
-        // The sender gives up in the middle of a large frame, the receiver before, in the middle of, or after nothing of it.
+        // The sender gives up in the middle of a large frame, the receiver before, in the middle of, or after nothing
+        // of it.
         for (operation, receiver_began) in [(10, false), (20, true), (30, false)] {
             let mut cursor = SendCursor::default();
             while one.1.send(tag(operation, 0), &large, &mut cursor).unwrap() == Progress::Moved {}

@@ -1,8 +1,9 @@
 //! Tells code from comments and text in Rust source, line by line.
 //!
-//! [`Lines::of`] gives, for every line, the code on it with comments and the insides of string literals blanked out, and the
-//! comment on it. That is all the parsing that the rules need: they look for words and count braces, and words and braces
-//! in comments and strings must not fool them. It is a lexer and not a parser; macros are taken as they stand.
+//! [`Lines::of`] gives, for every line, the code on it with comments and the insides of string literals blanked out,
+//! and the comment on it. That is all the parsing that the rules need: they look for words and count braces, and words
+//! and braces in comments and strings must not fool them. It is a lexer and not a parser; macros are taken as they
+//! stand.
 
 /// The two halves of each line.
 pub(super) struct Lines {

@@ -1,8 +1,8 @@
 //! Documents that do not lie: links lead somewhere, and the map shows the country.
 //!
-//! Links of all documents are followed if they are relative; the part after `#` must be a heading of the document it points
-//! to. ARCHITECTURE.md must have a heading for every crate and, under it, name each file and folder of the crate's `src`;
-//! and what it names in backticks as a path must be there.
+//! Links of all documents are followed if they are relative; the part after `#` must be a heading of the document it
+//! points to. ARCHITECTURE.md must have a heading for every crate and, under it, name each file and folder of the
+//! crate's `src`; and what it names in backticks as a path must be there.
 
 use super::Complaint;
 use super::tree::{File, Tree};

@@ -26,7 +26,8 @@ const MODULES: [&str; 15] = [
     "crates/cli/src/peer/mpi.rs",
 ];
 
-/// Roots of crates that have such a module: they deny unsafe code and allow it module by module. All other roots forbid it.
+/// Roots of crates that have such a module: they deny unsafe code and allow it module by module. All other roots forbid
+/// it.
 const ROOTS_WITH_MODULES: [&str; 5] = [
     "bindings/python/src/lib.rs",
     "crates/tensor/src/lib.rs",

@@ -32,9 +32,9 @@ pub(crate) enum Transport {
 
 /// Measure a collective on this machine, alone or in turns with other libraries.
 ///
-/// Starts the ranks itself, runs the collective at every size, checks every result and prints a table. With --against, the
-/// named libraries run the same collective in the same run, round by round in turns, and the table shows how many times as
-/// long they take. With --limit it shows how far from the machine's own bound the times are.
+/// Starts the ranks itself, runs the collective at every size, checks every result and prints a table. With --against,
+/// the named libraries run the same collective in the same run, round by round in turns, and the table shows how many
+/// times as long they take. With --limit it shows how far from the machine's own bound the times are.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   farandole bench allreduce -np 2
@@ -50,8 +50,8 @@ pub(crate) struct BenchArgs {
     #[arg(long = "np", short = 'n', value_name = "RANKS")]
     pub(crate) ranks: usize,
 
-    /// Sizes: a list (4,64K,1M) of single sizes and ranges (4..256M, factor 4; 4..256M:2, factor 2). K, M, G count in steps
-    /// of 1024. The size is that of the larger side: the buffer of a rank, or all parts together.
+    /// Sizes: a list (4,64K,1M) of single sizes and ranges (4..256M, factor 4; 4..256M:2, factor 2). K, M, G count in
+    /// steps of 1024. The size is that of the larger side: the buffer of a rank, or all parts together.
     #[arg(long, default_value = "4..256M", value_name = "SIZES")]
     pub(crate) sizes: Sizes,
 
@@ -71,7 +71,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Through::Direct)]
     pub(crate) through: Through,
 
-    /// Through the engine: so many tensors of the size, submitted one after the other and then awaited, make one iteration.
+    /// Through the engine: so many tensors of the size, submitted one after the other and then awaited, make one
+    /// iteration.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     pub(crate) tensors: usize,
 
@@ -122,13 +123,14 @@ pub(crate) struct BenchArgs {
     #[arg(long, requires = "against")]
     pub(crate) peers_only: bool,
 
-    /// Also measure farandole with its recorder switched off, in turns, by the same processes: what recording costs. The ratio is the time
-    /// without over the time with it, so 0.99 is one percent.
+    /// Also measure farandole with its recorder switched off, in turns, by the same processes: what recording costs.
+    /// The ratio is the time without over the time with it, so 0.99 is one percent.
     #[arg(long, conflicts_with = "peers_only")]
     pub(crate) recorder_off: bool,
 
-    /// Also measure farandole, or with --recorder-off its second contestant, once more, in turns, by the same processes: how far apart two
-    /// measurements of the same thing come out here. Smaller differences than this one mean nothing.
+    /// Also measure farandole, or with --recorder-off its second contestant, once more, in turns, by the same
+    /// processes: how far apart two measurements of the same thing come out here. Smaller differences than this one
+    /// mean nothing.
     #[arg(long, conflicts_with = "peers_only")]
     pub(crate) again: bool,
 

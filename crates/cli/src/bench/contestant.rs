@@ -1,8 +1,8 @@
 //! The rank's side: what a contestant must be able to do, and the loop that takes its times.
 //!
 //! The loop is the same for farandole and for the peers that are driven from this program, so that nobody is measured
-//! more kindly than the others. A round is: fill the input, run once, count wrong results; fill with zeros; warm up; then
-//! time each iteration. Filling happens between barriers, because a contestant may read its peers' memory.
+//! more kindly than the others. A round is: fill the input, run once, count wrong results; fill with zeros; warm up;
+//! then time each iteration. Filling happens between barriers, because a contestant may read its peers' memory.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Who is measured when: rounds of all contestants take turns, size by size, within one run.
 //!
-//! A machine is never the same for long: clocks, neighbours and caches change from second to second. Numbers of two programs
-//! are only comparable when they were taken in turns. Each size therefore gets several rounds; in each round every
-//! contestant runs a few iterations, one contestant after the other, and the order rotates from round to round, so that
-//! nobody always follows the same predecessor.
+//! A machine is never the same for long: clocks, neighbours and caches change from second to second. Numbers of two
+//! programs are only comparable when they were taken in turns. Each size therefore gets several rounds; in each round
+//! every contestant runs a few iterations, one contestant after the other, and the order rotates from round to round,
+//! so that nobody always follows the same predecessor.
 
 use anyhow::Result;
 
@@ -34,8 +34,8 @@ const MAX_ITERATIONS: usize = 2000;
 /// Iterations before the timed ones of every round, to bring code, page tables and caches back after the others' turns.
 const WARMUP_ITERATIONS: usize = 2;
 
-/// A round has at most this many times the iterations of the one before it, so that an estimate which was far too low costs
-/// one slow round of few iterations and not one of thousands.
+/// A round has at most this many times the iterations of the one before it, so that an estimate which was far too low
+/// costs one slow round of few iterations and not one of thousands.
 const MAX_GROWTH: usize = 8;
 
 impl Effort {

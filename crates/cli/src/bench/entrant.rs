@@ -1,7 +1,7 @@
 //! The driver's side: a contestant that has been started and can be asked to run a round.
 //!
-//! Ranks are long-lived processes, started once for a whole run; between rounds they block. Whatever goes wrong with one of
-//! them ends in an error that names the contestant and, where one can be named, the rank.
+//! Ranks are long-lived processes, started once for a whole run; between rounds they block. Whatever goes wrong with
+//! one of them ends in an error that names the contestant and, where one can be named, the rank.
 
 use std::cell::RefCell;
 use std::os::unix::net::UnixListener;
@@ -68,8 +68,9 @@ pub(crate) struct Processes {
     family: Family,
 }
 
-/// The processes of a contestant under a name of their own: as they are, once more, or with their recorder switched off. They are the same ones, because
-/// two sets of processes differ by more than what is to be measured: in the cores that they are given.
+/// The processes of a contestant under a name of their own: as they are, once more, or with their recorder switched
+/// off. They are the same ones, because two sets of processes differ by more than what is to be measured: in the cores
+/// that they are given.
 pub(crate) struct Twin {
     pub(crate) word: &'static str,
     pub(crate) product: String,

@@ -1,15 +1,15 @@
 //! What this machine could do at best: rates of memory and the least time that an allreduce can take.
 //!
-//! The bound for a size is the time of its unavoidable memory traffic and of nothing else. On the caller's own memory each
-//! rank must read its `size` bytes once and write them once; whatever passes between ranks can stay in a cache. On mapped
-//! buffers each rank reads its shard, `size / ranks` bytes, of every buffer and writes the result back to every buffer:
-//! the same amount in another order. So the bound is the same for both: one pass in place over `size` bytes, in the order
-//! that memory likes best, by all ranks at once, since they share the memory. Once a size fits into the
+//! The bound for a size is the time of its unavoidable memory traffic and of nothing else. On the caller's own memory
+//! each rank must read its `size` bytes once and write them once; whatever passes between ranks can stay in a cache. On
+//! mapped buffers each rank reads its shard, `size / ranks` bytes, of every buffer and writes the result back to every
+//! buffer: the same amount in another order. So the bound is the same for both: one pass in place over `size` bytes, in
+//! the order that memory likes best, by all ranks at once, since they share the memory. Once a size fits into the
 //! caches the bound becomes that of the caches; synchronisation is never part of it.
 //!
 //! Ranks are threads here. Memory does not know the difference, and threads can be started and awaited without a
-//! contestant's help. Where every rank has a core, a pass takes as long as its slowest thread. Where ranks outnumber cores
-//! and take turns, it takes from the first thread's start to the last one's end.
+//! contestant's help. Where every rank has a core, a pass takes as long as its slowest thread. Where ranks outnumber
+//! cores and take turns, it takes from the first thread's start to the last one's end.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,8 @@ use super::entrant::{Entrant, Outcome};
 use super::task::{Kind, Task};
 use crate::peer::start::Pin;
 
-/// Bytes of each array in the measurement of rates: beyond the last-level cache of any server together with its partner.
+/// Bytes of each array in the measurement of rates: beyond the last-level cache of any server together with its
+/// partner.
 const RATE_BYTES: usize = 128 << 20;
 
 /// Repetitions in the measurement of rates; the best one counts, because a disturbance only ever slows.
@@ -135,8 +136,8 @@ fn timed<S: Send>(shares: Vec<S>, repetitions: usize, pin: Pin, work: impl Fn(&m
 /// from sleep takes longer than a pass over a small buffer.
 struct Gate {
     threads: usize,
-    /// Arrivals of all threads at all passages. Every thread adds to it and reads it; it orders nothing but itself, since
-    /// the threads share no other data.
+    /// Arrivals of all threads at all passages. Every thread adds to it and reads it; it orders nothing but itself,
+    /// since the threads share no other data.
     arrived: AtomicUsize,
 }
 

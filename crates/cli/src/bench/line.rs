@@ -1,9 +1,9 @@
 //! The line between the driver and one rank of a contestant: orders go one way, answers come back.
 //!
-//! Each message is one line of JSON over a Unix socket in a directory that only this user can enter. It is text so that a
-//! peer program in another language can speak it. A rank that waits for an order blocks in `read`, so that contestants
-//! which are not being measured take no processor time from the one that is. End of file means "go home": ranks outlive
-//! neither the driver nor its interest in them.
+//! Each message is one line of JSON over a Unix socket in a directory that only this user can enter. It is text so that
+//! a peer program in another language can speak it. A rank that waits for an order blocks in `read`, so that
+//! contestants which are not being measured take no processor time from the one that is. End of file means "go home":
+//! ranks outlive neither the driver nor its interest in them.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,8 +1,8 @@
 //! `farandole bench`: how long collectives take here, whether their results are right, and how that compares.
 //!
-//! The parent process (`driver`, `entrant`) starts all contestants, lets them take turns and does the arithmetic; it takes
-//! no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this module knows how a collective
-//! works; it knows tasks, times and what the right result is.
+//! The parent process (`driver`, `entrant`) starts all contestants, lets them take turns and does the arithmetic; it
+//! takes no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this module knows
+//! how a collective works; it knows tasks, times and what the right result is.
 
 pub(crate) mod args;
 mod busy;

@@ -1,7 +1,7 @@
 //! Farandole itself as a contestant: how its ranks are started and found, and which door they take.
 //!
-//! Both doors lead to the same machine, each with connections of its own: the communicator for direct calls, the engine for
-//! requests by name. The barrier between iterations is always the communicator's, so that it is no part of what the
+//! Both doors lead to the same machine, each with connections of its own: the communicator for direct calls, the engine
+//! for requests by name. The barrier between iterations is always the communicator's, so that it is no part of what the
 //! engine learns.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,15 +1,15 @@
 //! Inputs whose collective results are known beforehand, and the count of results that differ.
 //!
-//! The values are those of `tensor::verifiable`: whatever the ranks make of them is exact in every element type, so a result
-//! is either right to the last bit or wrong, and there is no tolerance to argue about. They are made for [`PERIOD`]
-//! elements and then repeat; filling and comparing work on copies of that block and cost little even for the
+//! The values are those of `tensor::verifiable`: whatever the ranks make of them is exact in every element type, so a
+//! result is either right to the last bit or wrong, and there is no tolerance to argue about. They are made for
+//! [`PERIOD`] elements and then repeat; filling and comparing work on copies of that block and cost little even for the
 //! largest buffers.
 
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::{Finish, verifiable};
 
-/// After so many elements the values repeat. Prime, so that data which ended up at a wrong place meets other values there,
-/// whichever power of two it was off by; large enough that copying a block runs at full speed.
+/// After so many elements the values repeat. Prime, so that data which ended up at a wrong place meets other values
+/// there, whichever power of two it was off by; large enough that copying a block runs at full speed.
 const PERIOD: usize = 4093;
 
 /// Seed of the values. Any would do; a fixed one makes a wrong result repeatable.

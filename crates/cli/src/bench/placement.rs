@@ -1,9 +1,9 @@
 //! Which rank runs on which host, and how a command gets there.
 //!
 //! A *host* is whatever can be entered by putting words before a command: a network namespace (`ip netns exec name`), a
-//! container. All hosts share the files of this machine, because the ranks meet the driver and each other at sockets with
-//! names in the file system; those work between network namespaces, unlike abstract ones. Without such words hosts are only
-//! pretended: farandole then believes in them, and its peers run as on one host.
+//! container. All hosts share the files of this machine, because the ranks meet the driver and each other at sockets
+//! with names in the file system; those work between network namespaces, unlike abstract ones. Without such words hosts
+//! are only pretended: farandole then believes in them, and its peers run as on one host.
 
 use std::ffi::OsStr;
 use std::net::IpAddr;

@@ -1,13 +1,14 @@
 //! The sizes of a run, as written on the command line.
 //!
 //! `1024`, `64K`, `1M`, `2G` are sizes; `KB` and `KiB` mean the same as `K`. Units count in steps of 1024, as every
-//! collective benchmark does. A list is joined by commas; an item of the list may be a range `FROM..TO`, which goes up by a
-//! factor of 4, or `FROM..TO:F` with a factor of its own.
+//! collective benchmark does. A list is joined by commas; an item of the list may be a range `FROM..TO`, which goes up
+//! by a factor of 4, or `FROM..TO:F` with a factor of its own.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Default factor between the sizes of a range: fine enough to see every change of algorithm, coarse enough for one screen.
+/// Default factor between the sizes of a range: fine enough to see every change of algorithm, coarse enough for one
+/// screen.
 const DEFAULT_FACTOR: u64 = 4;
 
 /// Sizes in bytes, in the order in which they are measured.

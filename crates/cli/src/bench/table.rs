@@ -11,8 +11,8 @@ use super::sizes::Size;
 use super::statistics::Spread;
 use super::task::{Kind, Memory, Pace, Through};
 
-/// A load average above this before the run means that the cores are not the contestants' alone. A shell and its friends
-/// stay well below.
+/// A load average above this before the run means that the cores are not the contestants' alone. A shell and its
+/// friends stay well below.
 const BUSY_LOAD: f64 = 0.7;
 
 const LIMIT_FOOTNOTE: &str = "limit = all ranks at once read and write as many bytes as the size once (x *= 1), the least that memory must do; \

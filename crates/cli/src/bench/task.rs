@@ -1,8 +1,8 @@
 //! What is measured: one collective on one size, in words that every contestant understands.
 //!
-//! Sizes follow the custom of NCCL's tests. For allreduce and broadcast the size is that of the buffer of each rank; for
-//! allgather it is the gathered result, for reducescatter and alltoall the input of each rank: always the larger side,
-//! so that rates can be compared between collectives.
+//! Sizes follow the custom of NCCL's tests. For allreduce and broadcast the size is that of the buffer of each rank;
+//! for allgather it is the gathered result, for reducescatter and alltoall the input of each rank: always the larger
+//! side, so that rates can be compared between collectives.
 
 use std::fmt;
 

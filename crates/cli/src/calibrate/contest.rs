@@ -1,9 +1,10 @@
 //! What competes with what: for each collective that has a choice here, the ways that can run.
 //!
-//! Allreduce has several everywhere. On one host that is on memory of the caller's; requests that travel together in the engine's mapped
-//! buffer keep their built-in choice, because what that costs begins with the packing: measured without it, the mapped algorithm seemed
-//! twice as fast at 16 KB, and through the engine it was slower. Allgather and broadcast have a choice between hosts alone, and
-//! only from three ranks on; with two their forms are the same messages. Reducescatter, alltoall and barrier have one way each.
+//! Allreduce has several everywhere. On one host that is on memory of the caller's; requests that travel together in
+//! the engine's mapped buffer keep their built-in choice, because what that costs begins with the packing: measured
+//! without it, the mapped algorithm seemed twice as fast at 16 KB, and through the engine it was slower. Allgather and
+//! broadcast have a choice between hosts alone, and only from three ranks on; with two their forms are the same
+//! messages. Reducescatter, alltoall and barrier have one way each.
 
 use anyhow::{Result, ensure};
 use farandole::{Algorithm, Communicator, Dtype, Rank, ReduceOp};
@@ -126,8 +127,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Runs one operation on known data and refuses a wrong result: the fastest way to be wrong must not win. Leaves zeros
-    /// behind, on which arithmetic is equally fast however often it is repeated.
+    /// Runs one operation on known data and refuses a wrong result: the fastest way to be wrong must not win. Leaves
+    /// zeros behind, on which arithmetic is equally fast however often it is repeated.
     pub(super) fn check(&mut self, communicator: &mut Communicator, way: Way) -> Result<()> {
         let (rank, size) = (communicator.rank().index(), communicator.size());
         self.own.fill(rank as f32 + 1.0);

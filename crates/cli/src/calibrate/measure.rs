@@ -1,9 +1,10 @@
 //! The rounds: every way at every size, in turns, for as long as it takes to tell them apart.
 //!
-//! All ranks run this as one program. A time is that of the slowest rank, found by an allreduce of the times of a round, so all
-//! ranks hold the same numbers and take the same decisions. At each size every way is tried first; one that is far behind gets no
-//! more time. The others take turns in *rounds*, and the order rotates, so that nobody always follows the same predecessor. Ways
-//! that seem faster than the built-in choice, but have not won often enough to be sure, get further rounds against it.
+//! All ranks run this as one program. A time is that of the slowest rank, found by an allreduce of the times of a
+//! round, so all ranks hold the same numbers and take the same decisions. At each size every way is tried first; one
+//! that is far behind gets no more time. The others take turns in *rounds*, and the order rotates, so that nobody
+//! always follows the same predecessor. Ways that seem faster than the built-in choice, but have not won often enough
+//! to be sure, get further rounds against it.
 
 use std::time::Instant;
 
@@ -20,12 +21,12 @@ const ROUNDS: usize = 7;
 /// Iterations of the first try, which only says how long one takes.
 const TRY_ITERATIONS: usize = 3;
 
-/// A way that takes this many times as long as the fastest gets no rounds: no disturbance of a few iterations is that large, or
-/// lasts over them.
+/// A way that takes this many times as long as the fastest gets no rounds: no disturbance of a few iterations is that
+/// large, or lasts over them.
 const HOPELESS: f64 = 4.0;
 
-/// Most iterations of a round. A round must not be over in a moment: two ranks may share a core for some milliseconds, which makes
-/// small operations ten times as slow, and with 300 iterations all rounds of a size fell into such a spell.
+/// Most iterations of a round. A round must not be over in a moment: two ranks may share a core for some milliseconds,
+/// which makes small operations ten times as slow, and with 300 iterations all rounds of a size fell into such a spell.
 const MAX_ITERATIONS: usize = 20_000;
 
 /// Untimed iterations at the start of a round, to make schedules and bring caches back after the others' turns.

@@ -1,8 +1,9 @@
 //! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
 //!
-//! With `-np` this process starts the ranks and waits for them; inside a job, whoever has started it, it is a rank. The ranks measure
-//! (`contest`, `measure`) as one program: after each round all of them hold the same times, so all take the same decisions without a
-//! driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was found (`summary`).
+//! With `-np` this process starts the ranks and waits for them; inside a job, whoever has started it, it is a rank. The
+//! ranks measure (`contest`, `measure`) as one program: after each round all of them hold the same times, so all take
+//! the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was
+//! found (`summary`).
 //!
 //! How tables are used is the engine's business (`tables`). Peers and bandwidths are `bench`'s.
 
@@ -32,8 +33,8 @@ const MAX_RANKS: usize = 1024;
 
 /// Measure which algorithms are fastest on this machine, and keep the result for later jobs.
 ///
-/// Runs every algorithm that can run, at every size, in turns, and writes a table that jobs with as many ranks on as many hosts of
-/// this kind read when they start. Takes some seconds. Measures best when nobody else is at work.
+/// Runs every algorithm that can run, at every size, in turns, and writes a table that jobs with as many ranks on as
+/// many hosts of this kind read when they start. Takes some seconds. Measures best when nobody else is at work.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   farandole calibrate -np 2
@@ -52,8 +53,8 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, default_value_t = 12.0, value_name = "SECONDS")]
     seconds: f64,
 
-    /// Spread the ranks over so many pretended hosts, with TCP over the loopback device between them. To try things out:
-    /// such a table is not put into the user's cache, so FARANDOLE_TABLES must say where.
+    /// Spread the ranks over so many pretended hosts, with TCP over the loopback device between them. To try things
+    /// out: such a table is not put into the user's cache, so FARANDOLE_TABLES must say where.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     hosts: usize,
 }

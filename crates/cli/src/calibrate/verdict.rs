@@ -1,8 +1,8 @@
 //! What the times mean: which ways are clearly faster than the built-in choice, and the table that follows.
 //!
-//! A difference counts if it shows in nearly every round, because the rounds of two ways were run right after each other, and if it is
-//! larger than the margin that `choose` asks for. What does not count is entered into the table as no faster than the built-in choice:
-//! a table says what is known, not what happened to be seen.
+//! A difference counts if it shows in nearly every round, because the rounds of two ways were run right after each
+//! other, and if it is larger than the margin that `choose` asks for. What does not count is entered into the table as
+//! no faster than the built-in choice: a table says what is known, not what happened to be seen.
 
 use farandole::Communicator;
 use farandole_plan::choose::MARGIN;

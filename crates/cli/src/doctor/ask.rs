@@ -106,8 +106,8 @@ fn ended(status: ExitStatus) -> Ending {
     }
 }
 
-/// A thread of its own reads the pipe until it is closed, so that the program is never held up by a full one. Nobody waits for the
-/// thread: if a left-behind child keeps the pipe open, it ends with this process.
+/// A thread of its own reads the pipe until it is closed, so that the program is never held up by a full one. Nobody
+/// waits for the thread: if a left-behind child keeps the pipe open, it ends with this process.
 fn listen(mut pipe: impl Read + Send + 'static) -> Receiver<(Vec<u8>, SystemTime)> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

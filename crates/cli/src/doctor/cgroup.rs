@@ -1,15 +1,16 @@
 //! What the control groups of this process allow it: cores and memory.
 //!
 //! Both versions of control groups are read, also mixed. A process is in one group for each controller, named by
-//! `/proc/self/cgroup`; where that group's files are is said by `/proc/self/mountinfo`. A limit binds everything below it, so
-//! every group from the process's own up to the root of the mount is asked, and the least answer counts. Inside a container the own
-//! path may not exist below the mount; then the mount's root is the container's group.
+//! `/proc/self/cgroup`; where that group's files are is said by `/proc/self/mountinfo`. A limit binds everything below
+//! it, so every group from the process's own up to the root of the mount is asked, and the least answer counts. Inside
+//! a container the own path may not exist below the mount; then the mount's root is the container's group.
 //!
 //! All reading goes through one function from paths to texts, so that tests bring machines of their own.
 
 use std::path::{Path, PathBuf};
 
-/// Limits above this are the kernel's way of saying that there is none (version 1 writes the largest multiple of a page).
+/// Limits above this are the kernel's way of saying that there is none (version 1 writes the largest multiple of a
+/// page).
 const NO_LIMIT_BYTES: u64 = 1 << 60;
 
 /// What the control groups allow.

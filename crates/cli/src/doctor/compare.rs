@@ -1,7 +1,7 @@
 //! Hosts side by side: versions and clocks.
 //!
-//! Different versions of farandole refuse to work together, and a framework that one host lacks ends the job there; these are problems. Other
-//! differences are notes, because such jobs run, if not always alike.
+//! Different versions of farandole refuse to work together, and a framework that one host lacks ends the job there;
+//! these are problems. Other differences are notes, because such jobs run, if not always alike.
 
 use std::collections::{BTreeMap, BTreeSet};
 

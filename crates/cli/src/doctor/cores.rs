@@ -1,6 +1,7 @@
 //! Cores: how many there are, and how many of them this process gets.
 //!
-//! Three things bound it: what is online, the affinity mask, and the quota of the control group. The engine goes by the least.
+//! Three things bound it: what is online, the affinity mask, and the quota of the control group. The engine goes by the
+//! least.
 
 use super::cgroup::Allowance;
 use super::finding::{Finding, Group, Planned};

@@ -1,7 +1,7 @@
 //! What the doctor says: findings, and the report that holds those of one machine.
 //!
-//! A finding has a key that does not change between versions, so that scripts may look for it; the sentences may change. The
-//! invariant: a problem always carries its fix, because there is no way to make one without.
+//! A finding has a key that does not change between versions, so that scripts may look for it; the sentences may
+//! change. The invariant: a problem always carries its fix, because there is no way to make one without.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

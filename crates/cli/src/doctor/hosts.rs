@@ -1,8 +1,8 @@
 //! The doctor on other hosts: through the system's ssh, all at once.
 //!
-//! Each host runs `farandole doctor --json` and what it prints is the report. ssh asks nothing (`BatchMode`), and whatever
-//! the user's configuration says about keys of hosts stays as it is. A host that does not answer is a problem that carries
-//! ssh's own last line. This host is looked at directly, as the launcher would do.
+//! Each host runs `farandole doctor --json` and what it prints is the report. ssh asks nothing (`BatchMode`), and
+//! whatever the user's configuration says about keys of hosts stays as it is. A host that does not answer is a problem
+//! that carries ssh's own last line. This host is looked at directly, as the launcher would do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -1,9 +1,10 @@
 //! Opens one vendor library and asks it for its version.
 //!
-//! This module has unsafe code: it calls C through addresses found by name. The invariant it keeps: every function is called
-//! with the type that its vendor documents, only functions that may be called before any initialisation come first, and everything
-//! passed to them outlives the call. Opening a library runs its initialisers, which may crash or hang; so only the hidden
-//! subcommand `doctor-probe` comes here, in a process that does nothing else and that `vendor` watches.
+//! This module has unsafe code: it calls C through addresses found by name. The invariant it keeps: every function is
+//! called with the type that its vendor documents, only functions that may be called before any initialisation come
+//! first, and everything passed to them outlives the call. Opening a library runs its initialisers, which may crash or
+//! hang; so only the hidden subcommand `doctor-probe` comes here, in a process that does nothing else and that `vendor`
+//! watches.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The limits that the kernel puts on this process and those it starts: open files, locked memory, size of a file.
 //!
-//! A rank opens descriptors for every peer, so a limit that suits a shell can be too low for a large job. How many it is was
-//! counted on running ranks: 10, and those of a mesh (`farandole_transport::descriptors`) twice for the world and once
-//! for each process set. Ranks raise their soft limit themselves; what they cannot pass is the hard limit.
+//! A rank opens descriptors for every peer, so a limit that suits a shell can be too low for a large job. How many it
+//! is was counted on running ranks: 10, and those of a mesh (`farandole_transport::descriptors`) twice for the world
+//! and once for each process set. Ranks raise their soft limit themselves; what they cannot pass is the hard limit.
 
 use farandole_transport::contact::suggested_connections;
 use farandole_transport::descriptors::of_mesh;
@@ -106,7 +106,8 @@ impl Limits {
     }
 }
 
-/// Descriptors that one process of the job needs at most: a rank with its program, or the one that looks after the ranks.
+/// Descriptors that one process of the job needs at most: a rank with its program, or the one that looks after the
+/// ranks.
 fn needed_descriptors(planned: Planned, connections: u16, sets: u64) -> u64 {
     let meshes = (WORLD_MESHES + sets) * mesh_descriptors(planned, connections);
     let rank = OWN_DESCRIPTORS + meshes + PROGRAM_DESCRIPTORS;

@@ -1,15 +1,15 @@
 //! Memory: how much there is, and whether ranks of this host can share some.
 //!
-//! Ranks share memory through memfds, which no mount of `/dev/shm` bounds; what they take counts as memory of the control
-//! group. That they work is not concluded but tried: the engine's own segment is made and written to.
+//! Ranks share memory through memfds, which no mount of `/dev/shm` bounds; what they take counts as memory of the
+//! control group. That they work is not concluded but tried: the engine's own segment is made and written to.
 
 use farandole_transport::shm::{Layout, Segment};
 
 use super::cgroup::Allowance;
 use super::finding::{Finding, Group, Planned};
 
-/// Docker's default for `/dev/shm` is 64 MiB, at which data loaders and NCCL are known to fail; with less than a few times
-/// that it is worth a word.
+/// Docker's default for `/dev/shm` is 64 MiB, at which data loaders and NCCL are known to fail; with less than a few
+/// times that it is worth a word.
 const SMALL_SHM_BYTES: u64 = 256 << 20;
 
 /// Each rank has two meshes: one for direct collectives, one for named requests.
@@ -114,8 +114,8 @@ fn needed_bytes(planned: Planned, fusion_bytes: u64) -> u64 {
     planned.local_ranks as u64 * (MESHES * segment + fusion_bytes)
 }
 
-/// Bytes without which no rank of this host gets anywhere: the slots of one mesh each. Other pages cost memory only when
-/// they are touched, and most jobs do not touch them all.
+/// Bytes without which no rank of this host gets anywhere: the slots of one mesh each. Other pages cost memory only
+/// when they are touched, and most jobs do not touch them all.
 fn least_bytes(planned: Planned) -> u64 {
     planned.local_ranks as u64 * Layout::standard(1).fixed_bytes() as u64
 }

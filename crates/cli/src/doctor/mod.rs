@@ -7,8 +7,8 @@
 //! (`protection`). `outlook` says what will be used and why, `page` shows it all, `hosts` does the same elsewhere and
 //! `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
 //!
-//! The invariant: the doctor changes nothing, needs no rights, and ends in time whatever it meets. It imports no framework,
-//! and every program and library that it asks is a child with a deadline.
+//! The invariant: the doctor changes nothing, needs no rights, and ends in time whatever it meets. It imports no
+//! framework, and every program and library that it asks is a child with a deadline.
 
 mod ask;
 mod cgroup;

@@ -1,8 +1,8 @@
 //! The network as this machine sees it: its addresses, its name, and its ssh client.
 //!
-//! Every address is listed, and none is preferred: a job finds out by connecting which of them its hosts can reach. The name is
-//! looked up as any other program would do it, which may ask a server that does not answer; so the doctor waits for
-//! the lookup only for a while.
+//! Every address is listed, and none is preferred: a job finds out by connecting which of them its hosts can reach. The
+//! name is looked up as any other program would do it, which may ask a server that does not answer; so the doctor waits
+//! for the lookup only for a while.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};

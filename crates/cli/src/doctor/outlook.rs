@@ -1,7 +1,7 @@
 //! What a job started here will use, and why, in sentences.
 //!
-//! Written from the same facts as the findings. It promises nothing that the engine would decide otherwise: which way data goes between
-//! ranks, whether they wait awake, which instruction set and which Python.
+//! Written from the same facts as the findings. It promises nothing that the engine would decide otherwise: which way
+//! data goes between ranks, whether they wait awake, which instruction set and which Python.
 
 use farandole_transport::contact::suggested_connections;
 

@@ -1,7 +1,7 @@
 //! Findings as a page that a person reads: 80 columns, colours only where they can be seen.
 //!
-//! What is well takes one entry without explanation; a note or a problem adds why it matters and what to do. A command stands
-//! between backticks and is never broken over two lines, so that it can be copied.
+//! What is well takes one entry without explanation; a note or a problem adds why it matters and what to do. A command
+//! stands between backticks and is never broken over two lines, so that it can be copied.
 
 use std::fmt::Write;
 use std::io::IsTerminal;

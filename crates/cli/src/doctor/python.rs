@@ -1,8 +1,8 @@
 //! The Python that a job would run, and the frameworks in it.
 //!
-//! The interpreter is asked once, in a process of its own: versions come from the metadata that installers leave behind, and no
-//! framework is imported, because importing one takes seconds and may crash. The current folder is kept out of its module path, so
-//! that a file called `json.py` there is not run by accident.
+//! The interpreter is asked once, in a process of its own: versions come from the metadata that installers leave
+//! behind, and no framework is imported, because importing one takes seconds and may crash. The current folder is kept
+//! out of its module path, so that a file called `json.py` there is not run by accident.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -1,8 +1,8 @@
 //! Which vendor libraries a job could open at run time, found by opening them, each in a process of its own.
 //!
-//! The invariant: nothing that a library does when it is opened (crash, hang, print) reaches the doctor. A child, started as
-//! `farandole doctor-probe LIB`, opens it (`library`) and answers with one line of JSON; a child that dies or is silent
-//! for too long is a finding like any other.
+//! The invariant: nothing that a library does when it is opened (crash, hang, print) reaches the doctor. A child,
+//! started as `farandole doctor-probe LIB`, opens it (`library`) and answers with one line of JSON; a child that dies
+//! or is silent for too long is a finding like any other.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,8 @@ use super::say;
 /// A driver without persistence mode initialises each device anew, which takes seconds on a large machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The names under which MPI libraries are known: Open MPI; MPICH and its relatives; MPICH on Debian; the common ABI of MPI 5.
+/// The names under which MPI libraries are known: Open MPI; MPICH and its relatives; MPICH on Debian; the common ABI of
+/// MPI 5.
 const MPI_NAMES: [&str; 5] = ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.0", "libmpi_abi.so.1"];
 
 /// What a child answers. One line on its standard output, after whatever the library itself may print.

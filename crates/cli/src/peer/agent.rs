@@ -1,9 +1,9 @@
 //! What Open MPI needs to start ranks on hosts that are entered by words before a command.
 //!
-//! Its launcher runs on the first host and starts a daemon on each of the others through a *remote agent*, a program that
-//! it calls like ssh: options, name of the host, command. Our agent is a small shell script that enters the host instead.
-//! Open MPI tells hosts apart by their names and names shared memory after them, so every command on a host gets a name of
-//! its own for it, in a namespace of its own.
+//! Its launcher runs on the first host and starts a daemon on each of the others through a *remote agent*, a program
+//! that it calls like ssh: options, name of the host, command. Our agent is a small shell script that enters the host
+//! instead. Open MPI tells hosts apart by their names and names shared memory after them, so every command on a host
+//! gets a name of its own for it, in a namespace of its own.
 
 use std::fmt::Write;
 use std::fs;
@@ -37,8 +37,8 @@ pub(super) fn launch(launcher: &Path, placement: &Placement, directory: &Path) -
     Ok(command)
 }
 
-/// The smallest network that has the addresses of all hosts, as address and length of the prefix. Open MPI does not understand
-/// networks of a single address, so a prefix leaves at least two bits.
+/// The smallest network that has the addresses of all hosts, as address and length of the prefix. Open MPI does not
+/// understand networks of a single address, so a prefix leaves at least two bits.
 fn common_network(placement: &Placement) -> Result<String> {
     let mut bits = Vec::with_capacity(placement.hosts);
     for host in 0..placement.hosts {

@@ -1,12 +1,12 @@
 //! Open MPI or MPICH, opened at run time, as a contestant.
 //!
 //! One binary serves both, without their headers, because on the machines we build for an `int` handle (MPICH) and a
-//! pointer handle (Open MPI) travel in the same argument slot; [`Handle`] is wide enough for either. MPICH's handles are
-//! constants of its published ABI; Open MPI's are addresses of its global objects.
+//! pointer handle (Open MPI) travel in the same argument slot; [`Handle`] is wide enough for either. MPICH's handles
+//! are constants of its published ABI; Open MPI's are addresses of its global objects.
 //!
-//! This module has unsafe code: it calls C through addresses found by name. The invariant it keeps: every pointer handed to
-//! MPI points into an [`OwnedBytes`] of this contestant that is at least as long as the counts say, all calls come from
-//! the one thread that initialised MPI, and no call comes before `MPI_Init` or after `MPI_Finalize`.
+//! This module has unsafe code: it calls C through addresses found by name. The invariant it keeps: every pointer
+//! handed to MPI points into an [`OwnedBytes`] of this contestant that is at least as long as the counts say, all calls
+//! come from the one thread that initialised MPI, and no call comes before `MPI_Init` or after `MPI_Finalize`.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -202,9 +202,9 @@ impl Contestant for Mpi {
         let send: Buffer = input.as_mut_ptr().cast();
         let recv: Buffer = output.as_mut().map_or(send, |memory| memory.as_mut_ptr().cast());
         let call = &self.functions;
-        // SAFETY: `prepare` has made `send` and `recv` long enough for `n` elements of `dtype`, times the number of ranks where the
-        // operation says so; they are different allocations unless the operation works in place; MPI is initialised
-        // and this is its thread (module's invariant).
+        // SAFETY: `prepare` has made `send` and `recv` long enough for `n` elements of `dtype`, times the number of
+        // ranks where the operation says so; they are different allocations unless the operation works in place; MPI is
+        // initialised and this is its thread (module's invariant).
         let code = unsafe {
             match task.kind {
                 Kind::Allreduce => (call.allreduce)(in_place, recv, n, dtype, op, world),

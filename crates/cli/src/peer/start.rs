@@ -1,8 +1,8 @@
 //! The command that starts each contestant, as its users would start it.
 //!
 //! Nobody is handicapped and nobody is tuned: the settings here are those that a job needs to start at all on a small
-//! machine (more ranks than cores, a container's root user). Nobody is bound to cores unless `--pin` asks for it, and then
-//! every contestant is bound alike, by itself: rank r to core r modulo the number of cores.
+//! machine (more ranks than cores, a container's root user). Nobody is bound to cores unless `--pin` asks for it, and
+//! then every contestant is bound alike, by itself: rank r to core r modulo the number of cores.
 
 use std::env;
 use std::ffi::OsString;

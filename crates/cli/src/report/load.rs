@@ -7,8 +7,8 @@ use farandole_trace::align::{Fit, align};
 use farandole_trace::history::{History, Lack};
 use farandole_trace::{Trace, Unreadable};
 
-/// Reads the traces of all ranks, brings their clocks together, and puts them together. What is missing is noted in the history and, for those who read
-/// no more than standard error, said there.
+/// Reads the traces of all ranks, brings their clocks together, and puts them together. What is missing is noted in the
+/// history and, for those who read no more than standard error, said there.
 pub(crate) fn history(folder: &Path) -> Result<History> {
     let (traces, spoilt) =
         Trace::read_folder(folder).map_err(|(path, error)| anyhow!("{}: {error}", path.display()))?;

@@ -1,7 +1,8 @@
 //! `farandole report`: where the time of a job went and what to change, as text, JSON or a page.
 //!
-//! Reads the traces of all ranks and leaves everything else to `farandole_trace`. Exit code 0: reported; 1: could not be; 2: an
-//! efficiency is below what `--fail-below` asks for, so that continuous integration can tell a slow job from a broken one.
+//! Reads the traces of all ranks and leaves everything else to `farandole_trace`. Exit code 0: reported; 1: could not
+//! be; 2: an efficiency is below what `--fail-below` asks for, so that continuous integration can tell a slow job from
+//! a broken one.
 
 pub(crate) mod load;
 pub(crate) mod profile;
@@ -22,7 +23,8 @@ const TOO_LOW: u8 = 2;
 
 /// Say where the time of a job went, what to change, and what that would bring.
 ///
-/// DIR holds the traces of all ranks, as `farandole run --trace DIR` leaves them. docs/insight.md says how each number is computed.
+/// DIR holds the traces of all ranks, as `farandole run --trace DIR` leaves them. docs/insight.md says how each number
+/// is computed.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   farandole report traces
@@ -54,8 +56,8 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// End with exit code 2 if an efficiency is below a value: parallel-efficiency=0.8. May be given more than once; the names are
-    /// those of the report.
+    /// End with exit code 2 if an efficiency is below a value: parallel-efficiency=0.8. May be given more than once;
+    /// the names are those of the report.
     #[arg(long = "fail-below", value_name = "NAME=VALUE", value_parser = floor)]
     floors: Vec<Floor>,
 }

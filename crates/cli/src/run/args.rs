@@ -1,9 +1,10 @@
 //! The command line of `farandole run`: its flags, and nothing about what they bring about.
 //!
-//! What farandole does is described here, in groups that `--help` shows. Settings of the engine are in [`super::tuning`], flags that
-//! horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a flag that is given twice the last one
-//! counts; that is how the command line overrules the configuration file. Flags that say how ranks are started are [`LaunchArgs`]:
-//! every command that starts ranks of its own has them, under the same names.
+//! What farandole does is described here, in groups that `--help` shows. Settings of the engine are in
+//! [`super::tuning`], flags that horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a
+//! flag that is given twice the last one counts; that is how the command line overrules the configuration file. Flags
+//! that say how ranks are started are [`LaunchArgs`]: every command that starts ranks of its own has them, under the
+//! same names.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,9 +17,9 @@ use super::tuning::{Tuning, seconds};
 
 /// Start a command as the ranks of a job, on this machine or many.
 ///
-/// Every rank gets the variables that farandole::init() reads. All ranks live and die as one: when one fails the others are ended, the last line
-/// says which one, where and why, and the exit code is that of the first rank to fail. Other hosts are reached through ssh,
-/// with your configuration; neither secrets nor variables are ever on a command line.
+/// Every rank gets the variables that farandole::init() reads. All ranks live and die as one: when one fails the others
+/// are ended, the last line says which one, where and why, and the exit code is that of the first rank to fail. Other
+/// hosts are reached through ssh, with your configuration; neither secrets nor variables are ever on a command line.
 ///
 /// Flags stand before the command; what follows it belongs to it. Long flags may be written with one dash, as in -np.
 #[derive(Args, Clone, Debug)]
@@ -71,8 +72,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
     pub(crate) ranks: Option<usize>,
 
-    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets, `[fe80::1]:2`
-    /// [default: this host]
+    /// Hosts and how many ranks each may hold: h1:2,h2:4. Without a number it is one; IPv6 stands in brackets,
+    /// `[fe80::1]:2` [default: this host]
     #[arg(long, short = 'H', value_name = "HOSTS", conflicts_with = "hostfile", help_heading = RANKS)]
     pub(crate) hosts: Option<String>,
 
@@ -88,8 +89,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, help_heading = RANKS)]
     pub(crate) dry_run: bool,
 
-    /// A variable for every rank: NAME=VALUE sets it, NAME takes it from here to other hosts as well, 'NAME*' all that begin so
-    /// and do not look like secrets. Repeatable
+    /// A variable for every rank: NAME=VALUE sets it, NAME takes it from here to other hosts as well, 'NAME*' all that
+    /// begin so and do not look like secrets. Repeatable
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", help_heading = VARIABLES)]
     pub(super) variables: Vec<OsString>,
 
@@ -117,8 +118,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, help_heading = OUTPUT)]
     pub(super) verbose: bool,
 
-    /// How long hosts may take to answer and ranks to find each other, in seconds [default: 30, or FARANDOLE_START_TIMEOUT, or
-    /// HOROVOD_START_TIMEOUT]
+    /// How long hosts may take to answer and ranks to find each other, in seconds [default: 30, or
+    /// FARANDOLE_START_TIMEOUT, or HOROVOD_START_TIMEOUT]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
     pub(super) start_timeout: Option<std::time::Duration>,
 
@@ -143,8 +144,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "WORD", allow_hyphen_values = true, help_heading = REMOTE)]
     pub(super) ssh_option: Vec<String>,
 
-    /// Offer only these addresses to other hosts: names of interfaces, addresses or networks (eth0,10.0.0.0/8). Repeatable
-    /// [default: whatever can be reached]
+    /// Offer only these addresses to other hosts: names of interfaces, addresses or networks (eth0,10.0.0.0/8).
+    /// Repeatable [default: whatever can be reached]
     #[arg(
         long,
         visible_alias = "network-interfaces",

@@ -1,9 +1,9 @@
 //! Settings from a YAML file, in the form that horovodrun takes.
 //!
-//! A file says nothing that flags could not say, so it becomes flags: they are put before those of the command line, which
-//! overrule them because they stand later. Every complaint names file and line; an unknown key is an error that names the nearest
-//! known one, because a misspelt setting would otherwise have no effect and no one would notice. Keys without a value are left out,
-//! as if they were not there.
+//! A file says nothing that flags could not say, so it becomes flags: they are put before those of the command line,
+//! which overrule them because they stand later. Every complaint names file and line; an unknown key is an error that
+//! names the nearest known one, because a misspelt setting would otherwise have no effect and no one would notice. Keys
+//! without a value are left out, as if they were not there.
 
 use std::ffi::OsString;
 use std::fs::File;

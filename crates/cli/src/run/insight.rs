@@ -1,7 +1,7 @@
 //! Flags that say what is to be written down of a job, its traces and its timeline, and who may watch it.
 //!
-//! All but the last become variables of the ranks; what they do with it is told in docs/insight.md. Files are meant where the launcher stands, so
-//! paths are made whole here; on other hosts the same path is used.
+//! All but the last become variables of the ranks; what they do with it is told in docs/insight.md. Files are meant
+//! where the launcher stands, so paths are made whole here; on other hosts the same path is used.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,8 @@ pub(super) struct Insight {
     #[arg(long, overrides_with = "timeline_mark_cycles", hide = true)]
     no_timeline_mark_cycles: bool,
 
-    /// Show metrics of all ranks at http://ADDRESS:PORT/metrics while the job runs, for Prometheus. A port alone is one of this machine,
-    /// which nobody else can reach; 0 finds a free one [default: FARANDOLE_METRICS, or none]
+    /// Show metrics of all ranks at http://ADDRESS:PORT/metrics while the job runs, for Prometheus. A port alone is one
+    /// of this machine, which nobody else can reach; 0 finds a free one [default: FARANDOLE_METRICS, or none]
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = live::parse_address, help_heading = INSIGHT)]
     pub(super) metrics: Option<SocketAddr>,
 }

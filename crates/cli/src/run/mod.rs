@@ -1,9 +1,9 @@
 //! `farandole run`: from the words of a command line to ranks that run.
 //!
-//! Words go one way: `spelling` divides them from the user's command, `config` puts the flags of a file before them, clap reads
-//! them into `args` (with `tuning` and `horovod`), `order` makes of them an order that leaves nothing open, and
-//! `farandole_cluster::launch` carries it out. Everything that is wrong with what was asked is said before anything is
-//! started.
+//! Words go one way: `spelling` divides them from the user's command, `config` puts the flags of a file before them,
+//! clap reads them into `args` (with `tuning` and `horovod`), `order` makes of them an order that leaves nothing open,
+//! and `farandole_cluster::launch` carries it out. Everything that is wrong with what was asked is said before anything
+//! is started.
 
 mod args;
 mod config;
@@ -33,7 +33,8 @@ use insight::Insight;
 use spelling::Words;
 use tuning::Tuning;
 
-/// The words after `run` as clap is to read them: long flags with two dashes, and those of the configuration file in front.
+/// The words after `run` as clap is to read them: long flags with two dashes, and those of the configuration file in
+/// front.
 pub(crate) fn prepare(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>> {
     prepare_for(words, &flags())
 }

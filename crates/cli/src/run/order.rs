@@ -1,7 +1,7 @@
 //! From flags to an order: what was asked for, resolved and consistent, before anything is started.
 //!
-//! The environment is a parameter, so that a test is not at the mercy of its own. A flag counts before the environment, and
-//! that before the default.
+//! The environment is a parameter, so that a test is not at the mercy of its own. A flag counts before the environment,
+//! and that before the default.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;

@@ -1,8 +1,9 @@
 //! Long flags with one dash: `-np`, `-hostfile`, `-prefix-timestamp`.
 //!
-//! Launchers have always spelled them so, and no library for command lines does. Here a second dash is added to each flag of
-//! our own that lacks one. The invariant: nothing is touched from the first word of the user's command on. `-np 7` behind `train.py`
-//! is train.py's business. To find that word one has to know which flags take values, and clap knows.
+//! Launchers have always spelled them so, and no library for command lines does. Here a second dash is added to each
+//! flag of our own that lacks one. The invariant: nothing is touched from the first word of the user's command on.
+//! `-np 7` behind `train.py` is train.py's business. To find that word one has to know which flags take values, and
+//! clap knows.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

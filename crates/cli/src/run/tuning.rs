@@ -1,8 +1,9 @@
 //! Flags that are settings of the engine, under the names that horovodrun gave them.
 //!
-//! Each becomes a variable of the ranks, under the name that the engine looks at first, so that a flag overrules whatever the
-//! environment says. What is not given sets nothing: then the environment counts, and then the engine's default. The
-//! engine's own reader checks the outcome here, before anything starts, so that nonsense is reported once and not by every rank.
+//! Each becomes a variable of the ranks, under the name that the engine looks at first, so that a flag overrules
+//! whatever the environment says. What is not given sets nothing: then the environment counts, and then the engine's
+//! default. The engine's own reader checks the outcome here, before anything starts, so that nonsense is reported once
+//! and not by every rank.
 
 use std::time::Duration;
 

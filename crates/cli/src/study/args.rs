@@ -12,9 +12,10 @@ use super::sweep::{Axes, Kind};
 
 /// Measure how throughput depends on ranks, batch, threads, model or precision, with real jobs.
 ///
-/// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median counts. Results are
-/// kept in a folder as they come: the same command again goes on where the last one ended. In the end there are a table, study.csv,
-/// results.json and study.html with charts, laws and remarks. docs/study.md tells it all.
+/// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median
+/// counts. Results are kept in a folder as they come: the same command again goes on where the last one ended. In the
+/// end there are a table, study.csv, results.json and study.html with charts, laws and remarks. docs/study.md tells it
+/// all.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   farandole study weak --ranks 1,2,4 --batch 32
@@ -28,8 +29,8 @@ pub(crate) struct StudyArgs {
     #[arg(value_enum, value_name = "KIND")]
     pub(super) kind: Kind,
 
-    /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model} and {precision} in it
-    /// stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
+    /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model} and
+    /// {precision} in it stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
     #[arg(long, value_name = "COMMAND", conflicts_with = "words")]
     pub(super) command: Option<String>,
 
@@ -78,8 +79,8 @@ pub(crate) struct StudyArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 20)]
     steps: usize,
 
-    /// What a run does before it is measured: more steps of the trainer [default: 3], or lines of throughput of a command that are left
-    /// out [default: 1]
+    /// What a run does before it is measured: more steps of the trainer [default: 3], or lines of throughput of a
+    /// command that are left out [default: 1]
     #[arg(long, value_name = "NUMBER")]
     warm_up: Option<usize>,
 

@@ -1,9 +1,9 @@
 //! What the runs of a study say: a row for each point, and sentences about all of them.
 //!
-//! The figure of a point is the median of its runs; its spread is the distance between the slowest and the fastest. A run far from the
-//! others of its point is an *outlier*: it is shown, and the median does not mind. Everything is compared with one declared baseline.
-//! A speed-up beyond the number of ranks is no mistake by itself (a smaller batch fits a cache), but a reason to look, so it
-//! is marked.
+//! The figure of a point is the median of its runs; its spread is the distance between the slowest and the fastest. A
+//! run far from the others of its point is an *outlier*: it is shown, and the median does not mind. Everything is
+//! compared with one declared baseline. A speed-up beyond the number of ranks is no mistake by itself (a smaller batch
+//! fits a cache), but a reason to look, so it is marked.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -61,7 +61,8 @@ pub(crate) struct Findings {
 /// Beyond the number of ranks by more than noise: runs differ by some percent on any machine.
 const SUPERLINEAR: f64 = 1.05;
 
-/// A run is an outlier if it is off by more than this share of the median, and by more than three deviations of the others.
+/// A run is an outlier if it is off by more than this share of the median, and by more than three deviations of the
+/// others.
 const OFF: f64 = 0.1;
 
 impl Findings {
@@ -307,8 +308,8 @@ fn medians<'a>(tables: impl Iterator<Item = &'a Vec<(String, f64)>>) -> Vec<(Str
     columns.into_iter().map(|(name, values)| (name, median(&values))).collect()
 }
 
-/// Runs that are far from the others. The deviation is the median one, scaled to what it would be for a bell curve: one wild run
-/// does not widen it.
+/// Runs that are far from the others. The deviation is the median one, scaled to what it would be for a bell curve: one
+/// wild run does not widen it.
 fn outliers(values: &[f64]) -> Vec<usize> {
     if values.len() < 3 {
         return Vec::new();

@@ -1,12 +1,13 @@
 //! Laws that measured points are held against.
 //!
-//! *Amdahl* (strong scaling: the same work for more ranks): a share `s` of it is done by one rank while the others wait, so
-//! `1/S(n) = s + (1 - s)/n`, and no number of ranks gets beyond `1/s`. *Gustafson* (weak scaling: work grows with the ranks): of every
-//! rank's time the share `s` does not grow with them, so `S(n) = n - s (n - 1)`. Both are straight lines through a known point in the right
-//! coordinates; `s` is their slope by least squares. A negative slope is no share but a speed-up beyond the number of ranks.
+//! *Amdahl* (strong scaling: the same work for more ranks): a share `s` of it is done by one rank while the others
+//! wait, so `1/S(n) = s + (1 - s)/n`, and no number of ranks gets beyond `1/s`. *Gustafson* (weak scaling: work grows
+//! with the ranks): of every rank's time the share `s` does not grow with them, so `S(n) = n - s (n - 1)`. Both are
+//! straight lines through a known point in the right coordinates; `s` is their slope by least squares. A negative slope
+//! is no share but a speed-up beyond the number of ranks.
 //!
-//! A *step* of `B` samples takes `a + b B`: `a` is paid however small the batch, and `a/b` is the batch at which half of the time is
-//! lost to it.
+//! A *step* of `B` samples takes `a + b B`: `a` is paid however small the batch, and `a/b` is the batch at which half
+//! of the time is lost to it.
 
 /// A law with its one number, found from points.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +29,8 @@ pub(crate) enum Law {
 }
 
 impl Share {
-    /// Finds the share from pairs of relative number of ranks and speed-up. `None` where no point is beyond the baseline.
+    /// Finds the share from pairs of relative number of ranks and speed-up. `None` where no point is beyond the
+    /// baseline.
     pub(crate) fn of(law: Law, points: &[(f64, f64)]) -> Option<Share> {
         let beyond: Vec<(f64, f64)> = points.iter().copied().filter(|&(ranks, _)| ranks > 1.0).collect();
         let (mut products, mut squares) = (0.0, 0.0);
@@ -92,8 +94,9 @@ pub(crate) struct StepTime {
 }
 
 impl StepTime {
-    /// The line through pairs of batch and seconds for a step. Differences count relative to the time, so that small batches,
-    /// which decide about the fixed part, are not outweighed by large ones. `None` with fewer than two batches.
+    /// The line through pairs of batch and seconds for a step. Differences count relative to the time, so that small
+    /// batches, which decide about the fixed part, are not outweighed by large ones. `None` with fewer than two
+    /// batches.
     pub(crate) fn of(points: &[(f64, f64)]) -> Option<StepTime> {
         let (mut w, mut wx, mut wxx, mut wy, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for &(batch, seconds) in points {

@@ -6,9 +6,9 @@
 //! DIR/logs/NAME.REPEAT.log  what it printed
 //! ```
 //!
-//! A run is written when it has ended, under another name first, so that a study that is cut off has whole runs or none. Whoever calls
-//! the same study again goes on where it ended; runs that had failed are tried again. A folder with another study in it is
-//! refused: figures that were not measured alike do not belong into one table.
+//! A run is written when it has ended, under another name first, so that a study that is cut off has whole runs or
+//! none. Whoever calls the same study again goes on where it ended; runs that had failed are tried again. A folder with
+//! another study in it is refused: figures that were not measured alike do not belong into one table.
 
 use std::fs;
 use std::io::Write;

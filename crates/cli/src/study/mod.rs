@@ -1,8 +1,9 @@
 //! `farandole study`: how throughput depends on something, measured with real jobs, kept, and explained.
 //!
-//! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how fast it was
-//! (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean (`fit` has the laws), `table` and
-//! `page` show it. Runs of different points take turns: what disturbs the machine for a while disturbs all of them.
+//! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how
+//! fast it was (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean
+//! (`fit` has the laws), `table` and `page` show it. Runs of different points take turns: what disturbs the machine for
+//! a while disturbs all of them.
 //!
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 
@@ -78,7 +79,8 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     Ok(if findings.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the study is asked to stop.
+/// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the
+/// study is asked to stop.
 fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let mut left: Vec<(usize, &Point)> = Vec::new();

@@ -1,7 +1,7 @@
 //! One configuration that is measured: who computes, with how much at a time, and what.
 //!
-//! A point has a name that is good for files and the same in every session, so that results can be found again. It also knows the
-//! words by which a user's command refers to it: `{ranks}` stands for the number of ranks, and so on.
+//! A point has a name that is good for files and the same in every session, so that results can be found again. It also
+//! knows the words by which a user's command refers to it: `{ranks}` stands for the number of ranks, and so on.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,8 @@ impl Point {
         })
     }
 
-    /// The user's command for this point. Braces that hold no word of ours are the command's own (`${HOME}`, `awk '{print}'`).
+    /// The user's command for this point. Braces that hold no word of ours are the command's own (`${HOME}`,
+    /// `awk '{print}'`).
     pub(crate) fn fill(&self, command: &str) -> String {
         PLACEHOLDERS.iter().fold(command.to_owned(), |filled, placeholder| {
             let value = self.value(placeholder).unwrap_or_default();

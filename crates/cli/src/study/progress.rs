@@ -1,7 +1,7 @@
 //! How far a study is and how long it will take: one bar on a terminal, one line for each run elsewhere.
 //!
-//! The time left is computed from what runs of the same point took before, or, for points that have not run yet, from the
-//! mean of all: a run of many ranks takes longer than one of few.
+//! The time left is computed from what runs of the same point took before, or, for points that have not run yet, from
+//! the mean of all: a run of many ranks takes longer than one of few.
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
 //! Runs one point as a real job and finds out how fast it was.
 //!
-//! The job is this very command again, `farandole train` or `farandole run` with the user's command, so that a point is measured as
-//! anybody would run it. It goes down with us: the step before it asks the kernel to end it when we end, and a launcher's ranks end
-//! with their launcher. What it prints goes to the point's log, and the last lines of it into the message when it fails.
+//! The job is this very command again, `farandole train` or `farandole run` with the user's command, so that a point is
+//! measured as anybody would run it. It goes down with us: the step before it asks the kernel to end it when we end,
+//! and a launcher's ranks end with their launcher. What it prints goes to the point's log, and the last lines of it
+//! into the message when it fails.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -92,7 +93,8 @@ impl Runner {
         }
     }
 
-    /// Waits for the end; a job that takes too long, or that nobody wants any more, is told to end, and in the end made to.
+    /// Waits for the end; a job that takes too long, or that nobody wants any more, is told to end, and in the end made
+    /// to.
     fn wait(&self, child: &mut Child) -> Result<End> {
         let started = Instant::now();
         let mut told: Option<(End, Instant)> = None;
@@ -176,7 +178,8 @@ impl Runner {
     }
 }
 
-/// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the first ones.
+/// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the
+/// first ones.
 fn summary(log: &Path) -> Result<Throughput> {
     let text = fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
     let last = text.lines().rev().find(|line| line.contains("\"summary\""));

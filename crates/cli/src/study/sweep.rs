@@ -1,7 +1,8 @@
 //! Which points a study has, and which of them the others are compared with.
 //!
-//! A pure function from what was asked to a list of points. Everything that makes a study pointless is said here, before the
-//! first job runs: a total batch that some number of ranks does not divide, ranks that do not divide the cores.
+//! A pure function from what was asked to a list of points. Everything that makes a study pointless is said here,
+//! before the first job runs: a total batch that some number of ranks does not divide, ranks that do not divide the
+//! cores.
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;

@@ -5,9 +5,9 @@
 //! rank throughput: 406.1 samples/s     of this rank; every rank says it, and they are added up
 //! ```
 //!
-//! The words stand at the beginning of a line, in any case; the unit is any word before `/s`, the same throughout. A program says it as often as it
-//! likes, for stretches of about equal length: the first lines are left out as warm-up, the median of the others counts. Everything else
-//! that it prints is its own business.
+//! The words stand at the beginning of a line, in any case; the unit is any word before `/s`, the same throughout. A
+//! program says it as often as it likes, for stretches of about equal length: the first lines are left out as warm-up,
+//! the median of the others counts. Everything else that it prints is its own business.
 
 use anyhow::{Result, bail, ensure};
 

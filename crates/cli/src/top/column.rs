@@ -1,7 +1,7 @@
 //! What the line of a rank consists of: columns, how each is written, and by which ranks can be sorted.
 //!
-//! Columns have a width of their own and an importance: where there is no room for all, the least important go first. Nothing is told by
-//! colour alone. Texts come from other processes; what could move a cursor is taken out of them.
+//! Columns have a width of their own and an importance: where there is no room for all, the least important go first.
+//! Nothing is told by colour alone. Texts come from other processes; what could move a cursor is taken out of them.
 
 use std::cmp::Ordering;
 

@@ -1,8 +1,9 @@
 //! `farandole top`: what the ranks of running jobs are doing, now.
 //!
-//! `farandole_cluster::live` finds the jobs and asks them; here is what becomes of the answers. `column` is what a rank's line consists of, `summary`
-//! what is said of all ranks and of those of a host, `text` prints both once, `view` is what somebody at a terminal looks at and
-//! what keys do to it, `screen` paints it, `watch` is the loop around. Only `watch` touches a terminal.
+//! `farandole_cluster::live` finds the jobs and asks them; here is what becomes of the answers. `column` is what a
+//! rank's line consists of, `summary` what is said of all ranks and of those of a host, `text` prints both once, `view`
+//! is what somebody at a terminal looks at and what keys do to it, `screen` paints it, `watch` is the loop around. Only
+//! `watch` touches a terminal.
 
 mod column;
 mod screen;
@@ -27,8 +28,9 @@ use view::View;
 
 /// Watch running jobs: pace, bytes, waiting and stalls of every rank.
 ///
-/// Finds the jobs of this user that `farandole run` has started from this machine, and those of other launchers whose rank 0 runs here.
-/// On a terminal the picture is renewed every second, and ? explains the keys; otherwise it is printed once.
+/// Finds the jobs of this user that `farandole run` has started from this machine, and those of other launchers whose
+/// rank 0 runs here. On a terminal the picture is renewed every second, and ? explains the keys; otherwise it is
+/// printed once.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TopArgs {
     /// Only this job: the process of its launcher, or of one of its ranks

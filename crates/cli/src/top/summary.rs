@@ -82,7 +82,8 @@ pub(super) fn host_title(width: usize) -> String {
     )
 }
 
-/// A line for each host: how many ranks, the slowest pace, bytes of all, mean shares, and what is the matter with how many.
+/// A line for each host: how many ranks, the slowest pace, bytes of all, mean shares, and what is the matter with how
+/// many.
 pub(super) fn host_lines(ranks: &[RankView], width: usize) -> Vec<(String, Mark)> {
     let line = |(host, ranks): (&str, Vec<RankView>)| {
         let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());

@@ -1,7 +1,7 @@
 //! What somebody at a terminal looks at, and what keys do to it. Values only: no terminal, no sockets.
 //!
-//! News replace what is shown, unless it is held. A job that is gone keeps its last picture, so that whoever watched can read
-//! how it ended.
+//! News replace what is shown, unless it is held. A job that is gone keeps its last picture, so that whoever watched
+//! can read how it ended.
 
 use farandole_cluster::live::{Found, RankView, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

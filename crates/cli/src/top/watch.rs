@@ -1,7 +1,7 @@
 //! The loop at a terminal: news from jobs, keys, and a picture that is painted when one of them has changed it.
 //!
-//! Jobs are asked on a thread of their own, so that one that does not answer holds up no key. Whatever ends the loop, a key, a signal, an
-//! error or a panic, the terminal is given back as it was.
+//! Jobs are asked on a thread of their own, so that one that does not answer holds up no key. Whatever ends the loop, a
+//! key, a signal, an error or a panic, the terminal is given back as it was.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The command line of `farandole train`: what is to be trained and how; how ranks are started is said as in `farandole run`.
+//! The command line of `farandole train`: what is to be trained and how; how ranks are started is said as in
+//! `farandole run`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +12,9 @@ use crate::run::LaunchArgs;
 
 /// Train a network on many ranks, with nothing but this program.
 ///
-/// Without any flag this is ResNet-20 on generated images like those of CIFAR-10, with one rank on each core of this machine: a few minutes, after
-/// which it says how accurate the network is, how fast it went, and where the time was lost. All flags of `farandole run` that say where and how ranks are
-/// started mean the same here.
+/// Without any flag this is ResNet-20 on generated images like those of CIFAR-10, with one rank on each core of this
+/// machine: a few minutes, after which it says how accurate the network is, how fast it went, and where the time was
+/// lost. All flags of `farandole run` that say where and how ranks are started mean the same here.
 #[derive(Args, Clone, Debug)]
 #[command(
     args_override_self = true,
@@ -27,7 +28,8 @@ use crate::run::LaunchArgs;
 docs/train.md describes the data sets, the log and the checkpoint."
 )]
 pub(crate) struct TrainArgs {
-    /// resnet20, resnet18, resnet50, vgg16, inception-v3, alexnet, googlenet, mobilenet-v2, edsr or lenet [default: resnet20]
+    /// resnet20, resnet18, resnet50, vgg16, inception-v3, alexnet, googlenet, mobilenet-v2, edsr or lenet [default:
+    /// resnet20]
     #[arg(long, value_name = "NAME", help_heading = WHAT)]
     model: Option<String>,
 
@@ -35,8 +37,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", help_heading = WHAT)]
     thin: Option<usize>,
 
-    /// cifar-like, imagenet-like, bigearthnet-like, faces-like, pairs-like (made on the fly), or a folder with a folder of JPEG and PNG images for
-    /// each class [default: cifar-like]
+    /// cifar-like, imagenet-like, bigearthnet-like, faces-like, pairs-like (made on the fly), or a folder with a folder
+    /// of JPEG and PNG images for each class [default: cifar-like]
     #[arg(long, value_name = "NAME|FOLDER", help_heading = WHAT)]
     data: Option<String>,
 
@@ -50,7 +52,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     test_samples: Option<usize>,
 
-    /// Rows and columns of an image [default: what the model was published with; 32 for cifar-like, 120 for bigearthnet-like, 48 for pairs-like]
+    /// Rows and columns of an image [default: what the model was published with; 32 for cifar-like, 120 for
+    /// bigearthnet-like, 48 for pairs-like]
     #[arg(long, value_name = "PIXELS", help_heading = WHAT)]
     image_size: Option<usize>,
 
@@ -59,8 +62,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "COUNT", help_heading = WHAT)]
     classes: Option<usize>,
 
-    /// How training samples are changed each time: none, or some of flip, flip-rows, turn, rotate=DEGREES, crop=PIXELS, mixup=ALPHA, with
-    /// commas between [default: what is usual for the task]
+    /// How training samples are changed each time: none, or some of flip, flip-rows, turn, rotate=DEGREES, crop=PIXELS,
+    /// mixup=ALPHA, with commas between [default: what is usual for the task]
     #[arg(long, value_name = "WORDS", help_heading = WHAT)]
     augment: Option<String>,
 
@@ -104,7 +107,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "EPOCHS", allow_negative_numbers = true, help_heading = HOW)]
     warmup: Option<f64>,
 
-    /// How the learning rate falls afterwards: cosine (to zero), step (to a tenth at 1/2 and at 3/4), none [default: cosine]
+    /// How the learning rate falls afterwards: cosine (to zero), step (to a tenth at 1/2 and at 3/4), none [default:
+    /// cosine]
     #[arg(long, value_name = "KIND", help_heading = HOW)]
     decay: Option<Decay>,
 

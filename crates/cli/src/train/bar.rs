@@ -1,8 +1,9 @@
 //! One bar for the whole job, drawn by the launcher, of what rank 0 tells it.
 //!
-//! Rank 0 puts its news into a mailbox (a datagram socket in the run's folder); a thread here takes it out and draws. The thread ends when
-//! rank 0 has said that nothing more will come, or when the bar is dropped after the job: whatever was said by then is shown. Lines that
-//! ranks write themselves come through the launcher, for which the bar steps aside ([`Bar::drawer`]).
+//! Rank 0 puts its news into a mailbox (a datagram socket in the run's folder); a thread here takes it out and draws.
+//! The thread ends when rank 0 has said that nothing more will come, or when the bar is dropped after the job: whatever
+//! was said by then is shown. Lines that ranks write themselves come through the launcher, for which the bar steps
+//! aside ([`Bar::drawer`]).
 //!
 //! The bar is never wider than the terminal: a line that is broken in two cannot be taken away again.
 
@@ -36,7 +37,8 @@ const LEAST_CELLS: usize = 5;
 pub(super) struct Bar {
     mailbox: PathBuf,
     shown: ProgressBar,
-    /// Set by the launcher's thread when the job is over; the drawing thread then takes what is left and ends. Orders nothing.
+    /// Set by the launcher's thread when the job is over; the drawing thread then takes what is left and ends. Orders
+    /// nothing.
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -121,8 +123,8 @@ impl Pace {
     }
 }
 
-/// What is drawn, in one line that is shorter than the terminal is wide. What is least missed goes first: the bar, then the speed, then the
-/// loss, then the time that is left.
+/// What is drawn, in one line that is shorter than the terminal is wide. What is least missed goes first: the bar, then
+/// the speed, then the loss, then the time that is left.
 fn picture(progress: &Progress, left: Option<Duration>, columns: usize) -> String {
     let Progress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
     let (head, count) = (format!("epoch {epoch}/{epochs}"), format!("{step}/{steps}"));

@@ -1,8 +1,9 @@
 //! `farandole train`: the built-in trainer, started as a job like any other.
 //!
-//! The ranks are this very program (`rank`), started by the launcher of `farandole run` with the flags of `farandole run`. What is to be
-//! trained (`args`) goes to each of them as JSON. On this side are left: what is wrong is said before anything starts, one bar for the
-//! job is drawn where there is a terminal (`bar`), and when all is over the traces of the run are judged (`verdict`).
+//! The ranks are this very program (`rank`), started by the launcher of `farandole run` with the flags of
+//! `farandole run`. What is to be trained (`args`) goes to each of them as JSON. On this side are left: what is wrong
+//! is said before anything starts, one bar for the job is drawn where there is a terminal (`bar`), and when all is over
+//! the traces of the run are judged (`verdict`).
 
 mod args;
 mod bar;
@@ -26,7 +27,8 @@ use crate::doctor::usable_cores;
 use crate::run as launcher;
 use bar::Bar;
 
-/// How long ranks that are told to end may take unless something else is said: a step of a large network on a slow machine, and a checkpoint.
+/// How long ranks that are told to end may take unless something else is said: a step of a large network on a slow
+/// machine, and a checkpoint.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// The name of the hidden command of a rank.
@@ -77,8 +79,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other hosts cannot be
-/// had without the user's folder.
+/// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other
+/// hosts cannot be had without the user's folder.
 fn traces(order: &mut Order, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
     let from_environment = std::env::var_os("FARANDOLE_TRACE").map(PathBuf::from);
     match (wanted, from_environment) {

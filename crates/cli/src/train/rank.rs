@@ -8,8 +8,8 @@ use farandole_train::{Ended, threads};
 
 use crate::doctor::usable_cores;
 
-/// Trains as a rank of the job that this process was started in. What went wrong is said once for the whole job, if all ranks know
-/// it.
+/// Trains as a rank of the job that this process was started in. What went wrong is said once for the whole job, if all
+/// ranks know it.
 pub(crate) fn serve(words: &str) -> Result<ExitCode> {
     let job: Job = serde_json::from_str(words).context("this is started by `farandole train`, with a job")?;
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());

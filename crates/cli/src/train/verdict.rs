@@ -1,6 +1,7 @@
 //! Where the time of the run went, in two lines: the headline of `farandole report`, and its best advice.
 //!
-//! A run that cannot be judged has been a run all the same: whatever is wrong with the traces is a note, never an error.
+//! A run that cannot be judged has been a run all the same: whatever is wrong with the traces is a note, never an
+//! error.
 
 use std::io::Write;
 use std::path::Path;

@@ -18,8 +18,8 @@ const FEW: usize = 20;
 /// One job in so many is killed at a moment of its own.
 const KILLED_EVERY: usize = 4;
 
-/// A job of four ranks. When its launcher is killed, a rank may see another one end before it ends itself, and would leave
-/// what it recorded last among temporary files, as ranks that meet an error do. That is wanted, and no leftover.
+/// A job of four ranks. When its launcher is killed, a rank may see another one end before it ends itself, and would
+/// leave what it recorded last among temporary files, as ranks that meet an error do. That is wanted, and no leftover.
 const JOB: [&str; 5] = ["run", "-np", "4", "env", "FARANDOLE_TRACE_TROUBLE=0"];
 
 /// How soon after the launcher everything else must be gone, when it could not say goodbye.

@@ -1,4 +1,5 @@
-//! Jobs over three hosts that are hit by something: each ends in time, with a last line that says what it was, and nothing stays.
+//! Jobs over three hosts that are hit by something: each ends in time, with a last line that says what it was, and
+//! nothing stays.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use crate::running::Ended;
 const HEARTBEAT: [&str; 2] = ["--heartbeat-timeout", "2"];
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// What comes on top of noticing: verdicts, last words, the end of all ranks, on a machine that is busy with other things.
+/// What comes on top of noticing: verdicts, last words, the end of all ranks, on a machine that is busy with other
+/// things.
 const AFTERMATH: Duration = Duration::from_secs(6);
 
 /// Ranks of a killed rank or agent have their error in less than a second; a busy machine gets one more.

@@ -1,8 +1,8 @@
 //! One host of the laboratory: its files, its `sshd`, its processes, and commands that run on it.
 //!
-//! Files lie in `/run/lab`, which each host has for itself. The user's home is there, too, because that is what the host's own
-//! `/etc/passwd` says: `ssh` finds its configuration, keys and known hosts by itself, as it would for any user, and
-//! nothing of the machine's real user is touched.
+//! Files lie in `/run/lab`, which each host has for itself. The user's home is there, too, because that is what the
+//! host's own `/etc/passwd` says: `ssh` finds its configuration, keys and known hosts by itself, as it would for any
+//! user, and nothing of the machine's real user is touched.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -151,7 +151,8 @@ impl Host {
         until("the sshd has ended", || self.processes().iter().all(|process| process.pid_there != pid));
     }
 
-    /// All processes of this host but its keeper's and its `sshd`; those that have ended and wait to be noticed are not among them.
+    /// All processes of this host but its keeper's and its `sshd`; those that have ended and wait to be noticed are not
+    /// among them.
     pub(crate) fn guests(&self) -> Vec<Process> {
         let of_the_lab = |process: &Process| {
             process.pid == self.keeper.first

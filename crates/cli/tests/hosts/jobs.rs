@@ -28,7 +28,8 @@ pub(crate) fn dancing(lab: &Lab, options: &[&str]) -> Running {
     job
 }
 
-/// The processes of a job on this host, in the order of their numbers: launcher, agent, ranks, but not ssh and its daemons.
+/// The processes of a job on this host, in the order of their numbers: launcher, agent, ranks, but not ssh and its
+/// daemons.
 pub(crate) fn of_the_job(host: &Host) -> Vec<Process> {
     let ours = |process: &Process| {
         let program = process.words.first().map_or("", String::as_str);

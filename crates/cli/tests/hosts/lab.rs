@@ -1,13 +1,13 @@
 //! Several hosts and the network between them.
 //!
-//! A host is a set of kernel namespaces (network, host name, processes, mounts, shared memory) that a *keeper* process holds open.
-//! Every host has one device, `eth0`, whose cable ends in a switch: a bridge in a network namespace of its own. Nothing has
-//! a name outside these namespaces and nothing is written to the machine's file system, so two laboratories never meet and there is nothing
-//! to clean up but processes.
+//! A host is a set of kernel namespaces (network, host name, processes, mounts, shared memory) that a *keeper* process
+//! holds open. Every host has one device, `eth0`, whose cable ends in a switch: a bridge in a network namespace of its
+//! own. Nothing has a name outside these namespaces and nothing is written to the machine's file system, so two
+//! laboratories never meet and there is nothing to clean up but processes.
 //!
-//! The invariant: a laboratory ends with the thread that made it. Dropping it kills the first process of every host, and the
-//! kernel then kills all others of that host and takes the namespaces down. A test that is killed cannot drop anything; its keepers have
-//! asked the kernel to be killed with it.
+//! The invariant: a laboratory ends with the thread that made it. Dropping it kills the first process of every host,
+//! and the kernel then kills all others of that host and takes the namespaces down. A test that is killed cannot drop
+//! anything; its keepers have asked the kernel to be killed with it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -63,7 +63,8 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Makes the hosts, with an `sshd` in each, and plugs them in. Each may log in on each, and knows everybody's host key.
+    /// Makes the hosts, with an `sshd` in each, and plugs them in. Each may log in on each, and knows everybody's host
+    /// key.
     pub(crate) fn new(hosts: usize, family: Family) -> Lab {
         assert!(rustix::process::geteuid().is_root(), "this test makes network namespaces: run it as root");
         for (program, package) in [("/usr/sbin/sshd", "openssh-server"), ("/usr/bin/ssh", "openssh-client")] {
@@ -199,7 +200,8 @@ impl Keeper {
         command
     }
 
-    /// Changes the kept network. Nothing else of the keeper's is entered, so that processes are named as the test names them.
+    /// Changes the kept network. Nothing else of the keeper's is entered, so that processes are named as the test names
+    /// them.
     fn ip(&self, words: &[&str]) {
         let target = self.first.as_raw_nonzero().to_string();
         must(Command::new("nsenter").args(["--target", &target, "--net", "--", "ip"]).args(words));
@@ -213,8 +215,9 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Its standard input at an end, the first process ends; the kernel lets it do so only after all others, and unshare
-        // waits for it. It has nothing else to do that could keep it, but a test must never hang on its way out.
+        // Its standard input at an end, the first process ends; the kernel lets it do so only after all others, and
+        // unshare waits for it. It has nothing else to do that could keep it, but a test must never hang on its way
+        // out.
         drop(self.stdin.take());
         let began = Instant::now();
         while let Ok(None) = self.unshare.try_wait() {

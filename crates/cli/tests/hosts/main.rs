@@ -1,5 +1,5 @@
-//! `farandole run` on several hosts: network namespaces of this machine that are as much like machines of their own as a test
-//! can make them, with a real `sshd` in each.
+//! `farandole run` on several hosts: network namespaces of this machine that are as much like machines of their own as
+//! a test can make them, with a real `sshd` in each.
 //!
 //! `lab.rs` makes the hosts and the network between them, `host.rs` is one of them, `running.rs` a command that runs
 //! there. The other files are tests: `laboratory.rs` of the laboratory itself, `jobs.rs` of jobs that go well,

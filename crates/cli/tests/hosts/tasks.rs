@@ -46,7 +46,8 @@ fn the_alias_is_looked_for_on_every_host() {
     assert_eq!(ended.stdout.iter().filter(|line| line.ends_with("PYTHONPATH=/run/lab/alias")).count(), 2);
 }
 
-/// The Python package without its module in Rust, which nothing here needs and nobody may have built: a folder with copies, seen by all hosts.
+/// The Python package without its module in Rust, which nothing here needs and nobody may have built: a folder with
+/// copies, seen by all hosts.
 fn package() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/python/farandole").canonicalize().unwrap();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("package-{}", std::process::id()));

@@ -1,4 +1,5 @@
-//! `farandole train` with ranks on two hosts that share no folder: rank 0's host has the checkpoint and the log, and each host its own data.
+//! `farandole train` with ranks on two hosts that share no folder: rank 0's host has the checkpoint and the log, and
+//! each host its own data.
 
 use std::fs;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use crate::jobs::{all_gone, of_the_job};
 use crate::lab::{Family, Lab, until, until_within};
 use crate::running::Running;
 
-/// Rank 0 on `h0`, where the launcher runs, rank 1 on `h1`; a network and a data set so small that starting the processes takes most of the time.
+/// Rank 0 on `h0`, where the launcher runs, rank 1 on `h1`; a network and a data set so small that starting the
+/// processes takes most of the time.
 const TWO_HOSTS: [&str; 6] = ["train", "-H", "h0:1,h1:1", "--model", "lenet", "--batch=8"];
 /// Of a generated data set.
 const SAMPLES: [&str; 4] = ["--samples", "48", "--test-samples", "16"];

@@ -1,4 +1,5 @@
-//! Hosts that cannot be used: each is named, in time, with the reason in the words of whoever knew it; nothing is left on the others.
+//! Hosts that cannot be used: each is named, in time, with the reason in the words of whoever knew it; nothing is left
+//! on the others.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
 //! A channel over a blocking stream, with a deadline for each call.
 //!
-//! **Invariant:** no call takes longer than its deadline, also when the other side sends a byte now and then: the time that is left is
-//! set anew before each read and write. Only time in which this process was awake counts ([`Countdown`]).
+//! **Invariant:** no call takes longer than its deadline, also when the other side sends a byte now and then: the time
+//! that is left is set anew before each read and write. Only time in which this process was awake counts
+//! ([`Countdown`]).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -8,8 +8,8 @@ use super::{Fault, Purpose, Session};
 
 const CALLER: u32 = 7;
 
-/// Feeds the bytes to both sides, before and after they know each other, cut in pieces of the first byte's length; and carries
-/// them as a message.
+/// Feeds the bytes to both sides, before and after they know each other, cut in pieces of the first byte's length; and
+/// carries them as a message.
 #[doc(hidden)]
 pub fn check_any_session(bytes: &[u8]) {
     let (piece_bytes, bytes) = match bytes.split_first() {

@@ -1,12 +1,12 @@
 //! Messages between two processes that hold the job's key, and that nobody else can read, forge, repeat or reorder.
 //!
-//! A channel is Noise, pattern NN with the job's key as the pre-shared one: `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`. Both sides make a
-//! fresh key pair for each connection, so what was recorded stays secret even if the job's key becomes known later.
-//! ChaCha20-Poly1305 and BLAKE2s are fast and constant-time on every processor without special instructions, and
-//! a control channel carries too little for the cipher's speed to matter.
+//! A channel is Noise, pattern NN with the job's key as the pre-shared one: `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`.
+//! Both sides make a fresh key pair for each connection, so what was recorded stays secret even if the job's key
+//! becomes known later. ChaCha20-Poly1305 and BLAKE2s are fast and constant-time on every processor without special
+//! instructions, and a control channel carries too little for the cipher's speed to matter.
 //!
-//! [`Session`] is the protocol without any I/O: bytes in, bytes out. [`Channel`] moves its bytes over a blocking stream, with a
-//! deadline for each call; [`Polled`] over a non-blocking one, for a loop that looks after many.
+//! [`Session`] is the protocol without any I/O: bytes in, bytes out. [`Channel`] moves its bytes over a blocking
+//! stream, with a deadline for each call; [`Polled`] over a non-blocking one, for a loop that looks after many.
 //!
 //! What the messages say is not decided here, and neither is who may take which part: whoever holds the key is trusted.
 

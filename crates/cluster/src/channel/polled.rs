@@ -1,11 +1,11 @@
 //! A channel over a non-blocking stream, for a loop that looks after many things.
 //!
 //! The loop polls [`Polled::fd`] for reading, and for writing while [`Polled::wants_write`]; then it calls
-//! [`Polled::receive`] until that has nothing more, and [`Polled::flush`]. The handshake happens inside these calls. How long anything may
-//! take is the loop's business; nothing here knows time.
+//! [`Polled::receive`] until that has nothing more, and [`Polled::flush`]. The handshake happens inside these calls.
+//! How long anything may take is the loop's business; nothing here knows time.
 //!
-//! **Invariant:** bytes are read only when no complete message waits to be taken, so a peer that talks faster than it is listened to fills
-//! its own socket and not this side's memory.
+//! **Invariant:** bytes are read only when no complete message waits to be taken, so a peer that talks faster than it
+//! is listened to fills its own socket and not this side's memory.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -12,15 +12,16 @@
 //! frame:     u16 length · Noise message of one byte (0: more follows, 1: the message ends) and a piece of the message
 //! ```
 //!
-//! Numbers are little-endian. The opening travels in clear and is the handshake's prologue, so nobody can change on the way
-//! what a connection is for or who the caller says it is. A responder of another version, or of another job, answers with its
-//! preamble alone and hangs up, from which the initiator learns just that.
+//! Numbers are little-endian. The opening travels in clear and is the handshake's prologue, so nobody can change on the
+//! way what a connection is for or who the caller says it is. A responder of another version, or of another job,
+//! answers with its preamble alone and hangs up, from which the initiator learns just that.
 //!
-//! *Who is believed when.* The responder's answer depends on both fresh key pairs and the job's key, so an initiator that can open it
-//! talks to a living holder of the key. The initiator's first message depends on its own key pair only: it may be a
-//! recording. Therefore the initiator confirms at once, with a frame that no recording holds, and a responder is
-//! established when it has opened the confirmation. Until then a stranger can make this side keep 64 bytes, and nothing of
-//! theirs is decoded. Frames are numbered by Noise; one that is altered, repeated, left out or moved does not open.
+//! *Who is believed when.* The responder's answer depends on both fresh key pairs and the job's key, so an initiator
+//! that can open it talks to a living holder of the key. The initiator's first message depends on its own key pair
+//! only: it may be a recording. Therefore the initiator confirms at once, with a frame that no recording holds, and a
+//! responder is established when it has opened the confirmation. Until then a stranger can make this side keep 64
+//! bytes, and nothing of theirs is decoded. Frames are numbered by Noise; one that is altered, repeated, left out or
+//! moved does not open.
 //!
 //! **Invariant:** the first fault ends the session. Messages that were complete before it can still be taken.
 
@@ -113,7 +114,8 @@ impl Session {
         Session::new(key, purpose, 0, Stage::Listening, PREAMBLE_BYTES)
     }
 
-    /// Both sides of a channel with key pairs that are no secret, so that the same bytes travel in every run of a check.
+    /// Both sides of a channel with key pairs that are no secret, so that the same bytes travel in every run of a
+    /// check.
     #[cfg(any(test, fuzzing))]
     pub(super) fn predictable_pair(key: &Key, purpose: Purpose, caller: u32) -> (Session, Session) {
         let mut initiator = Session::new(key, purpose, caller, Stage::Listening, PREAMBLE_BYTES);

@@ -1,8 +1,8 @@
 //! Which process has started the ranks of this host, for launchers that give their jobs no name.
 //!
-//! A rank need not be a child of its launcher: there may be shells and wrappers in between, and these have inherited the rank's
-//! variables. So the launcher is the nearest ancestor without them. A process is named by its number and the time of its
-//! start, which together never come back while the machine runs.
+//! A rank need not be a child of its launcher: there may be shells and wrappers in between, and these have inherited
+//! the rank's variables. So the launcher is the nearest ancestor without them. A process is named by its number and the
+//! time of its start, which together never come back while the machine runs.
 
 use std::fs;
 

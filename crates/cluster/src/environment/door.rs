@@ -1,11 +1,10 @@
 //! How ranks of one host come by a key that nobody has given them.
 //!
-//! Rank 0 makes the key and stands at the *door*, an abstract Unix socket whose name all ranks of the job compute alike. Anybody on
-//! the machine may know that name; so both sides ask the kernel first whose process the other one is
-//! ([`Credentials`]). A
-//! visitor of another user is sent away without a word. A visitor who finds somebody else's process at the door reads nothing
-//! from it and says who it is. Between processes of one user the key is handed over in the clear: they could read it
-//! out of each other's memory anyway.
+//! Rank 0 makes the key and stands at the *door*, an abstract Unix socket whose name all ranks of the job compute
+//! alike. Anybody on the machine may know that name; so both sides ask the kernel first whose process the other one is
+//! ([`Credentials`]). A visitor of another user is sent away without a word. A visitor who finds somebody else's
+//! process at the door reads nothing from it and says who it is. Between processes of one user the key is handed over
+//! in the clear: they could read it out of each other's memory anyway.
 //!
 //! ```text
 //! from rank 0: the key, 64 hexadecimal digits
@@ -279,7 +278,8 @@ mod tests {
         assert!(error.contains(&format!("process {} is rank 0 of this job already", std::process::id())), "{error}");
     }
 
-    /// Runs something as another user of this machine, on a thread of its own, which the kernel lets change its user alone.
+    /// Runs something as another user of this machine, on a thread of its own, which the kernel lets change its user
+    /// alone.
     fn as_somebody_else<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
         let nobody = rustix::process::Uid::from_raw(65_534);
         let thread = std::thread::spawn(move || {

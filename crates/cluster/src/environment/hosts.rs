@@ -1,7 +1,8 @@
 //! Lists of hosts as batch systems write them.
 //!
 //! `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7 and login. A name may have several pairs of brackets, and every
-//! combination of what they stand for is meant, the last pair counting fastest. Numbers keep the leading zeros of the first one.
+//! combination of what they stand for is meant, the last pair counting fastest. Numbers keep the leading zeros of the
+//! first one.
 
 use crate::rendezvous::Address;
 

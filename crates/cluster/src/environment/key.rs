@@ -1,8 +1,9 @@
 //! Where the job's key can be had when ranks are on several hosts.
 //!
-//! In this order: the descriptor that `FARANDOLE_KEY_FD` names, `FARANDOLE_KEY` itself, the file that `FARANDOLE_KEY_FILE` names, the
-//! user's own file `~/.config/farandole/key`. A file that others may read is refused: a key that everybody knows is none.
-//! Making a key up is no way out, because ranks on different hosts would make up different ones.
+//! In this order: the descriptor that `FARANDOLE_KEY_FD` names, `FARANDOLE_KEY` itself, the file that
+//! `FARANDOLE_KEY_FILE` names, the user's own file `~/.config/farandole/key`. A file that others may read is refused: a
+//! key that everybody knows is none. Making a key up is no way out, because ranks on different hosts would make up
+//! different ones.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,19 +1,19 @@
 //! Who has started this process, and as which rank: one function for each launcher.
 //!
-//! Launchers nest. `mpirun` inside a Slurm job starts its daemons through `srun`, so its ranks carry Slurm's variables as
-//! well as its own; a script under Slurm may start torchrun; and any of them may start `farandole run`. The launcher
-//! that started this very process is the innermost one. So the order of [`detect`] is by what is likely to be started inside of
-//! what:
+//! Launchers nest. `mpirun` inside a Slurm job starts its daemons through `srun`, so its ranks carry Slurm's variables
+//! as well as its own; a script under Slurm may start torchrun; and any of them may start `farandole run`. The launcher
+//! that started this very process is the innermost one. So the order of [`detect`] is by what is likely to be started
+//! inside of what:
 //!
 //! 1. `FARANDOLE_` variables: somebody meant us.
 //! 2. Horovod's variables: somebody meant a program like ours.
-//! 3. torchrun. Its `RANK` and `WORLD_SIZE` are everybody's words, so one of them alone is not taken for a launch while another
-//!    launcher explains the process: scripts for Slurm export `WORLD_SIZE` and `MASTER_ADDR` by hand.
+//! 3. torchrun. Its `RANK` and `WORLD_SIZE` are everybody's words, so one of them alone is not taken for a launch while
+//!    another launcher explains the process: scripts for Slurm export `WORLD_SIZE` and `MASTER_ADDR` by hand.
 //! 4. Open MPI, then MPICH and its kin (Hydra), which also run inside Slurm.
 //! 5. Slurm's `srun`.
 //!
-//! Of every launcher all that it must set is demanded once anything says that it was there. How ranks then find each other is not
-//! decided here.
+//! Of every launcher all that it must set is demanded once anything says that it was there. How ranks then find each
+//! other is not decided here.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -196,7 +196,8 @@ fn torchrun(variables: Variables<'_>) -> Result<Option<Launch>> {
     let job: Vec<String> = run.into_iter().chain(port.map(|port| format!("port {port}"))).collect();
     let job = (!job.is_empty()).then(|| job.join(", "));
     let attempt = variables.text("TORCHELASTIC_RESTART_COUNT");
-    // The port itself is taken: torchrun, or the first rank of a program that uses torch.distributed, serves its store there.
+    // The port itself is taken: torchrun, or the first rank of a program that uses torch.distributed, serves its store
+    // there.
     let next = |port: u16| port.checked_add(1).unwrap_or(port - 1);
     let meeting = address.zip(port).map(|(host, port)| hosts::address(&host, next(port)));
     let cross = place(variables, "GROUP_RANK", "GROUP_WORLD_SIZE")?;
@@ -225,8 +226,8 @@ fn open_mpi(variables: Variables<'_>) -> Result<Option<Launch>> {
     }))
 }
 
-/// Hydra, which starts the ranks of MPICH and of Intel MPI. `srun --mpi=pmi2` sets the same two variables for libraries that want
-/// them; there it is Slurm that has started us and knows more.
+/// Hydra, which starts the ranks of MPICH and of Intel MPI. `srun --mpi=pmi2` sets the same two variables for libraries
+/// that want them; there it is Slurm that has started us and knows more.
 fn mpich(variables: Variables<'_>) -> Result<Option<Launch>> {
     let (rank, size) = (variables.has("PMI_RANK"), variables.has("PMI_SIZE"));
     let through_slurm = slurm::is_task(variables) && !variables.has("MPI_LOCALRANKID");

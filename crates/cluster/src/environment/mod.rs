@@ -16,14 +16,15 @@
 //! | `FARANDOLE_HEARTBEAT_TIMEOUT` | after so many seconds of silence a rank is missed (default 5; 0: never) |
 //! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
 //!
-//! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order. With none of
-//! any the process is a world of its own, so that a script runs unchanged without a launcher. With some of a launcher's
-//! variables set the others must be, too: half a launch is a mistake, and running alone would hide it. The key is never on a
-//! command line, where every user of the machine could read it (`key`).
+//! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order.
+//! With none of any the process is a world of its own, so that a script runs unchanged without a launcher. With some of
+//! a launcher's variables set the others must be, too: half a launch is a mistake, and running alone would hide it. The
+//! key is never on a command line, where every user of the machine could read it (`key`).
 //!
-//! Other launchers start processes but do not introduce them. Then rank 0 hosts the meeting: on one host behind a socket that only
-//! this user's processes get through, and nobody needs to be given a key (`door`); across hosts at an address that the
-//! launcher or the user names, with a key from the user. [`Environment::open`] does what is needed (`venue`).
+//! Other launchers start processes but do not introduce them. Then rank 0 hosts the meeting: on one host behind a
+//! socket that only this user's processes get through, and nobody needs to be given a key (`door`); across hosts at an
+//! address that the launcher or the user names, with a key from the user. [`Environment::open`] does what is needed
+//! (`venue`).
 
 mod ancestor;
 mod door;
@@ -93,7 +94,8 @@ pub struct Environment {
     pub rank: Rank,
     /// How many ranks there are.
     pub size: usize,
-    /// This rank among those of its host, where the launcher says so. What counts is what ranks find out when they meet.
+    /// This rank among those of its host, where the launcher says so. What counts is what ranks find out when they
+    /// meet.
     pub local: Option<Place>,
     /// This host among the hosts, where the launcher says so.
     pub cross: Option<Place>,
@@ -271,8 +273,8 @@ fn how_to_name_one(launcher: Launcher) -> String {
     )
 }
 
-/// What two processes have in common exactly if they run on one machine since the same boot, in one network: the kernel's boot
-/// identity, the host's name and the network namespace.
+/// What two processes have in common exactly if they run on one machine since the same boot, in one network: the
+/// kernel's boot identity, the host's name and the network namespace.
 pub fn host_identity() -> String {
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_string()).unwrap_or_default();
     let network = fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Which address of this host another host reaches.
 //!
-//! The system's routes know: the address that a datagram to the other host would leave from is the one at which that host
-//! reaches us. Connecting a datagram socket asks for it without sending anything. Interface names and lists of addresses say less, and are
-//! not looked at.
+//! The system's routes know: the address that a datagram to the other host would leave from is the one at which that
+//! host reaches us. Connecting a datagram socket asks for it without sending anything. Interface names and lists of
+//! addresses say less, and are not looked at.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -30,9 +30,9 @@ impl Seen {
 
 /// Where a meeting is that this host, or another one, knows as `host_and_port`.
 ///
-/// Hosts often know themselves by a loopback address (Debian's `127.0.1.1`), at which nobody else would find them. Then this is
-/// the host of the meeting, and the address on the way out of this network is taken, by rank 0, which listens there, and by its
-/// neighbours, which visit it. A place that is written as loopback is meant as such.
+/// Hosts often know themselves by a loopback address (Debian's `127.0.1.1`), at which nobody else would find them. Then
+/// this is the host of the meeting, and the address on the way out of this network is taken, by rank 0, which listens
+/// there, and by its neighbours, which visit it. A place that is written as loopback is meant as such.
 pub(super) fn meeting_at(host_and_port: &str) -> io::Result<Seen> {
     let found: Vec<SocketAddr> = host_and_port.to_socket_addrs()?.collect();
     let is_literal = host_and_port.parse::<SocketAddr>().is_ok() || host_and_port.starts_with("localhost:");

@@ -1,7 +1,8 @@
 //! A task of a Slurm job step.
 //!
-//! Only `srun` starts ranks. The shell of `salloc` and the script of `sbatch` see most of the same variables, the script even a
-//! `SLURM_PROCID`; but only tasks of `srun` have a `SLURM_STEP_ID`. A script that calls a program without `srun` means one process.
+//! Only `srun` starts ranks. The shell of `salloc` and the script of `sbatch` see most of the same variables, the
+//! script even a `SLURM_PROCID`; but only tasks of `srun` have a `SLURM_STEP_ID`. A script that calls a program without
+//! `srun` means one process.
 //!
 //! `SLURM_NTASKS` may be what the allocation has; `SLURM_STEP_NUM_TASKS` is the step's own and comes first.
 
@@ -49,7 +50,8 @@ pub(super) fn detect(variables: Variables<'_>) -> Result<Option<Launch>> {
     Ok(Some(Launch { launcher: Launcher::Slurm, rank, size, local, cross, job: Some(id), attempt: None, meeting }))
 }
 
-/// Where in its host this task is. The numbers of tasks come as `2(x3),1`: two on each of three hosts, one on the fourth.
+/// Where in its host this task is. The numbers of tasks come as `2(x3),1`: two on each of three hosts, one on the
+/// fourth.
 fn local_place(variables: Variables<'_>, node: Option<usize>) -> Result<Option<Place>> {
     let index: Option<usize> = variables.value("SLURM_LOCALID", "a number")?;
     let Some(counts) = variables.text(TASKS_PER_NODE) else { return Ok(None) };

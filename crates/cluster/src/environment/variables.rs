@@ -1,7 +1,7 @@
 //! Reads single variables and complains about them by name.
 //!
-//! A variable that is set to nothing counts as not set: shells and batch systems leave such ones behind. A value that cannot be
-//! understood is an error, never a default. Which variables there are is the business of those who ask.
+//! A variable that is set to nothing counts as not set: shells and batch systems leave such ones behind. A value that
+//! cannot be understood is an error, never a default. Which variables there are is the business of those who ask.
 
 use std::str::FromStr;
 

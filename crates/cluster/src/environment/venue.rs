@@ -1,8 +1,8 @@
 //! The place where this rank meets the others, open for business.
 //!
-//! [`Environment::open`] turns what the environment says into what a rank needs: a key, a rendezvous to visit, an address to listen
-//! at. Rank 0 also hosts the rendezvous, unless a launcher does. A venue must live as long as the rank's world: with
-//! rank 0's ends the meeting that others may still be on their way to.
+//! [`Environment::open`] turns what the environment says into what a rank needs: a key, a rendezvous to visit, an
+//! address to listen at. Rank 0 also hosts the rendezvous, unless a launcher does. A venue must live as long as the
+//! rank's world: with rank 0's ends the meeting that others may still be on their way to.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 use crate::live::{self, Board, JobView, Stand};
 use crate::rendezvous::{Address, Rendezvous, Server};
 
-/// A name that cannot be looked up is tried again after this time: often enough for a person, seldom enough for a name server.
+/// A name that cannot be looked up is tried again after this time: often enough for a person, seldom enough for a name
+/// server.
 const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
 
 /// A command is shown to onlookers up to so many characters: a line of a screen.
@@ -34,7 +35,8 @@ pub struct Venue {
     pub job: JobId,
     /// The way to the meeting; `None` in a world of one.
     pub rendezvous: Option<Rendezvous>,
-    /// Where this rank listens for its peers: at the addresses at which they reach it, loopback if they are all on this host.
+    /// Where this rank listens for its peers: at the addresses at which they reach it, loopback if they are all on this
+    /// host.
     pub listen_at: Vec<SocketAddr>,
     /// What rank 0 hosts.
     _hosted: Option<Hosted>,
@@ -105,8 +107,8 @@ impl Environment {
         Ok(venue)
     }
 
-    /// Opens a stand where the job of this rank 0 can be watched. Nothing about that can fail the job; what was asked for and cannot be had is
-    /// told.
+    /// Opens a stand where the job of this rank 0 can be watched. Nothing about that can fail the job; what was asked
+    /// for and cannot be had is told.
     fn show(&self) -> (Arc<Board>, Option<Stand>) {
         let command: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         let job = JobView {
@@ -183,7 +185,8 @@ fn behind_the_door(key: &Key) -> Address {
     Address::UnixAbstract(format!("farandole-{}", &blake3::Hash::from(hash).to_hex()[..24]))
 }
 
-/// The address of a meeting in rank 0. Where hosts are started together with the job their names may not be known at once.
+/// The address of a meeting in rank 0. Where hosts are started together with the job their names may not be known at
+/// once.
 fn look_up(meeting: &Address, deadline: Instant) -> io::Result<Seen> {
     let Address::Tcp(host_and_port) = meeting else { unreachable!("invariant: rank 0 hosts meetings by TCP only") };
     let deadline = Countdown::until(deadline);

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-/// Addresses of this host that are worth trying from elsewhere: of interfaces that are up, neither loopback nor link-local. With
-/// `networks` (names of interfaces, addresses, or networks like `10.0.0.0/8`) only those among them.
+/// Addresses of this host that are worth trying from elsewhere: of interfaces that are up, neither loopback nor
+/// link-local. With `networks` (names of interfaces, addresses, or networks like `10.0.0.0/8`) only those among them.
 pub(crate) fn offered(networks: &[String]) -> Vec<IpAddr> {
     let Ok(interfaces) = if_addrs::get_if_addrs() else { return Vec::new() };
     let mut addresses: Vec<IpAddr> = Vec::new();

@@ -4,8 +4,8 @@
 //! "farandole agent\n" · u8 version · u32 length, little-endian · a Bootstrap
 //! ```
 //!
-//! The bytes come from whoever started the process, through a pipe or a socket that nobody else has, or through ssh: they are
-//! trusted, and they are the only way in which the job's key leaves the launcher.
+//! The bytes come from whoever started the process, through a pipe or a socket that nobody else has, or through ssh:
+//! they are trusted, and they are the only way in which the job's key leaves the launcher.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;

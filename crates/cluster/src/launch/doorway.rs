@@ -1,7 +1,8 @@
 //! Where agents on other hosts call back.
 //!
-//! The launcher listens at its own addresses from which the other hosts are reached, one socket for each, and nowhere else. Callers
-//! prove that they hold the job's key before anything they say is read; who does not is forgotten after a moment.
+//! The launcher listens at its own addresses from which the other hosts are reached, one socket for each, and nowhere
+//! else. Callers prove that they hold the job's key before anything they say is read; who does not is forgotten after a
+//! moment.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -91,7 +92,8 @@ impl Doorway {
         }
         let mut proved = Vec::new();
         for (mut caller, since) in std::mem::take(&mut self.callers) {
-            // The handshake happens inside. An agent speaks as soon as it is over, so the first message may come with its end.
+            // The handshake happens inside. An agent speaks as soon as it is over, so the first message may come with
+            // its end.
             let heard = caller.receive();
             match (heard, caller.caller()) {
                 (Ok(Received::NothingYet), Some(host)) => proved.push(Caller { host, channel: caller, first: None }),

@@ -6,10 +6,10 @@
 //! | Open MPI | `h1 slots=2 max_slots=4`, `h1` for one slot, `h1:2` |
 //! | MPICH, Hydra | `h1:2` |
 //!
-//! One reader takes all of them, mixed if need be: a line is a host as in [`super::hosts`], then settings. `#` starts a comment. A
-//! host on several lines has the slots of all of them; `max_slots` bounds that sum. Every complaint names file, line
-//! and what was expected. Bindings of ranks to cores and interfaces of Hydra are refused and not overlooked: whoever wrote
-//! them relies on them.
+//! One reader takes all of them, mixed if need be: a line is a host as in [`super::hosts`], then settings. `#` starts a
+//! comment. A host on several lines has the slots of all of them; `max_slots` bounds that sum. Every complaint names
+//! file, line and what was expected. Bindings of ranks to cores and interfaces of Hydra are refused and not overlooked:
+//! whoever wrote them relies on them.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,9 +1,9 @@
 //! Hosts as users write them: `h1:2,h2:4`.
 //!
-//! A host is a name or an address, possibly with `user@` before it, and `:slots` after it; without slots it has one. IPv6 addresses
-//! stand in brackets where something could follow them: `[fe80::1]:2`. What comes out is safe to give to ssh as a word: it
-//! starts with no dash and has no character that a shell or ssh's own substitutions would notice. Names are not
-//! resolved here.
+//! A host is a name or an address, possibly with `user@` before it, and `:slots` after it; without slots it has one.
+//! IPv6 addresses stand in brackets where something could follow them: `[fe80::1]:2`. What comes out is safe to give to
+//! ssh as a word: it starts with no dash and has no character that a shell or ssh's own substitutions would notice.
+//! Names are not resolved here.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -98,8 +98,8 @@ fn is_plain(text: &str, also: &str) -> bool {
         && text.chars().all(|character| character.is_ascii_alphanumeric() || also.contains(character))
 }
 
-/// Whether this name is one of this host's: `localhost`, a loopback address, or what the kernel says is its name, with or without its
-/// domain. A name with a user is not: whoever writes `bob@localhost` wants to become bob.
+/// Whether this name is one of this host's: `localhost`, a loopback address, or what the kernel says is its name, with
+/// or without its domain. A name with a user is not: whoever writes `bob@localhost` wants to become bob.
 pub fn is_this_host(name: &str) -> bool {
     is_host_named(name, &own_name())
 }

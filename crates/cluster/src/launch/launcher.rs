@@ -39,8 +39,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// So much of a task waits in a channel at most: heartbeats go behind it.
 const MOST_TASK_BYTES: usize = 1 << 20;
 
-/// Starts the ranks of an order, looks after them until the last has ended, and returns the code to exit with. What the ranks
-/// write, and why the job failed if it did, has been shown by then.
+/// Starts the ranks of an order, looks after them until the last has ended, and returns the code to exit with. What the
+/// ranks write, and why the job failed if it did, has been shown by then.
 pub fn run(order: Order) -> Result<u8> {
     let began = Instant::now();
     let mut heard = ENDING.to_vec();
@@ -566,7 +566,8 @@ fn task_of(order: &Order) -> Result<Option<(Tasks, Results)>> {
     let Some(task) = &order.task else { return Ok(None) };
     set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|error| Error::local("asking to be told when the caller ends", error))?;
-    // A caller that ended before we asked will not be missed by the kernel again. It need not be the parent: a script may stand between.
+    // A caller that ended before we asked will not be missed by the kernel again. It need not be the parent: a script
+    // may stand between.
     let is_parent = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == task.caller);
     if !is_parent && !Path::new(&format!("/proc/{}", task.caller)).exists() {
         return Err(Error::Refused { why: format!("process {}, which wanted the results, has ended", task.caller) });

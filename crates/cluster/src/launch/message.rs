@@ -1,8 +1,9 @@
 //! What the launcher and its agents tell each other.
 //!
-//! A [`Directive`] goes from the launcher to an agent, a [`Report`] the other way. Both travel inside an authenticated channel, one
-//! to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`) has made sure that both sides are the
-//! same version. Decoding is total all the same: what cannot be understood is an error, never a panic.
+//! A [`Directive`] goes from the launcher to an agent, a [`Report`] the other way. Both travel inside an authenticated
+//! channel, one to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`) has made sure
+//! that both sides are the same version. Decoding is total all the same: what cannot be understood is an error, never a
+//! panic.
 
 use std::net::IpAddr;
 
@@ -280,8 +281,8 @@ pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Option<M> {
     }
 }
 
-/// What must hold for any bytes that an agent, a launcher or an agent's standard input gets: they are read without a panic, and what they
-/// are read as is written as the same thing again.
+/// What must hold for any bytes that an agent, a launcher or an agent's standard input gets: they are read without a
+/// panic, and what they are read as is written as the same thing again.
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub fn check_any_message(bytes: &[u8]) {

@@ -1,8 +1,8 @@
 //! What a user wants to have started: the vocabulary between those who ask and those who carry out.
 //!
-//! An order is complete and consistent in itself when it has been made: the placement has a place for each rank and the command
-//! has a first word. Whether hosts can be reached and the command exists is found out by carrying it out. Nothing in
-//! here has behaviour beyond its defaults.
+//! An order is complete and consistent in itself when it has been made: the placement has a place for each rank and the
+//! command has a first word. Whether hosts can be reached and the command exists is found out by carrying it out.
+//! Nothing in here has behaviour beyond its defaults.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -49,8 +49,8 @@ pub struct Order {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives the order and
-/// the ranks' program.
+/// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives
+/// the order and the ranks' program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     /// The file with the bytes.
@@ -75,8 +75,8 @@ impl Order {
     /// How long a start may take unless something else is said: what Horovod's users know, and far longer than ssh
     /// needs to a host that is up.
     pub const START_TIMEOUT: Duration = farandole_transport::connect::START_TIMEOUT;
-    /// How long a silence is a death unless something else is said: several heartbeats, and longer than the pauses of a loaded
-    /// machine; short beside the time that a stuck job wastes.
+    /// How long a silence is a death unless something else is said: several heartbeats, and longer than the pauses of a
+    /// loaded machine; short beside the time that a stuck job wastes.
     pub const SILENCE: Duration = Duration::from_secs(5);
     /// How long ranks may take to end unless something else is said: enough to write a last line or close a file, short
     /// for somebody who waits at a terminal.
@@ -142,7 +142,8 @@ pub struct Drawer(Arc<StepAside>);
 type StepAside = dyn Fn(&mut dyn FnMut()) + Send + Sync;
 
 impl Drawer {
-    /// `step_aside` has to call what it is given, once. It is called by the thread that writes, for each piece of output.
+    /// `step_aside` has to call what it is given, once. It is called by the thread that writes, for each piece of
+    /// output.
     pub fn new(step_aside: impl Fn(&mut dyn FnMut()) + Send + Sync + 'static) -> Drawer {
         Drawer(Arc::new(step_aside))
     }

@@ -1,9 +1,10 @@
 //! Which rank runs on which host.
 //!
-//! Hosts are filled in the order in which they were named, each up to its slots, as Horovod does: ranks of a host are neighbours, and
-//! the first host has rank 0. A host that was named twice is one host with the slots of both, at the place of the first;
-//! so is this host under two of its names. Hosts that get no rank are no part of the placement. Every rank has one place,
-//! and its local and cross ranks are those that [`farandole_plan::Topology`] finds for the same hosts. Whether a host can be reached is not known here.
+//! Hosts are filled in the order in which they were named, each up to its slots, as Horovod does: ranks of a host are
+//! neighbours, and the first host has rank 0. A host that was named twice is one host with the slots of both, at the
+//! place of the first; so is this host under two of its names. Hosts that get no rank are no part of the placement.
+//! Every rank has one place, and its local and cross ranks are those that [`farandole_plan::Topology`] finds for the
+//! same hosts. Whether a host can be reached is not known here.
 
 use std::collections::HashMap;
 

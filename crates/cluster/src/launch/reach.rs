@@ -1,9 +1,9 @@
 //! Who can reach whom, by trying.
 //!
-//! Names of interfaces and tables of routes say little about a path with firewalls, bridges and private networks on it. So every
-//! agent opens a *door* at each of its addresses (`Doors`), every agent knocks at the doors of all other hosts
-//! (`knock_at_all`), and the launcher draws the `Map`: the ranks of a host listen at the addresses that others have really
-//! reached, and where a host reaches another at none, the map is the error message.
+//! Names of interfaces and tables of routes say little about a path with firewalls, bridges and private networks on it.
+//! So every agent opens a *door* at each of its addresses (`Doors`), every agent knocks at the doors of all other hosts
+//! (`knock_at_all`), and the launcher draws the `Map`: the ranks of a host listen at the addresses that others have
+//! really reached, and where a host reaches another at none, the map is the error message.
 //!
 //! A door counts as reached only if the right host is behind it: the addresses of container bridges are the same
 //! on every machine. Both sides prove that they hold the job's key first.

@@ -1,8 +1,9 @@
 //! The launcher's side of a task: bytes that every rank gets, and files for what ranks answer with.
 //!
-//! The task is read from its file piece by piece, as agents take it. Results come in pieces, too, and grow in a file under a name of its own;
-//! `rank.N` appears when the rank has ended, whole or not at all. When the job has failed, `failure` says why: the rank that
-//! failed first, or `-`, on the first line, and the launcher's last words on the others.
+//! The task is read from its file piece by piece, as agents take it. Results come in pieces, too, and grow in a file
+//! under a name of its own; `rank.N` appears when the rank has ended, whole or not at all. When the job has failed,
+//! `failure` says why: the rank that failed first, or `-`, on the first line, and the launcher's last words on the
+//! others.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use super::order::Task;
 
-/// Pieces of a task and of results: large beside what a frame costs, small beside what a connection takes in a heartbeat.
+/// Pieces of a task and of results: large beside what a frame costs, small beside what a connection takes in a
+/// heartbeat.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// A task on its way to the agents.

@@ -1,8 +1,9 @@
 //! Agents on other hosts, started through the system's ssh.
 //!
-//! It is the user's ssh, with the user's configuration, keys and host-key policy; nothing is weakened, and nothing secret is among its
-//! words, which every user of this machine can read: the job's key goes through standard input. `BatchMode` makes ssh fail where it
-//! would have asked for a password, because a question among the output of many ranks is a hang.
+//! It is the user's ssh, with the user's configuration, keys and host-key policy; nothing is weakened, and nothing
+//! secret is among its words, which every user of this machine can read: the job's key goes through standard input.
+//! `BatchMode` makes ssh fail where it would have asked for a password, because a question among the output of many
+//! ranks is a hang.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -58,7 +59,8 @@ fn quoted(word: &[u8]) -> Vec<u8> {
     quoted
 }
 
-/// What ssh would connect to for this host: name and port, after the user's configuration. `None` where ssh does not say.
+/// What ssh would connect to for this host: name and port, after the user's configuration. `None` where ssh does not
+/// say.
 pub(super) fn resolve(ssh: &Ssh, host: &str) -> Option<(String, u16)> {
     let mut command = Command::new("ssh");
     command.arg("-G").args(&ssh.words);

@@ -1,7 +1,9 @@
-//! The last step before a rank's own program: a process that asks the kernel to end it with its agent, then becomes the program.
+//! The last step before a rank's own program: a process that asks the kernel to end it with its agent, then becomes the
+//! program.
 //!
-//! A parent can only set this for itself, so a few lines have to run in the child. They run in this process, which is started with the
-//! program's words behind it, and which the program replaces; the request to the kernel outlives the replacement.
+//! A parent can only set this for itself, so a few lines have to run in the child. They run in this process, which is
+//! started with the program's words behind it, and which the program replaces; the request to the kernel outlives the
+//! replacement.
 
 use std::ffi::OsString;
 use std::io;

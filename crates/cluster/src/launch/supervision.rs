@@ -1,8 +1,8 @@
 //! What the launcher decides: a job from its first agent to its last process, as a state machine.
 //!
 //! Reports of agents, news about them, signals and time go in ([`Supervision::report`], [`Supervision::agent_gone`],
-//! [`Supervision::signal`], [`Supervision::tick`]); actions come out ([`Supervision::next_action`]). There is no I/O and no clock in here,
-//! so every order of events can be tested; `launcher` drives it.
+//! [`Supervision::signal`], [`Supervision::tick`]); actions come out ([`Supervision::next_action`]). There is no I/O
+//! and no clock in here, so every order of events can be tested; `launcher` drives it.
 //!
 //! ```text
 //!   arriving ──all agents are there──> probing ──all reach all──> running ──a rank fails──> settling ──a moment──> ending ──> finished
@@ -10,15 +10,16 @@
 //!      └──────────failure─────────────────┴──────> ending           └───signal──> asked ──grace or a second signal──> ending
 //! ```
 //!
-//! **Who is to blame.** The first process whose end is *reported* need not be the one that failed first: a rank that dies of an
-//! exception closes its connections long before its process is gone, and its peers may be quicker to end. So after the first failure the
-//! job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one ([`Report::Blamed`]), and the report
-//! follows these fingers to a rank that points at nobody.
+//! **Who is to blame.** The first process whose end is *reported* need not be the one that failed first: a rank that
+//! dies of an exception closes its connections long before its process is gone, and its peers may be quicker to end. So
+//! after the first failure the job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one
+//! ([`Report::Blamed`]), and the report follows these fingers to a rank that points at nobody.
 //!
 //! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver
 //! gives: while the launcher is stopped no limit comes nearer, neither an agent's silence nor a phase's end.
 //!
-//! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop waiting.
+//! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop
+//! waiting.
 
 mod agents;
 mod meeting;
@@ -448,7 +449,8 @@ impl Supervision {
         self.look_whether_over(now);
     }
 
-    /// Remembers a failure. The first one is told to everybody; those after the ranks were told to end are our own doing.
+    /// Remembers a failure. The first one is told to everybody; those after the ranks were told to end are our own
+    /// doing.
     fn fail(&mut self, host: usize, rank: Option<u32>, what: What, now: Instant) {
         if matches!(self.phase, Phase::Asked { .. } | Phase::Ending { .. } | Phase::Finished) {
             return;

@@ -1,16 +1,18 @@
 //! Which variables of this host's environment go along to another host.
 //!
-//! Ranks on this host have the launcher's environment, as any child has. A rank on another host starts with what its login there
-//! gives it, plus what travels: the variables that an allow-list names, because a training job depends on them, and those that the user
-//! names. Everything else stays, and so does everything that could be a secret, unless the user has named exactly that: an environment is
-//! full of things that nobody meant to send. Variables travel over the job's encrypted channel, never on a command line.
+//! Ranks on this host have the launcher's environment, as any child has. A rank on another host starts with what its
+//! login there gives it, plus what travels: the variables that an allow-list names, because a training job depends on
+//! them, and those that the user names. Everything else stays, and so does everything that could be a secret, unless
+//! the user has named exactly that: an environment is full of things that nobody meant to send. Variables travel over
+//! the job's encrypted channel, never on a command line.
 
 use std::ffi::{OsStr, OsString};
 
 /// Names and patterns (ending in `*`) of what travels by itself.
 ///
-/// Deliberately not here: `HOME`, `USER`, `TMPDIR` and the like, which are the other host's own; `CUDA_VISIBLE_DEVICES`, which
-/// counts the devices of one host (refused by name although `CUDA_*` travels); `LD_PRELOAD`, which breaks a host that lacks the file.
+/// Deliberately not here: `HOME`, `USER`, `TMPDIR` and the like, which are the other host's own;
+/// `CUDA_VISIBLE_DEVICES`, which counts the devices of one host (refused by name although `CUDA_*` travels);
+/// `LD_PRELOAD`, which breaks a host that lacks the file.
 pub const ALLOWED: &[&str] = &[
     "PATH",
     "LD_LIBRARY_PATH",
@@ -69,8 +71,8 @@ const OWN: &[&str] = &[
 /// Words that make a name look like that of a secret.
 const SECRET: &[&str] = &["TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY", "AUTH"];
 
-/// What of an environment goes to another host. `pass` holds names, which go whatever they are, and patterns, which take nothing along that
-/// looks like a secret or is one host's own. Plain names of [`ALLOWED`] are no secrets.
+/// What of an environment goes to another host. `pass` holds names, which go whatever they are, and patterns, which
+/// take nothing along that looks like a secret or is one host's own. Plain names of [`ALLOWED`] are no secrets.
 pub fn travelling(
     pass: &[String],
     environment: impl IntoIterator<Item = (OsString, OsString)>,

@@ -1,7 +1,7 @@
 //! Where everything that is known of a running job is written up.
 //!
-//! Whoever hosts the meeting writes; whoever serves onlookers reads. The lock between them is held to write up one rank, or to copy
-//! all of them; never while anybody talks to a socket.
+//! Whoever hosts the meeting writes; whoever serves onlookers reads. The lock between them is held to write up one
+//! rank, or to copy all of them; never while anybody talks to a socket.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use farandole_trace::live::{Counts, Rates, Sample};
 
 use super::snapshot::{FORMAT, JobView, LastStall, RankView, Snapshot, State, Totals};
 
-/// So many samples are remembered for rates: about ten seconds. Long enough for a figure that can be read, short enough to see
-/// something change.
+/// So many samples are remembered for rates: about ten seconds. Long enough for a figure that can be read, short enough
+/// to see something change.
 const REMEMBERED: usize = 11;
 
 /// A rank whose samples have not come for so long is called silent: two may be late on a crowded machine.

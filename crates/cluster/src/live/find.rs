@@ -1,7 +1,7 @@
 //! The jobs of this user on this machine, as an onlooker finds them.
 //!
-//! Their sockets have names that begin alike, and the kernel lists all names (`/proc/net/unix`). Who is behind one is asked of the kernel as well:
-//! a process of the user that the name says, or it is passed over.
+//! Their sockets have names that begin alike, and the kernel lists all names (`/proc/net/unix`). Who is behind one is
+//! asked of the kernel as well: a process of the user that the name says, or it is passed over.
 
 use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;

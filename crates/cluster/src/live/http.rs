@@ -1,7 +1,8 @@
 //! As much of HTTP as a page of metrics needs: one request on a connection, one answer, and the end.
 //!
-//! Of a request the first line is understood, and that only when all its headers have come; more than [`MOST_BYTES`] or longer than
-//! [`PATIENCE`] is nobody's request. Whatever comes, the answer is an answer of HTTP or a closed connection.
+//! Of a request the first line is understood, and that only when all its headers have come; more than [`MOST_BYTES`] or
+//! longer than [`PATIENCE`] is nobody's request. Whatever comes, the answer is an answer of HTTP or a closed
+//! connection.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};

@@ -1,7 +1,8 @@
 //! A snapshot in the text form of Prometheus (exposition format 0.0.4).
 //!
-//! One table says which figures there are; each is a family with a line for every rank of which it is known. Totals end in `_total`, times are in
-//! seconds, sizes in bytes. The command is not among them: it may hold what is nobody's business, and this page has no owner.
+//! One table says which figures there are; each is a family with a line for every rank of which it is known. Totals end
+//! in `_total`, times are in seconds, sizes in bytes. The command is not among them: it may hold what is nobody's
+//! business, and this page has no owner.
 
 use std::fmt::Write;
 

@@ -1,7 +1,8 @@
 //! What is known of a job at a moment, as it is told to onlookers.
 //!
-//! It travels as JSON, because whoever watches may be of another version than the job. Fields may be added; what an older reader does not
-//! know it passes over, and what a newer one misses is empty. A meaning that changes takes another [`FORMAT`].
+//! It travels as JSON, because whoever watches may be of another version than the job. Fields may be added; what an
+//! older reader does not know it passes over, and what a newer one misses is empty. A meaning that changes takes
+//! another [`FORMAT`].
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
 //! Where onlookers are served: one thread that waits for them, and one for each while it is served.
 //!
-//! The socket's name is `farandole-live-UID-PID-N`: abstract, so it is gone with its process whatever ends that, and there is nothing to clean up. Names can be
-//! taken by anybody; so both sides ask the kernel whose process the other one is (`SO_PEERCRED`). Processes of another user, but for root, are
-//! sent away without a word.
+//! The socket's name is `farandole-live-UID-PID-N`: abstract, so it is gone with its process whatever ends that, and
+//! there is nothing to clean up. Names can be taken by anybody; so both sides ask the kernel whose process the other
+//! one is (`SO_PEERCRED`). Processes of another user, but for root, are sent away without a word.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -50,7 +50,8 @@ impl Stand {
     /// Shows a board to processes of this user and, where an address is given, its metrics to whoever reaches that.
     ///
     /// # Errors
-    /// If the address cannot be listened at, or a thread cannot be started. A socket that cannot be opened is done without.
+    /// If the address cannot be listened at, or a thread cannot be started. A socket that cannot be opened is done
+    /// without.
     pub fn open(board: Arc<Board>, metrics: Option<SocketAddr>) -> Result<Stand> {
         let page = match metrics {
             Some(address) => Some(listen(address)?),

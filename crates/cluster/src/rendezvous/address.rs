@@ -1,6 +1,7 @@
 //! Where a rendezvous is, and a connection to it.
 //!
-//! Written `unix:/path/of/socket`, `unix:@name` (a Linux abstract socket, which has no file to clean up) or `tcp:host:port`.
+//! Written `unix:/path/of/socket`, `unix:@name` (a Linux abstract socket, which has no file to clean up) or
+//! `tcp:host:port`.
 
 use std::fmt;
 use std::io::{self, Read, Write};

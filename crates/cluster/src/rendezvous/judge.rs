@@ -1,10 +1,10 @@
 //! Who is believed to be what, when nothing is heard. Values only: no sockets, and time is a parameter.
 //!
-//! A closed connection speaks for itself: the kernel closes it when the process ends, whatever ended it. Silence does not. A
-//! process that is stopped, one that hangs, a host that is down and a network that is cut are all silent alike. They are told
-//! apart by looking closer: the kernel of the silent rank's host knows whether its process is stopped, and can be asked by the server
-//! if it runs on the same host, or else by any other rank there that is still heard of. When nobody on a host is, the
-//! host is lost.
+//! A closed connection speaks for itself: the kernel closes it when the process ends, whatever ended it. Silence does
+//! not. A process that is stopped, one that hangs, a host that is down and a network that is cut are all silent alike.
+//! They are told apart by looking closer: the kernel of the silent rank's host knows whether its process is stopped,
+//! and can be asked by the server if it runs on the same host, or else by any other rank there that is still heard of.
+//! When nobody on a host is, the host is lost.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,8 @@ impl Member {
     }
 }
 
-/// Judges a rank that has been silent for too long and whose process we cannot see. `neighbours` are the other ranks of its host.
+/// Judges a rank that has been silent for too long and whose process we cannot see. `neighbours` are the other ranks of
+/// its host.
 pub(super) fn judge<'a>(
     silent: &Member,
     neighbours: impl Iterator<Item = (GuestId, &'a Member)>,

@@ -1,9 +1,10 @@
 //! What a rank keeps of the rendezvous: a connection over which both sides know that the other is alive.
 //!
-//! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no lock with the
-//! engine and does nothing else but look, once in a second, at what the rank has recorded, for onlookers; so a rank that computes, or waits in a collective, is heard all the same; only a process
-//! that is stopped, or a machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent,
-//! whoever asked to be called is told, on the lifeline's thread, once.
+//! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no
+//! lock with the engine and does nothing else but look, once in a second, at what the rank has recorded, for onlookers;
+//! so a rank that computes, or waits in a collective, is heard all the same; only a process that is stopped, or a
+//! machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent, whoever asked
+//! to be called is told, on the lifeline's thread, once.
 //!
 //! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which
 //! stands still while this process is stopped or the machine is suspended.
@@ -87,8 +88,8 @@ type OnVerdict = Box<dyn Fn(&Verdict) + Send>;
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
 struct News {
-    /// Locked by the lifeline's thread when a verdict comes, and while callbacks run; by the rank when it asks or adds a callback.
-    /// A verdict that comes before a callback is kept for it.
+    /// Locked by the lifeline's thread when a verdict comes, and while callbacks run; by the rank when it asks or adds
+    /// a callback. A verdict that comes before a callback is kept for it.
     heard: Mutex<(Option<Verdict>, Vec<OnVerdict>)>,
 }
 
@@ -124,8 +125,8 @@ impl Lifeline {
         Ok(Lifeline { orders, news, pid: std::process::id(), thread: Some(thread) })
     }
 
-    /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has. There may be
-    /// several who want to know.
+    /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has. There
+    /// may be several who want to know.
     pub fn on_verdict(&self, callback: impl Fn(&Verdict) + Send + 'static) {
         let mut heard = self.news.heard();
         match &heard.0 {
@@ -134,8 +135,8 @@ impl Lifeline {
         }
     }
 
-    /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the lifeline's
-    /// thread and must be quick.
+    /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the
+    /// lifeline's thread and must be quick.
     pub fn observe(&self, observer: impl FnMut() -> Vec<u8> + Send + 'static) {
         self.orders.give(Wish::Observe(Box::new(observer)));
     }
@@ -145,7 +146,8 @@ impl Lifeline {
         self.news.heard().0.clone()
     }
 
-    /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be named.
+    /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be
+    /// named.
     pub fn blame(&self, peer: Option<Rank>, cause: impl Into<String>) {
         self.orders.give(Wish::Blame { peer, cause: cause.into() });
     }

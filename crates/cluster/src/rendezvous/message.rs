@@ -1,8 +1,8 @@
 //! What ranks and the server of a rendezvous tell each other, encode beside decode, in the alphabet of `wire`.
 //!
-//! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then, is answered
-//! [`Down::Pulse`], sends a [`Up::Sample`] for onlookers, and leaves with [`Up::Goodbye`]; a server that closes in order says [`Down::Goodbye`]. Nothing else is
-//! ever acknowledged: the channel under it loses nothing.
+//! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then,
+//! is answered [`Down::Pulse`], sends a [`Up::Sample`] for onlookers, and leaves with [`Up::Goodbye`]; a server that
+//! closes in order says [`Down::Goodbye`]. Nothing else is ever acknowledged: the channel under it loses nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

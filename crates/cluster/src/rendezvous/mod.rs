@@ -1,10 +1,10 @@
 //! Where ranks meet before they know each other: every rank brings one message and takes home the messages of all.
 //!
 //! A [`Server`] hosts the meeting, in rank 0 or in the parent of all ranks, or one part of it on each host;
-//! [`Rendezvous::exchange`] is a rank's visit, and [`Rendezvous::join`] one from which it keeps a [`Lifeline`]. All of it travels over
-//! channels ([`crate::channel`]), so nothing of a stranger's is decoded. Everything has a limit: messages of [`MOST_BLOB_BYTES`], a time for
-//! each visit, a number of connections. A visit ends with all messages or with an error that names who did not come.
-//! What the messages say is not decided here.
+//! [`Rendezvous::exchange`] is a rank's visit, and [`Rendezvous::join`] one from which it keeps a [`Lifeline`]. All of
+//! it travels over channels ([`crate::channel`]), so nothing of a stranger's is decoded. Everything has a limit:
+//! messages of [`MOST_BLOB_BYTES`], a time for each visit, a number of connections. A visit ends with all messages or
+//! with an error that names who did not come. What the messages say is not decided here.
 //!
 //! A visit costs a rank one message up and one down, however many ranks there are: the server gathers.
 

@@ -1,15 +1,16 @@
 //! The thread behind a [`super::Server`]: one poll loop over the listener, all connections and the owner's orders.
 //!
-//! A connection is a *guest*. It comes to the door, where it shakes hands and says that it has arrived; sits at the table until the
-//! epoch is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose silence is noticed.
-//! What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and tells everybody; one
-//! for a part tells its owner.
+//! A connection is a *guest*. It comes to the door, where it shakes hands and says that it has arrived; sits at the
+//! table until the epoch is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose
+//! silence is noticed. What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and
+//! tells everybody; one for a part tells its owner.
 //!
 //! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): while
 //! this process is stopped no limit comes nearer, neither a member's silence nor a guest's patience.
 //!
-//! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes; when there are more than
-//! [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which needs one round trip, gets in.
+//! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes;
+//! when there are more than [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which
+//! needs one round trip, gets in.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -343,8 +344,9 @@ impl Reception {
         }
     }
 
-    /// The server closes while ranks wait. If they have met here before they are early for the next epoch: they go without a word
-    /// and come again to whoever opens then. Else the host of the meeting has given up, and nobody will open.
+    /// The server closes while ranks wait. If they have met here before they are early for the next epoch: they go
+    /// without a word and come again to whoever opens then. Else the host of the meeting has given up, and nobody will
+    /// open.
     fn clear_the_table(&mut self, now: Instant) {
         if self.epoch == 0 {
             let missing = self.table.missing();
@@ -377,7 +379,8 @@ impl Reception {
         }
     }
 
-    /// A rank at the table has waited for as long as it wanted to. The owner of a part may know more about who is missing.
+    /// A rank at the table has waited for as long as it wanted to. The owner of a part may know more about who is
+    /// missing.
     fn outwait(&mut self, id: GuestId, now: Instant) {
         let missing = self.table.missing();
         let Some(Guest { place: Place::Table { rank, until, overdue, .. }, .. }) = self.guests.get_mut(&id) else {
@@ -413,7 +416,8 @@ impl Reception {
             match self.guests.get(&id).map(|guest| &guest.place) {
                 Some(Place::Member(_)) => self.miss(id, now),
                 Some(Place::Table { .. }) => self.outwait(id, now),
-                // One who is on its way out and has taken everything closes its connection, or we do; so for a stranger.
+                // One who is on its way out and has taken everything closes its connection, or we do; so for a
+                // stranger.
                 Some(Place::Door { .. }) => drop(self.guests.remove(&id)),
                 Some(Place::Going { .. }) => self.see_off(id),
                 None => {}

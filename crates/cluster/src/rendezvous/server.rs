@@ -1,8 +1,8 @@
 //! The side of a rendezvous that the ranks come to, as whoever hosts it sees it.
 //!
-//! A [`Server`] seats all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and tells its owner what
-//! happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and [`Server::pronounce`]. All the work is
-//! done by one thread (`reception`); this handle gives it orders.
+//! A [`Server`] seats all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and
+//! tells its owner what happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and
+//! [`Server::pronounce`]. All the work is done by one thread (`reception`); this handle gives it orders.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -38,8 +38,8 @@ pub enum Event {
         /// Who.
         rank: Rank,
     },
-    /// A rank has waited for as long as it wanted to. It is told who is missing by [`Server::refuse`], or before long by
-    /// the server itself, which knows of the seats here.
+    /// A rank has waited for as long as it wanted to. It is told who is missing by [`Server::refuse`], or before long
+    /// by the server itself, which knows of the seats here.
     Overdue {
         /// For which meeting it has come.
         epoch: u64,
@@ -149,7 +149,8 @@ impl Server {
         self.orders.give(Order::Tell(blobs));
     }
 
-    /// Answers the ranks that have waited here for as long as they wanted to that these ranks, here or elsewhere, did not come.
+    /// Answers the ranks that have waited here for as long as they wanted to that these ranks, here or elsewhere, did
+    /// not come.
     pub fn refuse(&self, missing: Vec<Rank>) {
         self.orders.give(Order::Refuse(missing));
     }

@@ -1,7 +1,7 @@
 //! The seats of one epoch: who has come, and with what. Values only: no sockets, no clock.
 //!
-//! A table seats all ranks of the world or, where an agent gathers those of its host, some of them. When it is full its messages
-//! can be handed on; when it is cleared the next epoch begins, since a job may come together more than once.
+//! A table seats all ranks of the world or, where an agent gathers those of its host, some of them. When it is full its
+//! messages can be handed on; when it is cleared the next epoch begins, since a job may come together more than once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! Which algorithm a direct call takes, and how all ranks come to use one measured table.
 //!
-//! Rank 0's table is everybody's: [`Communicator::agree_on_table`] passes it on, every rank says whether it understands it, and it is
-//! used by all ranks or by none. So there is no moment in which two ranks choose by different tables. Nobody but rank 0 reads
-//! a file; what others may have on their disks does not matter.
+//! Rank 0's table is everybody's: [`Communicator::agree_on_table`] passes it on, every rank says whether it understands
+//! it, and it is used by all ranks or by none. So there is no moment in which two ranks choose by different tables.
+//! Nobody but rank 0 reads a file; what others may have on their disks does not matter.
 //!
 //! What a table says is in `plan::choose`; where one comes from, in `tables`.
 
@@ -74,16 +74,16 @@ impl Chooser {
     }
 }
 
-/// Whether the ranks of every host share memory, as far as every rank can tell alike: all ranks share it, or hosts are equally full
-/// and this one has windows.
+/// Whether the ranks of every host share memory, as far as every rank can tell alike: all ranks share it, or hosts are
+/// equally full and this one has windows.
 fn hosts_have_windows(mesh: &Mesh, topology: &Topology) -> bool {
     shares_memory(mesh) || topology.hosts() > 1 && topology.is_homogeneous() && mesh.windows.is_some()
 }
 
 impl Communicator {
-    /// Makes rank 0's table, or its having none, that of all ranks, and gives it back. All ranks call this; what others than rank 0
-    /// bring is not looked at. A table that some rank does not understand, or that is for another placement, is used
-    /// by nobody.
+    /// Makes rank 0's table, or its having none, that of all ranks, and gives it back. All ranks call this; what others
+    /// than rank 0 bring is not looked at. A table that some rank does not understand, or that is for another
+    /// placement, is used by nobody.
     ///
     /// # Errors
     /// As any collective.

@@ -1,8 +1,8 @@
 //! What a rank takes a direct operation to be, in one word that travels with it.
 //!
-//! Direct collectives are matched by their order alone, as in MPI. A program that is not the same on all ranks would add up
-//! things that do not belong together; so each rank shows this word when it begins, and a difference becomes an error
-//! that says, in words, what each of the two ranks called.
+//! Direct collectives are matched by their order alone, as in MPI. A program that is not the same on all ranks would
+//! add up things that do not belong together; so each rank shows this word when it begins, and a difference becomes an
+//! error that says, in words, what each of the two ranks called.
 //!
 //! From the top: kind (4 bits), element type (4), operation (4), and 52 bits for the number of elements. Kinds that
 //! have a

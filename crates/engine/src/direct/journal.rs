@@ -1,9 +1,9 @@
 //! What a communicator writes down about its calls.
 //!
-//! The shortest calls take less time than looking at the clock twice, so those that are over at the first looks are *sampled*: one
-//! of [`SAMPLE`] is timed and recorded, the same one on all ranks, and the others are counted with it. A call that
-//! waits longer than a few microseconds is always recorded, from the moment at which it begins to wait; so a late rank shows. Larger calls
-//! are all recorded.
+//! The shortest calls take less time than looking at the clock twice, so those that are over at the first looks are
+//! *sampled*: one of [`SAMPLE`] is timed and recorded, the same one on all ranks, and the others are counted with it. A
+//! call that waits longer than a few microseconds is always recorded, from the moment at which it begins to wait; so a
+//! late rank shows. Larger calls are all recorded.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use farandole_trace::{Event, Occasion, Pen, Recorder};
 use super::descriptor::Descriptor;
 use crate::footprints::Footprints;
 
-/// One of so many of the shortest calls is timed: two looks at the clock and three records, 80 ns, over 128 calls of 140 ns come to half a
-/// percent.
+/// One of so many of the shortest calls is timed: two looks at the clock and three records, 80 ns, over 128 calls of
+/// 140 ns come to half a percent.
 const SAMPLE: u64 = 128;
 
 /// See the module's text.

@@ -1,16 +1,16 @@
 //! Direct collectives: on the caller's thread, in the caller's order, without names.
 //!
-//! A [`Communicator`] is for programs that know that all ranks make the same calls in the same order, as in MPI. There is no
-//! agreement and no other thread: the call itself moves the bytes and returns when this rank's part is done. Each call is
-//! an *operation* with the next number; ranks that do not make the same call find out (`descriptor`).
+//! A [`Communicator`] is for programs that know that all ranks make the same calls in the same order, as in MPI. There
+//! is no agreement and no other thread: the call itself moves the bytes and returns when this rank's part is done. Each
+//! call is an *operation* with the next number; ranks that do not make the same call find out (`descriptor`).
 //!
 //! Three roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go through
-//! windows in tiles, and shared buffers are worked on where they lie; between hosts, schedules of messages run over links.
-//! The road depends only on what all ranks know (bytes, placement, settings, the table that they have agreed on: `choice`), so all
-//! take the same one.
+//! windows in tiles, and shared buffers are worked on where they lie; between hosts, schedules of messages run over
+//! links. The road depends only on what all ranks know (bytes, placement, settings, the table that they have agreed on:
+//! `choice`), so all take the same one.
 //!
-//! An error is final: the communicator remembers the first cause and gives it as the answer to every later call, and the
-//! peers are told. Named, unordered and asynchronous requests are the business of [`crate::Engine`], which has
+//! An error is final: the communicator remembers the first cause and gives it as the answer to every later call, and
+//! the peers are told. Named, unordered and asynchronous requests are the business of [`crate::Engine`], which has
 //! connections of its own, so that the two never mix.
 
 mod calls;
@@ -172,8 +172,8 @@ impl Communicator {
         self.mesh.topology()
     }
 
-    /// What ends the call that blocks, and all later ones, from any thread, with a cause. If no call is under way, the peers
-    /// are told when the next one is made, or when the communicator is dropped.
+    /// What ends the call that blocks, and all later ones, from any thread, with a cause. If no call is under way, the
+    /// peers are told when the next one is made, or when the communicator is dropped.
     pub fn alarm(&self) -> Alarm {
         self.alarm.clone()
     }
@@ -332,8 +332,8 @@ impl Communicator {
 
     /// Hears what peers say outside of operations: that they give up, that they leave, or nothing more at all.
     ///
-    /// A peer that leaves in good order has said after which operation. If that is this one or a later one, all that we need
-    /// of it has been sent, and its silence means nothing.
+    /// A peer that leaves in good order has said after which operation. If that is this one or a later one, all that we
+    /// need of it has been sent, and its silence means nothing.
     fn listen(&mut self) -> farandole_transport::Result<()> {
         use farandole_transport::Error as Cause;
         for peer in self.mesh.peers_mut() {
@@ -398,7 +398,8 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Leaves in good order, unless the communicator has failed or belongs to the process that this one was forked from.
+    /// Leaves in good order, unless the communicator has failed or belongs to the process that this one was forked
+    /// from.
     fn drop(&mut self) {
         if self.failure.is_some() || !self.fork.is_owner() {
             return;

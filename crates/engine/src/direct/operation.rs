@@ -82,7 +82,8 @@ impl Operation<'_> {
         }
     }
 
-    /// All peers that are known to be waited for: those of this host that have not begun, or else the one that can be named.
+    /// All peers that are known to be waited for: those of this host that have not begun, or else the one that can be
+    /// named.
     pub(super) fn missing(&self, mesh: &Mesh) -> Vec<Rank> {
         let absent = mesh.windows.iter().flat_map(|windows| windows.absent().map(|seat| windows.rank(seat)));
         let mut missing: Vec<Rank> = absent.collect();

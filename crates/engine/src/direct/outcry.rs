@@ -5,8 +5,8 @@
 //! time by then, leaves word with the engine and goes on waiting; it does so again whenever the wait has doubled. The
 //! engines find out what is to be found out and report it as they report stalls of named requests (`group::stalls`).
 //!
-//! A call that does not wait that long does nothing for this: the clock is looked at only by a thread that is about to sleep, as for the deadline.
-//! The engine is not kept alive by this; without one nothing is reported.
+//! A call that does not wait that long does nothing for this: the clock is looked at only by a thread that is about to
+//! sleep, as for the deadline. The engine is not kept alive by this; without one nothing is reported.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::baton::Push;
 use crate::shared::Shared;
 use crate::worker::Order;
 
-/// The report comes so long before the call fails by its deadline, where there is room for that: time for the answers of ranks that take theirs, and to
-/// be read.
+/// The report comes so long before the call fails by its deadline, where there is room for that: time for the answers
+/// of ranks that take theirs, and to be read.
 const BEFORE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// See the module's text.
@@ -39,8 +39,8 @@ impl std::fmt::Debug for Outcry {
 }
 
 impl Communicator {
-    /// Has the engine of the same rank look into calls that wait for longer than its warning time, or than until shortly before they fail by
-    /// their deadline. All ranks do this, or none.
+    /// Has the engine of the same rank look into calls that wait for longer than its warning time, or than until
+    /// shortly before they fail by their deadline. All ranks do this, or none.
     pub fn report_stalls_with(&mut self, engine: &Engine) {
         self.limits.stall_shutdown = engine.wait_limits().stall_shutdown;
         self.outcry = engine.stall_warning().map(|warn_after| Outcry {

@@ -1,14 +1,17 @@
-//! How a caller's thread waits for its peers: first by looking again and again, then by letting others run, then asleep.
+//! How a caller's thread waits for its peers: first by looking again and again, then by letting others run, then
+//! asleep.
 //!
-//! A hand-over between two cores takes a tenth of a microsecond; going to sleep and being woken takes several. So while every
-//! rank of the host has a core of its own, it pays to look again at once, for about as long as a system call takes. After that
-//! the thread yields between looks: with the core to itself that costs little, and if the peer that is waited for
-//! sits on the same core after all (more ranks than cores, or a scheduler that has put two on one), it is the quickest
-//! way to let it run. Only then it sleeps. Where others compute on the cores (`crowd`), it sleeps instead of yielding.
+//! A hand-over between two cores takes a tenth of a microsecond; going to sleep and being woken takes several. So while
+//! every rank of the host has a core of its own, it pays to look again at once, for about as long as a system call
+//! takes. After that the thread yields between looks: with the core to itself that costs little, and if the peer that
+//! is waited for sits on the same core after all (more ranks than cores, or a scheduler that has put two on one), it is
+//! the quickest way to let it run. Only then it sleeps. Where others compute on the cores (`crowd`), it sleeps instead
+//! of yielding.
 //!
-//! A rank with peers on other hosts yields from the first look on. Its looks are system calls, beside which a yield is cheap, and
-//! what it waits for may need this core: the kernel's part of receiving, or the peer itself where hosts are namespaces of one
-//! machine. There, with 2 cores that others used too, 4 KB took 220 us with 200 looks, 36 us with 8 and 27 us with none.
+//! A rank with peers on other hosts yields from the first look on. Its looks are system calls, beside which a yield is
+//! cheap, and what it waits for may need this core: the kernel's part of receiving, or the peer itself where hosts are
+//! namespaces of one machine. There, with 2 cores that others used too, 4 KB took 220 us with 200 looks, 36 us with 8
+//! and 27 us with none.
 
 use std::thread;
 use std::time::Duration;
@@ -21,10 +24,10 @@ use crate::crowd::Crowd;
 const LOOKS_WITH_CORE: u32 = 100;
 /// Yields before a rank goes to sleep: some hundred microseconds, several times what two wake-ups cost.
 const YIELDS: u32 = 500;
-/// The same for a rank with peers on other hosts: longer than a message between two hosts takes there and back, and than the 140 us that a
-/// line of 1 Gbit/s needs for 16 KB (asleep by then, a rank gets them 2 us late); short beside the 500 us for the 64 KB that the
-/// kernel hands over at once. Who is awake all that time uses up its share of a busy core and gets it late when the data comes: with
-/// 200 yields 64 KB took 3 us longer.
+/// The same for a rank with peers on other hosts: longer than a message between two hosts takes there and back, and
+/// than the 140 us that a line of 1 Gbit/s needs for 16 KB (asleep by then, a rank gets them 2 us late); short beside
+/// the 500 us for the 64 KB that the kernel hands over at once. Who is awake all that time uses up its share of a busy
+/// core and gets it late when the data comes: with 200 yields 64 KB took 3 us longer.
 const YIELDS_BETWEEN_HOSTS: u32 = 120;
 /// A sleeper looks around at least this often, in case a peer died without closing anything that would wake us.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(250);
@@ -98,8 +101,8 @@ impl Patience {
     }
 }
 
-/// Whether every rank of the host can be taken to have a core: this one may use `allowed` of `online`. A rank that may use
-/// a single core has been bound to it, and whoever binds ranks gives each its own if there are enough.
+/// Whether every rank of the host can be taken to have a core: this one may use `allowed` of `online`. A rank that may
+/// use a single core has been bound to it, and whoever binds ranks gives each its own if there are enough.
 fn have_cores(local_ranks: usize, allowed: usize, online: usize) -> bool {
     local_ranks <= allowed || (allowed == 1 && local_ranks <= online)
 }

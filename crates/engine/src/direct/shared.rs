@@ -18,8 +18,8 @@ use super::{Call, Communicator, Descriptor, Kind};
 use crate::error::Result;
 use crate::window::{Shared, WindowRun};
 
-/// A buffer with a part for each rank. On one host the parts lie in memory that all ranks map; elsewhere each is ordinary
-/// memory, so that a program need not care.
+/// A buffer with a part for each rank. On one host the parts lie in memory that all ranks map; elsewhere each is
+/// ordinary memory, so that a program need not care.
 #[derive(Debug)]
 pub struct SharedBuffer {
     memory: Memory,

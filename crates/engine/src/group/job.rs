@@ -1,7 +1,7 @@
 //! The bucket that runs: from the agreement's word to start it until its tickets are done.
 //!
-//! A bucket has a *road* (`route`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before all ranks
-//! have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
+//! A bucket has a *road* (`route`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before all
+//! ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
 
 use std::time::Duration;
 
@@ -78,9 +78,10 @@ impl Group {
         self.job = Some(Job { bucket, road, workspace, stage, began: now, moved: now, tell_again: Duration::ZERO });
     }
 
-    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks; besides,
-    /// two buckets that run one after the other have numbers of different parity, because a board has two sides. An
-    /// abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any more.
+    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks;
+    /// besides, two buckets that run one after the other have numbers of different parity, because a board has two
+    /// sides. An abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any
+    /// more.
     fn window_operation(&self, bucket: &Bucket) -> u64 {
         self.window_operations + 2 * u64::from(bucket.operation.generation()) + 1
     }

@@ -1,12 +1,12 @@
 //! One group on one rank: its agreement, its mesh, the requests under way and the bucket that runs (`job`).
 //!
-//! [`Group::turn`] does what can be done now and never blocks: it hears what peers say, asks the agreement what to do, moves
-//! the running bucket on, and says what there is to say. Groups share nothing with each other, so a group that waits does
-//! not hold up another.
+//! [`Group::turn`] does what can be done now and never blocks: it hears what peers say, asks the agreement what to do,
+//! moves the running bucket on, and says what there is to say. Groups share nothing with each other, so a group that
+//! waits does not hold up another.
 //!
-//! A group's life: *open*; *closing* once this rank wants to leave; *closed* when the ranks have agreed to end, which is
-//! orderly; *failed* after the first [`Trouble`]. In the last two states the mesh is kept a little longer, until the peers
-//! have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
+//! A group's life: *open*; *closing* once this rank wants to leave; *closed* when the ranks have agreed to end, which
+//! is orderly; *failed* after the first [`Trouble`]. In the last two states the mesh is kept a little longer, until the
+//! peers have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
 
 mod job;
 mod stalls;
@@ -46,15 +46,15 @@ const SAYS_GOODBYE: u8 = 1;
 /// First byte of a control message about a stall.
 const SAYS_STALL: u8 = 2;
 
-/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this is
-/// longer than any bucket takes; a coordinator that is alive answers at once otherwise.
+/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this
+/// is longer than any bucket takes; a coordinator that is alive answers at once otherwise.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a failed or closed group waits for its peers' last words.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The same after an alarm that names no rank: some of the peers will never answer, and those that live have heard it themselves. Long
-/// enough to let our own words out, short beside the time that a launcher gives ranks to end.
+/// The same after an alarm that names no rank: some of the peers will never answer, and those that live have heard it
+/// themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
 const ALARMED_LINGER: Duration = Duration::from_millis(200);
 
 /// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
@@ -255,8 +255,8 @@ impl Group {
         agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
     }
 
-    /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there is
-    /// nothing in the windows to wait for, and ringing would only cost them time.
+    /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there
+    /// is nothing in the windows to wait for, and ringing would only cost them time.
     pub(crate) fn fall_asleep(&mut self) {
         if let Some(job) = &self.job {
             self.diary.doze(&job.bucket, || job.waiting_for(&self.mesh));

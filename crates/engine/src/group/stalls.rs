@@ -1,15 +1,16 @@
 //! A group's part in looking into stalls: the coordinator notices and asks, members answer, all are told.
 //!
-//! The questions travel on control lines, which are heard whoever drives; so a rank answers while its program computes, sleeps or waits, and
-//! only a process that is stopped or gone does not. Nothing here waits: an answer that this rank owes is made by another thread
-//! (`witness`) and leaves in the turn after it is there. What is asked and what is said is decided in `plan::stall`.
+//! The questions travel on control lines, which are heard whoever drives; so a rank answers while its program computes,
+//! sleeps or waits, and only a process that is stopped or gone does not. Nothing here waits: an answer that this rank
+//! owes is made by another thread (`witness`) and leaves in the turn after it is there. What is asked and what is said
+//! is decided in `plan::stall`.
 //!
 //! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in
 //! which nothing moves is told by each rank that waits in it, without asking anybody: it knows whom it waits for.
 //!
-//! A rank that waits in a direct call says so to the world's coordinator, which looks into it in the same way. Of a stall that holds up both
-//! requests and direct calls, because ranks do not make the same ones, there is one report: what was found in the other while the first was
-//! looked into counts as told.
+//! A rank that waits in a direct call says so to the world's coordinator, which looks into it in the same way. Of a
+//! stall that holds up both requests and direct calls, because ranks do not make the same ones, there is one report:
+//! what was found in the other while the first was looked into counts as told.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -32,8 +33,8 @@ const NAMES_TOLD: usize = 6;
 /// Rank 0 of a group coordinates it.
 const COORDINATOR: Rank = Rank(0);
 
-/// In groups of up to so many ranks each rank prints the whole report; in larger ones the coordinator does, and the others
-/// the verdict alone: a thousand copies would hide everything else in a common log.
+/// In groups of up to so many ranks each rank prints the whole report; in larger ones the coordinator does, and the
+/// others the verdict alone: a thousand copies would hide everything else in a common log.
 const ALL_PRINT_UP_TO: usize = 8;
 
 /// What a group knows about its stalls.
@@ -170,8 +171,8 @@ impl Group {
         self.stalls.inquest.as_ref().map_or(Duration::MAX, Inquest::due)
     }
 
-    /// Nothing has waited for too long: what goes on and waits again later is another stall. What still waits was told with
-    /// something else that has waited for longer.
+    /// Nothing has waited for too long: what goes on and waits again later is another stall. What still waits was told
+    /// with something else that has waited for longer.
     fn forget_what_goes_on(&mut self, now: Duration) {
         if !self.stalls_reported.is_empty() {
             let waiting = self.waiting_names(now);
@@ -294,7 +295,8 @@ impl Group {
         Ok(())
     }
 
-    /// Ranks that a peer speaks of are ranks of the world. Accounts tell of the world's also in other groups, where nobody is asked because of them.
+    /// Ranks that a peer speaks of are ranks of the world. Accounts tell of the world's also in other groups, where
+    /// nobody is asked because of them.
     fn check_ranks(&self, from: Rank, ranks: impl IntoIterator<Item = Rank>) -> Result<(), TransportError> {
         let size = self.settings.hosts.len();
         match ranks.into_iter().find(|rank| rank.index() >= size) {

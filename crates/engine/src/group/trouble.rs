@@ -1,7 +1,7 @@
 //! What ends a group, and how it is told.
 //!
-//! The rank that notices a trouble first writes the whole story: who, on which host, what was under way and for how long. All
-//! other ranks repeat its words.
+//! The rank that notices a trouble first writes the whole story: who, on which host, what was under way and for how
+//! long. All other ranks repeat its words.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Ranks as threads: `ranks(n, transport, |engine| …)` runs the closure once for each rank and collects what it returns.
+//! Ranks as threads: `ranks(n, transport, |engine| …)` runs the closure once for each rank and collects what it
+//! returns.
 //!
 //! Every run has a hard deadline. A rank that panics fails the test with its own words; a run that hangs ends the test
 //! process with a report, because a thread that hangs cannot be stopped.

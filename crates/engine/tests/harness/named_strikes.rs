@@ -52,8 +52,8 @@ impl What {
     }
 }
 
-/// One collective several times, then whatever it takes for everybody to hear of a fault: something from each rank to each
-/// other one, and a point that nobody passes alone.
+/// One collective several times, then whatever it takes for everybody to hear of a fault: something from each rank to
+/// each other one, and a point that nobody passes alone.
 fn play(run: &Run, engine: &Engine, what: What, times: usize) -> Result<()> {
     for _ in 0..times {
         what.check(engine.run(what.submission("gradient"))?, run.size);

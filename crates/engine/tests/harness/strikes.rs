@@ -1,11 +1,11 @@
 //! Strikes a program with one fault after the other: every kind, at every event of every rank.
 //!
-//! A program has a *main part*, which is struck, and an *after part*, in which whoever was not needed after the fault learns of it.
-//! A run without a fault counts the events of the main part; then each is struck in a run of its own.
+//! A program has a *main part*, which is struck, and an *after part*, in which whoever was not needed after the fault
+//! learns of it. A run without a fault counts the events of the main part; then each is struck in a run of its own.
 //!
-//! What must hold: with a fault that ends something, every survivor fails, with words that name the fault, long before the
-//! deadline unless the deadline is the only thing that can tell; with a mere delay nobody fails; and a result that a rank does
-//! get is right (the programs check that).
+//! What must hold: with a fault that ends something, every survivor fails, with words that name the fault, long before
+//! the deadline unless the deadline is the only thing that can tell; with a mere delay nobody fails; and a result that
+//! a rank does get is right (the programs check that).
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,9 +21,9 @@ use farandole_transport::frame::Checksum;
 use farandole_transport::memory::Settings;
 use farandole_transport::stream::Shape;
 
-/// For faults that only the deadline can tell: nothing moves for so long. Short, because each costs it. The run is repeated
-/// with the next one where a machine with other things to do has let a rank wait for so long before the fault; and where the
-/// fault has struck what nobody needed: a mapped buffer that was made later than the last tensor for it.
+/// For faults that only the deadline can tell: nothing moves for so long. Short, because each costs it. The run is
+/// repeated with the next one where a machine with other things to do has let a rank wait for so long before the fault;
+/// and where the fault has struck what nobody needed: a mapped buffer that was made later than the last tensor for it.
 const SHORT_DEADLINES: [Duration; 5] =
     [Duration::from_millis(150), Duration::from_millis(600), LONGER_DEADLINE, LONGER_DEADLINE, LONGER_DEADLINE];
 const LONGER_DEADLINE: Duration = Duration::from_secs(3);
@@ -69,8 +69,8 @@ impl Run {
         self.faults.has_struck() && !matches!(self.action, None | Some(Action::Delay(_)))
     }
 
-    /// Whether the fault has struck when its rank was through with the main part: the program has taken a way with fewer
-    /// events. The end of the after part may concern some ranks only.
+    /// Whether the fault has struck when its rank was through with the main part: the program has taken a way with
+    /// fewer events. The end of the after part may concern some ranks only.
     fn was_struck_after_the_main_part(&self, fault: Fault) -> bool {
         let events = self.main_events.lock().unwrap()[fault.rank.index()];
         matches!(fault.at, At::Event(event) if events > 0 && event >= events)
@@ -163,8 +163,8 @@ fn judge(context: &str, medium: Medium, fault: Fault, run: &Run, errors: &[Optio
                 Medium::Pipes(Settings { shape: Shape { checksum: Checksum::Crc32c, .. }, .. }) => says("damaged"),
                 _ => says("a frame header with a wrong check"),
             },
-            // A frame that is missing is noticed by the next one, if there is one, or else by the deadline; memory that is
-            // missing at once.
+            // A frame that is missing is noticed by the next one, if there is one, or else by the deadline; memory that
+            // is missing at once.
             Action::Drop => {
                 (says("waited") && says("FARANDOLE_TIMEOUT_SECONDS"))
                     || says("unexpected")

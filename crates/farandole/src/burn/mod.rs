@@ -1,7 +1,8 @@
 //! Burn on many ranks (feature `burn`).
 //!
-//! Every rank builds the same module, [`broadcast_parameters`] makes the weights equal, and from then on a [`DistributedOptimizer`]
-//! in the place of Burn's averages the gradients of all ranks before each step, so weights stay equal:
+//! Every rank builds the same module, [`broadcast_parameters`] makes the weights equal, and from then on a
+//! [`DistributedOptimizer`] in the place of Burn's averages the gradients of all ranks before each step, so weights
+//! stay equal:
 //!
 //! ```
 //! use burn::nn::{LinearConfig, loss::{MseLoss, Reduction}};
@@ -23,14 +24,14 @@
 //! # Ok::<(), farandole::Error>(())
 //! ```
 //!
-//! Ranks know parameters by their place in the module (`blocks.3.conv1.weight`); Burn's own numbers for them are drawn by each
-//! process and mean nothing to the others. Tensors of any backend come by way of host memory: on the processor (Flex) a
-//! gradient's memory is handed over and handed back, without a copy; a device's tensor is read and written once. All gradients
-//! of a step are under way at the same time, and the engine sends small ones together.
+//! Ranks know parameters by their place in the module (`blocks.3.conv1.weight`); Burn's own numbers for them are drawn
+//! by each process and mean nothing to the others. Tensors of any backend come by way of host memory: on the processor
+//! (Flex) a gradient's memory is handed over and handed back, without a copy; a device's tensor is read and written
+//! once. All gradients of a step are under way at the same time, and the engine sends small ones together.
 //!
-//! An [`Outbox`] is the part that sends and collects. Programs whose layers can tell when a gradient is ready post it there while
-//! backward is still running; what nobody has posted leaves in [`Outbox::collect`]. There is no hook in Burn for that, so it
-//! is up to the layers; the trainer of this project has such layers.
+//! An [`Outbox`] is the part that sends and collects. Programs whose layers can tell when a gradient is ready post it
+//! there while backward is still running; what nobody has posted leaves in [`Outbox::collect`]. There is no hook in
+//! Burn for that, so it is up to the layers; the trainer of this project has such layers.
 
 mod optimizer;
 mod outbox;

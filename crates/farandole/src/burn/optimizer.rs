@@ -14,9 +14,9 @@ use crate::world::World;
 
 /// Any optimizer of Burn, with the gradients of all ranks averaged before each step.
 ///
-/// Burn's own trait for optimizers cannot be implemented here: it sees one tensor without a name at a time, when it is too late
-/// to send them all. What this type wraps is Burn's optimizer of a whole module, which every implementation of that trait
-/// can be turned into.
+/// Burn's own trait for optimizers cannot be implemented here: it sees one tensor without a name at a time, when it is
+/// too late to send them all. What this type wraps is Burn's optimizer of a whole module, which every implementation of
+/// that trait can be turned into.
 pub struct DistributedOptimizer {
     optimizer: ModuleOptimizer,
     outbox: Outbox,
@@ -59,12 +59,12 @@ impl DistributedOptimizer {
         Ok(DistributedOptimizer { optimizer, outbox, passes_per_step, passes: 0, kept })
     }
 
-    /// Takes the gradients of one backward pass. With the last pass of a step the gradients of all ranks are averaged and the
-    /// module learns from them; before, it comes back as it was.
+    /// Takes the gradients of one backward pass. With the last pass of a step the gradients of all ranks are averaged
+    /// and the module learns from them; before, it comes back as it was.
     ///
     /// # Errors
-    /// If the gradients do not fit the module, or ranks are lost. The module is lost then, too; keep a clone, which costs next
-    /// to nothing, to go on with the others.
+    /// If the gradients do not fit the module, or ranks are lost. The module is lost then, too; keep a clone, which
+    /// costs next to nothing, to go on with the others.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -80,8 +80,8 @@ impl DistributedOptimizer {
         self.finish(learning_rate, module, gradients)
     }
 
-    /// Learns from the passes that were made, be they fewer than a step has: at the end of an epoch, for instance. All ranks
-    /// call this together. Without a pass since the last step nothing happens.
+    /// Learns from the passes that were made, be they fewer than a step has: at the end of an epoch, for instance. All
+    /// ranks call this together. Without a pass since the last step nothing happens.
     ///
     /// # Errors
     /// As [`DistributedOptimizer::step`].

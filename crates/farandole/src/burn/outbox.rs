@@ -1,16 +1,18 @@
 //! Gradients on their way: [`Outbox`].
 //!
-//! One step, seen from here. Layers that can tell when a gradient is ready announce it in forward ([`Outbox::expect`]) and post it
-//! in backward ([`Posting::post`]); the last posting of a parameter in a step sends it, while backward goes on. Then [`Outbox::collect`]
-//! takes the gradients that Burn has gathered, sends those that nobody posted, waits for all, and gives back the averages.
+//! One step, seen from here. Layers that can tell when a gradient is ready announce it in forward ([`Outbox::expect`])
+//! and post it in backward ([`Posting::post`]); the last posting of a parameter in a step sends it, while backward goes
+//! on. Then [`Outbox::collect`] takes the gradients that Burn has gathered, sends those that nobody posted, waits for
+//! all, and gives back the averages.
 //!
-//! Invariants: in each step each rank sends each parameter exactly once, whether it has a gradient for it or not, so that no
-//! rank waits for another's. A rank without a gradient (a branch of the network that its samples did not take) sends zeros; so
-//! that a parameter without a gradient on *any* rank is left alone, as it would be in one process, the ranks also tell
-//! each other which gradients they have. A world of one sends nothing at all.
+//! Invariants: in each step each rank sends each parameter exactly once, whether it has a gradient for it or not, so
+//! that no rank waits for another's. A rank without a gradient (a branch of the network that its samples did not take)
+//! sends zeros; so that a parameter without a gradient on *any* rank is left alone, as it would be in one process, the
+//! ranks also tell each other which gradients they have. A world of one sends nothing at all.
 //!
-//! A posting happens inside of Burn's backward, where no error can be returned: it is kept for `collect`, which comes next. A rank
-//! in trouble still sends everything, with zeros, and tells the others; the step fails on all ranks and nobody waits in vain.
+//! A posting happens inside of Burn's backward, where no error can be returned: it is kept for `collect`, which comes
+//! next. A rank in trouble still sends everything, with zeros, and tells the others; the step fails on all ranks and
+//! nobody waits in vain.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,7 +34,8 @@ use crate::wire::{self, Wire};
 use crate::world::World;
 use crate::{Engine, Ticket, wait_all};
 
-/// The gradients of one module, from the moment they are ready until all ranks' averages are there. Clones are the same outbox.
+/// The gradients of one module, from the moment they are ready until all ranks' averages are there. Clones are the same
+/// outbox.
 #[derive(Clone)]
 pub struct Outbox {
     office: Arc<Office>,
@@ -49,8 +52,8 @@ struct Office {
     present_name: Arc<str>,
     addresses: Vec<Address>,
     by_id: HashMap<ParamId, usize>,
-    /// Taken for each posting, by the thread that runs backward, and by `collect` on the thread of the training loop: two
-    /// threads at most, and never at the same time for long, since submitting does not wait.
+    /// Taken for each posting, by the thread that runs backward, and by `collect` on the thread of the training loop:
+    /// two threads at most, and never at the same time for long, since submitting does not wait.
     desk: Mutex<Desk>,
 }
 
@@ -64,7 +67,8 @@ struct Address {
 
 /// The state of the step.
 struct Desk {
-    /// Its number. Burn may drop what belongs to a forward long after; what was announced in one step is not expected in another.
+    /// Its number. Burn may drop what belongs to a forward long after; what was announced in one step is not expected
+    /// in another.
     step: u64,
     /// One for each address.
     letters: Vec<Letter>,
@@ -97,9 +101,9 @@ enum Way {
 }
 
 impl Outbox {
-    /// An outbox for a module's trained parameters. All ranks call this together, after the parameters are loaded or broadcast
-    /// (loading may give them new identities). The gradients of `passes_per_step` backward passes are summed before they
-    /// travel.
+    /// An outbox for a module's trained parameters. All ranks call this together, after the parameters are loaded or
+    /// broadcast (loading may give them new identities). The gradients of `passes_per_step` backward passes are summed
+    /// before they travel.
     ///
     /// # Errors
     /// [`Error::Parameters`] if the ranks have different modules.
@@ -147,12 +151,13 @@ impl Outbox {
         self.office.by_id.contains_key(&id)
     }
 
-    /// Announces that a gradient of this parameter will be posted, if it is known here. A layer says so in forward; a parameter
-    /// that several layers use is sent when all of them have posted their part.
+    /// Announces that a gradient of this parameter will be posted, if it is known here. A layer says so in forward; a
+    /// parameter that several layers use is sent when all of them have posted their part.
     ///
-    /// A forward pass that is never differentiated should not announce anything: Burn keeps its tape for a while, and until the end of the step what was
-    /// announced is waited for, so that the gradients of this step leave only with [`Outbox::collect`]. They are right nevertheless. Whoever evaluates
-    /// with `module.valid()`, or without the outbox, announces nothing.
+    /// A forward pass that is never differentiated should not announce anything: Burn keeps its tape for a while, and
+    /// until the end of the step what was announced is waited for, so that the gradients of this step leave only with
+    /// [`Outbox::collect`]. They are right nevertheless. Whoever evaluates with `module.valid()`, or without the
+    /// outbox, announces nothing.
     pub fn expect(&self, id: ParamId) -> Option<Posting> {
         let address = *self.office.by_id.get(&id)?;
         let mut desk = self.office.desk();
@@ -160,8 +165,8 @@ impl Outbox {
         Some(Posting { outbox: self.clone(), address, step: desk.step, posted: AtomicBool::new(false) })
     }
 
-    /// Posts a gradient that was not announced: the whole gradient that this backward pass has for the parameter. The last pass
-    /// of a step sends the sum.
+    /// Posts a gradient that was not announced: the whole gradient that this backward pass has for the parameter. The
+    /// last pass of a step sends the sum.
     pub fn post(&self, id: ParamId, gradient: TensorData) {
         match self.expect(id) {
             Some(posting) => posting.post(gradient),
@@ -171,14 +176,16 @@ impl Outbox {
         }
     }
 
-    /// Sends what no layer has posted, waits for all ranks, and gives back the averages. All ranks call this once for each step,
-    /// with what Burn has gathered from the backward passes, for those parameters that were not posted.
+    /// Sends what no layer has posted, waits for all ranks, and gives back the averages. All ranks call this once for
+    /// each step, with what Burn has gathered from the backward passes, for those parameters that were not posted.
     ///
-    /// A parameter that has no gradient on some ranks counts as zero there; one that has none on any rank is not in the result.
+    /// A parameter that has no gradient on some ranks counts as zero there; one that has none on any rank is not in the
+    /// result.
     ///
     /// # Errors
-    /// If a gradient was posted more often than a step has passes, part of it was posted and part of it was not, the module is another
-    /// one, or ranks are lost; [`Error::Overflow`], on all ranks, if gradients do not fit [`Wire::F16`].
+    /// If a gradient was posted more often than a step has passes, part of it was posted and part of it was not, the
+    /// module is another one, or ranks are lost; [`Error::Overflow`], on all ranks, if gradients do not fit
+    /// [`Wire::F16`].
     pub fn collect<M: Module>(&self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let mut closing = Closing { office: &self.office, gradients, seen: vec![false; self.office.addresses.len()] };
         module.visit(&mut closing);
@@ -251,7 +258,8 @@ impl Office {
         Ok(())
     }
 
-    /// Sends the letters that are still here, whatever is in them, and waits for all. `None` where no rank had a gradient.
+    /// Sends the letters that are still here, whatever is in them, and waits for all. `None` where no rank had a
+    /// gradient.
     fn averages(&self, letters: Vec<Letter>, in_trouble: bool) -> Result<Vec<Option<Region>>> {
         if self.alone {
             return Ok(letters.into_iter().map(|letter| letter.sum).collect());

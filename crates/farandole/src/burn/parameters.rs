@@ -1,8 +1,8 @@
 //! What a module consists of, by name; giving all ranks one rank's parameters; averaging what is not trained.
 //!
-//! Ranks take parameters one after the other in the order of the module. That only works if all have the same module, so they
-//! compare lists of names, element types and shapes first, and an error names the first difference. Where nothing differs
-//! that costs one small message.
+//! Ranks take parameters one after the other in the order of the module. That only works if all have the same module,
+//! so they compare lists of names, element types and shapes first, and an error names the first difference. Where
+//! nothing differs that costs one small message.
 
 use ::burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use ::burn::tensor::{Bool, DType, Int, Tensor, TensorData};
@@ -26,7 +26,8 @@ pub(crate) struct Entry {
     pub(crate) trained: bool,
 }
 
-/// Everything in a module that has elements, in the module's order. What appears in several places is listed at its first.
+/// Everything in a module that has elements, in the module's order. What appears in several places is listed at its
+/// first.
 pub(crate) fn list<M: Module>(module: &M) -> Vec<Entry> {
     #[derive(Default)]
     struct Lister {
@@ -72,8 +73,8 @@ pub(crate) fn text(entries: &[Entry]) -> String {
     entries.iter().map(|entry| format!("{} {:?} {:?}\n", entry.path, entry.dtype, entry.shape)).collect()
 }
 
-/// Gives all ranks the root's parameters and buffers (running means of batch normalization, for instance). All ranks call this
-/// together, each with its own module of the same structure; gradients are required where they were before.
+/// Gives all ranks the root's parameters and buffers (running means of batch normalization, for instance). All ranks
+/// call this together, each with its own module of the same structure; gradients are required where they were before.
 ///
 /// # Errors
 /// [`Error::Parameters`] if the modules differ, on all ranks, with the first difference.
@@ -91,9 +92,9 @@ pub fn broadcast_parameters<M: Module>(world: &mut World, module: M, root: usize
     mapper.trouble.map_or(Ok(module), Err)
 }
 
-/// Gives all ranks the average of their buffers, that is of everything with float elements that is not trained: running means
-/// and variances of batch normalization, which each rank learns from its own samples. Worth a call before evaluation and
-/// before a checkpoint. All ranks call this together.
+/// Gives all ranks the average of their buffers, that is of everything with float elements that is not trained: running
+/// means and variances of batch normalization, which each rank learns from its own samples. Worth a call before
+/// evaluation and before a checkpoint. All ranks call this together.
 ///
 /// # Errors
 /// [`Error::Parameters`] if the modules differ, on all ranks, with the first difference.
@@ -106,8 +107,8 @@ pub fn average_buffers<M: Module>(world: &mut World, module: M) -> Result<M> {
     mapper.trouble.map_or(Ok(module), Err)
 }
 
-/// Burn keeps the last update of a running statistic beside its value until the next one; a value that is set meanwhile would
-/// be overwritten. Looking at the module as for validation brings them together, in the module itself.
+/// Burn keeps the last update of a running statistic beside its value until the next one; a value that is set meanwhile
+/// would be overwritten. Looking at the module as for validation brings them together, in the module itself.
 fn settle<M: Module>(module: &M) {
     drop(module.valid());
 }
@@ -135,7 +136,8 @@ enum Which {
     Untrained,
 }
 
-/// Passes tensors through host memory and something that changes them there. After the first trouble the rest stays as it is.
+/// Passes tensors through host memory and something that changes them there. After the first trouble the rest stays as
+/// it is.
 struct Through<'a, F> {
     world: &'a mut World,
     transform: F,

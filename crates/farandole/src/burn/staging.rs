@@ -1,8 +1,8 @@
 //! Between Burn's host memory and the engine's: the same memory where that is possible.
 //!
-//! A vector of elements can become a region and a region a vector again without a copy. Burn's bytes give up their vector if
-//! they were one of just these elements, which is what kernels on the processor make; otherwise they are copied. Gradients
-//! that travel in another precision are copied anyway, by the conversion.
+//! A vector of elements can become a region and a region a vector again without a copy. Burn's bytes give up their
+//! vector if they were one of just these elements, which is what kernels on the processor make; otherwise they are
+//! copied. Gradients that travel in another precision are copied anyway, by the conversion.
 
 use ::burn::tensor::{DType, TensorData, bf16, f16};
 use farandole_plan::Dtype;

@@ -208,7 +208,8 @@ fn a_rank_of_another_job_with_the_same_key_and_address_is_refused_and_takes_no_s
     assert_both_are_well(&Run { status: zero.status, said: zero.said + &one.said }, "torchrun");
 }
 
-/// This host may know itself by a loopback address. Rank 0 listens where others would find it, and its neighbour goes there.
+/// This host may know itself by a loopback address. Rank 0 listens where others would find it, and its neighbour goes
+/// there.
 #[test]
 fn ranks_meet_at_this_hosts_own_name() {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");

@@ -1,7 +1,9 @@
-//! A Slurm cluster of one host: `munged`, `slurmctld` and `slurmd`, with a configuration, a secret and ports of their own.
+//! A Slurm cluster of one host: `munged`, `slurmctld` and `slurmd`, with a configuration, a secret and ports of their
+//! own.
 //!
-//! Nothing of a Slurm that this machine may run is touched. The daemons end when the cluster is dropped, and when the test is
-//! killed: `setpriv` makes the kernel see to that. `slurmd` starts tasks of other users in general, so it needs root.
+//! Nothing of a Slurm that this machine may run is touched. The daemons end when the cluster is dropped, and when the
+//! test is killed: `setpriv` makes the kernel see to that. `slurmd` starts tasks of other users in general, so it needs
+//! root.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,7 @@
 //! A rank that others wait for is told of under every launcher: by the ranks themselves, over their own connections.
 //!
-//! Nobody waits for a time here. The rank that is late goes on when it has been told, and one that is stopped is woken by whoever is told.
+//! Nobody waits for a time here. The rank that is late goes on when it has been told, and one that is stopped is woken
+//! by whoever is told.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

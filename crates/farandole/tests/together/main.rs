@@ -1,7 +1,7 @@
 //! What Rust programs call, by real ranks: every collective, process sets, and the adapters for tensor libraries.
 //!
-//! The tests start copies of their own program, which find their role in the environment and print what they computed. The
-//! adapters are trained by their examples, which are taken in here as they are.
+//! The tests start copies of their own program, which find their role in the environment and print what they computed.
+//! The adapters are trained by their examples, which are taken in here as they are.
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 

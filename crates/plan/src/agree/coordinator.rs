@@ -1,11 +1,12 @@
 //! What rank 0 does for its group: collects announcements, decides, and sends everybody the same.
 //!
-//! Invariant: at any moment of one generation, the messages sent to the members are the same for all, in the same order, but
-//! for refusals, which go to those ranks that had announced the request. (A rank whose announcement is still on
-//! its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
+//! Invariant: at any moment of one generation, the messages sent to the members are the same for all, in the same
+//! order, but for refusals, which go to those ranks that had announced the request. (A rank whose announcement is still
+//! on its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
 //!
-//! While a cycle is replayed the coordinator knows nothing and needs to know nothing; announcements that cross the start of
-//! a replay on their way are dropped, because their senders account for them when they start the replay themselves.
+//! While a cycle is replayed the coordinator knows nothing and needs to know nothing; announcements that cross the
+//! start of a replay on their way are dropped, because their senders account for them when they start the replay
+//! themselves.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -36,8 +37,8 @@ pub(super) struct Coordinator {
     generation: u32,
     phase: Phase,
     table: ByName<Entry>,
-    /// Batches of which something has been announced. Batches are told apart by their size too, because what is left of a
-    /// batch that a break has cut in two is announced under its name with a smaller size.
+    /// Batches of which something has been announced. Batches are told apart by their size too, because what is left of
+    /// a batch that a break has cut in two is announced under its name with a smaller size.
     batches: ByBatch<BatchState>,
     /// Batches that were refused before every rank had announced all of its requests. The rest is refused when it
     /// comes, whatever generation that is in.

@@ -1,13 +1,15 @@
 //! Finds out that the agreed stream repeats itself.
 //!
-//! The stream is cut into *segments*: a segment ends where a name comes that it already has. A training loop that asks for the
-//! same tensors in every iteration, in whatever order, so gives one segment for each iteration, after at most one odd
-//! segment at the start. A segment *repeats* if it has the same names with the same metadata as the one before it. After
-//! enough repeats in a row the last segment is the *cycle*. Where a batch of the stream ends in the middle of the next segment,
-//! as happens when iterations overlap, the cycle may as well begin there, if the stream is still in step.
+//! The stream is cut into *segments*: a segment ends where a name comes that it already has. A training loop that asks
+//! for the same tensors in every iteration, in whatever order, so gives one segment for each iteration, after at most
+//! one odd segment at the start. A segment *repeats* if it has the same names with the same metadata as the one before
+//! it. After enough repeats in a row the last segment is the *cycle*. Where a batch of the stream ends in the middle of
+//! the next segment, as happens when iterations overlap, the cycle may as well begin there, if the stream is still in
+//! step.
 //!
-//! All ranks record the same stream; only the coordinator asks whether there is a cycle, and says so in the stream. A program
-//! that uses one name twice in an iteration never has a cycle and is negotiated for ever, which is slower but right.
+//! All ranks record the same stream; only the coordinator asks whether there is a cycle, and says so in the stream. A
+//! program that uses one name twice in an iteration never has a cycle and is negotiated for ever, which is slower but
+//! right.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! One rank's side of the agreement: what the driver calls. What the coordinator says is followed in `follow`.
 //!
-//! A request is *pending* until it is part of a bucket that will certainly run, then *bound*. In replay a pending request
-//! also sits in its place in the cycle. Only pending requests are announced, refused, or announced again.
+//! A request is *pending* until it is part of a bucket that will certainly run, then *bound*. In replay a pending
+//! request also sits in its place in the cycle. Only pending requests are announced, refused, or announced again.
 //!
-//! Buckets are counted by index. `next_index` is the number of buckets that this rank has entered or is bound to enter: it
-//! grows when the agreed stream brings buckets and when replay starts one.
+//! Buckets are counted by index. `next_index` is the number of buckets that this rank has entered or is bound to enter:
+//! it grows when the agreed stream brings buckets and when replay starts one.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -171,8 +171,8 @@ impl Member {
         }
     }
 
-    /// Asks for a collective. The id stays valid until the request has been run ([`Member::finished`]) or was named in an
-    /// action that says its id is free again.
+    /// Asks for a collective. The id stays valid until the request has been run ([`Member::finished`]) or was named in
+    /// an action that says its id is free again.
     ///
     /// # Errors
     /// A name that is still in flight, a request after this rank's join, or a closed group.
@@ -320,8 +320,8 @@ impl Member {
         }
     }
 
-    /// Gives up at once, for the given cause: the outstanding run is abandoned, everything is refused with this cause, and
-    /// the other ranks are told. The first cause wins.
+    /// Gives up at once, for the given cause: the outstanding run is abandoned, everything is refused with this cause,
+    /// and the other ranks are told. The first cause wins.
     pub fn abort(&mut self, cause: Arc<str>, _now: Duration) {
         if let Life::Failed(_) | Life::Closed(_) = self.life {
             return;

@@ -5,21 +5,22 @@
 //! ([`Member::poll_send`], [`Member::poll_action`], [`Member::next_timeout`]). Rank 0 of the group also plays the
 //! *coordinator*; its messages to itself never leave the machine.
 //!
-//! **Negotiation.** Members *announce* requests to the coordinator. Once every rank has announced a name (or has joined),
-//! the coordinator checks the requests against each other and appends the agreed [`Item`](crate::item::Item) to
-//! the *agreed stream*, which every member receives in the same batches. Each member turns each batch into buckets
+//! **Negotiation.** Members *announce* requests to the coordinator. Once every rank has announced a name (or has
+//! joined), the coordinator checks the requests against each other and appends the agreed [`Item`](crate::item::Item)
+//! to the *agreed stream*, which every member receives in the same batches. Each member turns each batch into buckets
 //! with [`fuse`](crate::fuse::fuse), a pure function, so that all ranks hold the same buckets in the same order.
 //!
-//! **Replay.** When the stream repeats itself, the coordinator says so, once. From then on every rank runs the buckets of
-//! the *cycle* in order, each as soon as its requests have been submitted here, and no message passes at all.
+//! **Replay.** When the stream repeats itself, the coordinator says so, once. From then on every rank runs the buckets
+//! of the *cycle* in order, each as soon as its requests have been submitted here, and no message passes at all.
 //!
-//! **Break.** A rank on which something does not fit (an unknown name, other metadata, a join, a close, or no progress for
-//! longer than its *patience*) sends `Break`. The coordinator sends `Halt`; every member stops entering buckets and answers
-//! how many it has *entered*. The least of these numbers, `until`, comes back in `Resume`: every bucket before `until`
-//! has been entered by all ranks and therefore finishes on all; no bucket from `until` on can have finished
+//! **Break.** A rank on which something does not fit (an unknown name, other metadata, a join, a close, or no progress
+//! for longer than its *patience*) sends `Break`. The coordinator sends `Halt`; every member stops entering buckets and
+//! answers how many it has *entered*. The least of these numbers, `until`, comes back in `Resume`: every bucket before
+//! `until` has been entered by all ranks and therefore finishes on all; no bucket from `until` on can have finished
 //! anywhere, because some rank never entered it. These are *abandoned*, their requests are announced again, and the
-//! next *generation* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory, before all
-//! ranks have entered it: buckets that could are marked [`Bucket::entry_barrier`], and the driver runs a barrier first.
+//! next *generation* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory,
+//! before all ranks have entered it: buckets that could are marked [`Bucket::entry_barrier`], and the driver runs a
+//! barrier first.
 //!
 //! Buckets run one at a time: after [`Action::Run`] the next one comes only after [`Member::finished`].
 //!
@@ -113,8 +114,8 @@ pub enum Joining {
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.
     pub threshold_bytes: u64,
-    /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that its
-    /// replay needs no entry barrier.
+    /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that
+    /// its replay needs no entry barrier.
     pub stage_below_bytes: u64,
     /// With what the requests of a batch fuse.
     pub batches: BatchFusion,

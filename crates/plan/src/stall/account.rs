@@ -1,8 +1,10 @@
-//! What a rank says about itself when others wait for it, and the words in which it is asked and answers; encode beside decode.
+//! What a rank says about itself when others wait for it, and the words in which it is asked and answers; encode beside
+//! decode.
 //!
-//! An [`Account`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and, where a program has an
-//! interpreter, what that says. Times are told as *ago*, so that no clocks need be compared. Texts are cut and lists are short
-//! before they travel: a report is read by people. What [`Word::decode`] accepts is what [`Word::encode`] writes.
+//! An [`Account`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and, where
+//! a program has an interpreter, what that says. Times are told as *ago*, so that no clocks need be compared. Texts are
+//! cut and lists are short before they travel: a report is read by people. What [`Word::decode`] accepts is what
+//! [`Word::encode`] writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +33,8 @@ pub enum Word {
     Report(Finding),
     /// To the coordinator of the world: this rank waits in a direct call.
     Direct(DirectWait),
-    /// The coordinator to a rank that waits in a direct call: it has heard that. What comes of it is told to all, if it was not told before.
+    /// The coordinator to a rank that waits in a direct call: it has heard that. What comes of it is told to all, if it
+    /// was not told before.
     Heard,
 }
 

@@ -1,8 +1,10 @@
-//! From the first sign of a stall to one report: who is asked, how long the answers may take, and when the report is due.
+//! From the first sign of a stall to one report: who is asked, how long the answers may take, and when the report is
+//! due.
 //!
-//! The coordinator of the group opens an [`Inquest`] when something has waited too long, asks the ranks that are waited for, and
-//! closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is itself a finding. Whoever asks and
-//! answers is the engine's own thread, so a rank whose program is stuck answers; one that is stopped does not.
+//! The coordinator of the group opens an [`Inquest`] when something has waited too long, asks the ranks that are waited
+//! for, and closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is itself a
+//! finding. Whoever asks and answers is the engine's own thread, so a rank whose program is stuck answers; one that is
+//! stopped does not.
 
 use std::time::Duration;
 
@@ -12,15 +14,15 @@ use super::direct::{DirectWait, Meeting};
 use super::words::{self, Wanted};
 use crate::request::Rank;
 
-/// How long the answers may take. A rank looks at its recorder (some milliseconds) and gives its interpreter a second; the rest is for machines
-/// that are busy.
+/// How long the answers may take. A rank looks at its recorder (some milliseconds) and gives its interpreter a second;
+/// the rest is for machines that are busy.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// So many ranks are asked. Where more are missing, they are missing for one reason.
 const ASKED_AT_MOST: usize = 8;
 
-/// How long a direct call is looked into at least. Ranks that wait in it look at their clocks four times in a second at the latest, so those that wait for
-/// the same reason have said so by then, and one report has them all.
+/// How long a direct call is looked into at least. Ranks that wait in it look at their clocks four times in a second at
+/// the latest, so those that wait for the same reason have said so by then, and one report has them all.
 const GATHERING: Duration = Duration::from_millis(500);
 
 /// What is known of a rank that was asked.
@@ -110,8 +112,8 @@ impl Inquest {
         inquest
     }
 
-    /// For a rank that waits in a direct call and has told the coordinator, which itself may be unable to look into anything: if it has not
-    /// heard that in twice the time that ranks have for an answer, that is what comes of it.
+    /// For a rank that waits in a direct call and has told the coordinator, which itself may be unable to look into
+    /// anything: if it has not heard that in twice the time that ranks have for an answer, that is what comes of it.
     pub fn without_coordinator(me: Rank, coordinator: Rank, wait: DirectWait, now: Duration) -> Inquest {
         let subject = Subject::Direct(Meeting::new(me, wait, now));
         Inquest {

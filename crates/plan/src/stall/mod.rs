@@ -1,12 +1,13 @@
 //! Who waits for whom, and since when.
 //!
-//! [`report`] is given what the coordinator knows: each name that some ranks have asked for and others have not. What waits
-//! too long is explained in the words that Horovod's users know, followed by what they rarely find out by
-//! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at all.
+//! [`report`] is given what the coordinator knows: each name that some ranks have asked for and others have not. What
+//! waits too long is explained in the words that Horovod's users know, followed by what they rarely find out by
+//! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at
+//! all.
 //!
-//! What the missing ranks are doing only they know. The coordinator asks them (`inquest`), they give an account of themselves
-//! (`account`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct calls, which nobody
-//! coordinates, come here by what those say that wait in them (`direct`).
+//! What the missing ranks are doing only they know. The coordinator asks them (`inquest`), they give an account of
+//! themselves (`account`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
+//! calls, which nobody coordinates, come here by what those say that wait in them (`direct`).
 //!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after
 //! [`Settings::run_limit`](crate::agree::Settings::run_limit) and negotiated, which brings it here.
@@ -61,7 +62,8 @@ pub struct Waiting {
 pub struct Report {
     /// The requests that have waited too long, longest first.
     pub stalled: Vec<Waiting>,
-    /// Names that wait, too, but not for so long. They are most likely part of the same stall, and not worth another report.
+    /// Names that wait, too, but not for so long. They are most likely part of the same stall, and not worth another
+    /// report.
     pub also_waiting: Vec<Arc<str>>,
     /// Names that may have been meant to be the same: one that waits, and one that a rank missing there has asked for.
     pub near_misses: Vec<NearMiss>,
@@ -166,8 +168,8 @@ fn explain(
     text
 }
 
-/// For each stalled name the most similar name, if any is similar, that a missing rank has asked for and that is itself waiting
-/// for a rank that has asked for the first.
+/// For each stalled name the most similar name, if any is similar, that a missing rank has asked for and that is itself
+/// waiting for a rank that has asked for the first.
 fn near_misses(stalled: &[Waiting], waiting: &[Waiting]) -> Vec<NearMiss> {
     let mut found = Vec::new();
     for request in stalled {
@@ -207,8 +209,8 @@ fn crossings(stalled: &[Waiting], waiting: &[Waiting]) -> Vec<Crossing> {
     found
 }
 
-/// How many letters must be changed, added or left out to turn one name into the other, if so few that they look
-/// alike: up to a quarter of the longer name. One that ends with the other is as near as can be: only a prefix is missing.
+/// How many letters must be changed, added or left out to turn one name into the other, if so few that they look alike:
+/// up to a quarter of the longer name. One that ends with the other is as near as can be: only a prefix is missing.
 fn unlikeness(a: &str, b: &str) -> Option<usize> {
     if a == b {
         return None;

@@ -1,8 +1,9 @@
 //! What a stall comes to, in words: one line, and the whole report behind it.
 //!
-//! [`verdict`] is a table of causes, the surest first: a process that cannot do anything at all explains more than what its
-//! program did before, and two names that were meant to be the same explain more than where each program waits. [`whole`] says, in this
-//! order, the verdict, what Horovod's users know and search for, and the account of every rank that was asked.
+//! [`verdict`] is a table of causes, the surest first: a process that cannot do anything at all explains more than what
+//! its program did before, and two names that were meant to be the same explain more than where each program waits.
+//! [`whole`] says, in this order, the verdict, what Horovod's users know and search for, and the account of every rank
+//! that was asked.
 
 use std::fmt::Write as _;
 use std::time::Duration;

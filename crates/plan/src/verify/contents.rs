@@ -1,8 +1,8 @@
 //! What lies in a buffer, symbolically: for each element, where it comes from and whose contributions are in it.
 //!
-//! Neighbouring elements mostly share their fate, so a buffer is a map of *fragments*: runs of elements whose values have the
-//! same contributors and consecutive origins. Cost depends on the number of spans in the schedules, not on the number
-//! of elements.
+//! Neighbouring elements mostly share their fate, so a buffer is a map of *fragments*: runs of elements whose values
+//! have the same contributors and consecutive origins. Cost depends on the number of spans in the schedules, not on the
+//! number of elements.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

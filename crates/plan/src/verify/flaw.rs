@@ -102,8 +102,8 @@ pub enum Flaw {
         /// Whose contribution.
         contributor: Rank,
     },
-    /// Different elements meet: combined by a step, or found in the wrong place at the end (`step` is then the number of
-    /// steps).
+    /// Different elements meet: combined by a step, or found in the wrong place at the end (`step` is then the number
+    /// of steps).
     Misplaced {
         /// Where it shows.
         spot: Spot,

@@ -1,8 +1,9 @@
 //! The state of all ranks in a symbolic run, and what each message step does to it.
 //!
-//! A step either completes, completes a first half (a message is taken but cannot be written yet), or waits. A rank that waits
-//! rests until another rank does something that may concern it: sends it a message, takes one of its messages, or
-//! does something to the window that it *watches*. Of several ranks that all have to do something, it watches the first. Window and mapped steps are in the sibling `window`.
+//! A step either completes, completes a first half (a message is taken but cannot be written yet), or waits. A rank
+//! that waits rests until another rank does something that may concern it: sends it a message, takes one of its
+//! messages, or does something to the window that it *watches*. Of several ranks that all have to do something, it
+//! watches the first. Window and mapped steps are in the sibling `window`.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,13 +1,13 @@
 //! Proves schedules: runs those of all ranks symbolically and looks at what comes out.
 //!
-//! A run tracks for every element of every buffer whose contributions are in it (exactly once) and which element it is. It
-//! takes the steps of all ranks under the rules of [`crate::schedule`], with sends as late as those rules allow: a message
-//! stays with its sender until the receiver takes it, so that no schedule relies on buffers in between. It finds deadlocks,
-//! missing and double contributions, reads before writes, lengths that differ, messages left over, slots and sends
-//! that are overwritten too early.
+//! A run tracks for every element of every buffer whose contributions are in it (exactly once) and which element it is.
+//! It takes the steps of all ranks under the rules of [`crate::schedule`], with sends as late as those rules allow: a
+//! message stays with its sender until the receiver takes it, so that no schedule relies on buffers in between. It
+//! finds deadlocks, missing and double contributions, reads before writes, lengths that differ, messages left over,
+//! slots and sends that are overwritten too early.
 //!
-//! Where the order in which ranks take their steps could matter, several orders are tried (see [`Order`]). That makes the check of
-//! windows a search and not a proof; the check of messages is a proof.
+//! Where the order in which ranks take their steps could matter, several orders are tried (see [`Order`]). That makes
+//! the check of windows a search and not a proof; the check of messages is a proof.
 //!
 //! Deliberately not here: time (that is `cost`) and the values of elements.
 
@@ -27,9 +27,9 @@ use crate::request::Rank;
 use crate::schedule::{Schedule, Span, Step};
 use crate::topology::Topology;
 
-/// Schedules with more steps than this together are run in fewer orders: those of messages alone in one, since the order makes
-/// no difference to them; others in every third, since what goes wrong in a large world goes wrong in a small one. Below,
-/// all orders cost next to nothing.
+/// Schedules with more steps than this together are run in fewer orders: those of messages alone in one, since the
+/// order makes no difference to them; others in every third, since what goes wrong in a large world goes wrong in a
+/// small one. Below, all orders cost next to nothing.
 const ALL_ORDERS_MAX_STEPS: usize = 20_000;
 
 /// What must lie in a span of a rank's work buffer at the end.

@@ -1,9 +1,9 @@
 //! In which order the ranks of a symbolic run take their steps.
 //!
-//! Messages alone give the same result in every order: a rank waits for a message of one named sender, messages of a pair do not
-//! overtake each other, and nothing that one rank does takes a possibility away from another. Windows are different: a
-//! slot that is reused too early is only noticed when its reader is late. Hence orders that let one rank run far ahead or fall
-//! far behind, and random ones.
+//! Messages alone give the same result in every order: a rank waits for a message of one named sender, messages of a
+//! pair do not overtake each other, and nothing that one rank does takes a possibility away from another. Windows are
+//! different: a slot that is reused too early is only noticed when its reader is late. Hence orders that let one rank
+//! run far ahead or fall far behind, and random ones.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Windows and mapped buffers in a symbolic run.
 //!
-//! A slot remembers which tile it holds. A step that reads a slot first waits for what it has to wait for and then insists on
-//! finding its own tile; if the owner has begun to write another one, the wait was not enough.
+//! A slot remembers which tile it holds. A step that reads a slot first waits for what it has to wait for and then
+//! insists on finding its own tile; if the owner has begun to write another one, the wait was not enough.
 
 use super::contents::{Contents, Fragment, combine};
 use super::flaw::{Cause, Flaw};

@@ -1,8 +1,8 @@
 //! Random programs: whatever ranks do, in whatever order things arrive, all run the same and nobody gets stuck.
 //!
 //! A program is a list of sections. A section repeats one set of requests, as a training loop does, with now and then
-//! an iteration that is different. All ranks run the same program in the sense that matters: between two waits they make the
-//! same set of requests, each in its own order.
+//! an iteration that is different. All ranks run the same program in the sense that matters: between two waits they
+//! make the same set of requests, each in its own order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
 //! A world of members over a simulated network.
 //!
-//! Messages are encoded, delivered in order for each pair of ranks and in any order between pairs, and decoded.
-//! A bucket finishes on a rank as early as the protocol allows at all: one that holds until all ranks have entered, or
-//! that has an entry barrier, when all have; any other at any time. So an assumption of the protocol that does not hold shows.
+//! Messages are encoded, delivered in order for each pair of ranks and in any order between pairs, and decoded. A
+//! bucket finishes on a rank as early as the protocol allows at all: one that holds until all ranks have entered, or
+//! that has an entry barrier, when all have; any other at any time. So an assumption of the protocol that does not hold
+//! shows.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -307,8 +308,8 @@ impl Sim {
         }
     }
 
-    /// What must hold at the end of every run: all ranks ran the same buckets in the same order, every request ended, and
-    /// requests that belong together ended alike.
+    /// What must hold at the end of every run: all ranks ran the same buckets in the same order, every request ended,
+    /// and requests that belong together ended alike.
     pub(crate) fn check(&self) {
         for rank in &self.ranks[1..] {
             assert_eq!(rank.ran, self.ranks[0].ran, "ranks ran different buckets");

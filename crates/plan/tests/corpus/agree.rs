@@ -1,7 +1,7 @@
 //! What must hold for a member whose peers say anything that decodes: it goes on or names who broke the protocol.
 //!
-//! The bytes are read as a conversation in a group of three: the first says which rank listens, then come turns. A turn is a
-//! byte that says what happens and, if a peer speaks, who, a length (one byte) and the message.
+//! The bytes are read as a conversation in a group of three: the first says which rank listens, then come turns. A turn
+//! is a byte that says what happens and, if a peer speaks, who, a length (one byte) and the message.
 
 use std::time::Duration;
 

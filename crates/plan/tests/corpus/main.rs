@@ -1,4 +1,5 @@
-//! Replays the seeds of this crate's fuzz targets: what the fuzzer checks of any bytes holds for these without a fuzzer.
+//! Replays the seeds of this crate's fuzz targets: what the fuzzer checks of any bytes holds for these without a
+//! fuzzer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,5 @@
-//! What must hold for any bytes that are taken for a word about a stall. The fuzzer calls it, and a test with the fuzzer's seeds.
+//! What must hold for any bytes that are taken for a word about a stall. The fuzzer calls it, and a test with the
+//! fuzzer's seeds.
 
 use farandole_plan::stall::Word;
 

@@ -1,7 +1,8 @@
 //! How memory becomes numbers, and back.
 //!
-//! A [`Lane`] is an element type as kernels see it. Its loops run over elements at any address, in a form that the compiler vectorises for
-//! the level that an entry point is compiled for. IEEE half precision alone is converted by instructions, because the compiler does not find them.
+//! A [`Lane`] is an element type as kernels see it. Its loops run over elements at any address, in a form that the
+//! compiler vectorises for the level that an entry point is compiled for. IEEE half precision alone is converted by
+//! instructions, because the compiler does not find them.
 
 use half::{bf16, f16};
 
@@ -26,8 +27,8 @@ pub(super) trait Lane: Copy {
     /// Fills the tile from memory.
     ///
     /// # Safety
-    /// Here and below: the processor has the level `L`, and pointers are valid for as many elements as the tile has and do not
-    /// overlap with it.
+    /// Here and below: the processor has the level `L`, and pointers are valid for as many elements as the tile has and
+    /// do not overlap with it.
     #[inline(always)]
     unsafe fn load<L: Instructions>(tile: &mut [Self::Number], from: *const u8) {
         for (i, number) in tile.iter_mut().enumerate() {
@@ -65,7 +66,8 @@ pub(super) trait Lane: Copy {
     /// output = (a ∘ b) · factor, straight in memory.
     ///
     /// # Safety
-    /// The processor has the level `L`, and all pointers are valid for `len_elems` elements. The output is `a` or `b`, or overlaps with neither.
+    /// The processor has the level `L`, and all pointers are valid for `len_elems` elements. The output is `a` or `b`,
+    /// or overlaps with neither.
     #[inline(always)]
     unsafe fn fold_pair<O: Op, L: Instructions>(
         output: *mut u8,

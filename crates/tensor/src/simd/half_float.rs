@@ -1,8 +1,9 @@
 //! Half precision to single precision and back, in integer arithmetic that vectorises and without branches.
 //!
-//! Both directions give what IEEE 754 prescribes: widening is exact, narrowing rounds to nearest even, overflows to infinity and
-//! keeps subnormal numbers. NaN becomes NaN; callers settle which one, except that bfloat16 has only the canonical one. `level` replaces the IEEE half conversions by
-//! instructions where they exist; the instruction for bfloat16 is of no use because it flushes subnormal numbers.
+//! Both directions give what IEEE 754 prescribes: widening is exact, narrowing rounds to nearest even, overflows to
+//! infinity and keeps subnormal numbers. NaN becomes NaN; callers settle which one, except that bfloat16 has only the
+//! canonical one. `level` replaces the IEEE half conversions by instructions where they exist; the instruction for
+//! bfloat16 is of no use because it flushes subnormal numbers.
 
 /// An IEEE half as single. The exponent moves from bias 15 to bias 127.
 #[inline(always)]

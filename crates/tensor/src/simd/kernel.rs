@@ -1,9 +1,10 @@
 //! The walk over memory: sources in, folded in order, outputs out.
 //!
-//! The common *job*, two sources and one output, is a single loop over memory. All others go tile by tile: a *tile* is a
-//! piece of every source that is small enough for its intermediate result to stay in the first-level cache, so that each
-//! source is still read from memory once, in runs that the processor prefetches well, and every output is written once. The tile holds
-//! numbers in the precision in which they are folded, so half precision is rounded only when an output is written.
+//! The common *job*, two sources and one output, is a single loop over memory. All others go tile by tile: a *tile* is
+//! a piece of every source that is small enough for its intermediate result to stay in the first-level cache, so that
+//! each source is still read from memory once, in runs that the processor prefetches well, and every output is written
+//! once. The tile holds numbers in the precision in which they are folded, so half precision is rounded only when an
+//! output is written.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ use super::number::{Max, Min, Number, Op, Product, Sum};
 use crate::finish::Finish;
 use crate::owned::LINE_BYTES;
 
-/// Elements of a tile: 4 KiB of singles, 8 KiB of doubles. With the piece of the source that is being folded it fills at most half of a
-/// first-level cache of 32 KiB; shorter tiles give the prefetcher shorter runs.
+/// Elements of a tile: 4 KiB of singles, 8 KiB of doubles. With the piece of the source that is being folded it fills
+/// at most half of a first-level cache of 32 KiB; shorter tiles give the prefetcher shorter runs.
 pub(super) const TILE_ELEMS: usize = 1024;
 
 /// Sources and outputs of one run of a kernel, all `len_elems` long. Made by `Streams` only, which keeps their borrows.
@@ -60,8 +61,8 @@ unsafe fn run<E: Lane, O: Op, L: Instructions>(job: &Job<'_>) {
     }
 }
 
-/// The whole lines of the outputs that are to be streamed; empty, at zero, if there are none or if they do not all begin at
-/// the same whole element.
+/// The whole lines of the outputs that are to be streamed; empty, at zero, if there are none or if they do not all
+/// begin at the same whole element.
 #[inline(always)]
 fn streamed_range<E: Lane>(job: &Job<'_>) -> Range<usize> {
     let mut heads = job.outputs[..job.streamed].iter().map(|output| output.addr().wrapping_neg() % LINE_BYTES);
@@ -133,7 +134,8 @@ unsafe fn stream_tile<E: Lane, L: Instructions>(tile: &[E::Number], outputs: &[*
     }
     let mut staged = [const { std::mem::MaybeUninit::<E>::uninit() }; TILE_ELEMS];
     let lines = size_of_val(&staged[..tile.len()]) / LINE_BYTES;
-    // SAFETY: the staged copy is as long as the tile and is written before it is read; the caller vouches for the outputs.
+    // SAFETY: the staged copy is as long as the tile and is written before it is read; the caller vouches for the
+    // outputs.
     unsafe {
         E::store::<L>(tile, staged.as_mut_ptr().cast());
         for output in outputs {

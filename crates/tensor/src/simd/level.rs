@@ -1,8 +1,9 @@
-//! The levels of instruction set, which of them this processor has, and the few things written with instructions by hand.
+//! The levels of instruction set, which of them this processor has, and the few things written with instructions by
+//! hand.
 //!
-//! The level is found once per process. The environment variable `FARANDOLE_SIMD` (`portable`, `avx2` or
-//! `avx512`) holds it down, for tests and for finding out whether a level is at fault; it never raises it above what the processor has.
-//! A build with `--cfg farandole_portable` knows only the portable level.
+//! The level is found once per process. The environment variable `FARANDOLE_SIMD` (`portable`, `avx2` or `avx512`)
+//! holds it down, for tests and for finding out whether a level is at fault; it never raises it above what the
+//! processor has. A build with `--cfg farandole_portable` knows only the portable level.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -125,20 +126,22 @@ pub(super) trait Instructions {
         }
     }
 
-    /// output = (a ∘ b) · factor for so many halves. The output may be `a` or `b`, but may not overlap with them otherwise.
+    /// output = (a ∘ b) · factor for so many halves. The output may be `a` or `b`, but may not overlap with them
+    /// otherwise.
     unsafe fn fold_f16_pair<O: Op>(output: *mut u8, a: *const u8, b: *const u8, len_elems: usize, factor: f32) {
         // SAFETY: the caller vouches for all three.
         unsafe { fold_straight::<f16, O>(output, a, b, len_elems, factor) }
     }
 
-    /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and apart.
+    /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and
+    /// apart.
     unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
         // SAFETY: the caller vouches for both.
         unsafe { to.copy_from_nonoverlapping(from, lines) }
     }
 
-    /// Orders streamed stores before everything that this thread stores later, such as the flag that tells a peer that the data
-    /// is there.
+    /// Orders streamed stores before everything that this thread stores later, such as the flag that tells a peer that
+    /// the data is there.
     unsafe fn fence() {}
 }
 

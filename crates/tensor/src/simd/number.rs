@@ -1,8 +1,8 @@
 //! What adding, multiplying, comparing and finishing mean for the numbers that are folded.
 //!
 //! Integers wrap. Floats round to nearest even. The smaller of two floats is −0 when they are −0 and +0, the larger is
-//! +0, and both are NaN when one of the two is: the order of contributions then never matters for minimum and maximum. Which
-//! NaN comes out of a calculation is unspecified in Rust and differs between instructions, so [`Number::settle`]
+//! +0, and both are NaN when one of the two is: the order of contributions then never matters for minimum and maximum.
+//! Which NaN comes out of a calculation is unspecified in Rust and differs between instructions, so [`Number::settle`]
 //! replaces every NaN by the canonical one when a result is stored.
 
 use crate::finish::{Divisor, Finish};
@@ -78,9 +78,9 @@ macro_rules! integer {
     };
 }
 
-/// Divides a narrow integer as a float that holds it exactly. The rounded quotient of two integers below 2^p, where p is the
-/// precision of the float, reaches the next integer only if the exact quotient does; a divisor that the
-/// float does not hold exactly is larger than any dividend and gives zero either way.
+/// Divides a narrow integer as a float that holds it exactly. The rounded quotient of two integers below 2^p, where p
+/// is the precision of the float, reaches the next integer only if the exact quotient does; a divisor that the float
+/// does not hold exactly is larger than any dividend and gives zero either way.
 macro_rules! divide_as {
     ($float:ty, $type:ty) => {
         |dividend, divisor| {

@@ -1,7 +1,8 @@
 //! What a kernel reads and writes, gathered with borrows so that the unsafe part stays in `simd`.
 //!
-//! [`Streams`] collects sources (read, in the order in which they are folded), outputs (written) and updates, which are both at
-//! once. All have the same length. The borrow checker guarantees that nothing else overlaps, which is the promise that a kernel needs.
+//! [`Streams`] collects sources (read, in the order in which they are folded), outputs (written) and updates, which are
+//! both at once. All have the same length. The borrow checker guarantees that nothing else overlaps, which is the
+//! promise that a kernel needs.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,7 @@
 //! What Adasum needs of whole vectors: three inner products, and a weighted sum. Both in f64 and in one fixed order.
 //!
-//! Element i of a tile goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order depends on
-//! nothing but the length, so every level and every rank gets the same bits.
+//! Element i of a tile goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order
+//! depends on nothing but the length, so every level and every rank gets the same bits.
 
 use farandole_plan::Dtype;
 use half::{bf16, f16};

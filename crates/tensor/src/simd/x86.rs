@@ -49,7 +49,8 @@ macro_rules! instructions {
         mul: $mul:ident, min: $min:ident, max: $max:ident, or: $or:ident, and: $and:ident, set: $set:ident,
         canonical: $canonical:expr, stream: $stream:ident
     ) => {
-        /// What `O` does to numbers, for a vector of them; see `Number` for how minimum and maximum treat zeros and NaN.
+        /// What `O` does to numbers, for a vector of them; see `Number` for how minimum and maximum treat zeros and
+        /// NaN.
         #[inline]
         #[target_feature(enable = $features)]
         fn $apply<O: Op>(a: $single, b: $single) -> $single {

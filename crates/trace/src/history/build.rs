@@ -1,15 +1,16 @@
 //! A history out of the traces of all ranks.
 //!
-//! Records that belong to one operation have the same group and number on all ranks. An operation counts if all its members went through
-//! it; one that was given up, or whose beginning or end some rank did not record, does not, and who waited for it waited for
-//! something unknown. A request's result is used at the latest when the same name is submitted again; where the program never
-//! waited for it, because it was there in time, that is where the lane gets a wait of no length, so that a replay keeps the order.
+//! Records that belong to one operation have the same group and number on all ranks. An operation counts if all its
+//! members went through it; one that was given up, or whose beginning or end some rank did not record, does not, and
+//! who waited for it waited for something unknown. A request's result is used at the latest when the same name is
+//! submitted again; where the program never waited for it, because it was there in time, that is where the lane gets a
+//! wait of no length, so that a replay keeps the order.
 //!
-//! Direct calls that are over at once are not all recorded; those that wait are. So a rank that came last may have no record of a call that
-//! the others waited in: it came, and was done, when they were.
+//! Direct calls that are over at once are not all recorded; those that wait are. So a rank that came last may have no
+//! record of a call that the others waited in: it came, and was done, when they were.
 //!
-//! Where rings have overflowed, the history begins when the last rank has begun to be recorded. Where traces are missing or cut off, it is made of
-//! what there is (`gap.rs`).
+//! Where rings have overflowed, the history begins when the last rank has begun to be recorded. Where traces are
+//! missing or cut off, it is made of what there is (`gap.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -86,8 +87,9 @@ struct Account {
 const RANKS_MAX: u32 = 1 << 20;
 
 impl History {
-    /// Puts the traces of a job, one for each rank, together. `clock` brings a time of the trace with this position to the
-    /// common clock. Ranks of which there is no trace, or only the beginning of one, are named in [`History::gaps`].
+    /// Puts the traces of a job, one for each rank, together. `clock` brings a time of the trace with this position to
+    /// the common clock. Ranks of which there is no trace, or only the beginning of one, are named in
+    /// [`History::gaps`].
     ///
     /// # Errors
     /// If traces do not belong together, or there is nothing in them.
@@ -302,7 +304,8 @@ impl Part {
     }
 }
 
-/// Gives every rank a part in the direct calls that others waited in, at the moment at which the first of these could go on.
+/// Gives every rank a part in the direct calls that others waited in, at the moment at which the first of these could
+/// go on.
 fn add_unrecorded_calls(accounts: &mut [Account]) {
     let mut calls: BTreeMap<Key, (Part, u64)> = BTreeMap::new();
     for (&key, part) in accounts.iter().flat_map(|account| &account.parts) {

@@ -1,11 +1,12 @@
 //! Parts of a history: some iterations, epochs, phases, or a time.
 //!
-//! A window is first turned into times on the common clock, the same for all ranks, and the history is then cut to them. What lay
-//! between is taken out and the rest moves together; a moment that was outside becomes the nearest one that is inside. So a
-//! cut history is a history like any other, and everything that can be asked of the whole can be asked of it.
+//! A window is first turned into times on the common clock, the same for all ranks, and the history is then cut to
+//! them. What lay between is taken out and the rest moves together; a moment that was outside becomes the nearest one
+//! that is inside. So a cut history is a history like any other, and everything that can be asked of the whole can be
+//! asked of it.
 //!
-//! Iterations of different ranks do not begin at the same moment: a window of iterations goes from the first rank's beginning to
-//! the last rank's end.
+//! Iterations of different ranks do not begin at the same moment: a window of iterations goes from the first rank's
+//! beginning to the last rank's end.
 
 use super::{History, Operation, Phase, Stretch};
 

@@ -1,9 +1,10 @@
 //! Ranks whose recording is missing or ends too early: a killed rank, a full disk, a file that was left on its host.
 //!
-//! A history is made of what there is. A rank without a trace has no lane, and counts neither for what was done nor for what was lost; operations are
-//! those that all *recorded* members went through. A trace that ends before the others ends the history, because from then on nobody knows
-//! what that rank did; but if it covers less than half of the run, more is known without that rank than with it, and it is left out.
-//! Either way the history says so ([`History::gaps`](super::History::gaps)).
+//! A history is made of what there is. A rank without a trace has no lane, and counts neither for what was done nor for
+//! what was lost; operations are those that all *recorded* members went through. A trace that ends before the others
+//! ends the history, because from then on nobody knows what that rank did; but if it covers less than half of the run,
+//! more is known without that rank than with it, and it is left out. Either way the history says so
+//! ([`History::gaps`](super::History::gaps)).
 
 use crate::trace::{Ending, Trace};
 
@@ -52,7 +53,8 @@ pub(super) struct Usable {
     pub(super) gaps: Vec<Gap>,
 }
 
-/// Looks through the traces of a job of this size. `spans` are their first and last moments, from the beginning of the recording.
+/// Looks through the traces of a job of this size. `spans` are their first and last moments, from the beginning of the
+/// recording.
 pub(super) fn usable(traces: &[Trace], size: usize, spans: &[Option<(u64, u64)>]) -> Usable {
     let end_ns = spans.iter().flatten().map(|span| span.1).max().unwrap_or(0);
     let mut usable = Usable { places: vec![None; size], until_ns: end_ns, gaps: Vec::new() };

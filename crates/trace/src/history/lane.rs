@@ -1,9 +1,9 @@
 //! The lane of a rank out of its records: what its program's thread did at every moment.
 //!
 //! The program's thread is the one that marks iterations; without any, the one that marks phases and waits for results;
-//! where several do, the one that does so most. Its phases say whether it works, waits for input or writes a checkpoint, the innermost one first.
-//! What it was blocked in lies over that. What is in no phase is the script's own code where that can be told
-//! (`own.rs`), and work otherwise.
+//! where several do, the one that does so most. Its phases say whether it works, waits for input or writes a
+//! checkpoint, the innermost one first. What it was blocked in lies over that. What is in no phase is the script's own
+//! code where that can be told (`own.rs`), and work otherwise.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ pub(super) fn program_thread(trace: &Trace) -> Option<ThreadId> {
     marks.into_iter().max_by_key(|&(thread, count)| (count, std::cmp::Reverse(thread))).map(|(thread, _)| thread)
 }
 
-/// The phases of the program's thread between two moments, by their beginning. One whose beginning or end was not recorded begins or
-/// ends with the lane.
+/// The phases of the program's thread between two moments, by their beginning. One whose beginning or end was not
+/// recorded begins or ends with the lane.
 pub(super) fn phases(
     trace: &Trace,
     thread: ThreadId,
@@ -83,7 +83,8 @@ fn kind(phase: event::Phase) -> PhaseKind {
     }
 }
 
-/// The iterations of the program's thread. One ends where the next begins, where its epoch ends, or where evaluation begins.
+/// The iterations of the program's thread. One ends where the next begins, where its epoch ends, or where evaluation
+/// begins.
 pub(super) fn iterations(trace: &Trace, thread: ThreadId, to_ns: u64, clock: &dyn Fn(u64) -> u64) -> Vec<Iteration> {
     let mut iterations: Vec<Iteration> = Vec::new();
     let (mut epoch, mut open) = (0, None::<Iteration>);

@@ -1,8 +1,9 @@
 //! Which parts of different ranks correspond to each other.
 //!
-//! Ranks have nothing in common but the operations that all of them take part in. A rank's *leg* number `n` is its time between its
-//! submissions to the world's operations `n - 1` and `n`. What ranks do in the same leg they do side by side: whoever takes longer in
-//! it keeps the others waiting, and a phase that one rank has in a leg and another has not is one that only some ranks work in.
+//! Ranks have nothing in common but the operations that all of them take part in. A rank's *leg* number `n` is its time
+//! between its submissions to the world's operations `n - 1` and `n`. What ranks do in the same leg they do side by
+//! side: whoever takes longer in it keeps the others waiting, and a phase that one rank has in a leg and another has
+//! not is one that only some ranks work in.
 
 use super::{History, Phase, PhaseKind};
 
@@ -11,7 +12,8 @@ use super::{History, Phase, PhaseKind};
 pub struct Legs {
     /// For each rank, the end of each leg but the last.
     ends: Vec<Vec<u64>>,
-    /// For each rank, the phases that some other rank has not: beginning, end and the phase's position. In order, without overlap.
+    /// For each rank, the phases that some other rank has not: beginning, end and the phase's position. In order,
+    /// without overlap.
     sole: Vec<Vec<(u64, u64, usize)>>,
 }
 
@@ -25,7 +27,8 @@ impl Legs {
             }
             for passage in &operation.passages {
                 let ends = &mut ends[passage.rank];
-                // A rank may submit in another order than operations run in; the later of two submissions ends both legs.
+                // A rank may submit in another order than operations run in; the later of two submissions ends both
+                // legs.
                 let before_ns = ends.last().copied().unwrap_or(0);
                 ends.push(passage.submitted_ns.max(before_ns));
             }

@@ -1,10 +1,10 @@
-//! What a job did: for each rank what its program was doing at every moment, and every operation with the times at which each rank
-//! passed through it. All analysis reads this and nothing else.
+//! What a job did: for each rank what its program was doing at every moment, and every operation with the times at
+//! which each rank passed through it. All analysis reads this and nothing else.
 //!
-//! Times are nanoseconds on one clock that starts with the history. A rank's *lane* is what the program's own thread did; it is cut
-//! into *stretches* that follow each other without gap or overlap, from zero to the history's end. So whatever is added up over
-//! a lane adds up to the whole, in whole nanoseconds. Engine and loader threads have no lane: what they do matters where a
-//! lane waits for it.
+//! Times are nanoseconds on one clock that starts with the history. A rank's *lane* is what the program's own thread
+//! did; it is cut into *stretches* that follow each other without gap or overlap, from zero to the history's end. So
+//! whatever is added up over a lane adds up to the whole, in whole nanoseconds. Engine and loader threads have no lane:
+//! what they do matters where a lane waits for it.
 //!
 //! An *operation* is one bucket of one group; a rank's way through it is a *passage*, six moments in this order:
 //!
@@ -93,7 +93,8 @@ pub struct Sample {
 pub struct Stretch {
     /// Beginning.
     pub from_ns: u64,
-    /// End. Equal to the beginning where a rank waited for something that was there already: no time, but an order that holds.
+    /// End. Equal to the beginning where a rank waited for something that was there already: no time, but an order that
+    /// holds.
     pub to_ns: u64,
     /// What it did.
     pub activity: Activity,
@@ -229,13 +230,14 @@ impl Operation {
         self.tensor_bytes.iter().sum()
     }
 
-    /// When the last rank had submitted, and which one that was. (Of several the first: nobody waited for the others longer.)
+    /// When the last rank had submitted, and which one that was. (Of several the first: nobody waited for the others
+    /// longer.)
     pub fn last_arrival(&self) -> (u64, usize) {
         self.last_of(self.passages.iter())
     }
 
-    /// The last arrival that this passage could have waited for. Where a rank can be done before others have come, as in a broadcast,
-    /// those that came later than its result do not count.
+    /// The last arrival that this passage could have waited for. Where a rank can be done before others have come, as
+    /// in a broadcast, those that came later than its result do not count.
     pub fn last_arrival_for(&self, passage: &Passage) -> (u64, usize) {
         match self.collective {
             CollectiveKind::Broadcast | CollectiveKind::Alltoall | CollectiveKind::Other => {
@@ -351,7 +353,8 @@ impl History {
         self.recorded().map(|rank| self.ranks[rank].iterations.len()).min().unwrap_or(0)
     }
 
-    /// What must hold of a history; says what does not. Whoever makes one by hand or from a file asks this before handing it on.
+    /// What must hold of a history; says what does not. Whoever makes one by hand or from a file asks this before
+    /// handing it on.
     pub fn check(&self) -> Result<(), String> {
         for (number, rank) in self.ranks.iter().enumerate() {
             let mut at_ns = 0;

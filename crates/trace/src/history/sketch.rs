@@ -1,7 +1,7 @@
 //! Histories made by hand, whose every number is known: for tests, and for trying out what a report says.
 //!
-//! A sketch lets every rank do one thing after the other; each thing takes the time that is given. Operations run one after the
-//! other in each group and take the time that their [`Cost`] says, from when the last rank has come.
+//! A sketch lets every rank do one thing after the other; each thing takes the time that is given. Operations run one
+//! after the other in each group and take the time that their [`Cost`] says, from when the last rank has come.
 
 use std::collections::BTreeMap;
 

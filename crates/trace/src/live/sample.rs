@@ -4,17 +4,18 @@
 //! form 1 | counts, each 8 | iteration, epoch: 1 or 9 | blocked 8 | peer: 1 or 5 | phase: text | stall: 1 or more
 //! ```
 //!
-//! Numbers are little-endian; what may be missing begins with a byte 0 or 1; a text with its length in two bytes. Every sample has one
-//! encoding, and whatever bytes there are, reading them gives a sample or nothing.
+//! Numbers are little-endian; what may be missing begins with a byte 0 or 1; a text with its length in two bytes. Every
+//! sample has one encoding, and whatever bytes there are, reading them gives a sample or nothing.
 
 /// The form of these bytes. Another one is not understood, and whoever watches sees a rank without numbers.
 const FORM: u8 = 1;
 
-/// A text is cut to so many bytes: a line of a screen has no room for more, and nobody is to fill the network with names.
+/// A text is cut to so many bytes: a line of a screen has no room for more, and nobody is to fill the network with
+/// names.
 const MOST_TEXT_BYTES: usize = 200;
 
-/// How many marks of iterations apart two of them must have come for the time since the last to count: while a rank is in the middle of an
-/// iteration, that iteration says nothing about its pace yet.
+/// How many marks of iterations apart two of them must have come for the time since the last to count: while a rank is
+/// in the middle of an iteration, that iteration says nothing about its pace yet.
 const PATIENT_ITERATIONS: f64 = 2.0;
 
 /// Totals since the rank began to record, at a moment.
@@ -240,8 +241,9 @@ impl Rates {
     }
 }
 
-/// Iterations in a second, counted from mark to mark, so that long ones do not come out as none and then as one too many. When none
-/// has been marked for much longer than the last ones took, the time since then counts as well, and the pace falls.
+/// Iterations in a second, counted from mark to mark, so that long ones do not come out as none and then as one too
+/// many. When none has been marked for much longer than the last ones took, the time since then counts as well, and the
+/// pace falls.
 fn pace(first: &Counts, last: &Counts, iterations: f64) -> Option<f64> {
     if last.iterations == 0 {
         return None;

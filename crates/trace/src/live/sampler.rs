@@ -1,10 +1,11 @@
 //! Makes samples of a rank out of what it records.
 //!
 //! Most records tell of single tensors and are passed over by their first byte. The rest goes into totals, and into a
-//! little memory of what has begun and not yet ended: operations, and the phases of each thread. Where records were overwritten before
-//! they were read, that memory is given up, since the end of anything may be among them.
+//! little memory of what has begun and not yet ended: operations, and the phases of each thread. Where records were
+//! overwritten before they were read, that memory is given up, since the end of anything may be among them.
 //!
-//! **Invariant:** totals never fall. A wait that is under way counts as far as it has come; when its record is there, the record takes over.
+//! **Invariant:** totals never fall. A wait that is under way counts as far as it has come; when its record is there,
+//! the record takes over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,11 +18,12 @@ use crate::event::{Event, Group, NameId, Operation, Phase, Record, ThreadId};
 use crate::recorder::Recorder;
 use crate::terse::{self, Crew};
 
-/// Kinds of records that are of no use here: submitted, arrived, fused, done, failed; steps of an operation; cycles. Nearly all there are.
+/// Kinds of records that are of no use here: submitted, arrived, fused, done, failed; steps of an operation; cycles.
+/// Nearly all there are.
 const PASSED_OVER: [u8; 10] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16];
 
-/// Operations under way and threads with phases that are remembered: far more than there ever are. A program that forgets to end its phases
-/// must not fill the memory.
+/// Operations under way and threads with phases that are remembered: far more than there ever are. A program that
+/// forgets to end its phases must not fill the memory.
 const MOST_REMEMBERED: usize = 1024;
 
 /// Room for records that is kept from one look to the next.

@@ -1,8 +1,9 @@
 //! Why one rank came later than another: what it spent more time on since they last came out of the same operation.
 //!
-//! The moment at which a rank keeps others waiting says little about why: a rank that starved first and works now is seen working. So the two
-//! ranks are compared over the whole time since they were last together. What the late rank spent more on than the waiting one, and
-//! nothing else, made it late; where there are several such things, each gets its share of the wait.
+//! The moment at which a rank keeps others waiting says little about why: a rank that starved first and works now is
+//! seen working. So the two ranks are compared over the whole time since they were last together. What the late rank
+//! spent more on than the waiting one, and nothing else, made it late; where there are several such things, each gets
+//! its share of the wait.
 
 use super::{Asking, Cause, Piece, made_by, own_doing};
 use crate::history::Activity;
@@ -90,8 +91,8 @@ impl Asking<'_> {
         spent
     }
 
-    /// What a rank does, by what would be the cause if another waited for it: in a phase that only some ranks have, that phase, and
-    /// otherwise what it does.
+    /// What a rank does, by what would be the cause if another waited for it: in a phase that only some ranks have,
+    /// that phase, and otherwise what it does.
     pub(super) fn doing(&self, rank: usize, activity: Activity, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
         let cause = made_by(rank, activity);
         let sole = self.legs.sole(rank);

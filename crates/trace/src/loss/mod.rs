@@ -1,7 +1,7 @@
 //! Where the time of all ranks went: useful work, and every loss by its cause.
 //!
-//! At every moment a rank either works or loses its time to one cause. Walking down all lanes and asking for the cause gives a split
-//! that sums to the whole in whole nanoseconds, whatever happened.
+//! At every moment a rank either works or loses its time to one cause. Walking down all lanes and asking for the cause
+//! gives a split that sums to the whole in whole nanoseconds, whatever happened.
 //!
 //! **What a waiting rank waits for.** A rank that is blocked in an operation loses its time
 //!
@@ -10,8 +10,8 @@
 //!    out of the same operation: what the last rank spent more on than the waiting one (input, own code, a checkpoint,
 //!    a phase that the other has not, work) is the cause, in proportion; more work means that it is late. So it does
 //!    not matter in which order a rank starves and works.
-//! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with earlier operations;
-//!    that is packing or transfer of those.
+//! 2. from then on until the last rank has begun: to agreement, except where the rank's engine is still busy with
+//!    earlier operations; that is packing or transfer of those.
 //! 3. until the last rank has packed: to packing.
 //! 4. until the result is there: to transfer. Then to packing again, while it is unpacked.
 //! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
@@ -187,8 +187,9 @@ impl Split {
         if self.total_ns == 0 { 0.0 } else { 100.0 * ns as f64 / self.total_ns as f64 }
     }
 
-    /// The split as a table has it: work, and every loss with its name, largest first. Ranks that are hardly late share a line. Shares are in tenths of a
-    /// percent and sum to a thousand: each is rounded down, and those that lost most by it get a tenth back.
+    /// The split as a table has it: work, and every loss with its name, largest first. Ranks that are hardly late share
+    /// a line. Shares are in tenths of a percent and sum to a thousand: each is rounded down, and those that lost most
+    /// by it get a tenth back.
     pub fn rows(&self) -> Vec<SplitRow> {
         let little = |loss: &&Loss| matches!(loss.cause, Cause::Late(_)) && self.percent(loss.ns) < LITTLE_PERCENT;
         let little_ns: u64 = self.losses.iter().filter(little).map(|loss| loss.ns).sum();
@@ -393,8 +394,8 @@ fn made_by(rank: usize, activity: Activity) -> Cause {
     }
 }
 
-/// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow each
-/// other, so this is a bound on groups that a rank uses at once.
+/// How many operations that began earlier are looked at for one that is still under way. Operations of one group follow
+/// each other, so this is a bound on groups that a rank uses at once.
 const LOOK_BACK: usize = 64;
 
 /// The stages of an operation that has begun on this rank.

@@ -1,13 +1,14 @@
 //! One rank's timeline while it runs, in the form that Horovod's users know.
 //!
-//! Each tensor is a row (a "process" of the viewer). On it lie, one after the other, `NEGOTIATE_ALLREDUCE` from the first request that
-//! the coordinator has heard of until the bucket starts, with a tick for each rank as it arrives; then `ALLREDUCE` until the request is
-//! done, and inside of it what is done with the bucket: `QUEUE` until all ranks have come to it where that matters, `MEMCPY_IN_FUSION_BUFFER`,
-//! `FARANDOLE_ALLREDUCE` for the travel, `MEMCPY_OUT_FUSION_BUFFER`. `CYCLE_START` marks the moments at which the driver took requests
-//! in. Ranks that repeat a learned order do not negotiate, so there `NEGOTIATE_…` is the time in which a request waits for its turn.
+//! Each tensor is a row (a "process" of the viewer). On it lie, one after the other, `NEGOTIATE_ALLREDUCE` from the
+//! first request that the coordinator has heard of until the bucket starts, with a tick for each rank as it arrives;
+//! then `ALLREDUCE` until the request is done, and inside of it what is done with the bucket: `QUEUE` until all ranks
+//! have come to it where that matters, `MEMCPY_IN_FUSION_BUFFER`, `FARANDOLE_ALLREDUCE` for the travel,
+//! `MEMCPY_OUT_FUSION_BUFFER`. `CYCLE_START` marks the moments at which the driver took requests in. Ranks that repeat
+//! a learned order do not negotiate, so there `NEGOTIATE_…` is the time in which a request waits for its turn.
 //!
-//! The storyteller turns records into events, and nothing else: it has no file and no clock. It tells only what it has seen the beginning of,
-//! so a timeline may begin and end in the middle of anything.
+//! The storyteller turns records into events, and nothing else: it has no file and no clock. It tells only what it has
+//! seen the beginning of, so a timeline may begin and end in the middle of anything.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

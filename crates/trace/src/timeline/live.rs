@@ -1,7 +1,8 @@
 //! The file of a timeline that is being written.
 //!
-//! **Invariant:** between any two writes the file is a whole JSON array. A piece is written over the closing bracket and brings its own, in one
-//! call, so that whoever is killed leaves a file that can be read; only a disk that fills up in the middle of a piece can break it.
+//! **Invariant:** between any two writes the file is a whole JSON array. A piece is written over the closing bracket
+//! and brings its own, in one call, so that whoever is killed leaves a file that can be read; only a disk that fills up
+//! in the middle of a piece can break it.
 
 use std::fs::File;
 use std::io;

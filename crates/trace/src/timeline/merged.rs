@@ -6,7 +6,8 @@
 //! The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls
 //! and troubles are instants.
 //!
-//! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is noted in the file.
+//! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is
+//! noted in the file.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

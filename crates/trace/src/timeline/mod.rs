@@ -1,4 +1,5 @@
-//! What a viewer shows (chrome://tracing, ui.perfetto.dev): [`horovod`] of one rank while it runs, [`merged`] of all ranks afterwards.
+//! What a viewer shows (chrome://tracing, ui.perfetto.dev): [`horovod`] of one rank while it runs, [`merged`] of all
+//! ranks afterwards.
 
 pub mod horovod;
 pub(crate) mod live;

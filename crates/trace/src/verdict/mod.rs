@@ -1,9 +1,10 @@
-//! What a history comes to, for the person who pays for it: how much of the ranks is used, what the rest is lost to, what to
-//! change, and what each change would bring.
+//! What a history comes to, for the person who pays for it: how much of the ranks is used, what the rest is lost to,
+//! what to change, and what each change would bring.
 //!
-//! Every loss that is worth a sentence becomes a *finding*: how much, the evidence, and *advice*. Advice comes from the rules, a table of
-//! small functions, each of which looks at one finding and has something to say or not. What a change brings is never guessed: the
-//! history is played again with that change ([`replay`](crate::replay)), or the advice says that a trace cannot tell.
+//! Every loss that is worth a sentence becomes a *finding*: how much, the evidence, and *advice*. Advice comes from the
+//! rules, a table of small functions, each of which looks at one finding and has something to say or not. What a change
+//! brings is never guessed: the history is played again with that change ([`replay`](crate::replay)), or the advice
+//! says that a trace cannot tell.
 //!
 //! **Invariant:** the findings come largest first, and their losses are part of the split, which sums to the whole.
 
@@ -23,7 +24,8 @@ use crate::replay::{Change, predicted_ns};
 /// Losses below this share of the time are listed, but get no advice: nobody would notice that they are gone.
 pub const WORTH_A_FINDING_PERCENT: f64 = 1.0;
 
-/// How much of all lateness must be one rank's for it to be called slow. Where ranks are late by turns no rank is to blame.
+/// How much of all lateness must be one rank's for it to be called slow. Where ranks are late by turns no rank is to
+/// blame.
 const ONE_RANK_TO_BLAME: f64 = 0.6;
 
 /// Losses that the headline names.
@@ -168,7 +170,8 @@ impl Gain {
 }
 
 impl Verdict {
-    /// Judges the part of a history that lies in a window, beside a reference if there is one. The history is the part already.
+    /// Judges the part of a history that lies in a window, beside a reference if there is one. The history is the part
+    /// already.
     pub fn of(history: &History, window: &Window, reference: Option<(&History, Scaling)>) -> Verdict {
         let split = Split::of(history);
         let efficiencies = Efficiencies::of(history);

@@ -1,9 +1,9 @@
 //! A file that is there in one piece or not at all.
 //!
-//! The bytes go to a file beside it, with a name of its own; that is pushed to the disk, takes the name of the real one in a single step,
-//! and then the folder is pushed to the disk, too. Whenever the machine stops, whoever looks afterwards finds the old file or the
-//! new one. What was begun and could not be finished is removed; where even that is impossible (the process was killed) the name shows
-//! what it is, and the next one who writes takes it away.
+//! The bytes go to a file beside it, with a name of its own; that is pushed to the disk, takes the name of the real one
+//! in a single step, and then the folder is pushed to the disk, too. Whenever the machine stops, whoever looks
+//! afterwards finds the old file or the new one. What was begun and could not be finished is removed; where even that
+//! is impossible (the process was killed) the name shows what it is, and the next one who writes takes it away.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

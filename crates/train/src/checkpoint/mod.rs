@@ -1,13 +1,13 @@
 //! A checkpoint: everything that training needs to go on as if it had never stopped.
 //!
-//! One file in the format of safetensors, which anything can read. It has the network's tensors as `model.PATH`, what the optimizer
-//! remembers of each weight as `optimizer.PATH.FIELD`, and in its header, under the key `farandole`, a [`Meta`] as JSON: what was being trained and
-//! how far it is. The same state gives the same bytes.
+//! One file in the format of safetensors, which anything can read. It has the network's tensors as `model.PATH`, what
+//! the optimizer remembers of each weight as `optimizer.PATH.FIELD`, and in its header, under the key `farandole`, a
+//! [`Meta`] as JSON: what was being trained and how far it is. The same state gives the same bytes.
 //!
-//! Nothing in a checkpoint depends on the number of ranks. All ranks have the same weights and the same optimizer, buffers are
-//! averaged before they are written, and what a step sees depends on the global batch alone. What a file must fit to be used is
-//! asked in [`Meta::refuse`]; how it gets onto the disk in one piece is [`mod@file`]'s business; how it gets to all ranks is
-//! the trainer's.
+//! Nothing in a checkpoint depends on the number of ranks. All ranks have the same weights and the same optimizer,
+//! buffers are averaged before they are written, and what a step sees depends on the global batch alone. What a file
+//! must fit to be used is asked in [`Meta::refuse`]; how it gets onto the disk in one piece is [`mod@file`]'s business;
+//! how it gets to all ranks is the trainer's.
 
 pub mod file;
 pub mod state;

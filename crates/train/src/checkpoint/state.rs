@@ -1,8 +1,8 @@
 //! What an optimizer remembers, by the paths of the weights instead of their ids.
 //!
-//! The tensor library writes an optimizer down as tensors and numbers named `ID.FIELD`, where the id of a weight is another one in each
-//! process. Here ids become paths on the way into a checkpoint, and the ids of this process on the way out of it. What the
-//! fields are is not known here, so that every optimizer of the library can be kept.
+//! The tensor library writes an optimizer down as tensors and numbers named `ID.FIELD`, where the id of a weight is
+//! another one in each process. Here ids become paths on the way into a checkpoint, and the ids of this process on the
+//! way out of it. What the fields are is not known here, so that every optimizer of the library can be kept.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,9 +1,9 @@
 //! Samples changed by chance, so that a network cannot learn them by heart.
 //!
-//! What is done to a sample is decided by the seed, the epoch and the sample's number, and by nothing else: neither ranks nor threads change
-//! it. Of a pair both images are changed together, and neither is interpolated, for its finest detail is what is to be
-//! learned. *Mix-up* lays a second sample over the first and mixes what is known about them alike; whoever makes
-//! batches chooses the second, because it has to come from the same global batch.
+//! What is done to a sample is decided by the seed, the epoch and the sample's number, and by nothing else: neither
+//! ranks nor threads change it. Of a pair both images are changed together, and neither is interpolated, for its finest
+//! detail is what is to be learned. *Mix-up* lays a second sample over the first and mixes what is known about them
+//! alike; whoever makes batches chooses the second, because it has to come from the same global batch.
 
 use std::str::FromStr;
 
@@ -37,8 +37,8 @@ impl Augment {
         Augment::default()
     }
 
-    /// What is usual for a task: photographs are mirrored and moved a little, satellite images mirrored and turned, faces
-    /// mirrored, pairs mirrored and turned.
+    /// What is usual for a task: photographs are mirrored and moved a little, satellite images mirrored and turned,
+    /// faces mirrored, pairs mirrored and turned.
     pub fn usual(task: Task) -> Augment {
         match task {
             Task::SingleLabel { .. } => Augment { flip: true, crop_padding: 4, ..Augment::none() },
@@ -90,8 +90,8 @@ impl Augment {
         chance.below(2 * self.crop_padding + 1) as isize - self.crop_padding as isize
     }
 
-    /// How much of a sample stays its own when it is mixed with another; 1 without mix-up. At least a half, so that the second
-    /// never hides the first.
+    /// How much of a sample stays its own when it is mixed with another; 1 without mix-up. At least a half, so that the
+    /// second never hides the first.
     pub fn own_share(&self, chance: &mut Chance) -> f32 {
         if self.mixup_alpha > 0.0 {
             let share = chance.beta(self.mixup_alpha);

@@ -1,13 +1,14 @@
 //! Numbers by chance that are the same everywhere.
 //!
-//! A [`Chance`] is a stream of numbers that is named by words: a seed, an epoch, the number of a sample. Equal words give equal streams,
-//! on every rank and in every thread, and streams of different words have nothing to do with each other, so that a sample can be made
-//! without any other having been made. The n-th number is a hash of the stream's key and of n, by the mixing function of
-//! SplitMix64: no state to warm up, and a few cycles for 64 bits.
+//! A [`Chance`] is a stream of numbers that is named by words: a seed, an epoch, the number of a sample. Equal words
+//! give equal streams, on every rank and in every thread, and streams of different words have nothing to do with each
+//! other, so that a sample can be made without any other having been made. The n-th number is a hash of the stream's
+//! key and of n, by the mixing function of SplitMix64: no state to warm up, and a few cycles for 64 bits.
 //!
 //! What is deliberately not here: anything that has to stay secret.
 
-/// What a stream is for. Streams of one seed with different purposes are different ones. The numbers decide what all generated data looks like.
+/// What a stream is for. Streams of one seed with different purposes are different ones. The numbers decide what all
+/// generated data looks like.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     /// The order of samples in an epoch.
@@ -90,7 +91,8 @@ impl Chance {
         (angle.cos(), angle.sin())
     }
 
-    /// About normal, with zero mean and unit deviation: the sum of the four quarters of a word. Never beyond 3.5, which does for noise.
+    /// About normal, with zero mean and unit deviation: the sum of the four quarters of a word. Never beyond 3.5, which
+    /// does for noise.
     #[inline]
     pub fn noise(&mut self) -> f32 {
         let word = self.bits();
@@ -105,7 +107,8 @@ impl Chance {
         (-2.0 * radius.ln()).sqrt() * angle.cos()
     }
 
-    /// From the Beta distribution with both parameters `alpha` > 0: near 0 or 1 for a small `alpha`, around a half for a large one.
+    /// From the Beta distribution with both parameters `alpha` > 0: near 0 or 1 for a small `alpha`, around a half for
+    /// a large one.
     pub fn beta(&mut self, alpha: f32) -> f32 {
         let (first, second) = (self.log_gamma_variate(alpha), self.log_gamma_variate(alpha));
         // With a tiny `alpha` both variates are too small for a float, but their ratio is not.

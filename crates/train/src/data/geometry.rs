@@ -1,7 +1,7 @@
 //! Images turned, mirrored and moved: what augmentation does to pixels.
 //!
-//! Every function takes all bands of an image at once, `[bands, height, width]`, and leaves its shape as it was. Where nothing is known of
-//! a pixel it becomes zero, which is the brightness of an average one.
+//! Every function takes all bands of an image at once, `[bands, height, width]`, and leaves its shape as it was. Where
+//! nothing is known of a pixel it becomes zero, which is the brightness of an average one.
 
 use crate::sample::Shape;
 

@@ -1,11 +1,13 @@
-//! Data to learn from: where samples come from, how they are changed, who gets which, and how they become batches in time.
+//! Data to learn from: where samples come from, how they are changed, who gets which, and how they become batches in
+//! time.
 //!
-//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, or images of a [`folder`]. The [`Loader`] of a rank
-//! takes the rank's share of them (`shard`), has worker threads read and change them (`augment`), and hands them out as batches in
-//! order. Everything that is left to chance comes from `chance`, named by a seed, so that neither the number of ranks nor of threads changes
-//! what is learned from.
+//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, or images of a [`folder`]. The
+//! [`Loader`] of a rank takes the rank's share of them (`shard`), has worker threads read and change them (`augment`),
+//! and hands them out as batches in order. Everything that is left to chance comes from `chance`, named by a seed, so
+//! that neither the number of ranks nor of threads changes what is learned from.
 //!
-//! What is deliberately not here: tensors, and any communication between ranks. Ranks know each other's share by the same law.
+//! What is deliberately not here: tensors, and any communication between ranks. Ranks know each other's share by the
+//! same law.
 
 pub mod augment;
 pub mod chance;
@@ -60,8 +62,8 @@ pub trait DataSet: Send + Sync {
     /// One line for people: what it is and how much of it.
     fn describe(&self) -> String;
 
-    /// A number that is another one where samples have other names or labels, or come in another order: hosts that have copies of a data set find out by it
-    /// whether these are the same.
+    /// A number that is another one where samples have other names or labels, or come in another order: hosts that have
+    /// copies of a data set find out by it whether these are the same.
     fn fingerprint(&self) -> u64 {
         0
     }

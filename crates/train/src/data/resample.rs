@@ -1,8 +1,9 @@
 //! Images brought to another size.
 //!
-//! Each axis is resampled on its own with a triangle as filter, as wide as a pixel of the coarser of the two grids: enlarging interpolates
-//! linearly between neighbours, reducing averages over all that a new pixel covers, so that nothing finer than the new grid is
-//! left to turn into false patterns. Pixels are areas; the edges of both grids lie on each other.
+//! Each axis is resampled on its own with a triangle as filter, as wide as a pixel of the coarser of the two grids:
+//! enlarging interpolates linearly between neighbours, reducing averages over all that a new pixel covers, so that
+//! nothing finer than the new grid is left to turn into false patterns. Pixels are areas; the edges of both grids lie
+//! on each other.
 
 /// For one pixel of the new grid: the first old pixel that it looks at, and the weights from there on. They sum to one.
 struct Reach {
@@ -57,7 +58,8 @@ pub(super) fn resample(band: &[f32], from: Grid, to: Grid) -> Vec<f32> {
     result
 }
 
-/// All bands of an image, each the mean over squares of `scale` pixels: what a coarser camera would have seen. Sides are multiples of `scale`.
+/// All bands of an image, each the mean over squares of `scale` pixels: what a coarser camera would have seen. Sides
+/// are multiples of `scale`.
 pub(super) fn coarsen(image: &[f32], fine: Grid, scale: usize) -> Vec<f32> {
     let width = fine.width / scale;
     let share = 1.0 / (scale * scale) as f32;

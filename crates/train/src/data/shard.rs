@@ -1,13 +1,15 @@
 //! Which samples a rank takes in which step.
 //!
-//! In each epoch there is one order of all samples, made of the seed and the epoch's number and of nothing else. Step `s` takes the
-//! *global batch*, the positions from `s * B` to `(s + 1) * B` of that order, where `B` is the batch of one rank times the number of ranks;
-//! rank `r` takes the `r`-th of as many contiguous slices of it. So two ranks with batch 32 see together exactly what one rank sees with batch 64, and
-//! a run can go on with another number of ranks in the middle of an epoch. The last global batch may be short. It is cut as evenly as
-//! can be, and a rank may get nothing at all; but every rank knows how many steps there are, and how many samples all ranks have.
+//! In each epoch there is one order of all samples, made of the seed and the epoch's number and of nothing else. Step
+//! `s` takes the *global batch*, the positions from `s * B` to `(s + 1) * B` of that order, where `B` is the batch of
+//! one rank times the number of ranks; rank `r` takes the `r`-th of as many contiguous slices of it. So two ranks with
+//! batch 32 see together exactly what one rank sees with batch 64, and a run can go on with another number of ranks in
+//! the middle of an epoch. The last global batch may be short. It is cut as evenly as can be, and a rank may get
+//! nothing at all; but every rank knows how many steps there are, and how many samples all ranks have.
 //!
-//! The order is a bijection that is computed and never stored (a Feistel network, whose values beyond the number of samples are sent
-//! through it again), so a data set of a billion samples needs no memory for it and starting at any step is free.
+//! The order is a bijection that is computed and never stored (a Feistel network, whose values beyond the number of
+//! samples are sent through it again), so a data set of a billion samples needs no memory for it and starting at any
+//! step is free.
 
 use std::ops::Range;
 
@@ -63,8 +65,8 @@ impl Shard {
     }
 }
 
-/// Rounds of the network. Four make a permutation that looks random to whoever does not look for a pattern; small data sets have small halves,
-/// which need some more.
+/// Rounds of the network. Four make a permutation that looks random to whoever does not look for a pattern; small data
+/// sets have small halves, which need some more.
 const ROUNDS: usize = 8;
 
 /// Which sample stands at which position of an epoch. See the module's text.
@@ -95,8 +97,8 @@ impl Permutation {
         let Some(keys) = &self.keys else { return position };
         let mut value = position as u64;
         loop {
-            // At most four times the length has values, so this takes four turns on average at worst, and ends: the network is a
-            // bijection, and following it from a valid value leads to a valid one.
+            // At most four times the length has values, so this takes four turns on average at worst, and ends: the
+            // network is a bijection, and following it from a valid value leads to a valid one.
             value = self.network(keys, value);
             if value < self.length {
                 return value as usize;

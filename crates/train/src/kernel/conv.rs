@@ -1,9 +1,9 @@
 //! Convolution on slices: forward, and the gradients of input and weights.
 //!
-//! Forward lays a few images out at a time (see `planes`) so that everything stays in the second-level cache, multiplies by the
-//! weights tile by tile, and copies the result to where it belongs. The gradient of the input is itself a convolution, of the
-//! output's gradient with the mirrored kernel; with a stride it is one convolution for each phase of the stride. The gradient of
-//! the weights multiplies pixels with pixels in the same layout.
+//! Forward lays a few images out at a time (see `planes`) so that everything stays in the second-level cache,
+//! multiplies by the weights tile by tile, and copies the result to where it belongs. The gradient of the input is
+//! itself a convolution, of the output's gradient with the mirrored kernel; with a stride it is one convolution for
+//! each phase of the stride. The gradient of the weights multiplies pixels with pixels in the same layout.
 
 use std::cell::RefCell;
 
@@ -23,13 +23,15 @@ pub(super) struct Convolution {
     pub(super) geometry: Geometry,
 }
 
-/// Pixels that are laid out together for `spread`: enough that tiles are full, few enough for the cache and for all threads.
+/// Pixels that are laid out together for `spread`: enough that tiles are full, few enough for the cache and for all
+/// threads.
 const SPREAD_PIXELS: usize = 512;
 /// For `gather`, whose sums run over pixels.
 const GATHER_PIXELS: usize = 1024;
 
 thread_local! {
-    /// Laid out images and results before they are copied to their place. Kept for the next layer: fresh memory is slow.
+    /// Laid out images and results before they are copied to their place. Kept for the next layer: fresh memory is
+    /// slow.
     static SCRATCH: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
@@ -112,7 +114,8 @@ impl Convolution {
         let taps = self.input * self.geometry.kernel[0] * self.geometry.kernel[1];
         let mut strands = vec![0.0; self.output.next_multiple_of(STRAND) * taps];
         let together = self.images_together(GATHER_PIXELS);
-        // Taken out, not borrowed: a thread that waits for the others may be given a piece of another convolution meanwhile.
+        // Taken out, not borrowed: a thread that waits for the others may be given a piece of another convolution
+        // meanwhile.
         let mut scratch = SCRATCH.take();
         let [planes, gradients] = &mut scratch;
         for first in (0..self.images).step_by(together) {

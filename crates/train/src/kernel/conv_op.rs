@@ -29,8 +29,8 @@ impl Moves {
     }
 }
 
-/// The convolution of `[samples, input, height, width]` with `[output, input, rows, columns]`, plus a bias for each output. With
-/// `[input, 1, rows, columns]` each channel is convolved with a kernel of its own.
+/// The convolution of `[samples, input, height, width]` with `[output, input, rows, columns]`, plus a bias for each
+/// output. With `[input, 1, rows, columns]` each channel is convolved with a kernel of its own.
 pub fn convolve(input: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, moves: Moves) -> Tensor<4> {
     let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {

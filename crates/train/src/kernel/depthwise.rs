@@ -1,7 +1,7 @@
 //! Convolution of each channel with a kernel of its own.
 //!
-//! There is nothing to multiply matrices with: a channel of an image is laid out, and taps are added up tile by tile while it is
-//! in the first-level cache. What is slow about it is memory, not arithmetic.
+//! There is nothing to multiply matrices with: a channel of an image is laid out, and taps are added up tile by tile
+//! while it is in the first-level cache. What is slow about it is memory, not arithmetic.
 
 use std::cell::RefCell;
 
@@ -90,7 +90,8 @@ impl Depthwise {
     }
 }
 
-/// Convolves every plane of `input` with the taps that `weights` gives for it, and adds the number that comes with them.
+/// Convolves every plane of `input` with the taps that `weights` gives for it, and adds the number that comes with
+/// them.
 fn spread_planes(
     geometry: Geometry,
     input: &[f32],

@@ -1,7 +1,7 @@
 //! The gradient of a convolution's input is a convolution itself: of the output's gradient, with the kernel mirrored.
 //!
-//! With a stride s, input pixels fall into s times s phases by their row and column modulo s. Each phase sees taps of its own and
-//! is a convolution with stride one whose results are s pixels apart.
+//! With a stride s, input pixels fall into s times s phases by their row and column modulo s. Each phase sees taps of
+//! its own and is a convolution with stride one whose results are s pixels apart.
 
 use super::planes::Geometry;
 
@@ -18,7 +18,8 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    /// All phases that have pixels and taps. Input pixels of other phases have no gradient. For a geometry that [`fits`].
+    /// All phases that have pixels and taps. Input pixels of other phases have no gradient. For a geometry that
+    /// [`fits`].
     pub(super) fn all(geometry: Geometry) -> impl Iterator<Item = Self> {
         let stride = geometry.stride;
         (0..stride * stride).filter_map(move |phase| Self::new(geometry, [phase / stride, phase % stride]))
@@ -55,8 +56,8 @@ impl Mirror {
     }
 }
 
-/// Whether every phase sees some of the output's gradient from its first pixel on, so that its convolution has a padding. So it
-/// is for strides up to two with less padding than the kernel is large.
+/// Whether every phase sees some of the output's gradient from its first pixel on, so that its convolution has a
+/// padding. So it is for strides up to two with less padding than the kernel is large.
 pub(super) fn fits(kernel: usize, stride: usize, padding: usize) -> bool {
     (0..stride).all(|phase| {
         let taps = (kernel + stride - 1).saturating_sub(phase) / stride;

@@ -1,8 +1,9 @@
-//! Batch normalisation, followed by the addition of a second input and a rectification where wanted, in as few passes over
-//! memory as there can be: two to learn the statistics, one to write; backward one for the sums and one to write.
+//! Batch normalisation, followed by the addition of a second input and a rectification where wanted, in as few passes
+//! over memory as there can be: two to learn the statistics, one to write; backward one for the sums and one to write.
 //!
-//! An input is `[samples, channels, pixels]`. Statistics are taken per channel over groups of consecutive samples; sums within a
-//! row are kept in sixteen lanes and rows are added up in double precision, so the result does not depend on the vector unit.
+//! An input is `[samples, channels, pixels]`. Statistics are taken per channel over groups of consecutive samples; sums
+//! within a row are kept in sixteen lanes and rows are added up in double precision, so the result does not depend on
+//! the vector unit.
 
 #![allow(clippy::needless_range_loop, reason = "loops over lanes are unrolled, and read best as the sums they are")]
 
@@ -216,8 +217,8 @@ pub(super) struct Gradients {
 pub(super) fn backward(past: Past<'_>, gradient: &[f32], with_residual: bool) -> Gradients {
     let extent = past.extent;
     let channels = extent.channels;
-    // With a residual, what comes back through the activation is wanted as it is: it is written once and read instead of being
-    // computed again.
+    // With a residual, what comes back through the activation is wanted as it is: it is written once and read instead
+    // of being computed again.
     let (through, residual) = match (with_residual, past.activation) {
         (true, Activation::None) => (None, Some(gradient.to_vec())),
         (true, _) => (Some(through_activation(past, gradient)), None),
@@ -333,8 +334,8 @@ struct Terms {
     constant: f32,
 }
 
-/// The textbook's formula `gamma / deviation * (gradient - mean(gradient) - normalised * mean(gradient * normalised))`, sorted by
-/// what changes from number to number.
+/// The textbook's formula `gamma / deviation * (gradient - mean(gradient) - normalised * mean(gradient * normalised))`,
+/// sorted by what changes from number to number.
 fn terms(past: Past<'_>, sums: &[(f64, f64)]) -> Vec<Terms> {
     let channels = past.extent.channels;
     let terms = sums.iter().enumerate().map(|(number, &(sum, product))| {

@@ -18,8 +18,8 @@ pub type ChannelMoments = (Vec<f32>, Vec<f32>);
 /// Where mean and variance come from.
 #[derive(Clone, Debug)]
 pub enum Statistics {
-    /// From the input, over groups of so many samples. The mean over groups is left in the cell, with the variance that is to be
-    /// expected of all samples there are rather than that of the ones in the group.
+    /// From the input, over groups of so many samples. The mean over groups is left in the cell, with the variance that
+    /// is to be expected of all samples there are rather than that of the ones in the group.
     Batch(usize, Arc<Mutex<ChannelMoments>>),
     /// Known before.
     Given(Arc<ChannelMoments>),
@@ -220,7 +220,8 @@ fn extent(input: &Plain, statistics: &Statistics) -> Extent {
     Extent { samples, channels, pixels: height * width, group }
 }
 
-/// The mean over groups of mean and variance, the latter as large as it is to be expected of samples that were not seen.
+/// The mean over groups of mean and variance, the latter as large as it is to be expected of samples that were not
+/// seen.
 fn expected(moments: &Moments, extent: Extent) -> ChannelMoments {
     let (groups, channels) = (extent.groups(), extent.channels);
     let mut mean = vec![0.0; channels];

@@ -1,18 +1,18 @@
 //! Images laid out so that a convolution is a matrix product without anybody building the matrix.
 //!
-//! All pixels of a channel of several images lie in one row, with zeros between image rows and between images that stand for what
-//! is beyond their edges. Output pixels are numbered in the same layout, so for a given tap of the kernel the input of output
-//! number p is at p plus an offset that is the same for all p: what a tap sees of a channel is a contiguous piece of the row. The
-//! numbers computed between image rows and between images are waste; there are few of them, because the zeros after one row are
-//! those before the next.
+//! All pixels of a channel of several images lie in one row, with zeros between image rows and between images that
+//! stand for what is beyond their edges. Output pixels are numbered in the same layout, so for a given tap of the
+//! kernel the input of output number p is at p plus an offset that is the same for all p: what a tap sees of a channel
+//! is a contiguous piece of the row. The numbers computed between image rows and between images are waste; there are
+//! few of them, because the zeros after one row are those before the next.
 //!
-//! With a stride s, the pixels of a channel are first sorted by their row and column modulo s into s times s such rows, and each
-//! tap looks at one of them; again all offsets are constant.
+//! With a stride s, the pixels of a channel are first sorted by their row and column modulo s into s times s such rows,
+//! and each tap looks at one of them; again all offsets are constant.
 
 use super::tile::STRAND;
 
-/// A convolution's geometry. Padding is only at the top and the left; beyond the other edges there are as many zeros as the
-/// output's size asks for.
+/// A convolution's geometry. Padding is only at the top and the left; beyond the other edges there are as many zeros as
+/// the output's size asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     /// Height and width of an input image.
@@ -82,8 +82,8 @@ impl Layout {
         offsets
     }
 
-    /// Lays images out: `source` is `[images, channels, height, width]` with `pitch` numbers from image to image, of which the
-    /// first `channels` channels are taken. `planes` is filled completely.
+    /// Lays images out: `source` is `[images, channels, height, width]` with `pitch` numbers from image to image, of
+    /// which the first `channels` channels are taken. `planes` is filled completely.
     pub(super) fn fill(&self, source: &[f32], pitch: usize, channels: usize, planes: &mut Vec<f32>) {
         planes.clear();
         planes.resize(self.size(channels), 0.0);
@@ -128,8 +128,8 @@ impl Layout {
         }
     }
 
-    /// Lays gradients of outputs out in the numbering of outputs, `[strands][length][STRAND]`: `STRAND` channels next to each other,
-    /// with zeros where there is waste or no channel.
+    /// Lays gradients of outputs out in the numbering of outputs, `[strands][length][STRAND]`: `STRAND` channels next
+    /// to each other, with zeros where there is waste or no channel.
     pub(super) fn fill_strands(&self, source: &[f32], channels: usize, length: usize, strands: &mut Vec<f32>) {
         strands.clear();
         strands.resize(channels.div_ceil(STRAND) * length * STRAND, 0.0);

@@ -1,8 +1,8 @@
 //! The two innermost loops, over tiles that fit into a processor's vector registers.
 //!
 //! Both take rows by their offsets into one slice: that is all that a convolution asks for beyond a matrix product.
-//! `spread` is the product of weights with rows: every output channel is a weighted sum of rows. `gather` is the product of rows
-//! with gradients: every weight's gradient is a sum over pixels.
+//! `spread` is the product of weights with rows: every output channel is a weighted sum of rows. `gather` is the
+//! product of rows with gradients: every weight's gradient is a sum over pixels.
 
 #![allow(clippy::needless_range_loop, reason = "loops over registers are unrolled, and read best as the sums they are")]
 
@@ -97,7 +97,8 @@ fn spread_tile<S: Simd, const M: usize>(
     }
 }
 
-/// Output channels that lie next to each other in what `gather` reads and writes: as many as the widest vector has lanes.
+/// Output channels that lie next to each other in what `gather` reads and writes: as many as the widest vector has
+/// lanes.
 pub(super) const STRAND: usize = 16;
 
 /// `output[k][m] += sum over p of gradients[p][m] * source[offsets[k] + p]` for all output channels m.

@@ -1,8 +1,8 @@
-//! Dropout: while learning, every number is set to zero with a given probability, and the others are made larger to make up for
-//! it.
+//! Dropout: while learning, every number is set to zero with a given probability, and the others are made larger to
+//! make up for it.
 //!
-//! Which numbers is a function of the run's seed, the step, the layer and the sample's place in the global batch. So a run can be
-//! repeated, and what a sample loses does not depend on the rank it is on.
+//! Which numbers is a function of the run's seed, the step, the layer and the sample's place in the global batch. So a
+//! run can be repeated, and what a sample loses does not depend on the rank it is on.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};

@@ -1,12 +1,14 @@
-//! Layers whose gradients can leave during backward: convolution, dense, batch normalisation, pooling, dropout, pixel shuffle.
+//! Layers whose gradients can leave during backward: convolution, dense, batch normalisation, pooling, dropout, pixel
+//! shuffle.
 //!
-//! Burn's own layers hide where a weight is used, and that is the place at which its finished gradient can be caught while
-//! backward still runs. So the layers here are written on Burn's tensors: each hands every trainable weight through a *tap*
-//! together with the layer's input, and the tap posts the gradient as soon as the layer's backward is done. Without an outbox the
-//! taps are not there and a layer is what its paper says.
+//! Burn's own layers hide where a weight is used, and that is the place at which its finished gradient can be caught
+//! while backward still runs. So the layers here are written on Burn's tensors: each hands every trainable weight
+//! through a *tap* together with the layer's input, and the tap posts the gradient as soon as the layer's backward is
+//! done. Without an outbox the taps are not there and a layer is what its paper says.
 //!
-//! What a layer computes for one sample never depends on the rank that computes it: random masks are drawn by the sample's place
-//! in the global batch, and statistics over samples are taken over groups of a size that the caller gives.
+//! What a layer computes for one sample never depends on the rank that computes it: random masks are drawn by the
+//! sample's place in the global batch, and statistics over samples are taken over groups of a size that the caller
+//! gives.
 
 pub mod conv;
 pub mod dropout;
@@ -35,8 +37,8 @@ pub struct Pass<'a> {
     pub training: bool,
     /// Where gradients go as soon as they are known. Without one they stay where Burn puts them.
     pub outbox: Option<&'a Outbox>,
-    /// Batch normalisation takes its statistics over groups of so many samples. One rank with 64 samples in groups of 32
-    /// computes what two ranks compute with 32 samples each. Without it, all samples of the pass are one group.
+    /// Batch normalisation takes its statistics over groups of so many samples. One rank with 64 samples in groups of
+    /// 32 computes what two ranks compute with 32 samples each. Without it, all samples of the pass are one group.
     pub norm_group: Option<usize>,
     /// Which random numbers dropout draws.
     pub draw: Draw,
@@ -65,7 +67,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// A weight, for use in the layer whose input is given. With an outbox its gradient is posted right after that layer's backward.
+/// A weight, for use in the layer whose input is given. With an outbox its gradient is posted right after that layer's
+/// backward.
 fn tapped<const D: usize, const E: usize>(
     parameter: &Param<Tensor<D>>,
     input: &Tensor<E>,

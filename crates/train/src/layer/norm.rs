@@ -1,8 +1,8 @@
 //! Batch normalisation with running statistics, and what usually follows it in the same pass over memory.
 //!
-//! Running statistics are plain buffers: they are visited and mapped as parameters without gradients are, and what is written to
-//! them is seen at once (Burn's own running state lags by one update and keeps one value per thread, which a checkpoint or an
-//! average over ranks would miss). Ranks keep their own until somebody averages them.
+//! Running statistics are plain buffers: they are visited and mapped as parameters without gradients are, and what is
+//! written to them is seen at once (Burn's own running state lags by one update and keeps one value per thread, which a
+//! checkpoint or an average over ranks would miss). Ranks keep their own until somebody averages them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -30,8 +30,8 @@ pub struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// For so many channels, with PyTorch's usual settings: 1e-5 is added to variances, a batch moves the running statistics by a
-    /// tenth.
+    /// For so many channels, with PyTorch's usual settings: 1e-5 is added to variances, a batch moves the running
+    /// statistics by a tenth.
     pub fn new(channels: usize, start: &mut Start) -> Self {
         Self::with_epsilon(channels, 1e-5, start)
     }
@@ -97,7 +97,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A buffer that forward passes may change. A clone of a module shares it, as it shares weights.
 ///
-/// The lock is held by the thread of the forward pass for the length of an update, and by whoever saves, averages or loads.
+/// The lock is held by the thread of the forward pass for the length of an update, and by whoever saves, averages or
+/// loads.
 #[derive(Clone, Debug)]
 pub struct Running {
     id: ParamId,

@@ -2,8 +2,9 @@
 
 use burn::tensor::Tensor;
 
-/// From `[samples, channels * scale * scale, height, width]` to `[samples, channels, height * scale, width * scale]`. The
-/// `scale * scale` channels that belong together are neighbours; they fill the square that replaces a pixel row by row.
+/// From `[samples, channels * scale * scale, height, width]` to `[samples, channels, height * scale, width * scale]`.
+/// The `scale * scale` channels that belong together are neighbours; they fill the square that replaces a pixel row by
+/// row.
 pub fn pixel_shuffle(input: Tensor<4>, scale: usize) -> Tensor<4> {
     let [samples, channels, height, width] = input.dims();
     let channels = channels / (scale * scale);

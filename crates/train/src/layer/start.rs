@@ -1,15 +1,15 @@
 //! What weights are before anything is learned.
 //!
-//! Every parameter of a network has a number, in the order in which the network is put together. Its first values come from the
-//! seed, that number and the place within the parameter, and from nothing else: no generator is shared, so the values are the same
-//! on all ranks and threads, and a parameter is not filled before it is used. A network of which only the size is asked takes no
-//! memory.
+//! Every parameter of a network has a number, in the order in which the network is put together. Its first values come
+//! from the seed, that number and the place within the parameter, and from nothing else: no generator is shared, so the
+//! values are the same on all ranks and threads, and a parameter is not filled before it is used. A network of which
+//! only the size is asked takes no memory.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
-/// A distribution of first values, with fans counted as PyTorch counts them: `fan_in` is what one output sums over, `fan_out` is
-/// the number of outputs times the kernel's area.
+/// A distribution of first values, with fans counted as PyTorch counts them: `fan_in` is what one output sums over,
+/// `fan_out` is the number of outputs times the kernel's area.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Filling {
     /// Normal, variance `2 / fan_out`: keeps gradients' size through rectified layers.
@@ -44,7 +44,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// Parameters on `device`, from `seed`. All layers between input and output have one `thin`-th of the published channels.
+    /// Parameters on `device`, from `seed`. All layers between input and output have one `thin`-th of the published
+    /// channels.
     pub fn new(device: &Device, seed: u64, thin: usize) -> Self {
         Self { device: device.clone(), seed, thin: thin.max(1), next: 0, parameters: 0 }
     }

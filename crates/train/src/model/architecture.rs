@@ -91,8 +91,9 @@ impl fmt::Display for UnknownArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "there is no model `{}`", self.asked)?;
         let asked = plain(&self.asked);
-        // Below this likeness a guess is more of a puzzle than a help. Among those that are alike the one with the fewest letters to change is
-        // nearest, then the one that is more alike: likeness alone is the same for all names that begin as the wrong one does.
+        // Below this likeness a guess is more of a puzzle than a help. Among those that are alike the one with the
+        // fewest letters to change is nearest, then the one that is more alike: likeness alone is the same for all
+        // names that begin as the wrong one does.
         let like = |name: &str| strsim::jaro_winkler(&asked, &plain(name));
         let near = ALL.iter().map(|(_, name)| (strsim::levenshtein(&asked, &plain(name)), like(name), name));
         let nearest =

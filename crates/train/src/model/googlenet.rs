@@ -1,5 +1,5 @@
-//! GoogLeNet (Inception v1) as PyTorch has it: with batch normalisation, 3x3 kernels in the branch that has 5x5 in the paper, and
-//! without the two auxiliary outputs.
+//! GoogLeNet (Inception v1) as PyTorch has it: with batch normalisation, 3x3 kernels in the branch that has 5x5 in the
+//! paper, and without the two auxiliary outputs.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

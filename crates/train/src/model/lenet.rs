@@ -1,4 +1,5 @@
-//! LeNet-5 as it is built today: rectified, with max pooling, and every second-stage channel seeing all of the first stage.
+//! LeNet-5 as it is built today: rectified, with max pooling, and every second-stage channel seeing all of the first
+//! stage.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

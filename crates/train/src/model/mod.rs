@@ -1,8 +1,9 @@
 //! The networks that can be trained, under one name each.
 //!
-//! Every network is built as its paper (or the implementation everybody measures with) says, so that its number of parameters is
-//! the published one at the published shape; tests hold the numbers. Beyond that, any number of bands and outputs is taken, and
-//! images as small as the network's own poolings leave something of. `docs/models.md` says which variant each is.
+//! Every network is built as its paper (or the implementation everybody measures with) says, so that its number of
+//! parameters is the published one at the published shape; tests hold the numbers. Beyond that, any number of bands and
+//! outputs is taken, and images as small as the network's own poolings leave something of. `docs/models.md` says which
+//! variant each is.
 
 pub mod alexnet;
 pub mod architecture;
@@ -34,8 +35,8 @@ pub struct ModelSpec {
     pub task: Task,
     /// Where the first weights come from: the same seed gives the same weights.
     pub seed: u64,
-    /// Layers between input and output have one `thin`-th of the published channels: for small devices and for tests. 1 is the
-    /// network as published.
+    /// Layers between input and output have one `thin`-th of the published channels: for small devices and for tests. 1
+    /// is the network as published.
     pub thin: usize,
 }
 
@@ -116,7 +117,8 @@ impl std::error::Error for ModelError {}
 /// What a network makes of images.
 #[derive(Clone, Debug)]
 pub enum Output {
-    /// `[samples, outputs]`: one number per class or label, before any softmax or sigmoid, or the number that was asked for.
+    /// `[samples, outputs]`: one number per class or label, before any softmax or sigmoid, or the number that was asked
+    /// for.
     Numbers(Tensor<2>),
     /// `[samples, bands, height, width]`.
     Images(Tensor<4>),

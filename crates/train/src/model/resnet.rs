@@ -1,8 +1,8 @@
 //! ResNet: blocks that add something to what passes them by.
 //!
-//! Three of the family. ResNet-20 is the one for CIFAR (three stages of three blocks with 16, 32 and 64 channels, no pooling
-//! before them), with projections where the shape changes. ResNet-18 and -50 are those for ImageNet; ResNet-50 has its stride in
-//! the 3x3 convolution, as PyTorch's.
+//! Three of the family. ResNet-20 is the one for CIFAR (three stages of three blocks with 16, 32 and 64 channels, no
+//! pooling before them), with projections where the shape changes. ResNet-18 and -50 are those for ImageNet; ResNet-50
+//! has its stride in the 3x3 convolution, as PyTorch's.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -98,7 +98,8 @@ impl ResNet {
         Self::build(imagenet_stem(bands, start), true, &stages, (Block::bottleneck, 4), outputs, start)
     }
 
-    /// `stages` are published widths and numbers of blocks; a block of a stage of width w gives w times `expansion` channels.
+    /// `stages` are published widths and numbers of blocks; a block of a stage of width w gives w times `expansion`
+    /// channels.
     fn build(
         stem: ConvSpec,
         pooled: bool,

@@ -1,4 +1,5 @@
-//! VGG16 without normalisation: thirteen 3x3 convolutions, five poolings, three dense layers that hold nine tenths of the weights.
+//! VGG16 without normalisation: thirteen 3x3 convolutions, five poolings, three dense layers that hold nine tenths of
+//! the weights.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

@@ -25,8 +25,8 @@ pub(super) struct Found<M> {
     pub(super) meta: Option<Meta>,
 }
 
-/// Makes the folder of the checkpoint, and reads the one to resume from, if there is one. All ranks get the same. They call this
-/// together.
+/// Makes the folder of the checkpoint, and reads the one to resume from, if there is one. All ranks get the same. They
+/// call this together.
 pub(super) fn begin(world: &mut World, job: &Job) -> Result<Begun> {
     let chief = world.rank() == 0;
     if let Some(folder) = &job.checkpoint {

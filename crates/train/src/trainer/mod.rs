@@ -1,15 +1,18 @@
 //! The training loop of one rank.
 //!
-//! All ranks run the same loop over the same number of steps, and after each of them have the same weights. A step is this, on
-//! each rank: take the rank's share of the global batch; forward, in as many passes as gradients are to be accumulated over; backward, during
-//! which gradients leave for the other ranks as soon as they are known; wait for the averages, and let the optimizer change the weights. The
-//! gradient of a step is the mean over the samples of the *global* batch, however they are cut: a pass's loss is weighed by its share of
-//! them, and a rank without samples contributes nothing.
+//! All ranks run the same loop over the same number of steps, and after each of them have the same weights. A step is
+//! this, on each rank: take the rank's share of the global batch; forward, in as many passes as gradients are to be
+//! accumulated over; backward, during which gradients leave for the other ranks as soon as they are known; wait for the
+//! averages, and let the optimizer change the weights. The gradient of a step is the mean over the samples of the
+//! *global* batch, however they are cut: a pass's loss is weighed by its share of them, and a rank without samples
+//! contributes nothing.
 //!
-//! Each step also adds up a few numbers over all ranks (the `tally`): the loss, how many samples could not be read, who was asked to stop, whose
-//! loss is not finite any more. Every rank sees the same sums before it changes its weights, so that all go on, stop or give up together.
+//! Each step also adds up a few numbers over all ranks (the `tally`): the loss, how many samples could not be read, who
+//! was asked to stop, whose loss is not finite any more. Every rank sees the same sums before it changes its weights,
+//! so that all go on, stop or give up together.
 //!
-//! Files: `prepare` makes everything ready, `step` is one step, `keep` writes and reads checkpoints, `tally` is what ranks tell each other.
+//! Files: `prepare` makes everything ready, `step` is one step, `keep` writes and reads checkpoints, `tally` is what
+//! ranks tell each other.
 
 mod keep;
 mod prepare;
@@ -52,8 +55,8 @@ struct Trainer<'w> {
     spec: ModelSpec,
     train: Loader,
     test: Option<Loader>,
-    /// Always there between two steps; the optimizer takes it and gives it back, because it changes weights in place only if nobody
-    /// else holds them.
+    /// Always there between two steps; the optimizer takes it and gives it back, because it changes weights in place
+    /// only if nobody else holds them.
     network: Option<Network>,
     optimizer: DistributedOptimizer,
     /// How far it is.
@@ -63,8 +66,8 @@ struct Trainer<'w> {
     shard: Shard,
 }
 
-/// How far training is. There is one way to say it: where the last step of an epoch is done, the epoch is complete and no step of the next one
-/// is.
+/// How far training is. There is one way to say it: where the last step of an epoch is done, the epoch is complete and
+/// no step of the next one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     /// Epochs that are complete.

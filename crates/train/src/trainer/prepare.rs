@@ -1,7 +1,7 @@
 //! From a job to a rank that is ready to train: data, network, optimizer, and what a checkpoint knows of them.
 //!
-//! What a rank can get wrong by itself (a folder that its host does not have) comes first, and all ranks hear of it before anything else is
-//! begun: either all are ready, or all end, and one of them says why.
+//! What a rank can get wrong by itself (a folder that its host does not have) comes first, and all ranks hear of it
+//! before anything else is begun: either all are ready, or all end, and one of them says why.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,8 +149,8 @@ fn agree<T>(world: &mut World, own: Result<T>) -> Result<T> {
     }
 }
 
-/// Whether this rank has the data of rank 0. Hosts may have copies of their own, and where these differ ranks would share out samples that are not the
-/// same, or wait for each other in steps that others do not have.
+/// Whether this rank has the data of rank 0. Hosts may have copies of their own, and where these differ ranks would
+/// share out samples that are not the same, or wait for each other in steps that others do not have.
 fn same_data(world: &mut World, data: &dyn DataSet) -> Result<Result<()>> {
     let (own, mark) = (data.describe(), data.fingerprint());
     let theirs = share::bytes(world, format!("{mark:016x}{own}").into_bytes())?;

@@ -118,8 +118,9 @@ struct Piece {
 
 /// Where a rank's batch is cut for its passes: from the first place to the last, one more than there are passes.
 ///
-/// The passes of all ranks are cut out of the global batch by the same law as the ranks' shares are, so that a pass sees the same samples on whichever rank it
-/// is, also where the last batch is short: two ranks with one pass each do what one rank does with two.
+/// The passes of all ranks are cut out of the global batch by the same law as the ranks' shares are, so that a pass
+/// sees the same samples on whichever rank it is, also where the last batch is short: two ranks with one pass each do
+/// what one rank does with two.
 fn cuts(shard: &Shard, step: usize, passes: usize) -> Vec<usize> {
     let pass =
         |rank: usize| Shard { rank, world_size: shard.world_size * passes, batch: shard.batch / passes, ..*shard };

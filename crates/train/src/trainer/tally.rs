@@ -1,7 +1,7 @@
 //! What ranks tell each other in every step: a few numbers, added up.
 //!
-//! They leave before backward begins and have long arrived when it is over, so that they cost nothing. They are sums in `f64`, the same on
-//! all ranks bit by bit, which is why all ranks may decide by them.
+//! They leave before backward begins and have long arrived when it is over, so that they cost nothing. They are sums in
+//! `f64`, the same on all ranks bit by bit, which is why all ranks may decide by them.
 
 use farandole::{ReduceOp, Ticket, World};
 

@@ -1,7 +1,7 @@
 //! Faults in windows: a [`Gate`] that counts each point as an event of its rank.
 //!
-//! A delay is taken on the spot: whoever is slow in shared memory is slow with its own thread. Nobody but the driver of a test is
-//! ever delayed, so the rule that nothing blocks stays one of the product.
+//! A delay is taken on the spot: whoever is slow in shared memory is slow with its own thread. Nobody but the driver of
+//! a test is ever delayed, so the rule that nothing blocks stays one of the product.
 
 use farandole_plan::Rank;
 
@@ -15,7 +15,8 @@ pub(super) struct FaultyGate {
     me: Rank,
     ends: AllEnds,
     operation: u64,
-    /// The points of this operation that the rank has come to, and the answers: a point is one event however often it is tried.
+    /// The points of this operation that the rank has come to, and the answers: a point is one event however often it
+    /// is tried.
     passed: Vec<(Point, Pass)>,
 }
 

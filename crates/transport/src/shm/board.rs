@@ -1,17 +1,18 @@
 //! What a rank tells the other ranks of its host, word by word: the hand-over protocol of shared memory.
 //!
-//! Every rank has a [`Board`] at the front of its segment. Only the owner writes to it; everybody reads. A word on it only ever
-//! grows, so a reader asks one kind of question: "has it reached this value?" ([`Mark`]).
+//! Every rank has a [`Board`] at the front of its segment. Only the owner writes to it; everybody reads. A word on it
+//! only ever grows, so a reader asks one kind of question: "has it reached this value?" ([`Mark`]).
 //!
-//! **Handing over bytes.** The owner writes the bytes, then stores the mark with release ordering; a reader loads the mark with
-//! acquire ordering and, if it has been reached, may read the bytes. The owner may write those bytes again
+//! **Handing over bytes.** The owner writes the bytes, then stores the mark with release ordering; a reader loads the
+//! mark with acquire ordering and, if it has been reached, may read the bytes. The owner may write those bytes again
 //! only once the marks of all readers say that they are past them; which marks these are is written at each user.
 //!
-//! **Scenario "looked, then slept".** A rank that has looked at a mark in vain wants to block until somebody rings its bell. The
-//! announcer may store the mark between the look and the block. Therefore: the sleeper raises `asleep`, *then looks again*,
-//! then blocks; the announcer stores the mark, *then looks at `asleep`*, and rings if it is raised. A sequentially
-//! consistent fence stands between the two accesses on both sides, so at least one of the two sees the other's store:
-//! either the sleeper sees the mark or the announcer sees the sleeper. `tests/loom_board.rs` checks every interleaving.
+//! **Scenario "looked, then slept".** A rank that has looked at a mark in vain wants to block until somebody rings its
+//! bell. The announcer may store the mark between the look and the block. Therefore: the sleeper raises `asleep`, *then
+//! looks again*, then blocks; the announcer stores the mark, *then looks at `asleep`*, and rings if it is raised. A
+//! sequentially consistent fence stands between the two accesses on both sides, so at least one of the two sees the
+//! other's store: either the sleeper sees the mark or the announcer sees the sleeper. `tests/loom_board.rs` checks
+//! every interleaving.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -10,13 +10,13 @@
 
 #![allow(unsafe_code)]
 
-/// Below this, waiting for streaming stores to reach memory takes longer than handing the lines over: at 4 KB by 0.5 µs where
-/// cores share a cache. Where they do not, the break-even point has not been measured as closely.
+/// Below this, waiting for streaming stores to reach memory takes longer than handing the lines over: at 4 KB by 0.5 µs
+/// where cores share a cache. Where they do not, the break-even point has not been measured as closely.
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
 const STREAM_MIN_BYTES: usize = 8 << 10;
 
-/// Copies `source` to `target` around this core's cache, for a reader on another core that would otherwise have to fetch
-/// every line out of it.
+/// Copies `source` to `target` around this core's cache, for a reader on another core that would otherwise have to
+/// fetch every line out of it.
 ///
 /// # Panics
 /// If they differ in length.
@@ -27,8 +27,8 @@ pub fn copy_out(target: &mut [u8], source: &[u8]) {
         let head = target.as_ptr().align_offset(x86::BLOCK_BYTES);
         let whole = (target.len() - head) / x86::BLOCK_BYTES * x86::BLOCK_BYTES;
         target[..head].copy_from_slice(&source[..head]);
-        // SAFETY: the processor has AVX; both slices have at least `head + whole` bytes and cannot overlap, and the target
-        // is aligned to a block behind its head.
+        // SAFETY: the processor has AVX; both slices have at least `head + whole` bytes and cannot overlap, and the
+        // target is aligned to a block behind its head.
         unsafe { x86::stream_blocks(target.as_mut_ptr().add(head), source.as_ptr().add(head), whole) };
         target[head + whole..].copy_from_slice(&source[head + whole..]);
         return;
@@ -45,8 +45,8 @@ mod x86 {
     const VECTORS: usize = BLOCK_BYTES / size_of::<__m256i>();
 
     /// # Safety
-    /// The processor has AVX, both pointers are valid for `bytes` bytes, a multiple of [`BLOCK_BYTES`], they do not overlap,
-    /// and `target` is aligned to [`BLOCK_BYTES`].
+    /// The processor has AVX, both pointers are valid for `bytes` bytes, a multiple of [`BLOCK_BYTES`], they do not
+    /// overlap, and `target` is aligned to [`BLOCK_BYTES`].
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn stream_blocks(target: *mut u8, source: *const u8, bytes: usize) {
         for at in (0..bytes).step_by(BLOCK_BYTES) {

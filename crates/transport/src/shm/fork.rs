@@ -1,8 +1,8 @@
 //! Tells a forked child that what it holds is not its own.
 //!
 //! After `fork` the child has copies of all sockets and mappings of its parent, but not its threads; using them would
-//! disturb the parent. The kernel can wipe a page in the child: a non-zero byte there means "still the process that made
-//! this". Asking costs one load, where asking for the process id would cost a system call.
+//! disturb the parent. The kernel can wipe a page in the child: a non-zero byte there means "still the process that
+//! made this". Asking costs one load, where asking for the process id would cost a system call.
 
 #![allow(unsafe_code)]
 

@@ -1,9 +1,10 @@
 //! Where a fault can strike what a rank does in shared memory: [`Point`], and who decides: [`Gate`].
 //!
-//! Links and control lines are trait objects, so a fault injector can be put in their place. Windows are not, because the shortest
-//! way through them takes less time than a call through a table. Instead [`super::Windows`] may have a gate, which is asked
-//! before each thing that peers could notice: before an operation is begun, when all are seen to have begun it, before each step of
-//! its schedule, before it ends, and when a mapped buffer is made. Without a gate that is one look at a field, once a point.
+//! Links and control lines are trait objects, so a fault injector can be put in their place. Windows are not, because
+//! the shortest way through them takes less time than a call through a table. Instead [`super::Windows`] may have a
+//! gate, which is asked before each thing that peers could notice: before an operation is begun, when all are seen to
+//! have begun it, before each step of its schedule, before it ends, and when a mapped buffer is made. Without a gate
+//! that is one look at a field, once a point.
 //!
 //! A point that is tried again, because what it waits for has not come, is the same point.
 //!

@@ -1,11 +1,11 @@
 //! Buffers that lie in shared memory from the start: what is written into one is already where the peers can see it.
 //!
-//! A mapped buffer has one part for each rank of the host, each in its owner's segment and mapped by all. Filling
-//! one's part is publishing it, so an allreduce needs no copy at all: each rank folds its chunk of all parts and stores the
+//! A mapped buffer has one part for each rank of the host, each in its owner's segment and mapped by all. Filling one's
+//! part is publishing it, so an allreduce needs no copy at all: each rank folds its chunk of all parts and stores the
 //! result in all of them. Fusion buffers are of this kind, and callers can have such buffers too.
 //!
-//! Outside an operation a part belongs to its owner alone. Inside one, between "everybody has exposed" and "everybody has
-//! settled", chunk `r` of *all* parts belongs to rank `r` alone.
+//! Outside an operation a part belongs to its owner alone. Inside one, between "everybody has exposed" and "everybody
+//! has settled", chunk `r` of *all* parts belongs to rank `r` alone.
 
 #![allow(unsafe_code)]
 
@@ -134,8 +134,8 @@ impl Mapped {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
     }
 
-    /// The same range of all parts, in the order of the ranks; only between "all exposed" and this rank's `settle`, and only
-    /// for the range that the schedule gives to this rank.
+    /// The same range of all parts, in the order of the ranks; only between "all exposed" and this rank's `settle`, and
+    /// only for the range that the schedule gives to this rank.
     pub fn across(&mut self, windows: &Windows, range: Range<usize>) -> Vec<&mut [u8]> {
         assert!(windows.all_exposed(), "parts of others are touched after all have exposed");
         assert!(range.end <= self.bytes, "a range stays inside its part");

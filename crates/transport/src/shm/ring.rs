@@ -1,10 +1,10 @@
 //! Messages between two ranks of one host, through a ring in shared memory.
 //!
 //! For each ordered pair of ranks there is one ring in the sender's segment: a page with two counters and then
-//! `ring_bytes` bytes. The sender writes at `tail`, the receiver reads at `head`; both count bytes since the beginning and only
-//! grow, so `tail - head` is what is in flight. A frame is a header of [`HEADER_BYTES`] and the payload, padded to the same. The
-//! sender shows a payload in pieces of at most a quarter of the ring, so that the receiver works on one piece while the
-//! next is being written and both stay in cache.
+//! `ring_bytes` bytes. The sender writes at `tail`, the receiver reads at `head`; both count bytes since the beginning
+//! and only grow, so `tail - head` is what is in flight. A frame is a header of [`HEADER_BYTES`] and the payload,
+//! padded to the same. The sender shows a payload in pieces of at most a quarter of the ring, so that the receiver
+//! works on one piece while the next is being written and both stay in cache.
 //!
 //! The receiver hands pieces to the sink straight from the ring. Nothing is allocated, nothing blocks.
 //!

@@ -1,8 +1,8 @@
 //! One rank's shared memory: an anonymous file that every rank of the host maps.
 //!
-//! A [`Segment`] is a memfd. It has no name in any file system, so it is gone as soon as the last process that holds or maps
-//! it is gone, whatever killed it: there is nothing to clean up and nothing to leak. The owner decides its
-//! size; peers get the descriptor over a Unix socket and map the same bytes.
+//! A [`Segment`] is a memfd. It has no name in any file system, so it is gone as soon as the last process that holds or
+//! maps it is gone, whatever killed it: there is nothing to clean up and nothing to leak. The owner decides its size;
+//! peers get the descriptor over a Unix socket and map the same bytes.
 //!
 //! A page of the file costs memory only once it is there. It could come with the first access, but where there is no
 //! memory for it that access ends the process (SIGBUS). So the owner *reserves* ([`Mapping::reserve`]) every part

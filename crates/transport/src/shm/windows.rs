@@ -1,7 +1,7 @@
 //! The windows of the ranks of one host: what they show each other, and the rules of looking.
 //!
-//! Each rank owns one segment; all ranks map all of them. [`Windows`] turns the marks of the boards into references that are
-//! safe to use: a method that hands out bytes of a peer first checks the mark which says that the peer has
+//! Each rank owns one segment; all ranks map all of them. [`Windows`] turns the marks of the boards into references
+//! that are safe to use: a method that hands out bytes of a peer first checks the mark which says that the peer has
 //! written them, and the peer writes them again only after it has seen a mark of ours which we can only raise through
 //! `&mut self`, when no such reference is alive any more. That is the invariant behind every `unsafe` block here:
 //!
@@ -185,8 +185,8 @@ impl Windows {
         (0..self.seats.len()).filter(move |&seat| seat != me)
     }
 
-    /// Begins operation number `operation`, which must be larger than all before. `descriptor` stands for what this rank
-    /// takes the operation to be; `small` is its contribution, shown at once, or empty.
+    /// Begins operation number `operation`, which must be larger than all before. `descriptor` stands for what this
+    /// rank takes the operation to be; `small` is its contribution, shown at once, or empty.
     pub fn begin(&mut self, operation: u64, descriptor: u64, small: &[u8]) {
         if !self.turn_to(operation, descriptor) {
             return;
@@ -287,8 +287,8 @@ impl Windows {
         assert!(self.begun[seat], "a contribution is read after its owner has begun");
         assert!(offset + len <= self.layout.small_bytes, "a small contribution fits its slot");
         let start = self.seats[seat].mapping.at(self.small_offset() + offset, len);
-        // SAFETY: the owner has begun this operation (asserted), so it has written the slot; it writes it again after we
-        // have begun the next operation, which takes `&mut self`.
+        // SAFETY: the owner has begun this operation (asserted), so it has written the slot; it writes it again after
+        // we have begun the next operation, which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
@@ -385,8 +385,8 @@ impl Windows {
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let slot = (tile % self.layout.slots as u64) as usize;
         let start = self.seats[seat].mapping.at(self.layout.tile_offset(slot) + offset, len);
-        // SAFETY: the owner has published the tile (checked), and writes the slot again after it has seen our `Folded` of it,
-        // which takes `&mut self`.
+        // SAFETY: the owner has published the tile (checked), and writes the slot again after it has seen our `Folded`
+        // of it, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
@@ -468,10 +468,10 @@ impl Windows {
 
     /// Announcer's half of "looked, then slept" for all marks raised since the last time.
     ///
-    /// The fence in it waits until the marks have left this core, which takes as long as a hand-over. Right after raising
-    /// one that time is better spent looking for the peers' marks, and most of the time nobody sleeps. So the
-    /// announcement is put off until we have looked in vain a few times, sleep, or end the operation; an operation under way
-    /// is looked at until it ends, so one of these comes soon.
+    /// The fence in it waits until the marks have left this core, which takes as long as a hand-over. Right after
+    /// raising one that time is better spent looking for the peers' marks, and most of the time nobody sleeps. So the
+    /// announcement is put off until we have looked in vain a few times, sleep, or end the operation; an operation
+    /// under way is looked at until it ends, so one of these comes soon.
     fn announce(&self) {
         if self.unannounced.take().is_some() {
             announced();

@@ -1,17 +1,19 @@
 //! Who decides how fast a TCP connection may send, where the machine's default is wrong for bursts.
 //!
-//! Collectives come in bursts: nothing while a network computes, then megabytes at once, over a path of microseconds. BBR, the
-//! default of some machines, spaces packets by a rate that it estimates from the past. Between bursts there is little to
-//! estimate from, and on a path this short the timers that release the packets may take longer than the packets. Between two
-//! namespaces of one machine 4 MB took 1.9 ms with it and 0.8 ms with Reno, 1 MB 0.33 ms and 0.23 ms.
+//! Collectives come in bursts: nothing while a network computes, then megabytes at once, over a path of microseconds.
+//! BBR, the default of some machines, spaces packets by a rate that it estimates from the past. Between bursts there is
+//! little to estimate from, and on a path this short the timers that release the packets may take longer than the
+//! packets. Between two namespaces of one machine 4 MB took 1.9 ms with it and 0.8 ms with Reno, 1 MB 0.33 ms and 0.23
+//! ms.
 //!
-//! So where the default is BBR, our sockets ask for Reno instead, which every kernel has and every process may choose. Any other
-//! default stays: whoever set DCTCP, say, knows the network better than we do.
+//! So where the default is BBR, our sockets ask for Reno instead, which every kernel has and every process may choose.
+//! Any other default stays: whoever set DCTCP, say, knows the network better than we do.
 //!
-//! Invariant: a socket is asked before it is connected, or inherits the answer from the listener. BBR leaves its spacing of
-//! packets switched on when it is replaced later.
+//! Invariant: a socket is asked before it is connected, or inherits the answer from the listener. BBR leaves its
+//! spacing of packets switched on when it is replaced later.
 //!
-//! Deliberately not there: a setting. Between distant sites, where BBR has its merits, a job is bound by the line anyway.
+//! Deliberately not there: a setting. Between distant sites, where BBR has its merits, a job is bound by the line
+//! anyway.
 
 use std::os::fd::AsFd;
 

@@ -4,8 +4,8 @@
 //! u32 length of the body, little-endian · u8 kind (0 message, 1 abort) · body
 //! ```
 //!
-//! An abort is the last word of a peer that gives up; its body is the cause. It is not handed on as a message: from then on
-//! [`Control::recv`] fails with it. A message that was sent before it is still delivered first.
+//! An abort is the last word of a peer that gives up; its body is the cause. It is not handed on as a message: from
+//! then on [`Control::recv`] fails with it. A message that was sent before it is still delivered first.
 
 use std::io::ErrorKind;
 
@@ -15,8 +15,8 @@ use super::{Connection, closed, peer_error};
 use crate::error::{Error, Result};
 use crate::link::{Control, Progress};
 
-/// Longer messages are refused on both sides. The largest honest message is a list of agreed requests: some ten thousand
-/// names of a hundred bytes, for a thousand ranks' worth of dimensions in the worst case.
+/// Longer messages are refused on both sides. The largest honest message is a list of agreed requests: some ten
+/// thousand names of a hundred bytes, for a thousand ranks' worth of dimensions in the worst case.
 pub const MESSAGE_LIMIT_BYTES: usize = 64 << 20;
 
 const PREFIX_BYTES: usize = 5;

@@ -1,8 +1,8 @@
 //! What arrives over one connection: headers, stripes, trailers, and the buffer through which they come.
 //!
-//! Bytes are read either through the *inbox*, so that a small frame costs one system call and pieces can be handed on from
-//! there, or, for large stripes whose memory is known, straight into place. Frames of operations that were given up
-//! are read and dropped here.
+//! Bytes are read either through the *inbox*, so that a small frame costs one system call and pieces can be handed on
+//! from there, or, for large stripes whose memory is known, straight into place. Frames of operations that were given
+//! up are read and dropped here.
 
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::link::{PIECE_ALIGN, Tag};
 /// larger is slower for lack of cache, smaller costs more system calls. Pages that are never touched cost nothing.
 pub(super) const INBOX_BYTES: usize = 256 << 10;
 
-/// Stripes longer than this are read straight into their place; copying fewer bytes than this out of the inbox is cheaper than
-/// the second system call.
+/// Stripes longer than this are read straight into their place; copying fewer bytes than this out of the inbox is
+/// cheaper than the second system call.
 const DIRECT_BYTES: u64 = 16 << 10;
 
 /// Where a payload goes.
@@ -202,8 +202,8 @@ impl Incoming {
         }
     }
 
-    /// Reads into `place`, and what comes behind it (the trailer, the next header) into the empty inbox. Says how many bytes
-    /// are in place.
+    /// Reads into `place`, and what comes behind it (the trailer, the next header) into the empty inbox. Says how many
+    /// bytes are in place.
     fn fill_direct(&mut self, connection: &mut impl Connection, place: &mut [u8]) -> io::Result<u64> {
         self.make_room();
         let spill = &mut self.inbox[..HEADER_BYTES + TRAILER_BYTES];

@@ -1,8 +1,8 @@
 //! Frames over several connections.
 //!
-//! A link has `connections` connections to its peer. A payload of at least [`Shape::stripe_from_bytes`] is cut into as many stripes,
-//! one for each, so that several congestion windows and several cores of the kernel work on it; a shorter one travels over the
-//! first connection alone. Both sides cut by the same pure function of the length.
+//! A link has `connections` connections to its peer. A payload of at least [`Shape::stripe_from_bytes`] is cut into as
+//! many stripes, one for each, so that several congestion windows and several cores of the kernel work on it; a shorter
+//! one travels over the first connection alone. Both sides cut by the same pure function of the length.
 //!
 //! Invariant: on every connection, in each direction, whole stripes follow each other. A frame that its sender
 //! gives up is filled up with zeros and marked void before the next one begins; one that its receiver gives up
@@ -54,7 +54,8 @@ pub struct StreamLink<C> {
 #[derive(Debug)]
 struct Lane<C> {
     connection: C,
-    /// A stripe of an operation that was given up when part of it had left: its rest goes out void, before anything else.
+    /// A stripe of an operation that was given up when part of it had left: its rest goes out void, before anything
+    /// else.
     abandoned: Option<Outgoing>,
     /// The stripe of the present frame.
     outgoing: Option<Outgoing>,
@@ -227,8 +228,8 @@ impl<C: Connection> Lane<C> {
         self.abandoned.is_none() && self.outgoing.is_none()
     }
 
-    /// Hands on what the connection takes now, first the rest of what was given up. Counts the bytes of the payload that
-    /// went into `taken`.
+    /// Hands on what the connection takes now, first the rest of what was given up. Counts the bytes of the payload
+    /// that went into `taken`.
     fn push(&mut self, payload: &[u8], taken: &mut u64) -> io::Result<()> {
         if let Some(abandoned) = &mut self.abandoned {
             abandoned.push(&mut self.connection, None)?;

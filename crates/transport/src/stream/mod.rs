@@ -1,9 +1,9 @@
 //! Links and control lines over anything that carries bytes in order: TCP, Unix sockets, pipes inside a process.
 //!
-//! A *connection* is a non-blocking byte stream in both directions ([`Connection`]): a [`Socket`], a [`Sealed`] one, or an end of a
-//! [`crate::memory`] pipe. Above it nothing cares which it is: [`StreamLink`] cuts frames into stripes and puts them on its
-//! connections, [`StreamControl`] carries messages on one. A connection is authenticated before it gets here
-//! ([`crate::hello`]).
+//! A *connection* is a non-blocking byte stream in both directions ([`Connection`]): a [`Socket`], a [`Sealed`] one, or
+//! an end of a [`crate::memory`] pipe. Above it nothing cares which it is: [`StreamLink`] cuts frames into stripes and
+//! puts them on its connections, [`StreamControl`] carries messages on one. A connection is authenticated before it
+//! gets here ([`crate::hello`]).
 
 pub(crate) mod congestion;
 mod control;
@@ -24,8 +24,8 @@ pub use socket::Socket;
 
 use crate::error::Error;
 
-/// A byte stream in both directions that never blocks. `flush` fails with [`ErrorKind::WouldBlock`] as long as bytes that
-/// it has taken have not left; a read of zero bytes means that the peer has closed.
+/// A byte stream in both directions that never blocks. `flush` fails with [`ErrorKind::WouldBlock`] as long as bytes
+/// that it has taken have not left; a read of zero bytes means that the peer has closed.
 pub trait Connection: Read + Write + Send + 'static {}
 
 impl<C: Read + Write + Send + 'static> Connection for C {}

@@ -1,7 +1,8 @@
 //! One stripe on its way out over one connection.
 //!
-//! The stripe and what surrounds it form one sequence: header, bytes of the payload, trailer. [`Outgoing`] remembers how much of
-//! that sequence the connection has taken, and nothing of the payload itself, which the caller shows again on every call.
+//! The stripe and what surrounds it form one sequence: header, bytes of the payload, trailer. [`Outgoing`] remembers
+//! how much of that sequence the connection has taken, and nothing of the payload itself, which the caller shows again
+//! on every call.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -9,8 +10,8 @@ use std::ops::Range;
 use super::Connection;
 use crate::frame::{Checksum, HEADER_BYTES, Header, TRAILER_BYTES, Trailer};
 
-/// With checksums on, so much is hashed and handed to the kernel at a time: it must still be in the cache when the kernel
-/// copies it, so it is well below the size of a second-level cache.
+/// With checksums on, so much is hashed and handed to the kernel at a time: it must still be in the cache when the
+/// kernel copies it, so it is well below the size of a second-level cache.
 const HASH_AHEAD_BYTES: u64 = 256 << 10;
 
 /// What fills the rest of a frame that was given up.

@@ -1,12 +1,13 @@
 //! A connection whose bytes are encrypted and authenticated.
 //!
-//! The stream is cut into records: `u32 length of the plaintext · ciphertext · 16-byte seal`, at most 64 KiB of plaintext
-//! each. The cipher is AES-256-GCM; each direction of each connection has a key of its own, derived from the job's key and
-//! the random numbers of both hellos, so a record number (counted from zero, never sent) can serve as nonce without ever
-//! repeating under one key. The length is authenticated with the record. A record that was changed, dropped,
-//! repeated or swapped does not open, and the connection fails with [`ErrorKind::InvalidData`].
+//! The stream is cut into records: `u32 length of the plaintext · ciphertext · 16-byte seal`, at most 64 KiB of
+//! plaintext each. The cipher is AES-256-GCM; each direction of each connection has a key of its own, derived from the
+//! job's key and the random numbers of both hellos, so a record number (counted from zero, never sent) can serve as
+//! nonce without ever repeating under one key. The length is authenticated with the record. A record that was changed,
+//! dropped, repeated or swapped does not open, and the connection fails with [`ErrorKind::InvalidData`].
 //!
-//! There is no forward secrecy: whoever learns the job's key can read what was recorded before. Keys live as long as a job.
+//! There is no forward secrecy: whoever learns the job's key can read what was recorded before. Keys live as long as a
+//! job.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,7 +17,8 @@ use aes_gcm::{Aes256Gcm, Nonce, Tag};
 
 use super::Connection;
 
-/// Plaintext of one record. Larger records would leave the cache between decryption and use, smaller ones spend more on seals.
+/// Plaintext of one record. Larger records would leave the cache between decryption and use, smaller ones spend more on
+/// seals.
 const RECORD_BYTES: usize = 64 << 10;
 
 const LENGTH_BYTES: usize = 4;

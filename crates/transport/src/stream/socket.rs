@@ -1,7 +1,7 @@
 //! A non-blocking socket, TCP or Unix.
 //!
-//! Differs from the streams of the standard library in two ways: gathered writes never raise SIGPIPE, whatever the program that
-//! hosts us does with signals, and both families are one type.
+//! Differs from the streams of the standard library in two ways: gathered writes never raise SIGPIPE, whatever the
+//! program that hosts us does with signals, and both families are one type.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -51,8 +51,8 @@ impl Socket {
         Ok(Socket { fd: stream.into() })
     }
 
-    /// Connects to a TCP address and takes the connection over. Not the standard library's way, because how the connection sends
-    /// must be decided before it is one (see `congestion`).
+    /// Connects to a TCP address and takes the connection over. Not the standard library's way, because how the
+    /// connection sends must be decided before it is one (see `congestion`).
     pub fn to_tcp(address: SocketAddr, deadline: &Countdown) -> Result<Socket> {
         let refused = |e: Errno| Error::local(format!("connecting to {address}"), e);
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -71,8 +71,8 @@ impl Socket {
         Socket::from_tcp(fd.into())
     }
 
-    /// Lets the connection fail when the peer's host acknowledges nothing for a while. For control lines only: on a data
-    /// connection the same silence may mean that the peer's program is busy and its buffers are full.
+    /// Lets the connection fail when the peer's host acknowledges nothing for a while. For control lines only: on a
+    /// data connection the same silence may mean that the peer's program is busy and its buffers are full.
     pub fn expect_answers(&self) -> Result<()> {
         sockopt::set_tcp_user_timeout(&self.fd, ANSWER_WITHIN_MS)
             .map_err(|e| Error::local("setting up a control line", e))

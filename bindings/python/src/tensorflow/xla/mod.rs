@@ -13,9 +13,9 @@
 //!   future, and keeps operands and results until it is fulfilled.
 //! - Collectives take turns: a call has one more operand, the *turn*, which is a result of the call that was emitted
 //!   before it. XLA is free to order what does not depend on each other, and what it finds depends on constants. If
-//!   those differ between ranks, one rank would wait in a first collective for another that waits in a second. TensorFlow
-//!   translates the nodes of the same graph in the same order everywhere. Turns are passed on inside a computation;
-//!   the body of a loop and the branches of a condition have their own.
+//!   those differ between ranks, one rank would wait in a first collective for another that waits in a second.
+//!   TensorFlow translates the nodes of the same graph in the same order everywhere. Turns are passed on inside a
+//!   computation; the body of a loop and the branches of a condition have their own.
 //! - A result's shape is fixed by compilation. That every rank brings equally many rows is assumed for ops whose result
 //!   depends on it, and checked when they run.
 //!

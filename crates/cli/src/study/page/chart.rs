@@ -1,7 +1,8 @@
 //! Lines over points, and stacked bars, as pictures that fit any width.
 //!
-//! Places are in percent of the picture, so it may be as wide as there is room, and text keeps its size. Series differ in the shape
-//! of their marks and in how their lines are broken, not only in colour. Every picture stands above the table with its numbers.
+//! Places are in percent of the picture, so it may be as wide as there is room, and text keeps its size. Series differ
+//! in the shape of their marks and in how their lines are broken, not only in colour. Every picture stands above the
+//! table with its numbers.
 
 use farandole_trace::report::page::escaped;
 

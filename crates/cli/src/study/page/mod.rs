@@ -1,4 +1,5 @@
-//! A study as one page: what it came to, charts, the table, and what else is to be said. One file that needs nothing else.
+//! A study as one page: what it came to, charts, the table, and what else is to be said. One file that needs nothing
+//! else.
 
 mod chart;
 

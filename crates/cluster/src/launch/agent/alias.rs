@@ -1,9 +1,10 @@
 //! Where this host has the package that calls Farandole `horovod`, for ranks whose script imports that.
 //!
-//! It lies inside the Python package, as `farandole/_alias`, and is found by asking the Python that ranks will use: the first word of the
-//! command that is one (it may stand behind `numactl` or `env`), or else what the path calls `python3` or `python`. Asking takes as long
-//! as that Python needs to start and imports nothing of ours. Where none knows of it, it is looked for in the environment that this
-//! program was installed in. A user who knows better says so by a variable. Every agent looks on its own host, since hosts may differ.
+//! It lies inside the Python package, as `farandole/_alias`, and is found by asking the Python that ranks will use: the
+//! first word of the command that is one (it may stand behind `numactl` or `env`), or else what the path calls
+//! `python3` or `python`. Asking takes as long as that Python needs to start and imports nothing of ours. Where none
+//! knows of it, it is looked for in the environment that this program was installed in. A user who knows better says so
+//! by a variable. Every agent looks on its own host, since hosts may differ.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -33,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is looked whether one has answered.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// The `PYTHONPATH` of ranks that are to find the alias, from what they would have without. `meanwhile` is called again and
-/// again while a Python starts.
+/// The `PYTHONPATH` of ranks that are to find the alias, from what they would have without. `meanwhile` is called again
+/// and again while a Python starts.
 pub(super) fn python_path(start: &Start, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<OsString> {
     let variable = |name: &str| {
         let set = start.variables.iter().rev().find(|(set, _)| set == name.as_bytes());

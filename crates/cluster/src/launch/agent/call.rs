@@ -1,9 +1,9 @@
 //! The way from an agent to its launcher.
 //!
-//! On the launcher's own host it is standard input itself. Elsewhere the agent calls the addresses that the launcher has named, one after
-//! the other. An address that cannot be connected to is given up at once, so that a user hears of it; one where
-//! somebody accepts but does not finish the handshake is tried again until time is up, because a crowd of strangers at the launcher's door
-//! may have pushed this caller out.
+//! On the launcher's own host it is standard input itself. Elsewhere the agent calls the addresses that the launcher
+//! has named, one after the other. An address that cannot be connected to is given up at once, so that a user hears of
+//! it; one where somebody accepts but does not finish the handshake is tried again until time is up, because a crowd of
+//! strangers at the launcher's door may have pushed this caller out.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

@@ -1,8 +1,8 @@
 //! All processes of a host's ranks, from first to last, with whatever they have started themselves.
 //!
-//! The agent is the *subreaper* of everything below it: a process whose parent dies becomes its child, wherever it has put
-//! itself. So the household is empty exactly when this process has no children left, and clearing it means killing children until
-//! there are none. A rank that leaves a process behind, in its group or not, leaves nothing behind.
+//! The agent is the *subreaper* of everything below it: a process whose parent dies becomes its child, wherever it has
+//! put itself. So the household is empty exactly when this process has no children left, and clearing it means killing
+//! children until there are none. A rank that leaves a process behind, in its group or not, leaves nothing behind.
 //!
 //! **Invariant:** only what descends from this process is signalled. The number of a rank, and of its group, is the
 //! rank's until it has been waited for; later the kernel may have given it to somebody else, and the group's members

@@ -1,15 +1,16 @@
-//! The agent of a host: starts the host's ranks, looks after them, and ends them when the job is over for whatever reason.
+//! The agent of a host: starts the host's ranks, looks after them, and ends them when the job is over for whatever
+//! reason.
 //!
-//! One thread, one loop: it waits for the launcher's directives, for signals, for ranks that write and for news from the
-//! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the launcher
-//! is gone or silent, the job is over.
+//! One thread, one loop: it waits for the launcher's directives, for signals, for ranks that write and for news from
+//! the rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when
+//! the launcher is gone or silent, the job is over.
 //!
 //! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): an agent
 //! that was stopped gives its launcher, and its ranks' last grace, the time that they had before.
 //!
-//! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans are
-//! the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a rank whose
-//! agent was killed by SIGKILL.
+//! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans
+//! are the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a
+//! rank whose agent was killed by SIGKILL.
 
 mod alias;
 mod call;
@@ -42,7 +43,8 @@ use crate::rendezvous::{Event, Server};
 use household::{Household, Reaped};
 use task::{Incoming, Parcels};
 
-/// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow terminal.
+/// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow
+/// terminal.
 const MOST_QUEUED_BYTES: usize = 4 << 20;
 
 /// What ranks get to end in when there is no launcher any more that could say.

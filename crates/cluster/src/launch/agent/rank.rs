@@ -62,7 +62,8 @@ impl RankProcess {
         self.pipes.iter().map(|pipe| pipe.fd.as_fd())
     }
 
-    /// Reads what is there, at most one buffer from each pipe so that no rank starves the others, and says what is complete.
+    /// Reads what is there, at most one buffer from each pipe so that no rank starves the others, and says what is
+    /// complete.
     pub(super) fn read(&mut self, buffer: &mut Vec<u8>, reports: &mut Vec<Report>) -> Read {
         buffer.resize(READ_BYTES, 0);
         let rank = self.seat.rank;
@@ -92,7 +93,8 @@ impl RankProcess {
         read
     }
 
-    /// The process has ended. What it wrote is read to the end of what is there; children of its own may still hold the pipes.
+    /// The process has ended. What it wrote is read to the end of what is there; children of its own may still hold the
+    /// pipes.
     pub(super) fn end(&mut self, how: HowEnded, buffer: &mut Vec<u8>, reports: &mut Vec<Report>) {
         while self.read(buffer, reports) == Read::Some {}
         let rank = self.seat.rank;

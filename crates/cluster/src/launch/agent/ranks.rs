@@ -105,7 +105,8 @@ impl Agent {
     }
 }
 
-/// A file in memory that holds the key, which children inherit: it has no name, and only this user's processes can read it.
+/// A file in memory that holds the key, which children inherit: it has no name, and only this user's processes can read
+/// it.
 fn key_file(key: &Key) -> Result<File> {
     let make = || -> std::io::Result<File> {
         let mut file = inherited_file("farandole-key")?;

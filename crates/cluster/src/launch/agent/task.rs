@@ -1,9 +1,10 @@
 //! A task on its way to the ranks of this host, and their results on the way back.
 //!
-//! The task comes in pieces and is gathered in a file in memory, which every rank inherits; ranks are started when it is complete. Each rank also
-//! inherits an empty file in memory for its result, and nobody else's. When the rank has ended its result becomes a *parcel*,
-//! which goes to the launcher piece by piece, as the channel takes it; that the rank has ended is told behind it. So whoever hears of a
-//! rank's end has its result. Ranks that failed go first: their word is short, and somebody waits for it.
+//! The task comes in pieces and is gathered in a file in memory, which every rank inherits; ranks are started when it
+//! is complete. Each rank also inherits an empty file in memory for its result, and nobody else's. When the rank has
+//! ended its result becomes a *parcel*, which goes to the launcher piece by piece, as the channel takes it; that the
+//! rank has ended is told behind it. So whoever hears of a rank's end has its result. Ranks that failed go first: their
+//! word is short, and somebody waits for it.
 //!
 //! Nothing here looks into these bytes.
 

@@ -11,8 +11,8 @@ pub(super) fn stamp(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:03}", since.subsec_millis())
 }
 
-/// Year, month and day of a number of days since 1970-01-01. Years are counted from March here, so that the leap day is the last of
-/// a year; 400 of them always have 146,097 days.
+/// Year, month and day of a number of days since 1970-01-01. Years are counted from March here, so that the leap day is
+/// the last of a year; 400 of them always have 146,097 days.
 fn civil(days: u64) -> (u64, u64, u64) {
     let from_march_0000 = days + 719_468;
     let (era, day_of_era) = (from_march_0000 / 146_097, from_march_0000 % 146_097);

@@ -1,8 +1,8 @@
 //! Bytes from a pipe, cut into whole lines.
 //!
-//! A line ends with a newline or, for progress bars, with a carriage return. What has no end yet is kept until it has one, the
-//! pipe is closed, or it has grown to [`LONGEST_BYTES`]: a rank that writes gigabytes without a newline is shown in pieces rather
-//! than kept in memory.
+//! A line ends with a newline or, for progress bars, with a carriage return. What has no end yet is kept until it has
+//! one, the pipe is closed, or it has grown to [`LONGEST_BYTES`]: a rank that writes gigabytes without a newline is
+//! shown in pieces rather than kept in memory.
 
 /// A line longer than this is passed on in pieces. Far beyond what a person reads; small beside a machine's memory.
 const LONGEST_BYTES: usize = 64 << 10;

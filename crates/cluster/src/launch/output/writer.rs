@@ -1,9 +1,9 @@
 //! Writes to the screen and to files, on a thread of its own.
 //!
-//! A terminal can be held (Ctrl-S), a pipe can be full, a disk slow; the launcher's loop must go on all the same, because
-//! heartbeats depend on it. So a thread writes, and a count of bytes under way says when there is no [room](Writer::has_room): then
-//! the launcher stops reading from agents, they stop reading from pipes, and ranks wait in their `write`, as they would
-//! without a launcher.
+//! A terminal can be held (Ctrl-S), a pipe can be full, a disk slow; the launcher's loop must go on all the same,
+//! because heartbeats depend on it. So a thread writes, and a count of bytes under way says when there is no
+//! [room](Writer::has_room): then the launcher stops reading from agents, they stop reading from pipes, and ranks wait
+//! in their `write`, as they would without a launcher.
 //!
 //! A target that fails is reported once and then left alone. Only a closed standard output is more than that: nobody
 //! listens any more, and the launcher ends the job as a shell's pipeline would.

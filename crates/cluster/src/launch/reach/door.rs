@@ -13,8 +13,8 @@ use crate::channel::{Channel, Fault, Purpose};
 use crate::error::{Error, Result};
 use crate::launch::wire::Wire;
 
-/// How long one knock may take. A path across the world answers in a third of a second; a firewall that swallows packets
-/// never does.
+/// How long one knock may take. A path across the world answers in a third of a second; a firewall that swallows
+/// packets never does.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection attempt needs some time, also when the countdown ends just now: zero is refused.

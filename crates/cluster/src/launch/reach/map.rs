@@ -28,8 +28,8 @@ impl Map {
         Map { hosts, attempts }
     }
 
-    /// For each host, the addresses at which its ranks should listen: the quickest one that everybody reaches, or, where there is
-    /// none, the quickest for each of the others.
+    /// For each host, the addresses at which its ranks should listen: the quickest one that everybody reaches, or,
+    /// where there is none, the quickest for each of the others.
     pub(crate) fn addresses(&self) -> Result<Vec<Vec<IpAddr>>, Gap> {
         let hosts = 0..self.hosts.len();
         let gap = hosts.clone().any(|from| hosts.clone().any(|to| from != to && self.quickest(from, to).is_none()));

@@ -1,8 +1,9 @@
 //! A verdict as one page: headline, losses, strips of all ranks, timeline, messages, efficiencies, advice.
 //!
-//! One file without any reference to another, so that it can be sent and kept. Every picture is made of rectangles whose places are
-//! given in percent of whatever width there is, and all text is text of the page: so it is readable on a telephone. A cause
-//! has a colour and a pattern (`paint.rs`), and every picture has its numbers beside it; nothing depends on colours.
+//! One file without any reference to another, so that it can be sent and kept. Every picture is made of rectangles
+//! whose places are given in percent of whatever width there is, and all text is text of the page: so it is readable on
+//! a telephone. A cause has a colour and a pattern (`paint.rs`), and every picture has its numbers beside it; nothing
+//! depends on colours.
 //!
 //! No script: the page shows, and the terminal and JSON answer further questions.
 

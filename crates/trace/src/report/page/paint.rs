@@ -1,7 +1,8 @@
 //! A colour and a pattern for every cause, and the legend that explains them.
 //!
-//! The colours are told apart by people who see few of them, in light and dark; whoever sees none has the patterns. Colours are in the
-//! style sheet, because they depend on light and dark; patterns are drawn with the colour of the page.
+//! The colours are told apart by people who see few of them, in light and dark; whoever sees none has the patterns.
+//! Colours are in the style sheet, because they depend on light and dark; patterns are drawn with the colour of the
+//! page.
 
 use super::markup::{Rect, escaped, picture};
 use crate::loss::Cause;

@@ -1,8 +1,9 @@
 //! What every rank did from the beginning to the end, and all ranks together over time.
 //!
-//! Time is divided into equal cells. In the overview a cell is divided among all that took part of it. In a rank's strip it has one paint: what is
-//! owed most. Every cause is owed its part of each cell, and pays when it gets one; so in a long run, whose iterations are shorter than cells, the
-//! strip still has as much of each paint as the rank lost time to it.
+//! Time is divided into equal cells. In the overview a cell is divided among all that took part of it. In a rank's
+//! strip it has one paint: what is owed most. Every cause is owed its part of each cell, and pays when it gets one; so
+//! in a long run, whose iterations are shorter than cells, the strip still has as much of each paint as the rank lost
+//! time to it.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 //! How tensors are put together in buckets.
 //!
-//! An operation of `b` bytes takes about `start-up + b / bandwidth`. What its start-up is can be seen in the smallest messages.
+//! An operation of `b` bytes takes about `start-up + b / bandwidth`. What its start-up is can be seen in the smallest
+//! messages.
 
 use super::super::{Case, Finding};
 use super::Saying;
@@ -19,7 +20,8 @@ const FEW: f64 = 2.0;
 /// Share of the communication that lies behind work, below which there is no overlap to speak of.
 const HARDLY_OVERLAPPED: f64 = 0.2;
 
-/// Into how many buckets the smaller threshold divides an iteration's gradients: the first three can travel behind work.
+/// Into how many buckets the smaller threshold divides an iteration's gradients: the first three can travel behind
+/// work.
 const PIECES: u64 = 4;
 
 /// Buckets smaller than this are mostly start-up; no advice goes below.

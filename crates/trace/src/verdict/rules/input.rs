@@ -7,7 +7,8 @@ use crate::history::Activity;
 use crate::loss::ranks_text;
 use crate::replay::Change;
 
-/// Share of the time from which on faster reading alone is unlikely to do, in percent: work must be taken out of the pipeline.
+/// Share of the time from which on faster reading alone is unlikely to do, in percent: work must be taken out of the
+/// pipeline.
 const PIPELINE_TOO_SLOW_PERCENT: f64 = 20.0;
 
 pub(super) fn starving_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {

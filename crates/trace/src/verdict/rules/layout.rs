@@ -1,8 +1,8 @@
 //! Processes, threads and cores: whether the ranks of a host push each other aside.
 //!
-//! A rank tells how many cores it may use, which ones, and with how many threads it computes. Ranks that share cores compete for them; ranks that
-//! were pinned to cores of their own do not. What a better layout brings, a recording cannot tell: it knows how long work took, not
-//! how long it would take with a core to itself.
+//! A rank tells how many cores it may use, which ones, and with how many threads it computes. Ranks that share cores
+//! compete for them; ranks that were pinned to cores of their own do not. What a better layout brings, a recording
+//! cannot tell: it knows how long work took, not how long it would take with a core to itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,8 +74,8 @@ fn crowd(case: &Case<'_>) -> Option<Crowd> {
     })
 }
 
-/// Cores that these ranks have together. Where each says which ones, those that any has; a limit of the control group, which each counts in, holds for
-/// all ranks that have the same cores.
+/// Cores that these ranks have together. Where each says which ones, those that any has; a limit of the control group,
+/// which each counts in, holds for all ranks that have the same cores.
 fn cores(ranks: &[&RankHistory]) -> Option<usize> {
     let mut sets: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for rank in ranks {

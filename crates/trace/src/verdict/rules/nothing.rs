@@ -1,7 +1,7 @@
 //! Losses that no rule has advice for: an honest sentence why.
 //!
-//! Some of what communication costs is its price. Saying so, with the number that shows it, is worth more than silence: the reader knows that
-//! there is nothing to look for.
+//! Some of what communication costs is its price. Saying so, with the number that shows it, is worth more than silence:
+//! the reader knows that there is nothing to look for.
 
 use super::super::{Case, Finding, Topic, time_text};
 use super::{Saying, WORTH_SAYING_PERCENT};

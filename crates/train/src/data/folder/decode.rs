@@ -1,8 +1,9 @@
 //! The pixels of a file.
 //!
-//! What a file is, its first bytes say, and not its name. Nothing that a file claims is believed before it is compared with limits, so a file of
-//! a few kilobytes that pretends to be a wall of pixels costs nothing; decoders that panic over a file that nobody has thought of have failed to read it,
-//! and no more. A file that ends too early is not half an image but none. Transparency is dropped, and so is the turn that a camera has noted (EXIF).
+//! What a file is, its first bytes say, and not its name. Nothing that a file claims is believed before it is compared
+//! with limits, so a file of a few kilobytes that pretends to be a wall of pixels costs nothing; decoders that panic
+//! over a file that nobody has thought of have failed to read it, and no more. A file that ends too early is not half
+//! an image but none. Transparency is dropped, and so is the turn that a camera has noted (EXIF).
 
 use std::io::{Cursor, Read as _};
 use std::panic::AssertUnwindSafe;
@@ -20,10 +21,12 @@ use crate::sample::{Shape, normalised};
 /// Bytes of a file, at most: more than any camera writes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Pixels of an image, at most: as many as the largest common cameras have. Decoding them takes up to a gigabyte for a moment, in each thread.
+/// Pixels of an image, at most: as many as the largest common cameras have. Decoding them takes up to a gigabyte for a
+/// moment, in each thread.
 const MAX_PIXELS: usize = 100_000_000;
 
-/// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off evenly.
+/// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off
+/// evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
     /// As much as possible of the image is seen.
@@ -94,8 +97,8 @@ fn jpeg(bytes: &[u8]) -> Result<Raw, String> {
     Ok(Raw { height, width, channels, bytes })
 }
 
-/// Whether an image has its end. The decoder makes up the last pixels where it is missing. Segments are stepped over up to the first
-/// with pixels: a preview in them has an end of its own. In pixels no byte 0xff is followed by 0xd9.
+/// Whether an image has its end. The decoder makes up the last pixels where it is missing. Segments are stepped over up
+/// to the first with pixels: a preview in them has an end of its own. In pixels no byte 0xff is followed by 0xd9.
 fn jpeg_ends(bytes: &[u8]) -> bool {
     let mut at = 2;
     while let Some([0xff, kind, high, low]) = bytes.get(at..at + 4) {

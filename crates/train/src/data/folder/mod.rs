@@ -33,7 +33,8 @@ use draw::{NOTHING, hash, some_of, split_by_chance};
 /// How a folder is to be read.
 #[derive(Clone, Debug)]
 pub struct FolderConfig {
-    /// Images are brought to this size; of one band (grey) or three (red, green, blue). Of pairs, that of the smaller image.
+    /// Images are brought to this size; of one band (grey) or three (red, green, blue). Of pairs, that of the smaller
+    /// image.
     pub shape: Shape,
     /// What is known about images.
     pub meaning: Meaning,
@@ -51,7 +52,8 @@ pub struct FolderConfig {
 }
 
 impl FolderConfig {
-    /// Images of this shape with whatever is known about them; a fifth of them for tests, where the folder does not say which.
+    /// Images of this shape with whatever is known about them; a fifth of them for tests, where the folder does not say
+    /// which.
     pub fn new(shape: Shape) -> FolderConfig {
         FolderConfig {
             shape,

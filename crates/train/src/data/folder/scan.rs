@@ -1,8 +1,9 @@
 //! Which files there are.
 //!
-//! Folders are walked to any depth; links are followed, for data is often linked into place, but never into a folder that the walk is already in. Names need not be UTF-8.
-//! Everything comes sorted by the bytes of its name, so that all hosts and all ranks see the same order. What is hidden is passed over. A folder that may
-//! not be read is an error: half a data set would look like a whole one.
+//! Folders are walked to any depth; links are followed, for data is often linked into place, but never into a folder
+//! that the walk is already in. Names need not be UTF-8. Everything comes sorted by the bytes of its name, so that all
+//! hosts and all ranks see the same order. What is hidden is passed over. A folder that may not be read is an error:
+//! half a data set would look like a whole one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt as _;
@@ -34,8 +35,8 @@ pub(super) fn class_folders(root: &Path) -> Result<Vec<ClassFolder>, DataError> 
     Ok(folders)
 }
 
-/// All JPEG and PNG files in a folder and the folders in it. A link that leads back to one of the folders `above` it is not followed: images of all classes
-/// would become images of one.
+/// All JPEG and PNG files in a folder and the folders in it. A link that leads back to one of the folders `above` it is
+/// not followed: images of all classes would become images of one.
 pub(super) fn images(folder: &Path, above: &[&Path]) -> Result<Vec<PathBuf>, DataError> {
     let mut within = above.iter().map(|folder| identity(folder)).collect::<Result<Vec<_>, DataError>>()?;
     let mut found = Vec::new();

@@ -1,7 +1,7 @@
 //! A table of what images show.
 //!
-//! A file of comma-separated values; its header says what it holds. The first column is the file, the second what is known about it, and a third
-//! one, if there is one, says `train` or `test`:
+//! A file of comma-separated values; its header says what it holds. The first column is the file, the second what is
+//! known about it, and a third one, if there is one, says `train` or `test`:
 //!
 //! ```text
 //! file,class              file,labels                   file,age,split
@@ -9,9 +9,9 @@
 //! a/2.jpg,dog             a/2.jpg,water                 a/2.jpg,61,test
 //! ```
 //!
-//! `class` (or `label`) is one of several, `labels` any of several with semicolons between them, and any other word the unit of a number to be told.
-//! Classes and labels are numbers that begin with 0 if all of them look like it, else names, sorted. Every mistake is an error that names
-//! its line; whether the files are there shows when they are read.
+//! `class` (or `label`) is one of several, `labels` any of several with semicolons between them, and any other word the
+//! unit of a number to be told. Classes and labels are numbers that begin with 0 if all of them look like it, else
+//! names, sorted. Every mistake is an error that names its line; whether the files are there shows when they are read.
 //!
 //! A table may come from somebody else, so it names files within the folder and no others: no absolute path, and no
 //! `..`. Links in the folder are followed wherever they lead, as everywhere in `scan`: whoever makes one can write to

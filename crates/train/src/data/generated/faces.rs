@@ -1,8 +1,8 @@
 //! Faces, whose age is to be told.
 //!
-//! Age shows where it does on people: eyes are smaller in proportion, hair goes grey and back, wrinkles cross forehead and cheeks.
-//! Everybody is a little ahead of their age in one and behind it in another, so that no single sign tells all; place, size, tilt,
-//! skin, hair, ground and light are left to chance.
+//! Age shows where it does on people: eyes are smaller in proportion, hair goes grey and back, wrinkles cross forehead
+//! and cheeks. Everybody is a little ahead of their age in one and behind it in another, so that no single sign tells
+//! all; place, size, tilt, skin, hair, ground and light are left to chance.
 
 use super::super::Unit;
 use super::super::chance::Chance;

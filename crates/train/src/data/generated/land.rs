@@ -1,11 +1,13 @@
 //! Land as a satellite sees it: twelve bands of three resolutions, and labels that keep company.
 //!
-//! An image shows a *landscape* (a coast, fields, a town, ...). Labels that belong to it are likely, a few others may be there, and many
-//! never are: so labels occur together or exclude each other as they do on maps, some are common and some are rare. The ground is
-//! divided among the labels of the image, each around some points that are nearest (a Voronoi diagram with uneven edges). Each label has a
-//! spectrum, one brightness for each band, and a grain, both the same in all images of the data set. Light and haze differ from image to image.
+//! An image shows a *landscape* (a coast, fields, a town, ...). Labels that belong to it are likely, a few others may
+//! be there, and many never are: so labels occur together or exclude each other as they do on maps, some are common and
+//! some are rare. The ground is divided among the labels of the image, each around some points that are nearest (a
+//! Voronoi diagram with uneven edges). Each label has a spectrum, one brightness for each band, and a grain, both the
+//! same in all images of the data set. Light and haze differ from image to image.
 //!
-//! Bands are painted on their own grids, 10, 20 and 60 metres, and then brought to the finest one, as everybody does who feeds them to one network.
+//! Bands are painted on their own grids, 10, 20 and 60 metres, and then brought to the finest one, as everybody does
+//! who feeds them to one network.
 
 use super::super::chance::{Chance, Purpose};
 use super::super::resample::{Grid, resample};
@@ -24,7 +26,8 @@ const COARSENESS: [usize; BANDS] = [6, 1, 1, 1, 2, 2, 2, 1, 2, 6, 2, 2];
 /// Labels on one image, at most.
 const MOST_LABELS: usize = 12;
 
-/// Landscapes: a share of all images, and the first and the last of the labels that belong there. Neighbours overlap, so that some labels belong to two.
+/// Landscapes: a share of all images, and the first and the last of the labels that belong there. Neighbours overlap,
+/// so that some labels belong to two.
 const LANDSCAPES: [(f32, usize, usize); 7] =
     [(0.12, 0, 10), (0.26, 9, 18), (0.16, 17, 22), (0.24, 20, 28), (0.06, 27, 33), (0.08, 32, 37), (0.08, 36, 42)];
 

@@ -1,10 +1,10 @@
 //! Data sets that are made up as they are needed.
 //!
-//! Each has the shapes and the task of one that studies of data parallelism use, and can be learned: what a sample shows depends on its label, but no
-//! single pixel does. Places, sizes, directions, colours and noise are left to chance, so that averages over many images of a
-//! class look alike and a linear model learns next to nothing, while a small convolutional network does well after some
-//! ten thousand samples. What sample `i` is depends on the seed, the split and `i` alone: nothing is stored, any size is
-//! possible, and no sample takes part in making another.
+//! Each has the shapes and the task of one that studies of data parallelism use, and can be learned: what a sample
+//! shows depends on its label, but no single pixel does. Places, sizes, directions, colours and noise are left to
+//! chance, so that averages over many images of a class look alike and a linear model learns next to nothing, while a
+//! small convolutional network does well after some ten thousand samples. What sample `i` is depends on the seed, the
+//! split and `i` alone: nothing is stored, any size is possible, and no sample takes part in making another.
 //!
 //! - [`cifar_like`]: shapes of ten kinds, in colour, 32 x 32 (`patterns`).
 //! - [`imagenet_like`]: shapes, their textures and pairs of hues: up to a thousand classes, of any size (`patterns`).
@@ -33,8 +33,8 @@ pub struct Sizes {
     pub test: usize,
 }
 
-/// Standard deviation of the noise on every pixel, in brightness from 0 to 1, unless something else is said. A tenth of the least
-/// difference between a shape and its ground: visible, and no obstacle to a network that averages.
+/// Standard deviation of the noise on every pixel, in brightness from 0 to 1, unless something else is said. A tenth of
+/// the least difference between a shape and its ground: visible, and no obstacle to a network that averages.
 pub const USUAL_NOISE: f32 = 0.05;
 
 /// A data set out of a seed. See the module's text.
@@ -91,7 +91,8 @@ pub fn cifar_like(seed: u64, sizes: Sizes) -> Generated {
     }
 }
 
-/// Up to a thousand classes of shapes with textures and pairs of hues, as square as the images of ImageNet are cut: 224 x 224, or any other size.
+/// Up to a thousand classes of shapes with textures and pairs of hues, as square as the images of ImageNet are cut: 224
+/// x 224, or any other size.
 pub fn imagenet_like(seed: u64, sizes: Sizes, side: usize, classes: usize) -> Result<Generated, DataError> {
     check_side(side, 1)?;
     if classes == 0 || classes > MAX_CLASSES {
@@ -101,8 +102,9 @@ pub fn imagenet_like(seed: u64, sizes: Sizes, side: usize, classes: usize) -> Re
     Ok(Generated { name: "ImageNet-like", shape: square(3, side), task, subject, ..cifar_like(seed, sizes) })
 }
 
-/// Land in the twelve bands of Sentinel-2 that BigEarthNet has, four of 10 m, six of 20 m and two of 60 m, brought to the grid of the
-/// finest, with any of its 43 labels. BigEarthNet's images have 120 pixels on a side; here any multiple of 6.
+/// Land in the twelve bands of Sentinel-2 that BigEarthNet has, four of 10 m, six of 20 m and two of 60 m, brought to
+/// the grid of the finest, with any of its 43 labels. BigEarthNet's images have 120 pixels on a side; here any multiple
+/// of 6.
 pub fn bigearthnet_like(seed: u64, sizes: Sizes, side: usize) -> Result<Generated, DataError> {
     check_side(side, land::COARSEST)?;
     let (task, subject) = (Task::MultiLabel { labels: land::LABELS }, Subject::Land(Box::new(land::Land::new(seed))));
@@ -137,7 +139,8 @@ pub fn pairs_like(seed: u64, sizes: Sizes, side: usize, scale: usize) -> Result<
     }
     check_side(side * scale, 1)?;
     let (shape, task) = (square(3, side), Task::SuperResolution { scale });
-    // What is noise in a small image cannot be known of the large one, and what it is in the large one cannot be learned.
+    // What is noise in a small image cannot be known of the large one, and what it is in the large one cannot be
+    // learned.
     Ok(Generated { name: "pairs", shape, task, noise: 0.0, subject: Subject::Pairs, ..cifar_like(seed, sizes) })
 }
 

@@ -1,8 +1,9 @@
 //! Images and their coarser selves.
 //!
-//! The large image is a scene of figures whose edges are two pixels wide, so that it holds little that its grid cannot; the
-//! small one is what a camera with coarser pixels would have seen of it, the means over squares of pixels. What was lost is known all the same to whoever has learned that
-//! edges are sharp and shapes are regular, and that is what there is to learn.
+//! The large image is a scene of figures whose edges are two pixels wide, so that it holds little that its grid cannot;
+//! the small one is what a camera with coarser pixels would have seen of it, the means over squares of pixels. What was
+//! lost is known all the same to whoever has learned that edges are sharp and shapes are regular, and that is what
+//! there is to learn.
 
 use super::super::chance::Chance;
 use super::super::resample::{Grid, coarsen};

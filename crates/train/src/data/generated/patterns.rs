@@ -1,9 +1,10 @@
 //! Classes that are shapes, with textures and hues where there are many.
 //!
-//! A class is up to three things at once: one of ten shapes; beyond ten classes one of ten textures; beyond a hundred one of ten
-//! differences between the hues of shape and ground. Each is about how parts of an image relate to each other. Where the shape is, how large, how
-//! it is turned, what colours there are, from where light comes and what clouds lie over it is left to chance, and whether the shape
-//! is brighter or darker than its ground, too: so the mean image of every class is the same grey.
+//! A class is up to three things at once: one of ten shapes; beyond ten classes one of ten textures; beyond a hundred
+//! one of ten differences between the hues of shape and ground. Each is about how parts of an image relate to each
+//! other. Where the shape is, how large, how it is turned, what colours there are, from where light comes and what
+//! clouds lie over it is left to chance, and whether the shape is brighter or darker than its ground, too: so the mean
+//! image of every class is the same grey.
 
 use super::super::chance::Chance;
 use super::shapes;

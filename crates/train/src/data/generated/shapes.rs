@@ -1,8 +1,8 @@
 //! Shapes and textures: where in the plane they are.
 //!
-//! A shape is a function that is negative inside and positive outside and grows about as fast as the distance from the shape's edge, so
-//! that an edge can be drawn as soft as a pixel is wide. Shapes have a radius of about one, around the origin. None of them becomes another one by
-//! turning or mirroring, so augmentation changes no class.
+//! A shape is a function that is negative inside and positive outside and grows about as fast as the distance from the
+//! shape's edge, so that an edge can be drawn as soft as a pixel is wide. Shapes have a radius of about one, around the
+//! origin. None of them becomes another one by turning or mirroring, so augmentation changes no class.
 
 /// Number of shapes.
 pub(super) const SHAPES: usize = 10;

@@ -1,5 +1,5 @@
-//! What must hold for every generated data set: samples by number, of the promised shape, about normal, and not to be learned by a
-//! line through pixels.
+//! What must hold for every generated data set: samples by number, of the promised shape, about normal, and not to be
+//! learned by a line through pixels.
 
 use super::*;
 use crate::sample::Label;
@@ -132,7 +132,8 @@ fn coarse_bands_are_smooth_and_fine_ones_are_not() {
     );
 }
 
-/// A softmax on all pixels, by plain gradient descent with a decaying step; the share of test samples that it gets right.
+/// A softmax on all pixels, by plain gradient descent with a decaying step; the share of test samples that it gets
+/// right.
 fn linear_accuracy(data: &Generated, classes: usize, rounds: usize) -> f32 {
     let load = |split: Split| -> Vec<(Vec<f32>, usize)> {
         let samples = (0..data.len(split)).map(|index| data.sample(split, index).unwrap());

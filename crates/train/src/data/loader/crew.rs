@@ -1,8 +1,9 @@
 //! The worker threads of one epoch, and the rack where their batches wait.
 //!
-//! One lock guards everything that workers and the taker tell each other. A worker takes the next step that nobody has taken, if it is less than
-//! `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker comes. The taker sleeps until its step lies on the rack.
-//! Nobody is missed: both sides change the state and ring under the lock.
+//! One lock guards everything that workers and the taker tell each other. A worker takes the next step that nobody has
+//! taken, if it is less than `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker
+//! comes. The taker sleeps until its step lies on the rack. Nobody is missed: both sides change the state and ring
+//! under the lock.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! One batch, made of its samples: read, replaced where need be, changed, mixed, and laid side by side.
 //!
-//! Mix-up takes its second samples from the same global batch: positions are paired there, the first with the second and so on, which is a
-//! random pairing because the order is. A partner that another rank has is made once more here. So a batch's mixing is
-//! the same for any number of ranks; where ranks have even batches nothing is made twice.
+//! Mix-up takes its second samples from the same global batch: positions are paired there, the first with the second
+//! and so on, which is a random pairing because the order is. A partner that another rank has is made once more here.
+//! So a batch's mixing is the same for any number of ranks; where ranks have even batches nothing is made twice.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -118,8 +118,8 @@ impl Maker {
         self.augment.own_share(&mut chance)
     }
 
-    /// The sample at a position, changed, and whether it could not be read. In its stead comes the next that can be, by number; where the
-    /// data is judged by, none.
+    /// The sample at a position, changed, and whether it could not be read. In its stead comes the next that can be, by
+    /// number; where the data is judged by, none.
     fn sample(
         &self,
         place: &Place<'_>,

@@ -1,15 +1,16 @@
 //! Batches in time: a rank's share of each epoch, made ahead of the training loop by worker threads.
 //!
-//! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers take whole batches, one after the other, as long as no more
-//! than `prefetch` of them are made or lie ready; whoever iterates gets them in order (`crew`). What a batch is made of does not depend on who
-//! makes it (`maker`), so any number of workers gives the same batches; with none the iterating thread makes them itself.
+//! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers take whole batches, one after the
+//! other, as long as no more than `prefetch` of them are made or lie ready; whoever iterates gets them in order
+//! (`crew`). What a batch is made of does not depend on who makes it (`maker`), so any number of workers gives the same
+//! batches; with none the iterating thread makes them itself.
 //!
-//! **Invariant:** an epoch that is dropped, also in the middle, has no threads left when the drop returns, and workers look after each
-//! sample whether they are still wanted. Whatever goes wrong with a sample, also a panic, becomes an error that names it and
-//! ends the epoch; nobody waits for a batch that will not come.
+//! **Invariant:** an epoch that is dropped, also in the middle, has no threads left when the drop returns, and workers
+//! look after each sample whether they are still wanted. Whatever goes wrong with a sample, also a panic, becomes an
+//! error that names it and ends the epoch; nobody waits for a batch that will not come.
 //!
-//! What is deliberately not here: memory that is used again. A tensor takes a batch's memory over without a copy, which is worth more than
-//! an allocation in each step.
+//! What is deliberately not here: memory that is used again. A tensor takes a batch's memory over without a copy, which
+//! is worth more than an allocation in each step.
 
 mod crew;
 mod maker;
@@ -45,8 +46,8 @@ pub struct LoaderConfig {
     pub augment: Augment,
     /// In what order samples come.
     pub order: Order,
-    /// Where the work of the worker threads is recorded ("input work"). Without workers nothing is: the thread that asks waits for input, and
-    /// says so itself.
+    /// Where the work of the worker threads is recorded ("input work"). Without workers nothing is: the thread that
+    /// asks waits for input, and says so itself.
     pub recorder: Option<Arc<Recorder>>,
 }
 
@@ -202,7 +203,8 @@ impl Loader {
         Epoch { state, next: first_step, steps }
     }
 
-    /// What is to be said about samples that could not be read since this was last asked: each is named once, at most twenty in all.
+    /// What is to be said about samples that could not be read since this was last asked: each is named once, at most
+    /// twenty in all.
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.maker.complaints.lock().unwrap_or_else(PoisonError::into_inner).untold)
     }
