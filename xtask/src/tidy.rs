@@ -8,6 +8,7 @@ mod arrows;
 mod code;
 mod documents;
 mod habits;
+mod lines;
 mod sizes;
 mod tree;
 mod unsafe_code;
@@ -78,6 +79,7 @@ pub(crate) fn check() -> Result<Tally> {
     let mut complaints = arrows::check(&packages);
     for file in &tree.files {
         complaints.extend(habits::check(file));
+        complaints.extend(lines::check(file));
         if file.is_rust() {
             complaints.extend(sizes::check(file));
             complaints.extend(unsafe_code::check(file));
