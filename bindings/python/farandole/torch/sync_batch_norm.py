@@ -55,6 +55,12 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.process_set = process_set
+        _keep_from_compilers()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied and unpickled layers come along here."""
+        super().__setstate__(state)
+        _keep_from_compilers()
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -132,7 +138,20 @@ class SyncBatchNorm(_BatchNorm):
         return module
 
 
-@torch.compiler.disable
+_is_kept_from_compilers = False
+
+
+def _keep_from_compilers() -> None:
+    """Has `torch.compile` leave the exchange between ranks alone, once for all layers.
+
+    Done for the first layer and not at import: it loads torch's compiler, which takes a second.
+    """
+    global _is_kept_from_compilers, _normalised
+    if not _is_kept_from_compilers:
+        _normalised = torch.compiler.disable(_normalised)
+        _is_kept_from_compilers = True
+
+
 def _normalised(
     input: torch.Tensor,
     weight: torch.Tensor | None,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+
 import pytest
 import torch
 from models import same_everywhere
 from torch import nn
 
 import farandole.torch as hvd
+from farandole.torch import sync_batch_norm
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -197,3 +201,24 @@ def test_wrong_inputs_are_refused_before_anything_is_sent(shape: tuple[int, ...]
 def test_empty_batches_everywhere_are_refused() -> None:
     with pytest.raises(ValueError, match="empty batches on all ranks"):
         hvd.SyncBatchNorm(3)(torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("come_by", [hvd.SyncBatchNorm, copy.deepcopy], ids=["made", "copied"])
+def test_compiled_layers_leave_the_exchange_to_ordinary_python(come_by, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    origin = hvd.SyncBatchNorm(3)
+    # As in a process that has no layer yet.
+    monkeypatch.setattr(sync_batch_norm, "_is_kept_from_compilers", False)
+    monkeypatch.setattr(sync_batch_norm, "_normalised", inspect.unwrap(sync_batch_norm._normalised))
+    layer = come_by(origin if come_by is copy.deepcopy else 3).double()
+    own = joined_batch(SHAPES["2D"])[hvd.rank()]
+    expected = copy.deepcopy(layer)(own)
+    torch.testing.assert_close(torch.compile(layer, backend=backend)(own), expected, rtol=0, atol=0)
+    # Running statistics are compiled; what normalises a batch is not.
+    assert any("lerp" in target for target in seen), seen
+    assert not any("sqrt" in target or "apply" in target for target in seen), seen

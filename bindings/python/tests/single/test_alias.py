@@ -283,6 +283,13 @@ def test_importing_the_alias_costs_no_framework() -> None:
     subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
 
 
+def test_importing_the_front_end_does_not_load_torchs_compiler() -> None:
+    """It takes as long as torch itself, and scripts that make no optimizer and compile nothing do without it."""
+    check = "import sys, farandole.torch; assert 'torch._dynamo' not in sys.modules, 'the compiler was loaded'"
+    path = str(ALIAS.parent.parent)
+    subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
+
+
 def test_horovodrun_becomes_the_launcher(tmp_path: pathlib.Path) -> None:
     launcher = tmp_path / "farandole"
     launcher.write_text('#!/bin/sh\necho "$@"\n')
