@@ -1,12 +1,14 @@
 //! The Python side: its environment, its module, its tests.
 //!
 //! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its
-//! types and runs the tests: `tests/single` in one process, `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs
-//! of two and of four ranks. Every framework is installed; one that cannot be fails the chore. The package is never
-//! installed into `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release`
-//! builds what users get, `-k` chooses tests.
+//! types and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them
+//! that judge times one after the other; `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of four
+//! ranks. Every framework is installed; one that cannot be fails the chore. The package is never installed into `.venv`;
+//! Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k`
+//! chooses tests.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -43,27 +45,52 @@ const JOB_DEADLINE: &str = "1500";
 /// A folder of tests, and how it is run.
 struct Suite {
     folder: &'static str,
-    /// How many ranks run it; without ranks it is one process and no job.
-    ranks: Option<&'static str>,
+    company: Company,
     /// Files that this run leaves to another one.
     without: &'static [&'static str],
 }
 
+/// What tests run beside.
+#[derive(Clone, Copy)]
+enum Company {
+    /// One test for each core at a time: those that are not marked `alone`. Most start a job of two ranks, which spends
+    /// half of its time on importing a framework, with one thread for each rank.
+    Others,
+    /// Nothing: those that are marked `alone`.
+    Nobody,
+    /// So many ranks of one job, which run the same tests.
+    Ranks(&'static str),
+}
+
 impl Suite {
-    const fn new(folder: &'static str, ranks: Option<&'static str>) -> Suite {
-        Suite { folder, ranks, without: &[] }
+    const fn new(folder: &'static str, company: Company) -> Suite {
+        Suite { folder, company, without: &[] }
+    }
+
+    /// As a failure names it.
+    fn title(&self) -> String {
+        let folder = self.folder;
+        match self.company {
+            Company::Others => format!("tests/{folder}"),
+            Company::Nobody => format!("tests/{folder} (alone)"),
+            Company::Ranks(ranks) => format!("tests/{folder} on {ranks} ranks"),
+        }
     }
 }
 
 /// All runs. What Keras and XLA do with gradients does not depend on the number of ranks beyond the operations, which
 /// run on four ranks; compiling their models takes most of a job's time, so two ranks do that.
-const SUITES: [Suite; 5] = [
-    Suite::new("single", None),
-    Suite::new("parallel", Some("2")),
-    Suite::new("parallel", Some("4")),
-    Suite::new("tensorflow", Some("2")),
-    Suite { folder: "tensorflow", ranks: Some("4"), without: &["test_keras_3.py", "test_xla.py"] },
+const SUITES: [Suite; 6] = [
+    Suite::new("single", Company::Others),
+    Suite::new("single", Company::Nobody),
+    Suite::new("parallel", Company::Ranks("2")),
+    Suite::new("parallel", Company::Ranks("4")),
+    Suite::new("tensorflow", Company::Ranks("2")),
+    Suite { folder: "tensorflow", company: Company::Ranks("4"), without: &["test_keras_3.py", "test_xla.py"] },
 ];
+
+/// How pytest ends where nothing was chosen.
+const NO_TESTS: i32 = 5;
 
 /// Ranks share the cores of this machine; threads of each for all of them would only be in each other's way. TensorFlow
 /// has two pools: one thread for arithmetic, and two that run operations, so that independent ones can overlap.
@@ -172,9 +199,8 @@ fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
     let mut empty = Vec::new();
     for suite in &SUITES {
         let tally = pytest(built, suite, choice)?;
-        let Suite { folder, ranks, .. } = suite;
         if tally.passed == 0 {
-            empty.push(ranks.map_or(format!("tests/{folder}"), |ranks| format!("tests/{folder} on {ranks} ranks")));
+            empty.push(suite.title());
         }
         total += tally;
     }
@@ -184,26 +210,32 @@ fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
     Ok(total)
 }
 
-/// Runs the tests of one folder: in one process, or as a job of so many ranks.
+/// Runs the tests of one folder.
 fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
-    let Suite { folder, ranks, without } = suite;
+    let Suite { folder, company, without } = suite;
     let (python, command) = (python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
     let folder = format!("{PACKAGE}/tests/{folder}");
     let shell = Shell::new("timeout").words(&["--kill-after=10", JOB_DEADLINE]);
-    let shell = match ranks {
-        Some(ranks) => shell.words(&[&command, "run", "-np", ranks]),
-        None => shell,
+    let shell = match company {
+        Company::Ranks(ranks) => shell.words(&[&command, "run", "-np", ranks]),
+        Company::Others | Company::Nobody => shell,
     };
     let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=5", &folder]);
-    if ranks.is_some() {
+    match company {
+        Company::Others => {
+            let cores = thread::available_parallelism().context("counting cores")?.to_string();
+            // Files stay together where they can, for the sake of what their tests share.
+            shell = shell.words(&["-m", "not alone", "--numprocesses", &cores, "--dist", "worksteal"]);
+        }
+        Company::Nobody => shell = shell.words(&["-m", "alone"]),
         // A rank that goes on after a failure would wait for others in tests that they do not run any more.
-        shell = shell.words(&["--exitfirst"]);
+        Company::Ranks(_) => shell = shell.words(&["--exitfirst"]),
     }
     for file in *without {
         shell = shell.words(&[&format!("--ignore={folder}/{file}")]);
     }
     if let Some(choice) = choice {
-        shell = shell.words(&["-k", choice]);
+        shell = shell.words(&["-k", choice]).accept(NO_TESTS);
     }
     for (name, value) in THREADS {
         shell = shell.env(name, value);

@@ -34,12 +34,13 @@ pub(crate) struct Shell {
     words: Vec<String>,
     env: Vec<(String, String)>,
     refused: Vec<&'static str>,
+    accepted: Option<i32>,
 }
 
 impl Shell {
     /// A command without words so far.
     pub(crate) fn new(program: impl Into<OsString>) -> Shell {
-        Shell { program: program.into(), words: Vec::new(), env: Vec::new(), refused: Vec::new() }
+        Shell { program: program.into(), words: Vec::new(), env: Vec::new(), refused: Vec::new(), accepted: None }
     }
 
     /// `cargo` with these words, of the toolchain that the workspace names.
@@ -70,6 +71,12 @@ impl Shell {
         self
     }
 
+    /// Lets [`Shell::run`] succeed where the command ends with this exit code.
+    pub(crate) fn accept(mut self, code: i32) -> Shell {
+        self.accepted = Some(code);
+        self
+    }
+
     /// The line that a person would type to run the same.
     pub(crate) fn line(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
@@ -97,7 +104,7 @@ impl Shell {
             Err(_) => bail!("the command ended, but a process that it left behind still runs: {}", self.line()),
         };
         let _ = reading.join();
-        if !status.success() {
+        if !status.success() && (status.code().is_none() || status.code() != self.accepted) {
             bail!("{status}; {tally}\nto repeat it: {}", self.line());
         }
         if let Some(line) = offence {
@@ -191,6 +198,14 @@ mod tests {
         let error = echo.refuse("output filename collision").run().unwrap_err().to_string();
         assert!(error.contains("collision at x") && error.contains("to repeat it: echo"), "{error}");
         Shell::new("echo").words(&["all is well"]).refuse("output filename collision").run().unwrap();
+    }
+
+    #[test]
+    fn an_accepted_exit_code_is_a_success_and_others_are_not() {
+        let fails = || Shell::new("sh").words(&["-c", "exit 5"]);
+        fails().accept(5).run().unwrap();
+        assert!(fails().accept(4).run().is_err() && fails().run().is_err());
+        assert!(Shell::new("sh").words(&["-c", "kill -9 $$"]).accept(9).run().is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ import illnesses  # noqa: E402
 pytestmark = pytest.mark.timeout(560)
 
 
+@pytest.mark.alone
 def test_waiting_for_a_device_is_neither_input_nor_lateness_and_each_illness_is_found():
     words = [sys.executable, str(GPU / "illnesses.py"), "--device", "pretend", "--steps", "16", "--tolerance", "40"]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "FARANDOLE_COMMAND": command(), "OMP_NUM_THREADS": "1"}

@@ -48,6 +48,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_keras_in_its_environment(environment, monkeypatch, tmp_path):

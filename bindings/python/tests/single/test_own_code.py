@@ -45,6 +45,7 @@ def line_of(script: str, text: str) -> int:
     return next(number for number, line in enumerate(lines, start=1) if text in line)
 
 
+@pytest.mark.alone
 def test_native_code_that_holds_the_interpreter_s_lock_is_seen_where_it_was_called(tmp_path):
     script = HEAD + """
     numbers = list(range(100_000))
@@ -70,6 +71,7 @@ def test_native_code_that_holds_the_interpreter_s_lock_is_seen_where_it_was_call
     assert seen[hashing] > 10, places
 
 
+@pytest.mark.alone
 def test_a_script_without_a_loader_has_its_forward_pass_from_zero_grad_on(tmp_path):
     script = HEAD + """
     def between():

@@ -10,7 +10,7 @@ import re
 import pytest
 from jobs import Job, run_job
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
 
 SOON_SECONDS = 1.0
 """Survivors know of a killed rank by then, however deep in a graph they are."""

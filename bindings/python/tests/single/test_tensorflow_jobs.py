@@ -100,6 +100,7 @@ def test_before_init_every_operation_says_what_to_call() -> None:
     assert done.stdout.split("\n") == ["done", ""], done.stdout
 
 
+@pytest.mark.alone
 def test_survivors_of_a_killed_rank_are_told_who_it_was_within_a_second() -> None:
     job = run_job(
         3,

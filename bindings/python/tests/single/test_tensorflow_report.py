@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from jobs import command, run_job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 STEPS = 10
 """Of the optimizer in each scene."""

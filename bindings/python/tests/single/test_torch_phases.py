@@ -63,12 +63,20 @@ def rows(folder: Path) -> dict[str, list[tuple[str, float, float]]]:
     return found
 
 
-def test_a_plain_training_script_has_all_its_phases(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FARANDOLE_TRACE", str(tmp_path / "traces"))
-    job = run_job(2, SCRIPT)
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the script has run on two ranks and left its traces."""
+    folder = tmp_path_factory.mktemp("traced")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("FARANDOLE_TRACE", str(folder / "traces"))
+        job = run_job(2, SCRIPT)
     assert job.code == 0, job
-    of_ranks = rows(tmp_path)
+    return folder
+
+
+def test_a_plain_training_script_has_all_its_phases(traced):
+    of_ranks = rows(traced)
     for rank in range(2):
         spans = of_ranks[str(rank)]
         count = {name: sum(span[0] == name for span in spans) for name in {span[0] for span in spans}}
@@ -85,12 +93,8 @@ def test_a_plain_training_script_has_all_its_phases(tmp_path, monkeypatch):
             assert name != "evaluation" or not inside, "backward is no part of evaluation"
 
 
-def test_a_report_counts_the_steps_of_one_optimizer_as_iterations(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FARANDOLE_TRACE", str(tmp_path / "traces"))
-    job = run_job(2, SCRIPT)
-    assert job.code == 0, job
-    words = [command(), "report", str(tmp_path / "traces")]
+def test_a_report_counts_the_steps_of_one_optimizer_as_iterations(traced):
+    words = [command(), "report", str(traced / "traces")]
     report = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
     assert "2 ranks on 1 host, 6 iterations" in report, report
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from jobs import Job, command, run_job
 
+pytestmark = pytest.mark.alone
+
 POINTS = 10
 """How far a prediction may be from what was measured, in points of percent of the time."""
 
