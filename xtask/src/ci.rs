@@ -1,63 +1,98 @@
 //! What continuous integration runs, in order, and the chores that are one leg of it.
 //!
-//! The first leg that fails ends the run with the line that repeats it. However it ends, the minutes of every leg that
-//! ran are printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests ran: `N
-//! passed, 0 failed`.
+//! The first leg that fails ends the run with the line that repeats it. Legs that mostly wait, or that only fill the
+//! time of others, run beside those that follow them, each as a process of its own; what they wrote is shown in one
+//! piece when they are over. No test that judges times runs beside a leg. However the run ends, the minutes of every
+//! leg that ran are printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests
+//! ran: `N passed, 0 failed`.
 
+use std::io::Write as _;
+use std::path::Path;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::scope::Scope;
-use crate::shell::Shell;
+use crate::shell::{Shell, Started};
 use crate::tally::Tally;
 use crate::times::Times;
 use crate::{deny, memcheck, model, no_words, python, tidy, tools, wheel};
 
-/// One leg: what the heading says, the chore that repeats it, and what it does.
+/// One leg: what the heading says, the chore that repeats it, when it runs, and what it does.
 struct Leg {
     heading: &'static str,
     chore: &'static str,
+    turn: Turn,
     run: fn() -> Result<Tally>,
 }
 
-/// All legs. Cheap and likely to fail comes first.
-const LEGS: [Leg; 13] = [
-    Leg { heading: "tools", chore: "ci", run: install_tools },
-    Leg { heading: "format", chore: "fmt", run: check_format },
-    Leg { heading: "clippy", chore: "clippy", run: lint },
-    Leg { heading: "tidy", chore: "tidy", run: tidy::check },
-    Leg { heading: "tests", chore: "test", run: run_tests },
-    Leg { heading: "doctests", chore: "test", run: run_doctests },
-    Leg { heading: "Python", chore: "python", run: python::check },
-    Leg { heading: "wheels", chore: "wheel", run: wheel::check },
-    Leg { heading: "tests on the portable path", chore: "ci", run: run_portable_tests },
-    Leg { heading: "documents", chore: "doc", run: build_documents },
-    Leg { heading: "licences and sources of dependencies", chore: "deny", run: deny::check },
-    Leg { heading: "model checks", chore: "model", run: model::check },
-    Leg { heading: "memory checks", chore: "memcheck", run: memcheck::check },
+/// When a leg runs.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    /// When the one before it is over.
+    Next,
+    /// From there on beside others, until this leg is due.
+    Until(&'static str),
+    /// The same, with what processor time the others leave.
+    FillUntil(&'static str),
+}
+
+impl Leg {
+    const fn new(heading: &'static str, chore: &'static str, run: fn() -> Result<Tally>) -> Leg {
+        Leg { heading, chore, turn: Turn::Next, run }
+    }
+
+    const fn turn(self, turn: Turn) -> Leg {
+        Leg { turn, ..self }
+    }
+
+    fn failed(&self) -> String {
+        format!("the leg \"{}\" failed; alone it runs as `cargo xtask {}`", self.heading, self.chore)
+    }
+}
+
+const TIMED_IN_PYTHON: &str = "Python, one at a time";
+
+/// All legs. Cheap and likely to fail comes first. The tools are mostly downloaded, and the tests are the first to need
+/// them; what fills has target directories of its own, so that nobody waits for cargo's locks.
+const LEGS: [Leg; 14] = [
+    Leg::new("tools", "ci --only tools", install_tools).turn(Turn::Until("tests")),
+    Leg::new("format", "fmt", check_format),
+    Leg::new("clippy", "clippy", lint),
+    Leg::new("tidy", "tidy", tidy::check),
+    Leg::new("tests", "test", run_tests),
+    Leg::new("doctests", "test", run_doctests),
+    Leg::new("tests on the portable path", "ci --only 'tests on the portable path'", run_portable_tests)
+        .turn(Turn::FillUntil(TIMED_IN_PYTHON)),
+    Leg::new("model checks", "model", model::check).turn(Turn::FillUntil(TIMED_IN_PYTHON)),
+    Leg::new("Python", "python", python::check),
+    Leg::new(TIMED_IN_PYTHON, "python", python::check_times),
+    Leg::new("wheels", "wheel", wheel::check),
+    Leg::new("documents", "doc", build_documents),
+    Leg::new("licences and sources of dependencies", "deny", deny::check),
+    Leg::new("memory checks", "memcheck", memcheck::check),
 ];
 
-/// `cargo xtask ci`, or `cargo xtask ci --from LEG` to go on with a leg that failed, and with those behind it.
+/// `cargo xtask ci`; `--from LEG` goes on with a leg that failed, and with those behind it; `--only LEG` runs one.
 pub(crate) fn run(words: &[String]) -> Result<()> {
-    let first = first_leg(words)?;
-    let mut total = Tally::default();
-    let mut times = Times::start();
-    for leg in &LEGS[first..] {
-        println!("\n=== {} ===", leg.heading);
-        let outcome = (leg.run)().with_context(|| {
-            format!("the leg \"{}\" failed; alone it runs as `cargo xtask {}`", leg.heading, leg.chore)
-        });
-        times.end_of(leg.heading);
-        match outcome {
-            Ok(tally) => total += tally,
-            Err(error) => {
-                println!("\n=== times ===\n{times}");
-                return Err(error);
-            }
-        }
+    match Wish::read(words)? {
+        Wish::From(first) => run_all(&LEGS[first..]),
+        Wish::Only(leg) => run_one(&LEGS[leg]).map(drop),
     }
-    println!("\n=== times ===\n{times}");
+}
+
+fn run_all(legs: &'static [Leg]) -> Result<()> {
+    let mut round = Round::begin();
+    // Asked for now: a leg may compile this program anew.
+    let us = std::env::current_exe().context("finding out which program this is")?;
+    let mut outcome = legs.iter().try_for_each(|leg| round.come_to(leg, &us));
+    // Half of an installation would be left if the tools were ended; whoever fails beside a failure is told, too.
+    while let Some(first) = round.beside.pop() {
+        outcome = outcome.and(round.end(first));
+    }
+    println!("\n=== times ===\n{}", round.times);
+    outcome?;
+    let total = round.total;
     if total.passed == 0 || total.failed > 0 {
         bail!("every leg ended well, yet the tests counted are: {total}");
     }
@@ -65,16 +100,81 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Where to begin.
-fn first_leg(words: &[String]) -> Result<usize> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[..] {
-        [] => Ok(0),
-        ["--from", heading] => LEGS.iter().position(|leg| leg.heading == heading).with_context(|| {
-            let headings: Vec<String> = LEGS.iter().map(|leg| format!("{:?}", leg.heading)).collect();
-            format!("there is no leg {heading:?}; there are {}", headings.join(", "))
-        }),
-        _ => bail!("`cargo xtask ci` takes nothing, or --from LEG, not `{}`", words.join(" ")),
+fn run_one(leg: &Leg) -> Result<Tally> {
+    println!("\n=== {} ===", leg.heading);
+    (leg.run)().with_context(|| leg.failed())
+}
+
+/// Legs on their way.
+struct Round {
+    total: Tally,
+    times: Times,
+    beside: Vec<(&'static Leg, Started)>,
+}
+
+impl Round {
+    fn begin() -> Round {
+        Round { total: Tally::default(), times: Times::start(), beside: Vec::new() }
+    }
+
+    /// Runs a leg, or starts it if it runs beside others. Those that should be over by now are waited for.
+    fn come_to(&mut self, leg: &'static Leg, us: &Path) -> Result<()> {
+        let due = |other: &Leg| [Turn::Until(leg.heading), Turn::FillUntil(leg.heading)].contains(&other.turn);
+        while let Some(place) = self.beside.iter().position(|(other, _)| due(other)) {
+            let over = self.beside.remove(place);
+            self.end(over)?;
+        }
+        let lowest_priority = Shell::new("nice").words(&["-n", "19"]).words(&[&us.to_string_lossy()]);
+        let shell = match leg.turn {
+            Turn::Next => {
+                let outcome = run_one(leg);
+                self.times.end_of(leg.heading);
+                self.total += outcome?;
+                return Ok(());
+            }
+            Turn::Until(_) => Shell::new(us),
+            Turn::FillUntil(_) => lowest_priority,
+        };
+        println!("\n=== {} (begins; shown at its end) ===", leg.heading);
+        let started = shell.words(&["ci", "--only", leg.heading]).start_apart()?;
+        self.beside.push((leg, started));
+        Ok(())
+    }
+
+    /// Waits for a leg that runs beside others, and shows what it wrote.
+    fn end(&mut self, (leg, started): (&'static Leg, Started)) -> Result<()> {
+        let ended = started.end().with_context(|| leg.failed())?;
+        self.times.end_beside(leg.heading, ended.wall);
+        std::io::stdout().write_all(&ended.output)?;
+        self.total += ended.tally.with_context(|| leg.failed())?;
+        Ok(())
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, PartialEq)]
+enum Wish {
+    /// All legs from this one on.
+    From(usize),
+    /// This one.
+    Only(usize),
+}
+
+impl Wish {
+    fn read(words: &[String]) -> Result<Wish> {
+        let place = |heading: &str| {
+            LEGS.iter().position(|leg| leg.heading == heading).with_context(|| {
+                let headings: Vec<String> = LEGS.iter().map(|leg| format!("{:?}", leg.heading)).collect();
+                format!("there is no leg {heading:?}; there are {}", headings.join(", "))
+            })
+        };
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        match words[..] {
+            [] => Ok(Wish::From(0)),
+            ["--from", heading] => place(heading).map(Wish::From),
+            ["--only", heading] => place(heading).map(Wish::Only),
+            _ => bail!("`cargo xtask ci` takes nothing, --from LEG or --only LEG, not `{}`", words.join(" ")),
+        }
     }
 }
 
@@ -212,10 +312,49 @@ mod tests {
 
     #[test]
     fn a_run_can_begin_with_any_leg() {
-        let first = |words: &[&str]| first_leg(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
-        assert_eq!(first(&[]).unwrap(), 0);
-        assert_eq!(LEGS[first(&["--from", "wheels"]).unwrap()].heading, "wheels");
-        assert!(first(&["--from", "wheel"]).unwrap_err().to_string().contains("\"wheels\", "));
-        assert!(first(&["--fast"]).is_err() && first(&["--from"]).is_err());
+        let read = |words: &[&str]| Wish::read(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(read(&[]).unwrap(), Wish::From(0));
+        let wheels = LEGS.iter().position(|leg| leg.heading == "wheels").unwrap();
+        assert_eq!(read(&["--from", "wheels"]).unwrap(), Wish::From(wheels));
+        assert_eq!(read(&["--only", "wheels"]).unwrap(), Wish::Only(wheels));
+        assert!(read(&["--from", "wheel"]).unwrap_err().to_string().contains("\"wheels\", "));
+        assert!(read(&["--fast"]).is_err() && read(&["--from"]).is_err() && read(&["--only"]).is_err());
+    }
+
+    #[test]
+    fn legs_beside_others_are_waited_for_by_a_leg_behind_them() {
+        for (place, leg) in LEGS.iter().enumerate() {
+            if let Turn::Until(heading) | Turn::FillUntil(heading) = leg.turn {
+                let waits = LEGS.iter().position(|leg| leg.heading == heading).unwrap();
+                assert!(place < waits && LEGS[waits].turn == Turn::Next, "{}", leg.heading);
+            }
+        }
+    }
+
+    static TRIAL: [Leg; 4] = [
+        Leg::new("beside", "x", || unreachable!()).turn(Turn::Until("last")),
+        Leg::new("filling", "x", || unreachable!()).turn(Turn::FillUntil("last")),
+        Leg::new("first", "y", || Ok(Tally { passed: 1, failed: 0 })),
+        Leg::new("last", "z", || Ok(Tally { passed: 2, failed: 0 })),
+    ];
+
+    #[test]
+    fn a_leg_beside_others_is_over_before_the_leg_that_waits_for_it() {
+        let mut round = Round::begin();
+        TRIAL.iter().try_for_each(|leg| round.come_to(leg, Path::new("echo"))).unwrap();
+        assert_eq!(round.total, Tally { passed: 3, failed: 0 });
+        let table = round.times.to_string();
+        let rows: Vec<&str> = table.lines().filter_map(|line| line.split(" | ").next()).collect();
+        assert_eq!(rows[2..], ["| first", "| beside", "| filling", "| last", "| all"]);
+    }
+
+    #[test]
+    fn a_leg_that_fails_beside_others_ends_the_run_where_it_is_waited_for() {
+        let mut round = Round::begin();
+        let error = TRIAL.iter().try_for_each(|leg| round.come_to(leg, Path::new("false"))).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.starts_with("the leg \"beside\" failed; alone it runs as `cargo xtask x`"), "{text}");
+        assert!(text.ends_with("to repeat it: false ci --only beside"), "{text}");
+        assert_eq!(round.total, Tally { passed: 1, failed: 0 });
     }
 }

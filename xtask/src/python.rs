@@ -1,11 +1,11 @@
 //! The Python side: its environment, its module, its tests.
 //!
 //! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its
-//! types and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them
-//! that judge times one after the other; `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of four
-//! ranks. Every framework is installed; one that cannot be fails the chore. The package is never installed into `.venv`;
-//! Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users get, `-k`
-//! chooses tests.
+//! types and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among
+//! them that judge times one after the other; `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of
+//! four ranks. Every framework is installed; one that cannot be fails the chore. The package is never installed into
+//! `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users
+//! get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -51,7 +51,7 @@ struct Suite {
 }
 
 /// What tests run beside.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Company {
     /// One test for each core at a time: those that are not marked `alone`. Most start a job of two ranks, which spends
     /// half of its time on importing a framework, with one thread for each rank.
@@ -80,7 +80,7 @@ impl Suite {
 
 /// All runs. What Keras and XLA do with gradients does not depend on the number of ranks beyond the operations, which
 /// run on four ranks; compiling their models takes most of a job's time, so two ranks do that.
-const SUITES: [Suite; 6] = [
+static SUITES: [Suite; 6] = [
     Suite::new("single", Company::Others),
     Suite::new("single", Company::Nobody),
     Suite::new("parallel", Company::Ranks("2")),
@@ -128,16 +128,23 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     if wish.choice.is_none() {
         check_types()?;
     }
-    println!("\n{}", test(&built, wish.choice.as_deref())?);
+    println!("\n{}", test(&built, SUITES.iter(), wish.choice.as_deref())?);
     Ok(())
 }
 
-/// The leg of continuous integration.
+/// The leg of continuous integration that may run beside others.
 pub(crate) fn check() -> Result<Tally> {
     make_environment()?;
     let built = build(Profile::Dev, Scope::Everything)?;
     check_types()?;
-    test(&built, None)
+    test(&built, SUITES.iter().filter(|suite| suite.company != Company::Nobody), None)
+}
+
+/// The leg that has the machine to itself.
+pub(crate) fn check_times() -> Result<Tally> {
+    make_environment()?;
+    let built = build(Profile::Dev, Scope::Everything)?;
+    test(&built, SUITES.iter().filter(|suite| suite.company == Company::Nobody), None)
 }
 
 /// What a build leaves.
@@ -194,10 +201,10 @@ fn check_types() -> Result<()> {
     Shell::new(python()).words(&words).run().map(drop)
 }
 
-fn test(built: &Built, choice: Option<&str>) -> Result<Tally> {
+fn test(built: &Built, suites: impl Iterator<Item = &'static Suite>, choice: Option<&str>) -> Result<Tally> {
     let mut total = Tally::default();
     let mut empty = Vec::new();
-    for suite in &SUITES {
+    for suite in suites {
         let tally = pytest(built, suite, choice)?;
         if tally.passed == 0 {
             empty.push(suite.title());

@@ -4,14 +4,14 @@
 //! repeats it. Nothing here goes through `sh`: words are words.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Write};
+use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Stdout, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::tally::Tally;
 use crate::tools::tools_bin;
@@ -89,28 +89,26 @@ impl Shell {
     pub(crate) fn run(&self) -> Result<Tally> {
         println!("$ {}", self.line());
         std::io::stdout().flush()?;
+        self.start(std::io::stdout)?.end()?.tally
+    }
+
+    /// Starts the command and keeps its output for whoever waits for its end.
+    pub(crate) fn start_apart(self) -> Result<Started> {
+        self.start(Vec::new)
+    }
+
+    /// Starts the command. What it writes goes to `out`, line by line.
+    fn start<W: Output + 'static>(&self, out: fn() -> W) -> Result<Started> {
         let (reader, writer) = std::io::pipe().context("making a pipe")?;
         let mut command = self.command();
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-        let mut child = command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
+        let child = command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
         // The command holds both writing ends of the pipe; ours must go, or the reader would never see the end.
         drop(command);
-        let (heard_out, heard_in) = mpsc::channel();
+        let (heard_out, heard) = mpsc::channel();
         let refused = self.refused.clone();
-        let reading = thread::spawn(move || heard_out.send(pass_on(reader, &refused)));
-        let status = child.wait()?;
-        let Heard { tally, offence } = match heard_in.recv_timeout(LEFT_BEHIND) {
-            Ok(heard) => heard,
-            Err(_) => bail!("the command ended, but a process that it left behind still runs: {}", self.line()),
-        };
-        let _ = reading.join();
-        if !status.success() && (status.code().is_none() || status.code() != self.accepted) {
-            bail!("{status}; {tally}\nto repeat it: {}", self.line());
-        }
-        if let Some(line) = offence {
-            bail!("it succeeded, but said: {line}\nto repeat it: {}", self.line());
-        }
-        Ok(tally)
+        thread::spawn(move || heard_out.send(pass_on(reader, &refused, out())));
+        Ok(Started { line: self.line(), accepted: self.accepted, began: Instant::now(), child, heard })
     }
 
     /// Runs the command and returns what it wrote to standard output.
@@ -140,30 +138,86 @@ fn search_path() -> OsString {
     path
 }
 
+/// A command that runs.
+pub(crate) struct Started {
+    line: String,
+    accepted: Option<i32>,
+    began: Instant,
+    child: Child,
+    heard: mpsc::Receiver<Heard>,
+}
+
+/// A command that has ended.
+pub(crate) struct Ended {
+    /// What its test runner counted, or how it failed.
+    pub(crate) tally: Result<Tally>,
+    /// What it wrote, where it was started apart.
+    pub(crate) output: Vec<u8>,
+    /// How long it ran.
+    pub(crate) wall: Duration,
+}
+
+impl Started {
+    /// Waits for its end. Its processor time counts as ours from then on.
+    pub(crate) fn end(mut self) -> Result<Ended> {
+        let status = self.child.wait()?;
+        let line = &self.line;
+        let Ok(Heard { tally, offence, output, ended }) = self.heard.recv_timeout(LEFT_BEHIND) else {
+            bail!("the command ended, but a process that it left behind still runs: {line}");
+        };
+        let is_well = status.success() || status.code().is_some() && status.code() == self.accepted;
+        let tally = match offence {
+            _ if !is_well => Err(anyhow!("{status}; {tally}\nto repeat it: {line}")),
+            Some(said) => Err(anyhow!("it succeeded, but said: {said}\nto repeat it: {line}")),
+            None => Ok(tally),
+        };
+        Ok(Ended { tally, output, wall: ended - self.began })
+    }
+}
+
+/// Where lines of a command go.
+trait Output: Write {
+    /// What was kept of them.
+    fn kept(self) -> Vec<u8>;
+}
+
+impl Output for Stdout {
+    fn kept(self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl Output for Vec<u8> {
+    fn kept(self) -> Vec<u8> {
+        self
+    }
+}
+
 /// What the output of a command told.
 struct Heard {
     tally: Tally,
     /// The first line with a refused text.
     offence: Option<String>,
+    output: Vec<u8>,
+    ended: Instant,
 }
 
-/// Copies lines to our own output, counts the tests they tell of and looks for refused texts.
-fn pass_on(reader: PipeReader, refused: &[&str]) -> Heard {
-    let mut heard = Heard { tally: Tally::default(), offence: None };
+/// Copies lines, counts the tests they tell of and looks for refused texts.
+fn pass_on(reader: PipeReader, refused: &[&str], mut out: impl Output) -> Heard {
+    let (mut tally, mut offence) = (Tally::default(), None);
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while let Ok(1..) = reader.read_until(b'\n', &mut line) {
-        let mut out = std::io::stdout().lock();
         // Nobody may be left to read us (a closed terminal); the command must still be drained.
         let _ = out.write_all(&line).and_then(|()| out.flush());
         let text = String::from_utf8_lossy(&line);
-        heard.tally += Tally::of_line(&text);
-        if heard.offence.is_none() && refused.iter().any(|refused| text.contains(refused)) {
-            heard.offence = Some(text.trim_end().to_owned());
+        tally += Tally::of_line(&text);
+        if offence.is_none() && refused.iter().any(|refused| text.contains(refused)) {
+            offence = Some(text.trim_end().to_owned());
         }
         line.clear();
     }
-    heard
+    Heard { tally, offence, output: out.kept(), ended: Instant::now() }
 }
 
 /// The word as a shell would need it.
@@ -212,6 +266,16 @@ mod tests {
     fn counts_reach_the_caller() {
         let tally = Shell::new("echo").words(&["test result: ok. 3 passed; 0 failed; 0 ignored"]).run().unwrap();
         assert_eq!(tally, Tally { passed: 3, failed: 0 });
+    }
+
+    #[test]
+    fn what_a_command_writes_apart_is_kept_until_its_end() {
+        let words = ["-c", "echo 'test result: ok. 3 passed; 0 failed'; sleep 0.1; echo no >&2; exit 4"];
+        let ended = Shell::new("sh").words(&words).start_apart().unwrap().end().unwrap();
+        assert_eq!(String::from_utf8(ended.output).unwrap(), "test result: ok. 3 passed; 0 failed\nno\n");
+        assert!(ended.wall >= Duration::from_millis(100), "{:?}", ended.wall);
+        let error = ended.tally.unwrap_err().to_string();
+        assert!(error.contains("3 passed") && error.contains("to repeat it: sh -c "), "{error}");
     }
 
     #[test]

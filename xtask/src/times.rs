@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Ticks of the kernel in a second, in which `/proc` counts: the same on every Linux that Rust runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A stopwatch for legs that follow each other.
+/// A stopwatch for legs that follow each other, and for some that run beside others.
 pub(crate) struct Times {
     began: Instant,
     legs: Vec<Leg>,
@@ -38,6 +38,13 @@ impl Times {
         let (wall, used) = (now - self.leg_began, processor.saturating_sub(self.processor_before));
         self.legs.push(Leg { name, wall, processor: used });
         (self.leg_began, self.processor_before) = (now, processor);
+    }
+
+    /// A leg has ended that ran beside others, for so long. The processor counts since the last of those has ended.
+    pub(crate) fn end_beside(&mut self, name: &'static str, wall: Duration) {
+        self.end_of(name);
+        let leg = self.legs.last_mut().expect("invariant: the line above has added it");
+        leg.wall = wall;
     }
 }
 
@@ -86,12 +93,14 @@ mod tests {
         let busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
         assert!(std::process::Command::new("sh").args(["-c", busy]).status().unwrap().success());
         times.end_of("busy");
+        times.end_beside("beside", Duration::from_secs(60));
         assert!(times.legs[1].processor >= Duration::from_millis(10), "{:?}", times.legs[1].processor);
         let table = times.to_string();
         assert!(
             table.starts_with("| leg | minutes | of processor time |\n|---|---|---|\n| nothing | 0.0 | 0.0 |\n"),
             "{table}"
         );
+        assert!(table.contains("\n| beside | 1.0 | 0.0 |\n"), "{table}");
         assert!(table.lines().last().unwrap().starts_with("| all | 0."), "{table}");
     }
 }

@@ -1,7 +1,7 @@
 """Stalls of scripts: the report shows where the rank is that the others wait for.
 
-Each scene is a job of its own, whose ranks are told after a second that something waits. The jobs run beside each other, because they mostly
-sleep; no scene begins before the ranks of all jobs have loaded what they need.
+Each scene is a job of its own, whose ranks are told after a second that something waits. The jobs run beside each
+other, because they mostly sleep; no scene begins before the ranks of all jobs have loaded what they need.
 """
 
 from __future__ import annotations
