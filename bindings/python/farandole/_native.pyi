@@ -1,9 +1,9 @@
 """The engine's door for Python front ends, written in Rust (bindings/python/src).
 
-Memory is passed as address, shape, number of the element type, and owner. It must be contiguous host memory; the owner is kept
-alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine. The owner
-is what the bytes belong to: of a torch tensor its storage, because a tensor outlives its bytes when it gets another
-storage.
+Memory is passed as address, shape, number of the element type, and owner. It must be contiguous host memory; the owner
+is kept alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine.
+The owner is what the bytes belong to: of a torch tensor its storage, because a tensor outlives its bytes when it gets
+another storage.
 
 Element types: bool 0, uint8 1, int8 2, uint16 3, int16 4, uint32 5, int32 6, uint64 7, int64 8, float16 9, bfloat16 10,
 float32 11, float64 12. Operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
@@ -18,11 +18,12 @@ class HorovodInternalError(RuntimeError):
     """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
 
 def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool, wire_protection: str | None = None) -> None:
-    """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does nothing
-    while it is one; may be called again after shutdown."""
+    """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
+    nothing while it is one; may be called again after shutdown."""
 
 def shutdown() -> None:
-    """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by itself."""
+    """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by
+    itself."""
 
 def is_initialized() -> bool: ...
 def rank() -> int: ...
@@ -48,7 +49,8 @@ class Result:
         """For join: the last rank (inside the process set) to join. Otherwise -1."""
     @property
     def dtype(self) -> int | None:
-        """Number of the element type of memory that the engine made; None where the result lies in the caller's tensor."""
+        """Number of the element type of memory that the engine made; None where the result lies in the caller's
+        tensor."""
     def __dlpack__(
         self,
         *,
@@ -105,8 +107,9 @@ def allreduce_bundle(
     group: int,
     batch: str | None,
 ) -> Bundle:
-    """Many tensors in place and on the same terms, each a tuple of name, address, shape, element type and owner. The quickest way for
-    gradients: no object is made for each. batch: a name that is the same on all ranks; they run together or not at all."""
+    """Many tensors in place and on the same terms, each a tuple of name, address, shape, element type and owner. The
+    quickest way for gradients: no object is made for each. batch: a name that is the same on all ranks; they run
+    together or not at all."""
 
 def broadcast(
     name: str,
@@ -183,12 +186,13 @@ def stop_timeline() -> None:
 
 def phase_begin(name: str) -> None:
     """A phase of the program begins on this thread; phases nest. "forward", "backward", "optimizer step", "input wait",
-    "evaluation", "checkpoint", "training step", "input work", "device work" and "device copy" are known, any other name is the user's own.
-    Never fails."""
+    "evaluation", "checkpoint", "training step", "input work", "device work" and "device copy" are known, any other name
+    is the user's own. Never fails."""
 
 def phase_end(name: str) -> None: ...
 def phase_of(row: str, name: str, begin_ns: int, end_ns: int) -> None:
-    """A phase of somebody outside of this process, on the clock of `time.monotonic_ns()`, in a row of its own. Never fails."""
+    """A phase of somebody outside of this process, on the clock of `time.monotonic_ns()`, in a row of its own. Never
+    fails."""
 
 def name_thread(name: str) -> None:
     """What the row of this thread is called. Never fails."""
@@ -203,4 +207,5 @@ def mark_iteration(number: int) -> None: ...
 def mark_epoch(number: int) -> None: ...
 
 def register_tensorflow_ops(library: str, version: str) -> bool:
-    """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are asynchronous."""
+    """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are
+    asynchronous."""
