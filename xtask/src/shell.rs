@@ -130,11 +130,15 @@ impl Shell {
     }
 }
 
-/// Where programs are looked for: the user's path first, then the tools that we compiled.
+/// Where programs are looked for: the user's path first, then the tools that we compiled. A leg that runs as a process
+/// of its own has the same path as we: crates whose build looks at the path would be compiled again for another.
 fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
-    path.push(":");
-    path.push(tools_bin());
+    let tools = tools_bin();
+    if !std::env::split_paths(&path).any(|folder| folder == tools) {
+        path.push(":");
+        path.push(tools);
+    }
     path
 }
 
