@@ -16,7 +16,7 @@ use crate::scope::Scope;
 use crate::shell::{Shell, Started};
 use crate::tally::Tally;
 use crate::times::Times;
-use crate::{deny, memcheck, model, no_words, python, tidy, tools, wheel};
+use crate::{deny, memcheck, model, no_words, python, shell, tidy, tools, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, when it runs, and what it does.
 struct Leg {
@@ -75,7 +75,11 @@ const LEGS: [Leg; 14] = [
 
 /// `cargo xtask ci`; `--from LEG` goes on with a leg that failed, and with those behind it; `--only LEG` runs one.
 pub(crate) fn run(words: &[String]) -> Result<()> {
-    match Wish::read(words)? {
+    let wish = Wish::read(words)?;
+    if !tools::is_worked_in() {
+        shell::compile_once();
+    }
+    match wish {
         Wish::From(first) => run_all(&LEGS[first..]),
         Wish::Only(leg) => run_one(&LEGS[leg]).map(drop),
     }

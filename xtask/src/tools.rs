@@ -5,7 +5,7 @@
 //! `target/tools`, so that nothing of the user's own is touched. What cannot be installed ends the chore: a check that
 //! quietly does not run is worse than none.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -66,6 +66,17 @@ pub(crate) const FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0
 /// Where cargo puts what it builds.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// Whether somebody works in this clone: cargo has kept, of other crates than this program, what it would compile their
+/// next change faster with. It does so unless it is told otherwise.
+pub(crate) fn is_worked_in() -> bool {
+    has_kept(&target_dir())
+}
+
+fn has_kept(target: &Path) -> bool {
+    let kept = std::fs::read_dir(target.join("debug/incremental"));
+    kept.is_ok_and(|kept| kept.flatten().any(|krate| !krate.file_name().to_string_lossy().starts_with("xtask-")))
 }
 
 /// Where subcommands that we compiled lie; [`Shell`] has it on its path.
@@ -153,6 +164,17 @@ mod tests {
         assert!(answers("cargo"));
         assert!(!answers("no-such-program-anywhere"));
         assert!(is_there("cargo") && !is_there("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn a_clone_in_which_only_this_program_was_compiled_is_not_worked_in() {
+        let target = std::env::temp_dir().join(format!("farandole-kept-{}", std::process::id()));
+        assert!(!has_kept(&target));
+        std::fs::create_dir_all(target.join("debug/incremental/xtask-0h4p3rm0zl8jq")).unwrap();
+        assert!(!has_kept(&target));
+        std::fs::create_dir_all(target.join("debug/incremental/farandole_plan-2433wkrnhxylt")).unwrap();
+        assert!(has_kept(&target));
+        std::fs::remove_dir_all(&target).unwrap();
     }
 
     #[test]
