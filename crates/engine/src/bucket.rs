@@ -5,7 +5,8 @@
 //!   in with the prescale applied, unpacking copies them out with average and postscale applied; both copies were
 //!   needed anyway.
 //! - the *mapped* fusion buffer, the same in memory that all ranks of the host see.
-//! - the *caller's* memory, for a large tensor that travels alone: no copy at all.
+//! - the *caller's* memory, for a large tensor that travels alone: no copy at all. If the result is to lie elsewhere
+//!   than the input, windows read the one and write the other; other roads, and a prescale, need a copy of the input.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
 //!
 //! The elements in it have the type of the reduction's *carrier* (`carrier`), which is wider than the callers' where
@@ -60,6 +61,15 @@ impl Pending {
     fn target(&mut self) -> &mut [u8] {
         let region = self.output.as_mut().or(self.input.as_mut());
         region.expect("invariant: a collective on tensors has an input").as_bytes_mut()
+    }
+
+    /// The target, and the input where that is other memory.
+    fn apart(&mut self) -> (Option<&[u8]>, &mut [u8]) {
+        let input = self.input.as_mut().expect("invariant: a collective on tensors has an input");
+        match &mut self.output {
+            Some(output) => (Some(input.as_bytes()), output.as_bytes_mut()),
+            None => (None, input.as_bytes_mut()),
+        }
     }
 }
 
@@ -141,6 +151,8 @@ pub(crate) struct Workspace {
     finish_in_fold: Finish,
     /// What is done to results as they are unloaded.
     finish_in_unload: Finish,
+    /// Whether the input of a request that has an output is read where it lies, and not copied to the output first.
+    reads_input: bool,
     /// If results are halves and partial results are not, what lies behind them in this memory: the halves.
     halves: Option<Behind>,
 }
@@ -207,7 +219,10 @@ impl Workspace {
             Road::Windows | Road::Mapped => (finish, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
-        Workspace { memory, carrier, finish_in_fold, finish_in_unload, halves }
+        let reads_input = road == Road::Windows
+            && prescale_of(plan) == 1.0
+            && matches!(plan.collective, Collective::Allreduce { .. });
+        Workspace { memory, carrier, finish_in_fold, finish_in_unload, reads_input, halves }
     }
 
     /// Lends everything that the bucket's travel works on.
@@ -218,12 +233,16 @@ impl Workspace {
         fusion: &'a mut FusionBuffer,
     ) -> Baggage<'a> {
         let (dtype, finish) = (self.carrier, self.finish_in_fold);
-        let mut baggage = Baggage { work: &mut [], source: &[], mapped: None, dtype, finish, halves: None };
+        let mut baggage =
+            Baggage { work: &mut [], contribution: None, source: &[], mapped: None, dtype, finish, halves: None };
         match &mut self.memory {
             Memory::Nothing => {}
             Memory::Fusion(bytes) => baggage.work = fusion.own(*bytes),
             Memory::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
-            Memory::Caller(id) => baggage.work = table.get_mut(*id).target(),
+            Memory::Caller(id) => {
+                let (input, target) = table.get_mut(*id).apart();
+                (baggage.contribution, baggage.work) = (input.filter(|_| self.reads_input), target);
+            }
             Memory::Fresh(bytes) => {
                 baggage.work = bytes;
                 // What a rank sends in an alltoall lies in its input, which stays as it is.
@@ -245,6 +264,7 @@ impl Workspace {
         let (plan, carrier) = (&*bucket.plan, self.carrier);
         let work = match &mut self.memory {
             Memory::Nothing => return,
+            Memory::Caller(_) if self.reads_input => return,
             Memory::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
             Memory::Fusion(bytes) => fusion.own(*bytes),
             Memory::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],

@@ -107,6 +107,8 @@ pub(crate) enum Travel {
 pub(crate) struct Baggage<'a> {
     /// The buffer; empty on the mapped road.
     pub(crate) work: &'a mut [u8],
+    /// This rank's contribution, where windows read it in the caller's input and put results elsewhere.
+    pub(crate) contribution: Option<&'a [u8]>,
     /// What sends of an alltoall read.
     pub(crate) source: &'a [u8],
     /// The mapped buffer, on the mapped road.
@@ -122,7 +124,7 @@ pub(crate) struct Baggage<'a> {
 impl Travel {
     /// Does what can be done now.
     pub(crate) fn advance(&mut self, mesh: &mut Mesh, plan: &BucketPlan, baggage: Baggage<'_>) -> Result<Progress> {
-        let Baggage { work, source, mapped, dtype, finish, halves } = baggage;
+        let Baggage { work, contribution, source, mapped, dtype, finish, halves } = baggage;
         let (elem_bytes, fold) = (dtype.size_bytes(), fold_of(plan, dtype));
         match self {
             Travel::Nothing => Ok(Progress::Done),
@@ -130,7 +132,8 @@ impl Travel {
             Travel::Shared { run, stores, .. } => {
                 let stores = *stores;
                 let windows = mesh.windows.as_mut().expect("invariant: this road is for ranks with windows");
-                run.advance(windows, &mut Shared { work, source, mapped, elem_bytes, fold, finish, stores })
+                let memory = &mut Shared { work, contribution, source, mapped, elem_bytes, fold, finish, stores };
+                run.advance(windows, memory)
             }
             Travel::Adasum(adasum) => adasum.advance(mesh, plan, dtype, work),
         }

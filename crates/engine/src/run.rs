@@ -298,6 +298,7 @@ impl Run {
                     windows,
                     &mut Shared {
                         work,
+                        contribution: None,
                         source: &[],
                         mapped: None,
                         elem_bytes,

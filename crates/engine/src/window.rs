@@ -19,7 +19,10 @@ use crate::footprints::{Footprints, Taken};
 pub(crate) struct Shared<'a> {
     /// The rank's own buffer. Empty for mapped steps.
     pub(crate) work: &'a mut [u8],
-    /// The caller's input where it stays as it is; empty elsewhere.
+    /// The rank's contribution to an allreduce that does not work in place: as long as `work`, which holds nothing yet.
+    /// Without it the contribution lies in `work`.
+    pub(crate) contribution: Option<&'a [u8]>,
+    /// What sends and copies of an alltoall read; empty elsewhere.
     pub(crate) source: &'a [u8],
     /// The buffer that all ranks map, for mapped steps.
     pub(crate) mapped: Option<&'a mut Mapped>,
@@ -36,6 +39,11 @@ pub(crate) struct Shared<'a> {
 impl Shared<'_> {
     fn range(&self, span: Span) -> std::ops::Range<usize> {
         span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
+    }
+
+    /// This rank's contribution, where nothing has been folded yet.
+    fn own(&self) -> &[u8] {
+        self.contribution.unwrap_or(&*self.work)
     }
 
     fn fold(&self) -> Fold {
@@ -121,7 +129,7 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
         let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
         for part in [whole.start..except.start, except.end..whole.end] {
             let place = part.start - whole.start..part.end - whole.start;
-            show(memory.stores, &mut slot[place], &memory.work[part]);
+            show(memory.stores, &mut slot[place], &memory.own()[part]);
         }
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
@@ -146,20 +154,31 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
     let (own, whole, me) = (memory.range(chunk), memory.range(span), windows.me());
     let Some(mut others) = windows.chunks(tile, own.start - whole.start, own.len()) else { return false };
     let (fold, finish) = (memory.fold(), memory.finish);
+    let contribution = memory.contribution.map(|contribution| &contribution[own.clone()]);
     let own = &mut memory.work[own];
-    match memory.stores {
-        Stores::Cached => {
+    match (memory.stores, contribution) {
+        (Stores::Cached, Some(contribution)) => {
+            let (before, after) = others.split_at_mut(me);
+            fold.fold_apart(own, before, contribution, after, finish);
+        }
+        (Stores::Cached, None) => {
             others.insert(me, own);
             fold.fold_all(&mut others, finish);
         }
         // Blocks are folded where they stay in the cache and leave around it.
-        Stores::Streaming => {
+        (Stores::Streaming, contribution) => {
             for start in (0..own.len()).step_by(BLOCK_BYTES) {
                 let block = start..own.len().min(start + BLOCK_BYTES);
                 let contributions: Vec<&[u8]> = others.iter().map(|other| &other[block.clone()]).collect();
                 let (before, after) = contributions.split_at(me);
                 let result = &mut own[block.clone()];
-                fold.fold_ranks(result, before, after, None, finish);
+                match contribution {
+                    Some(contribution) => {
+                        let all = [before, &[&contribution[block.clone()]], after].concat();
+                        fold.fold_many(result, &all, finish);
+                    }
+                    None => fold.fold_ranks(result, before, after, None, finish),
+                }
                 others.iter_mut().for_each(|other| copy_out(&mut other[block.clone()], result));
             }
         }
@@ -190,7 +209,13 @@ fn fold_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, chu
             .map(|seat| windows.contribution(seat, tile, offset, len).expect("all have published"))
             .collect();
         let (before, after) = others.split_at(windows.me());
-        fold.fold_ranks(&mut memory.work[own], before, after, None, finish);
+        match memory.contribution {
+            Some(contribution) => {
+                let all = [before, &[&contribution[own.clone()]], after].concat();
+                fold.fold_many(&mut memory.work[own], &all, finish);
+            }
+            None => fold.fold_ranks(&mut memory.work[own], before, after, None, finish),
+        }
     }
     true
 }

@@ -80,6 +80,14 @@ fn check_named(engine: &Engine, me: usize, all: &[Solved]) {
         let outcome = engine.run(submission(solved, me, "alone")).unwrap();
         right(solved, "alone", outcome.into_result().unwrap());
     }
+    // With a place of its own for the result, the input stays as it was.
+    for solved in all.iter().filter(|solved| matches!(solved.call.collective, Collective::Allreduce { .. })) {
+        let output = OwnedBytes::from_slice(&vec![0xa5; solved.inputs[me].len()]);
+        let output = Region::from_owned_bytes(output, solved.call.dtype);
+        let outcome = engine.run(submission(solved, me, "apart").with_output(output)).unwrap();
+        assert!(outcome.input.unwrap().as_bytes() == &solved.inputs[me][..], "the input of {:?} changed", solved.call);
+        right(solved, "in an output of its own", outcome.output.unwrap());
+    }
     let together = |(index, solved)| engine.submit(submission(solved, me, &format!("call{index}"))).unwrap();
     let tickets: Vec<_> = all.iter().enumerate().map(together).collect();
     for (solved, outcome) in all.iter().zip(wait_all(tickets)) {
@@ -126,6 +134,20 @@ fn large_tensors_of_half_precision_take_every_road_to_the_same_bits() {
         }
     }
     check_everywhere(size, solved);
+}
+
+#[test]
+fn large_tensors_take_every_road_to_the_same_bits() {
+    for size in [2, 3] {
+        let mut solved = Vec::new();
+        // Staged, beyond that in one tile and in several, and in tiles that the last does not fill.
+        for (turn, rows) in [40_000, 70_000, 300_003, 1_000_000].into_iter().enumerate() {
+            let (op, (prescale, postscale)) = (FOLDS[turn], FACTORS[turn % 3]);
+            let collective = Collective::Allreduce { op, prescale, postscale };
+            solved.push(Solved::new(&call(collective, Dtype::F32, rows, Inputs::Extreme), 7, &vec![false; size]));
+        }
+        check_everywhere(size, solved);
+    }
 }
 
 /// What started this: four ranks with 30000 gave infinity when the tensor was small or fused.

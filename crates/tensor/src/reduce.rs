@@ -100,6 +100,21 @@ impl Fold {
         self.run(parts.iter_mut().fold(Streams::new(self.dtype), |streams, part| streams.update(part)), finish);
     }
 
+    /// Folds the parts in order, with `own` between `before` and `after`, and stores the finished result in each part
+    /// and in `out`. What is in `own` stays.
+    pub fn fold_apart(
+        &self,
+        out: &mut [u8],
+        before: &mut [&mut [u8]],
+        own: &[u8],
+        after: &mut [&mut [u8]],
+        finish: Finish,
+    ) {
+        let streams = before.iter_mut().fold(Streams::new(self.dtype), |streams, part| streams.update(part));
+        let streams = after.iter_mut().fold(streams.read(own), |streams, part| streams.update(part));
+        self.run(streams.write(out), finish);
+    }
+
     /// `out = sources[0] ∘ sources[1] ∘ …`, finished. Without any source it is the neutral element.
     pub fn fold_many(&self, out: &mut [u8], sources: &[&[u8]], finish: Finish) {
         if sources.is_empty() {

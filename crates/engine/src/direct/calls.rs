@@ -405,7 +405,8 @@ impl Communicator {
         let (kind, len) = (descriptor.kind().map_or(0, |kind| kind as u8), work.len().max(source.len()));
         let stores = self.outlets.of(kind, len).map_or(Stores::Cached, |outlet| outlet.choose());
         let began = Instant::now();
-        let memory = Shared { work, source, mapped: None, elem_bytes: dtype.size_bytes(), fold, finish, stores };
+        let (contribution, mapped, elem_bytes) = (None, None, dtype.size_bytes());
+        let memory = Shared { work, contribution, source, mapped, elem_bytes, fold, finish, stores };
         self.walk(descriptor, Operation::Windows { run, memory })?;
         if let Some(outlet) = self.outlets.of(kind, len) {
             outlet.learn(len, began.elapsed());

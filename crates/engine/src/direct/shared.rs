@@ -129,6 +129,7 @@ impl Communicator {
         let (fold, finish) = (Fold::new(dtype, op), Finish::new(dtype, op, self.size() as u64, 1.0));
         let memory = Shared {
             work: &mut [],
+            contribution: None,
             source: &[],
             mapped: Some(mapped),
             elem_bytes: dtype.size_bytes(),
