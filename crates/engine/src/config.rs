@@ -164,7 +164,8 @@ macro_rules! settings {
 settings! {
     /// Requests that are ready together travel together up to this many bytes. Larger buckets save start-up costs;
     /// smaller ones let the first results return earlier. 64 MiB is far beyond the size at which start-up costs matter
-    /// on any link we know, and bounds the memory of the fusion buffer.
+    /// on any link we know, and bounds the memory of the fusion buffer. Among ranks of one host an
+    /// allreduce of 1 MiB or more travels alone.
     fusion_threshold_bytes: u64 = 64 << 20, ["FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"];
     /// Keeps the requests of a group (a grouped allreduce) out of buckets with other requests. The same on all ranks.
     disable_group_fusion: bool = false, ["FARANDOLE_DISABLE_GROUP_FUSION", "HOROVOD_DISABLE_GROUP_FUSION"];

@@ -476,6 +476,14 @@ fn wait_limits(config: &Config) -> Limits {
     Limits { timeout: config.deadline, stall_shutdown }
 }
 
+/// Where ranks share memory, an allreduce of this size takes longer to be copied into the fusion buffer and out of it
+/// (a quarter of a millisecond) than a bucket of its own costs, even if a sleeping peer has to be woken for it.
+const ALONE_FROM_BYTES: u64 = 1 << 20;
+
+fn share_a_host(ranks: &[Rank], host_names: &[String]) -> bool {
+    ranks.windows(2).all(|pair| host_names[pair[0].index()] == host_names[pair[1].index()])
+}
+
 fn settings(
     config: &Config,
     table: Option<Arc<Table>>,
@@ -488,6 +496,7 @@ fn settings(
     let longest = if config.deadline.is_zero() { Duration::MAX } else { config.deadline / 4 };
     let agree = AgreeSettings {
         threshold_bytes: config.fusion_threshold_bytes,
+        alone_from_bytes: if share_a_host(ranks, host_names) { ALONE_FROM_BYTES } else { defaults.alone_from_bytes },
         patience: config.patience.min(longest),
         patience_limit: defaults.patience_limit.min(longest),
         run_limit: defaults.run_limit.min(longest),

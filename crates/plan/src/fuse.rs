@@ -8,8 +8,12 @@
 //! their boundaries, because it works tensor by tensor. A bucket of more than one tensor never exceeds the threshold,
 //! which therefore bounds the fusion buffer; an item above it travels alone; a threshold of zero turns fusion off.
 //!
-//! **Look-ahead.** An item may join an earlier bucket past items of other keys, as mixed precision interleaves them, as
-//! long as the items it passes sum to no more than the threshold. Items with the same key are never reordered.
+//! Fusing saves an item its own hand-overs and costs two copies, into the common buffer and out of it. So an allreduce
+//! that is *large* (`Limits::alone_from_bytes`) travels alone.
+//!
+//! **Look-ahead.** An item may join an earlier bucket past items of other keys, as mixed precision interleaves them,
+//! and past large ones, as long as the items it passes sum to no more than the threshold. Other items with the same key
+//! are never reordered.
 //!
 //! **Dependence.** Within a replayed cycle a program may wait for one result before it makes the next request. The
 //! caller says for each item before which position everything that it may depend on lies (`after`); an item joins a
@@ -39,6 +43,8 @@ pub struct Limits {
     pub threshold_bytes: u64,
     /// An allreduce of one tensor up to this size is staged as well.
     pub stage_below_bytes: u64,
+    /// An allreduce of one tensor from this size on travels alone.
+    pub alone_from_bytes: u64,
     /// Whether requests of a batch may share a bucket with requests outside of it.
     pub batches: BatchFusion,
 }
@@ -185,6 +191,11 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
     let mut passed_bytes = 0_u64;
     for (position, item) in items.iter().enumerate() {
         let bytes = bytes_in_bucket(item, limits.size);
+        if is_large(item, bytes, limits) {
+            buckets.push(vec![position]);
+            passed_bytes = passed_bytes.saturating_add(bytes);
+            continue;
+        }
         let key = Key::of(item).filter(|_| bytes <= limits.threshold_bytes && limits.threshold_bytes > 0);
         let joinable = open.iter_mut().find(|bucket| bucket.key == key && key.is_some()).filter(|bucket| {
             bucket.bytes + bytes <= limits.threshold_bytes
@@ -213,6 +224,13 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
     let plan =
         |positions: &[usize]| BucketPlan::new(positions.iter().map(|at| Arc::clone(&items[*at])).collect(), limits);
     buckets.into_iter().map(|positions| Fused { plan: Arc::new(plan(&positions)), positions }).collect()
+}
+
+/// Whether an item is better off without others, and without being copied. Adasum works in a buffer of the engine's
+/// anyway.
+fn is_large(item: &Item, bytes: u64, limits: &Limits) -> bool {
+    let folds = matches!(item.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
+    folds && bytes >= limits.alone_from_bytes
 }
 
 /// A bucket that may still get items.

@@ -25,7 +25,8 @@ fn item(name: &str, collective: Collective, dtype: Dtype, shape: &[u64], rows: &
 }
 
 fn limits(threshold_bytes: u64) -> Limits {
-    Limits { size: 3, threshold_bytes, stage_below_bytes: 1024, batches: BatchFusion::WithOthers }
+    let (stage_below_bytes, alone_from_bytes) = (1024, u64::MAX);
+    Limits { size: 3, threshold_bytes, stage_below_bytes, alone_from_bytes, batches: BatchFusion::WithOthers }
 }
 
 fn positions(items: &[Arc<Item>], after: impl Fn(usize) -> usize, threshold_bytes: u64) -> Vec<Vec<usize>> {
@@ -53,6 +54,21 @@ fn zero_turns_fusion_off_and_large_items_travel_alone() {
     let items = sums(&[(Dtype::F32, 16), (Dtype::F32, 1000), (Dtype::F32, 16), (Dtype::F32, 16)]);
     assert_eq!(positions(&items, |_| 0, 0), [vec![0], vec![1], vec![2], vec![3]]);
     assert_eq!(positions(&items, |_| 0, 256), [vec![0], vec![1], vec![2, 3]], "nobody overtakes the large one");
+}
+
+#[test]
+fn an_allreduce_from_a_size_on_travels_alone_and_others_fuse_past_it() {
+    let places = |items: &[Arc<Item>]| -> Vec<Vec<usize>> {
+        let limits = Limits { alone_from_bytes: 1024, ..limits(1 << 20) };
+        fuse(items, |_| 0, &limits).into_iter().map(|bucket| bucket.positions).collect()
+    };
+    let items = sums(&[(Dtype::F32, 240), (Dtype::F32, 256), (Dtype::F32, 16), (Dtype::F32, 300), (Dtype::F32, 16)]);
+    assert_eq!(places(&items), [vec![0, 2, 4], vec![1], vec![3]]);
+    let adasum = Collective::Allreduce { op: ReduceOp::Adasum, prescale: 1.0, postscale: 1.0 };
+    let pair =
+        |collective: Collective| ["a", "b"].map(|name| item(name, collective.clone(), Dtype::F32, &[512], &[1; 3]));
+    assert_eq!(places(&pair(adasum)), [vec![0, 1]], "it is copied anyway");
+    assert_eq!(places(&pair(SUM)), [vec![0], vec![1]]);
 }
 
 #[test]

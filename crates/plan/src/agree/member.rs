@@ -363,6 +363,7 @@ impl Member {
             size: self.size,
             threshold_bytes: self.settings.threshold_bytes,
             stage_below_bytes: self.settings.stage_below_bytes,
+            alone_from_bytes: self.settings.alone_from_bytes,
             batches: self.settings.batches,
         }
     }

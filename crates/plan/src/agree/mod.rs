@@ -108,8 +108,8 @@ pub enum Joining {
     LikeHorovod,
 }
 
-/// What can be set. `threshold_bytes`, `stage_below_bytes`, `batches`, `joining` and `replay` must be equal on all
-/// ranks of the group.
+/// What can be set. `threshold_bytes`, `stage_below_bytes`, `alone_from_bytes`, `batches`, `joining` and `replay` must
+/// be equal on all ranks of the group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.
@@ -117,6 +117,8 @@ pub struct Settings {
     /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that
     /// its replay needs no entry barrier.
     pub stage_below_bytes: u64,
+    /// An allreduce of one tensor from this size on travels alone.
+    pub alone_from_bytes: u64,
     /// With what the requests of a batch fuse.
     pub batches: BatchFusion,
     /// How long a replaying rank with waiting requests may see no progress before it asks for a break. Doubles each
@@ -142,6 +144,7 @@ impl Default for Settings {
             threshold_bytes: 64 << 20,
             // Copying 256 KiB in and out costs about as much as the barrier that it saves.
             stage_below_bytes: 256 << 10,
+            alone_from_bytes: u64::MAX,
             batches: BatchFusion::WithOthers,
             // Longer than any pause of the scheduler, short against a training iteration.
             patience: Duration::from_millis(10),
