@@ -5,7 +5,9 @@
 //! read, and `api` has TensorFlow's functions.
 //!
 //! Kernels are registered for the CPU and for GPUs. On a GPU, inputs and outputs are declared to lie in host memory, so
-//! that TensorFlow itself copies them, on its own streams; its C API gives out no CUDA stream.
+//! that TensorFlow itself copies them, on its own streams; its C API gives out no CUDA stream. On the CPU they are not:
+//! TensorFlow would take what other ops make there, which declare nothing, for memory of another kind, and let no
+//! output take over the memory of its input.
 //!
 //! What is deliberately not here: Python's wrappers and gradients (`farandole/tensorflow/mpi_ops.py`).
 //!
@@ -36,7 +38,8 @@ use definitions::{DEFINITIONS, Definition, Kind};
 use kernel::Kernel;
 
 /// Devices that kernels are registered for.
-const DEVICES: [&CStr; 2] = [c"CPU", c"GPU"];
+const DEVICES: [&CStr; 2] = [CPU, c"GPU"];
+const CPU: &CStr = c"CPU";
 
 /// Whether the ops are registered: TensorFlow takes them once. Held by threads that import the Python package.
 static REGISTERED: Mutex<bool> = Mutex::new(false);
@@ -95,7 +98,9 @@ fn register_kernel(api: &Api, definition: &Definition, device: &CStr, asynchrono
             }
             _ => (api.new_kernel_builder)(name.as_ptr(), device.as_ptr(), create, compute, delete),
         };
-        definition.arguments().for_each(|argument| (api.host_memory)(builder, text(argument).as_ptr()));
+        if device != CPU {
+            definition.arguments().for_each(|argument| (api.host_memory)(builder, text(argument).as_ptr()));
+        }
         (api.register_kernel)(name.as_ptr(), builder, status.raw());
     }
     status.error().map_or(Ok(()), |error| Err(format!("{} on {device:?}: {error}", definition.name)))

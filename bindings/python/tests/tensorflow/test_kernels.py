@@ -84,6 +84,37 @@ def test_an_input_that_others_read_keeps_its_value():
     assert x.numpy().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def peak_of(call):
+    """How many bytes of memory the process has more at its peak while this runs than before."""
+
+    def status(line):
+        with open("/proc/self/status") as lines:
+            return next(int(words.split()[1]) << 10 for words in lines if words.startswith(line))
+
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")
+    before = status("VmRSS:")
+    call()
+    return status("VmHWM:") - before
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_output_takes_over_memory_that_nobody_else_needs(size):
+    elements, name = 8 << 20, f"kernels_memory_{size}"
+
+    @tf.function
+    def reduced(x):
+        made = [tf.fill([elements], x + index) for index in range(size)]
+        results = [hvd._allreduce(made[0], name=name)] if size == 1 else hvd._grouped_allreduce(made, name=name)
+        return tf.stack([result[0] for result in results])
+
+    expected = (np.arange(size) + 2.0) * hvd.size()
+    assert np.array_equal(reduced(tf.constant(2.0)), expected)
+    taken = min(peak_of(lambda: reduced(tf.constant(2.0))) for _ in range(3))
+    # Inputs and outputs apart are twice as much.
+    assert taken < 1.5 * size * elements * 4, f"{taken >> 20} MB for {size * elements * 4 >> 20} MB of inputs"
+
+
 def test_tensorflow_merges_no_collectives_and_computes_none_in_advance():
     for op_type in ("HorovodAllreduce", "HorovodAllgather", "HorovodBroadcast", "HorovodSize", "HorovodJoin"):
         assert op_def_registry.get(op_type).is_stateful, op_type
