@@ -11,8 +11,12 @@ use super::entrant::{Entrant, Outcome};
 use super::statistics::Summary;
 use super::task::Task;
 
-/// Iterations of the first, uncounted round, which finds out how long one takes.
+/// Iterations of the first round that is not counted. Such rounds find out how long an iteration takes.
 const CALIBRATION_ITERATIONS: usize = 3;
+
+/// Rounds that are not counted, at most. With them, all counted rounds have about as many iterations, and the median is
+/// not that of the last one alone.
+const CALIBRATION_ROUNDS: usize = 4;
 
 /// How much is measured at each size.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +35,13 @@ const MIN_ITERATIONS: usize = 2;
 /// Most iterations of a round: more do not move the median.
 const MAX_ITERATIONS: usize = 2000;
 
-/// Iterations before the timed ones of every round, to bring code, page tables and caches back after the others' turns.
-const WARMUP_ITERATIONS: usize = 2;
+/// Fewest iterations before the timed ones of every round, to bring code, page tables and caches back after the others'
+/// turns.
+const MIN_WARMUP_ITERATIONS: usize = 2;
+
+/// Time for them, if they are short. All ranks of a contestant wake at once, and the kernel may put two of them on one
+/// core and take some of its ticks to separate them.
+const WARMUP_NS: u64 = 20_000_000;
 
 /// A round has at most this many times the iterations of the one before it, so that an estimate which was far too low
 /// costs one slow round of few iterations and not one of thousands.
@@ -47,6 +56,12 @@ impl Effort {
         let most = MAX_ITERATIONS.min(iterations * MAX_GROWTH).max(MIN_ITERATIONS);
         self.iterations.unwrap_or(affordable.clamp(MIN_ITERATIONS, most))
     }
+}
+
+/// Iterations before the timed ones of the next round, after a round of `iterations` that took `round_ns`.
+fn warmup_iterations(iterations: usize, round_ns: u64) -> usize {
+    let mean_ns = (round_ns / iterations.max(1) as u64).max(1);
+    ((WARMUP_NS / mean_ns) as usize).clamp(MIN_WARMUP_ITERATIONS, MAX_ITERATIONS)
 }
 
 /// What one contestant has shown at one size.
@@ -92,6 +107,8 @@ pub(crate) fn measure(entrants: &mut [Box<dyn Entrant>], task: &Task, effort: Ef
 struct Turn {
     /// Iterations of its next round.
     iterations: usize,
+    /// Iterations before them.
+    warmup: usize,
     rounds_ns: Vec<Vec<u64>>,
     wrong: u64,
     lacking: Option<String>,
@@ -99,8 +116,20 @@ struct Turn {
 
 impl Turn {
     fn calibrate(entrant: &mut dyn Entrant, task: &Task, effort: Effort) -> Result<Turn> {
-        let mut turn = Turn { iterations: CALIBRATION_ITERATIONS, rounds_ns: Vec::new(), wrong: 0, lacking: None };
-        turn.take(entrant, task, effort)?;
+        let mut turn = Turn {
+            iterations: CALIBRATION_ITERATIONS,
+            warmup: MIN_WARMUP_ITERATIONS,
+            rounds_ns: Vec::new(),
+            wrong: 0,
+            lacking: None,
+        };
+        for _ in 0..CALIBRATION_ROUNDS {
+            let before = turn.iterations;
+            turn.take(entrant, task, effort)?;
+            if turn.iterations < before * MAX_GROWTH {
+                break;
+            }
+        }
         turn.rounds_ns.clear();
         Ok(turn)
     }
@@ -109,9 +138,11 @@ impl Turn {
         if self.lacking.is_some() {
             return Ok(());
         }
-        match entrant.round(task, WARMUP_ITERATIONS, self.iterations)? {
+        match entrant.round(task, self.warmup, self.iterations)? {
             Outcome::Measured { times_ns, wrong } => {
-                self.iterations = effort.next_iterations(self.iterations, times_ns.iter().sum());
+                let round_ns: u64 = times_ns.iter().sum();
+                self.warmup = warmup_iterations(self.iterations, round_ns);
+                self.iterations = effort.next_iterations(self.iterations, round_ns);
                 self.rounds_ns.push(times_ns);
                 self.wrong += wrong;
             }
@@ -194,5 +225,22 @@ mod tests {
         assert_eq!(effort.next_iterations(2, 2_000_000_000), MIN_ITERATIONS);
         assert_eq!(effort.next_iterations(3, 3_000), 24, "a first estimate is not believed at once");
         assert_eq!(Effort { iterations: Some(9), ..effort }.next_iterations(9, 1), 9);
+    }
+
+    #[test]
+    fn short_iterations_are_warmed_up_for_a_while_and_long_ones_twice() {
+        assert_eq!(warmup_iterations(10, 10 * 100_000), 200);
+        assert_eq!(warmup_iterations(10, 10 * 1_000), MAX_ITERATIONS);
+        assert_eq!(warmup_iterations(2, 2_000_000_000), MIN_WARMUP_ITERATIONS);
+    }
+
+    #[test]
+    fn counted_rounds_are_alike() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let mut entrants: [Box<dyn Entrant>; 1] = [Box::new(Fake { word: "a", ns: Some(1000), log: log.clone() })];
+        let effort = Effort { rounds: 3, iterations: None, budget_s: 0.003 };
+        let showings = measure(&mut entrants, &task(), effort).unwrap();
+        let Showing::Measured { summary, .. } = &showings[0] else { panic!("it ran") };
+        assert_eq!((summary.iterations, log.borrow().len()), (3000, 3 + 4), "3, 24, 192 and 1000 do not count");
     }
 }
