@@ -148,9 +148,11 @@ fn the_other_collectives_move_the_right_elements() {
 #[test]
 fn alltoall_mixes_senders_of_short_and_of_long_parts() {
     let tiny = DirectSettings { small_bytes: 1024, tile_bytes: 4096, ..settings() };
-    for medium in media() {
+    // Long parts go in tiles, are read from where they lie, or the longest decide for all.
+    let read_from = [usize::MAX, 4096, 12_020];
+    for (medium, single_copy_bytes) in media().into_iter().flat_map(|medium| read_from.map(|bytes| (medium, bytes))) {
         for n in [2, 3, 5] {
-            ranks(n, medium, tiny, move |mut communicator| {
+            ranks(n, medium, DirectSettings { single_copy_bytes, ..tiny }, move |mut communicator| {
                 let me = communicator.rank().index();
                 for round in 0..20 {
                     // One rank after the other has long parts; ranks know their own lengths only.
@@ -171,16 +173,18 @@ fn alltoall_mixes_senders_of_short_and_of_long_parts() {
 
 #[test]
 fn alltoall_parts_of_different_lengths_are_told_on_both_ranks() {
-    for len in [4, 40_000] {
-        let errors = ranks(2, Medium::Windows, settings(), move |mut communicator| {
-            let me = communicator.rank().index();
-            // Rank 0 sends `len` elements, rank 1 expects one more.
-            let (send, recv) = if me == 0 { ([1, len], [1, 1]) } else { ([1, 1], [len + 1, 1]) };
-            let data = vec![1u32; send.iter().sum()];
-            let mut got = vec![0; recv.iter().sum()];
-            let call = communicator.alltoall(&data, &send, &mut got, &recv);
-            call.and_then(|()| communicator.barrier()).unwrap_err().to_string()
-        });
+    // Shown at once, in tiles, read from where they lie.
+    for (len, single_copy_bytes) in [(4, 4), (40_000, usize::MAX), (40_000, 4096)] {
+        let errors =
+            ranks(2, Medium::Windows, DirectSettings { single_copy_bytes, ..settings() }, move |mut communicator| {
+                let me = communicator.rank().index();
+                // Rank 0 sends `len` elements, rank 1 expects one more.
+                let (send, recv) = if me == 0 { ([1, len], [1, 1]) } else { ([1, 1], [len + 1, 1]) };
+                let data = vec![1u32; send.iter().sum()];
+                let mut got = vec![0; recv.iter().sum()];
+                let call = communicator.alltoall(&data, &send, &mut got, &recv);
+                call.and_then(|()| communicator.barrier()).unwrap_err().to_string()
+            });
         for error in errors {
             assert!(error.contains(&format!("{} bytes", 4 * len)) && error.contains("expects"), "{error}");
         }

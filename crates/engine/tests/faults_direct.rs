@@ -31,7 +31,15 @@ enum What {
     Allgather,
     ReduceScatter,
     Alltoall,
+    /// Out of the peers' own memory.
+    Read(Copied),
     Barrier,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Copied {
+    Allgather,
+    Alltoall,
 }
 
 impl What {
@@ -58,7 +66,7 @@ impl What {
                 communicator.broadcast(&mut data, Rank(0))?;
                 expect(&data, 1);
             }
-            What::Allgather => {
+            What::Allgather | What::Read(Copied::Allgather) => {
                 let mut all = vec![0f32; 600 * size];
                 communicator.allgather(&ones[..600], &counts, &mut all)?;
                 expect(&all, 1);
@@ -68,7 +76,7 @@ impl What {
                 communicator.reduce_scatter(&ones, &counts, &mut own, ReduceOp::Sum)?;
                 expect(&own, size);
             }
-            What::Alltoall => {
+            What::Alltoall | What::Read(Copied::Alltoall) => {
                 let mut received = vec![0f32; 600 * size];
                 communicator.alltoall(&ones, &counts, &mut received, &counts)?;
                 expect(&received, 1);
@@ -106,7 +114,10 @@ fn ranks(run: &Run, what: What) -> Vec<Option<Error>> {
         What::Forced(algorithm, _) => Some(algorithm),
         _ => None,
     };
-    let settings = DirectSettings { deadline: run.deadline, small_bytes: 4000, tile_bytes: 4096, algorithm };
+    // The parts have 2400 bytes, and allgathers read those of sixteen times the size.
+    let single_copy_bytes = if matches!(what, What::Read(_)) { 128 } else { usize::MAX };
+    let deadline = run.deadline;
+    let settings = DirectSettings { deadline, small_bytes: 4000, tile_bytes: 4096, single_copy_bytes, algorithm };
     let (results, collected) = mpsc::channel();
     let threads: Vec<_> = (0..run.size)
         .map(|rank| {
@@ -164,6 +175,12 @@ fn faults_between_tiles_are_named() {
 #[test]
 fn faults_around_shared_buffers_are_named() {
     strike_all(Medium::Windows, 2..=4, &[What::Mapped(2_000)], 100);
+}
+
+#[test]
+fn faults_around_reads_of_other_ranks_memory_are_named() {
+    let whats = [What::Read(Copied::Allgather), What::Read(Copied::Alltoall)];
+    strike_all(Medium::Windows, 2..=4, &whats, 200);
 }
 
 #[test]

@@ -186,8 +186,13 @@ impl Communicator {
             return Err(wrong("the counts do not add up to the lengths of the buffers"));
         }
         let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, Detail::Counts(counts), all.len() as u64);
-        let number = self.next_operation()?;
         all[mine.start as usize..mine.end() as usize].copy_from_slice(own);
+        if self.gathers_by_reads(descriptor, &blocks, size_of::<T>())? {
+            let bytes = |block: &Span| block.start as usize * size_of::<T>()..block.end() as usize * size_of::<T>();
+            let blocks: Vec<_> = blocks.iter().map(bytes).collect();
+            return with_bytes_mut(all, |all| self.gather_by_reads(descriptor, as_bytes(own), all, &blocks));
+        }
+        let number = self.next_operation()?;
         if self.shows_all(size_of_val(all)) {
             let (word, bytes, elem_bytes) = (descriptor.word(), size_of_val(all), size_of::<T>());
             let begin = |windows: &mut Windows| windows.begin(number, word, as_bytes(own));
@@ -300,13 +305,13 @@ impl Communicator {
             return Err(wrong("what a rank sends to itself it also receives"));
         }
         let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, Detail::Nothing, 0);
-        let number = self.next_operation()?;
         if self.all_show_parts() {
             let (send, recv, dtype) = (&send, &recv, T::DTYPE);
             return with_bytes_mut(received, |received| {
-                self.exchange(Exchange { number, descriptor, data: as_bytes(data), send, received, recv, dtype })
+                self.exchange(Exchange { descriptor, data: as_bytes(data), send, received, recv, dtype })
             });
         }
+        let number = self.next_operation()?;
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
         let schedule =
             self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));

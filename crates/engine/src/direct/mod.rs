@@ -4,10 +4,11 @@
 //! is no agreement and no other thread: the call itself moves the bytes and returns when this rank's part is done. Each
 //! call is an *operation* with the next number; ranks that do not make the same call find out (`descriptor`).
 //!
-//! Three roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go through
-//! windows in tiles, and shared buffers are worked on where they lie; between hosts, schedules of messages run over
-//! links. The road depends only on what all ranks know (bytes, placement, settings, the table that they have agreed on:
-//! `choice`), so all take the same one.
+//! Several roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go
+//! through windows in tiles, long parts that are only copied are read from where they lie (`single_copy`), and shared
+//! buffers are worked on where they lie; between hosts, schedules of messages run over links. The road depends only on
+//! what all ranks know (bytes, placement, settings, the table that they have agreed on: `choice`), so all take the same
+//! one.
 //!
 //! An error is final: the communicator remembers the first cause and gives it as the answer to every later call, and
 //! the peers are told. Named, unordered and asynchronous requests are the business of [`crate::Engine`], which has
@@ -23,6 +24,7 @@ mod operation;
 mod outcry;
 mod patience;
 mod shared;
+mod single_copy;
 mod small;
 
 use std::collections::HashMap;
@@ -73,13 +75,22 @@ pub struct DirectSettings {
     pub small_bytes: usize,
     /// Longest tile in bytes, on one host.
     pub tile_bytes: usize,
+    /// On one host, parts of an alltoall from this size on are read from where they lie, and those of an allgather from
+    /// sixteen times this size on; `usize::MAX`: none is.
+    pub single_copy_bytes: usize,
     /// Algorithm for every allreduce that it fits, instead of the chosen one.
     pub algorithm: Option<Algorithm>,
 }
 
 impl Default for DirectSettings {
     fn default() -> DirectSettings {
-        DirectSettings { deadline: Duration::ZERO, small_bytes: 32 << 10, tile_bytes: 512 << 10, algorithm: None }
+        DirectSettings {
+            deadline: Duration::ZERO,
+            small_bytes: 32 << 10,
+            tile_bytes: 512 << 10,
+            single_copy_bytes: 64 << 10,
+            algorithm: None,
+        }
     }
 }
 
@@ -117,6 +128,8 @@ pub struct Communicator {
     id: u64,
     /// Shared buffers that were made; the same on all ranks.
     buffers_made: u64,
+    /// Whether every rank may read the memory of every other, once that is known.
+    reads_peers: Option<bool>,
 }
 
 impl Communicator {
@@ -145,6 +158,7 @@ impl Communicator {
             left_after,
             id: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
             buffers_made: 0,
+            reads_peers: None,
         })
     }
 

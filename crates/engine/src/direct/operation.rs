@@ -3,6 +3,7 @@
 use farandole_plan::Rank;
 use farandole_transport::{Mesh, Progress, Result};
 
+use super::single_copy::Reads;
 use crate::footprints::{self, Footprints};
 use crate::run::{Memory, Run};
 use crate::window::{Shared, WindowRun};
@@ -16,6 +17,8 @@ pub(super) enum Operation<'a> {
     },
     /// Through shared memory.
     Windows { run: WindowRun, memory: Shared<'a> },
+    /// Out of the peers' own memory.
+    Reads(Reads<'a>),
     /// Over links.
     Messages { run: Run, memory: Memory<'a> },
 }
@@ -32,6 +35,7 @@ impl Operation<'_> {
                     Operation::Meeting { .. } if windows.all_begun()? => Ok(Progress::Done),
                     Operation::Meeting { .. } => Ok(Progress::Pending),
                     Operation::Windows { run, memory } => run.advance(windows, memory),
+                    Operation::Reads(reads) => reads.advance(windows),
                     Operation::Messages { .. } => unreachable!("handled above"),
                 }
             }
@@ -45,6 +49,7 @@ impl Operation<'_> {
             Operation::Windows { memory, .. } => {
                 memory.mapped.as_ref().map_or(memory.work.len(), |mapped| mapped.own().len())
             }
+            Operation::Reads(reads) => reads.bytes(),
             Operation::Messages { memory, .. } => memory.work.len(),
         }
     }
@@ -57,7 +62,7 @@ impl Operation<'_> {
         match self {
             Operation::Windows { run, .. } => run.watch(),
             Operation::Messages { run, .. } => run.watch(),
-            Operation::Meeting { .. } => {}
+            Operation::Meeting { .. } | Operation::Reads(_) => {}
         }
     }
 
@@ -66,7 +71,7 @@ impl Operation<'_> {
         match self {
             Operation::Windows { run, .. } => run.footprints(),
             Operation::Messages { run, .. } => run.footprints(),
-            Operation::Meeting { .. } => None,
+            Operation::Meeting { .. } | Operation::Reads(_) => None,
         }
     }
 
@@ -76,6 +81,7 @@ impl Operation<'_> {
         match self {
             Operation::Messages { run, .. } => run.waiting_for(),
             Operation::Windows { run, .. } => windows.and_then(|windows| run.waiting_for(windows)),
+            Operation::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
             Operation::Meeting { .. } => {
                 windows.and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat)))
             }

@@ -9,8 +9,8 @@
 
 use farandole_plan::Span;
 use farandole_tensor::{Finish, Fold};
-use farandole_transport::shm::Windows;
 use farandole_transport::shm::board::INLINE_BYTES;
+use farandole_transport::shm::{Windows, cma};
 
 use super::operation::Operation;
 use super::{Communicator, Descriptor};
@@ -99,16 +99,22 @@ pub(super) fn copy_shown(windows: &Windows, seat: usize, target: &mut [u8]) {
 }
 
 /// How a rank shows the parts that it sends to each peer in its small slot: at multiples of a *stride*, its length
-/// first. Whether the elements follow or go in tiles is the sender's choice, since only it knows how long all of its
-/// parts are; its note says which.
+/// first. Whether the elements follow or are fetched otherwise is the sender's choice, since only it knows how long all
+/// of its parts are; its note says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     stride: usize,
-    /// The elements go in tiles, and the slot has the lengths alone.
-    pub(super) tiled: bool,
+    /// The elements go in tiles or are read from the sender's memory; the slot has length and offset alone.
+    pub(super) long: bool,
+    /// Some part is long enough to be read from where it lies.
+    pub(super) exposed: bool,
+    /// Where the data lies in the sender's memory.
+    pub(super) address: u64,
+    pub(super) pid: u32,
 }
 
 const LEN_BYTES: usize = size_of::<u64>();
+const NOTE_BYTES: usize = 3 * LEN_BYTES;
 /// Readers of neighbouring parts share no cache line.
 const LINE_BYTES: usize = 64;
 
@@ -118,49 +124,81 @@ impl Parts {
         LINE_BYTES.saturating_mul(ranks) <= slot_bytes
     }
 
-    /// For these parts, which are shown if they take at most `most_bytes` of a slot that their lengths fit.
-    pub(super) fn new(send: &[Span], elem_bytes: usize, most_bytes: usize) -> Parts {
+    /// For these parts of `data`, which are shown if they take at most `most_bytes` of a slot that their lengths fit,
+    /// and exposed from `exposed_bytes` on.
+    pub(super) fn new(data: &[u8], send: &[Span], elem_bytes: usize, most_bytes: usize, exposed_bytes: usize) -> Parts {
         let longest = send.iter().map(|span| (span.len as usize).saturating_mul(elem_bytes)).max().unwrap_or(0);
         let stride = longest.saturating_add(LEN_BYTES).saturating_add(LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-        let tiled = stride.saturating_mul(send.len()) > most_bytes;
-        Parts { stride: if tiled { LINE_BYTES } else { stride }, tiled }
+        let long = stride.saturating_mul(send.len()) > most_bytes;
+        Parts {
+            stride: if long { LINE_BYTES } else { stride },
+            long,
+            exposed: long && longest >= exposed_bytes,
+            address: cma::address_of(data),
+            // A system call, which short parts do without.
+            pid: if long { std::process::id() } else { 0 },
+        }
     }
 
     /// The note that tells peers of it.
-    pub(super) fn note(self) -> [u8; LEN_BYTES] {
-        ((self.stride as u64) << 1 | u64::from(self.tiled)).to_ne_bytes()
+    pub(super) fn note(self) -> [u8; NOTE_BYTES] {
+        let words = [
+            (self.stride as u64) << 2 | u64::from(self.exposed) << 1 | u64::from(self.long),
+            self.address,
+            u64::from(self.pid),
+        ];
+        let mut note = [0; NOTE_BYTES];
+        note.chunks_exact_mut(LEN_BYTES)
+            .zip(words)
+            .for_each(|(place, word)| place.copy_from_slice(&word.to_ne_bytes()));
+        note
     }
 
     /// What a peer's note says.
+    #[inline]
     pub(super) fn of(windows: &Windows, seat: usize) -> Parts {
         let mut inline = [0; INLINE_BYTES];
-        let note = windows.small(seat, LEN_BYTES, &mut inline);
-        let note = u64::from_ne_bytes(note.try_into().expect("a note has eight bytes"));
-        Parts { stride: (note >> 1) as usize, tiled: note & 1 == 1 }
+        let note = windows.small(seat, NOTE_BYTES, &mut inline);
+        let [first, address, pid] = [0, 1, 2].map(|at| word(&note[at * LEN_BYTES..]));
+        let (long, exposed) = (first & 1 == 1, first >> 1 & 1 == 1);
+        Parts { stride: (first >> 2) as usize, long, exposed, address, pid: pid as u32 }
     }
 
     /// Fills this rank's slot.
+    #[inline]
     pub(super) fn fill(self, slot: &mut [u8], data: &[u8], send: &[Span], elem_bytes: usize, me: usize) {
         for (to, span) in send.iter().enumerate().filter(|(to, _)| *to != me) {
             let bytes = span.start as usize * elem_bytes..span.end() as usize * elem_bytes;
             let place = &mut slot[to * self.stride..][..self.stride];
             place[..LEN_BYTES].copy_from_slice(&(bytes.len() as u64).to_ne_bytes());
-            if !self.tiled {
+            if self.long {
+                place[LEN_BYTES..2 * LEN_BYTES].copy_from_slice(&(bytes.start as u64).to_ne_bytes());
+            } else {
                 place[LEN_BYTES..][..bytes.len()].copy_from_slice(&data[bytes]);
             }
         }
     }
 
     /// How many bytes a peer has for this rank.
+    #[inline]
     pub(super) fn len(self, windows: &Windows, seat: usize) -> u64 {
-        let len = windows.small_part(seat, windows.me() * self.stride, LEN_BYTES);
-        u64::from_ne_bytes(len.try_into().expect("a length has eight bytes"))
+        word(windows.small_part(seat, windows.me() * self.stride, LEN_BYTES))
+    }
+
+    /// Where a peer's long part for this rank begins in that peer's memory.
+    pub(super) fn start(self, windows: &Windows, seat: usize) -> u64 {
+        self.address + word(windows.small_part(seat, windows.me() * self.stride + LEN_BYTES, LEN_BYTES))
     }
 
     /// Copies a peer's part for this rank to its place, which is as long as [`Parts::len`] says.
+    #[inline]
     pub(super) fn copy(self, windows: &Windows, seat: usize, target: &mut [u8]) {
         target.copy_from_slice(windows.small_part(seat, windows.me() * self.stride + LEN_BYTES, target.len()));
     }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes[..LEN_BYTES].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]
@@ -177,22 +215,39 @@ mod tests {
             .collect()
     }
 
+    /// Stride, whether long, whether exposed.
+    fn form(send: &[Span], elem_bytes: usize) -> (usize, bool, bool) {
+        let parts = Parts::new(&[], send, elem_bytes, 4096, 20_000);
+        (parts.stride, parts.long, parts.exposed)
+    }
+
     #[test]
     fn parts_are_shown_where_they_fit_and_announced_where_they_do_not() {
-        assert_eq!(Parts::new(&parts(&[10, 30, 0]), 4, 4096), Parts { stride: 128, tiled: false });
-        assert_eq!(Parts::new(&parts(&[10, 3000, 0]), 4, 4096), Parts { stride: 64, tiled: true });
-        assert_eq!(Parts::new(&parts(&[u64::MAX / 2, 1]), 8, 4096), Parts { stride: 64, tiled: true });
+        assert_eq!(form(&parts(&[10, 30, 0]), 4), (128, false, false));
+        assert_eq!(form(&parts(&[10, 3000, 0]), 4), (64, true, false));
+        assert_eq!(form(&parts(&[10, 5000, 0]), 4), (64, true, true));
+        assert_eq!(form(&parts(&[u64::MAX / 2, 1]), 8), (64, true, true));
         assert!(Parts::lengths_fit(64, 4096) && !Parts::lengths_fit(65, 4096));
     }
 
     #[test]
     fn a_slot_holds_the_length_and_the_elements_for_each_peer() {
         let (send, data) = (parts(&[2, 3, 1]), [1, 2, 3, 4, 5, 6]);
-        let shown = Parts::new(&send, 1, 4096);
+        let shown = Parts::new(&data, &send, 1, 4096, usize::MAX);
         let mut slot = vec![0; 4096];
         shown.fill(&mut slot, &data, &send, 1, 0);
         assert_eq!(slot[..64], [0; 64], "nothing is shown for the rank itself");
         assert_eq!(slot[64..76], [3, 0, 0, 0, 0, 0, 0, 0, 3, 4, 5, 0]);
         assert_eq!(slot[128..138], [1, 0, 0, 0, 0, 0, 0, 0, 6, 0]);
+    }
+
+    #[test]
+    fn the_slot_of_long_parts_holds_lengths_and_offsets() {
+        let (send, data) = (parts(&[2, 3, 1]), [1, 2, 3, 4, 5, 6]);
+        let long = Parts::new(&data, &send, 1, 100, usize::MAX);
+        let mut slot = vec![0; 4096];
+        long.fill(&mut slot, &data, &send, 1, 0);
+        assert_eq!(slot[64..81], [3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(slot[128..145], [1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 }

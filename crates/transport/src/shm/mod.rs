@@ -2,15 +2,16 @@
 //!
 //! `segment` owns the raw memory, `board` the words by which ranks hand bytes over, `layout` where things lie. On top
 //! of these there are three ways to use it: `windows` (contributions and results pass through cache-sized slots),
-//! `mapped` (the buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `copy` writes for
-//! other cores to read, `gate` is where faults strike, `scarcity` says how much memory is left, `fork` tells a forked
-//! child that none of this is its own.
+//! `mapped` (the buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `cma` reads a
+//! peer's private memory. `copy` writes for other cores to read, `gate` is where faults strike, `scarcity` says how
+//! much memory is left, `fork` tells a forked child that none of this is its own.
 //!
 //! This folder and `credentials.rs` are the only places with unsafe code in this crate
 //! (`xtask/src/tidy/unsafe_code.rs` lists those of all crates).
 //! Each file says which protocol makes its references exclusive.
 
 pub mod board;
+pub mod cma;
 mod copy;
 mod fork;
 mod gate;
