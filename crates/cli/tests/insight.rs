@@ -293,7 +293,10 @@ fn a_report_is_made_of_what_is_there_and_says_what_is_not() {
 /// The flags that advice names exist, and so does what it takes from the front end for PyTorch.
 #[test]
 fn advice_names_nothing_that_does_not_exist() {
-    let front_end = include_str!("../../../bindings/python/farandole/torch/__init__.py");
+    let front_end = concat!(
+        include_str!("../../../bindings/python/farandole/torch/__init__.py"),
+        include_str!("../../../bindings/python/farandole/exports.py")
+    );
     let mut checked = 0;
     for (name, history) in jobs::all() {
         let verdict = Verdict::of(&history, &Window::Whole, None);

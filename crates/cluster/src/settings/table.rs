@@ -126,8 +126,8 @@ const ENGINE: &[Setting] = &[
         "FARANDOLE_FUSION_THRESHOLD",
         "a whole number",
         "67108864",
-        "Requests that are ready together travel together up to this many bytes; 0 turns fusion off. The flag \
-         and the key are in MiB.",
+        "Requests that are ready together travel together up to this many bytes; 0 turns fusion off. Among ranks of \
+         one host an allreduce of 1 MiB or more travels alone. The flag and the key are in MiB.",
     )
     .horovod("HOROVOD_FUSION_THRESHOLD")
     .flag("fusion-threshold-mb")
