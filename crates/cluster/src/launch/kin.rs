@@ -5,8 +5,10 @@
 //! which is the subreaper of all it has started, and is held by a descriptor from the look at it to the signal.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use farandole_transport::Countdown;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 
 /// All processes, as they were at one moment.
 #[derive(Debug)]
@@ -65,6 +67,24 @@ impl Kin {
             }
         }
         false
+    }
+}
+
+/// Kills everything that this process has adopted. What an orphan has started becomes this process's child when the
+/// orphan has ended, so this goes on until nothing is left.
+pub(crate) fn end_orphans(deadline: &Countdown) {
+    loop {
+        let orphans = Kin::look().children();
+        if orphans.is_empty() || deadline.is_over() {
+            return;
+        }
+        for orphan in &orphans {
+            let _ = kill_process(*orphan, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        for orphan in orphans {
+            let _ = waitpid(Some(orphan), WaitOptions::NOHANG);
+        }
     }
 }
 

@@ -503,27 +503,8 @@ impl Launcher {
                 let _ = child.wait();
             }
         }
-        end_orphans(Countdown::new(FAREWELL));
+        kin::end_orphans(&Countdown::new(FAREWELL));
         self.supervision.exit_code()
-    }
-}
-
-/// Kills what a killed agent has left. It became ours with the agent's death, and what it has started becomes ours when
-/// it has ended itself, so this goes on until nothing is left.
-fn end_orphans(deadline: Countdown) {
-    use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
-    loop {
-        let orphans = kin::Kin::look().children();
-        if orphans.is_empty() || deadline.is_over() {
-            return;
-        }
-        for orphan in &orphans {
-            let _ = kill_process(*orphan, Signal::KILL);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-        for orphan in orphans {
-            let _ = waitpid(Some(orphan), WaitOptions::NOHANG);
-        }
     }
 }
 
