@@ -11,6 +11,8 @@ from jobs import run_job
 pytestmark = pytest.mark.timeout(120)
 
 
+# Survivors have a moment to say what they were told, and then the launcher ends them.
+@pytest.mark.alone
 def test_survivors_of_a_killed_rank_are_told_who_it_was() -> None:
     job = run_job(
         3,
