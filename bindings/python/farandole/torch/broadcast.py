@@ -13,9 +13,10 @@ from typing import Any, Optional
 import torch
 
 from farandole import _native
+from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
-from farandole.torch.reduce import Average, allreduce, differentiable
+from farandole.torch.reduce import allreduce, differentiable
 
 
 def _ask(name: str, loan: staging.Loan, output: Optional[torch.Tensor], root_rank: int, group: int) -> staging.AnyWork:

@@ -15,9 +15,10 @@ import torch
 
 from farandole import _native
 from farandole.exceptions import HorovodInternalError
+from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
-from farandole.torch.reduce import Average, allreduce, differentiable, grouped_allreduce
+from farandole.torch.reduce import allreduce, differentiable, grouped_allreduce
 
 Splits = Union[torch.Tensor, Sequence[int], None]
 

@@ -17,18 +17,10 @@ from typing import Any, Optional
 import torch
 
 from farandole import _native
-from farandole.basics import basics as _basics
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.compression import Compression
-
-Average = _basics.Average
-Sum = _basics.Sum
-Adasum = _basics.Adasum
-Min = _basics.Min
-Max = _basics.Max
-Product = _basics.Product
 
 
 def differentiable(*tensors: torch.Tensor) -> bool:

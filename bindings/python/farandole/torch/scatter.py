@@ -15,11 +15,12 @@ from typing import Any, Optional
 import torch
 
 from farandole import _native
+from farandole.exports import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.compression import Compression
 from farandole.torch.gather import allgather, grouped_allgather
-from farandole.torch.reduce import Average, Sum, differentiable
+from farandole.torch.reduce import differentiable
 
 
 def reducescatter_async(

@@ -12,10 +12,10 @@ from typing import Optional
 
 import torch
 
+from farandole.exports import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles
 from farandole.torch.gather import allgather_async
-from farandole.torch.reduce import Average, Sum
 
 
 def sparse_allreduce_async(
