@@ -56,7 +56,8 @@ pub struct Engine {
 /// What adding groups needs. The lock keeps two threads of this rank from adding groups in two orders.
 struct Forming {
     meeting: Box<dyn Meeting>,
-    /// Groups added or tried so far; the next one gets the next number, on all ranks alike.
+    /// Groups added or tried so far, on all ranks alike. Connections and records are told apart by it, because numbers
+    /// of groups are used again.
     rounds: u32,
 }
 
@@ -319,7 +320,7 @@ impl Engine {
     }
 
     /// Makes a group of these world ranks. All ranks of the world call this, members or not, with the same ranks and
-    /// in the same order among other additions and removals.
+    /// in the same order among other additions and removals. The group gets the lowest number that is free.
     ///
     /// # Errors
     /// [`Error::InvalidGroup`] if these ranks do not make a group or the ranks do not ask for the same one,
@@ -340,16 +341,16 @@ impl Engine {
             return Err(Error::ExistingGroup(group));
         }
         forming.rounds += 1;
-        let group = GroupId(forming.rounds);
-        self.agree_on_members(group, &sorted)?;
+        let (group, round) = (self.shared.roster.lowest_free(), GroupId(forming.rounds));
+        self.agree_on_members(round, &sorted)?;
         let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
         let ranks: Arc<[Rank]> = sorted.into();
         let mesh =
-            me.map(|_| forming.meeting.mesh(group, &ranks, self.shared.baton.waiter(), self.config.meet_deadline));
-        self.agree_on_success(group, matches!(mesh, Some(Err(_))))?;
+            me.map(|_| forming.meeting.mesh(round, &ranks, self.shared.baton.waiter(), self.config.meet_deadline));
+        self.agree_on_success(round, matches!(mesh, Some(Err(_))))?;
         self.shared.roster.add(group, Arc::clone(&ranks), me);
         if let Some(Ok(mesh)) = mesh {
-            let diary = Diary::new(&self.recorder, group, &ranks, self.start);
+            let diary = Diary::new(&self.recorder, round, &ranks, self.start);
             let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.host_names);
             let group = Box::new(Group::new(settings, mesh, diary));
             let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
@@ -382,9 +383,9 @@ impl Engine {
     }
 
     /// Finds out whether all ranks want a group of the same members.
-    fn agree_on_members(&self, group: GroupId, ranks: &[Rank]) -> Result<()> {
+    fn agree_on_members(&self, round: GroupId, ranks: &[Rank]) -> Result<()> {
         let own: Vec<u32> = ranks.iter().map(|rank| rank.0).collect();
-        let name = format!("farandole.group.{group}.members");
+        let name = format!("farandole.group.{round}.members");
         let request = request(name, Collective::Allgather, own.len() as u64);
         let outcome = self.run(Submission::new(request, Region::from_vec(own)))?;
         let all = outcome.into_result().map(words).unwrap_or_default();
@@ -399,8 +400,8 @@ impl Engine {
     }
 
     /// Finds out whether all members have met.
-    fn agree_on_success(&self, group: GroupId, failed: bool) -> Result<()> {
-        let name = format!("farandole.group.{group}.met");
+    fn agree_on_success(&self, round: GroupId, failed: bool) -> Result<()> {
+        let name = format!("farandole.group.{round}.met");
         let request = request(name, Collective::Allgather, 1);
         let outcome = self.run(Submission::new(request, Region::from_vec(vec![u32::from(failed)])))?;
         let all = outcome.into_result().map(words).unwrap_or_default();

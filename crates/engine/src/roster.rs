@@ -52,6 +52,13 @@ impl Roster {
         self.lock().insert(group, Entry { ranks, me, names: HashMap::default(), ended: None });
     }
 
+    /// The lowest number that no group has. Ranks that add and remove the same groups in the same order find the same.
+    pub(crate) fn lowest_free(&self) -> GroupId {
+        let groups = self.lock();
+        let free = (1..).map(GroupId).find(|group| !groups.contains_key(group));
+        free.expect("invariant: there are fewer groups than numbers")
+    }
+
     /// Strikes a group out.
     pub(crate) fn remove(&self, group: GroupId) {
         self.lock().remove(&group);

@@ -241,6 +241,12 @@ fn groups_in_opposite_order_do_not_wait_for_each_other() {
             }
             engine.remove_group(low).unwrap();
             assert!(engine.submit(sum("t", vec![1u32]).in_group(low)).is_err());
+            // Its number is used again, with the same names, by other ranks.
+            let outer = engine.add_group(&[Rank(0), Rank(2)]).unwrap();
+            assert_eq!(outer, low);
+            if engine.rank_in(outer).unwrap().is_some() {
+                assert_eq!(result::<u32>(&engine, sum("t", vec![3u32]).in_group(outer)), [6]);
+            }
             if engine.rank_in(high).unwrap().is_some() {
                 assert_eq!(result::<u32>(&engine, sum("t", vec![1u32]).in_group(high)), [2]);
             }

@@ -21,7 +21,8 @@ use crate::world::World;
 pub struct Named<'a> {
     world: &'a World,
     name: String,
-    group: GroupId,
+    /// Among whom, unless among all.
+    set: Option<ProcessSet>,
     priority: i32,
     prescale: f64,
     postscale: f64,
@@ -41,8 +42,15 @@ impl World {
     /// # Ok::<(), farandole::Error>(())
     /// ```
     pub fn named(&self, name: &str) -> Named<'_> {
-        let (name, group) = (name.to_owned(), GroupId::WORLD);
-        Named { world: self, name, group, priority: 0, prescale: 1.0, postscale: 1.0, row_elements: 1 }
+        Named {
+            world: self,
+            name: name.to_owned(),
+            set: None,
+            priority: 0,
+            prescale: 1.0,
+            postscale: 1.0,
+            row_elements: 1,
+        }
     }
 
     /// Tells the others that this rank has no more data: until all have said so it contributes neutral values to their
@@ -71,7 +79,7 @@ impl World {
 impl Named<'_> {
     /// The same among the members of a process set.
     pub fn within(mut self, set: &ProcessSet) -> Self {
-        self.group = set.group();
+        self.set = Some(set.clone());
         self
     }
 
@@ -130,7 +138,7 @@ impl Named<'_> {
 
     /// Every rank gets the data of this rank of the world.
     pub fn broadcast<T: Element>(self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
-        let members = self.world.engine().group(self.group).map_err(|error| self.world.report(error))?;
+        let members = self.world.engine().group(self.group()?).map_err(|error| self.world.report(error))?;
         let Some(root) = members.iter().position(|member| member.index() == root) else {
             return Err(Error::Parts(format!("rank {root} is not among those that {} is broadcast to", self.name)));
         };
@@ -157,8 +165,12 @@ impl Named<'_> {
     /// Is done when every rank has asked for it.
     pub fn barrier(self) -> Result<Ticket> {
         let request = self.request(Collective::Barrier, Dtype::U8, vec![]);
-        let submission = Submission::without_memory(request).in_group(self.group);
+        let submission = Submission::without_memory(request).in_group(self.group()?);
         self.world.engine().submit(submission).map_err(|error| self.world.report(error))
+    }
+
+    fn group(&self) -> Result<GroupId> {
+        self.set.as_ref().map_or(Ok(GroupId::WORLD), |set| set.group_in(self.world))
     }
 
     fn request(&self, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
@@ -177,7 +189,7 @@ impl Named<'_> {
         };
         let mut request = self.request(collective, T::DTYPE, shape);
         request.batch = batch;
-        let submission = Submission::new(request, Region::from_vec(data)).in_group(self.group);
+        let submission = Submission::new(request, Region::from_vec(data)).in_group(self.group()?);
         let ticket = self.world.engine().submit(submission).map_err(|error| self.world.report(error))?;
         Ok(Pending { ticket, elements: PhantomData })
     }

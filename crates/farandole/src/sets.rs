@@ -36,6 +36,15 @@ impl ProcessSet {
         self.group
     }
 
+    /// The same, if the set has not been removed: its number may be that of another one by now.
+    pub(crate) fn group_in(&self, world: &World) -> Result<GroupId> {
+        match world.engine().group(self.group) {
+            Ok(ranks) if Arc::ptr_eq(&ranks, &self.ranks) => Ok(self.group),
+            Ok(_) => Err(world.report(EngineError::UnknownGroup(self.group))),
+            Err(error) => Err(world.report(error)),
+        }
+    }
+
     /// The members, by their world ranks, in order.
     pub fn ranks(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.ranks.iter().map(|rank| rank.index())
@@ -123,7 +132,7 @@ impl World {
 
     /// Ends a set. All ranks call this together. What is under way in it ends with an error.
     pub fn remove_process_set(&self, set: &ProcessSet) -> Result<()> {
-        self.engine().remove_group(set.group).map_err(|error| self.report(error))
+        self.engine().remove_group(set.group_in(self)?).map_err(|error| self.report(error))
     }
 
     /// Every set there is, by number; the first is the whole world.

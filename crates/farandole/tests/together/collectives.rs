@@ -77,7 +77,7 @@ pub(crate) fn play() {
 
 pub(crate) fn play_sets() {
     let setup = Setup { process_sets: vec![vec![0, 2]], ..Setup::default() };
-    let world = setup.init().expect("ranks find each other");
+    let mut world = setup.init().expect("ranks find each other");
     let rank = world.rank();
     let outer = world.process_sets().remove(1);
     let inner = world.add_process_set(&[1, 2]).expect("a set is made");
@@ -104,4 +104,13 @@ pub(crate) fn play_sets() {
     world.remove_process_set(&inner).expect("a set is removed");
     assert_eq!(world.process_sets().len(), 2);
     assert!(inner.barrier(&world).is_err(), "a set that was removed is gone");
+    let first = world.add_process_set(&[0, 1]).expect("a set is added");
+    assert_eq!(first.group(), inner.group(), "its number is used again");
+    assert!(inner.barrier(&world).is_err(), "and does not bring it back");
+    assert!(world.remove_process_set(&inner).is_err());
+    if first.rank_of(rank).is_some() {
+        first.barrier(&world).expect("both members come");
+    }
+    // A rank that leaves ends what the others have under way.
+    world.barrier().expect("everybody is done");
 }
