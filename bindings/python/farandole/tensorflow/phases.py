@@ -339,15 +339,21 @@ def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
 
 
 def _batch_in_graph(following: Callable[[Any], Any], iterator: Any) -> Any:
-    """Asks for a batch in a function that is being traced: with an op before and one behind it."""
+    """Asks for a batch in a function that is being traced: with an op before and one behind it. What computes with the
+    batch comes behind both: a graph with few threads would run the second one last of all that is ready."""
     if _watch.function is None or not _watch.here() or op_def_registry.get(_MARK_OP) is None:
         return following(iterator)
     with tf.control_dependencies([_mark(INPUT_WAIT, begins=True)]):
         batch = following(iterator)
     tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if isinstance(tensor, tf.Tensor)]
     with tf.control_dependencies(tensors):
-        _mark(INPUT_WAIT, begins=False)
-    return batch
+        end = _mark(INPUT_WAIT, begins=False)
+    with tf.control_dependencies([end]):
+        return tf.nest.map_structure(_passed_on, batch, expand_composites=True)
+
+
+def _passed_on(part: Any) -> Any:
+    return tf.identity(part) if isinstance(part, tf.Tensor) else part
 
 
 def _mark(phase: str, begins: bool) -> Any:

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import command, run_job
@@ -60,6 +61,30 @@ LOOP = """
     hvd.shutdown()
 """
 
+ONE_THREAD = """
+    import tensorflow as tf
+    import farandole.tensorflow as hvd
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    batches = iter(tf.data.Dataset.from_tensors(tf.ones((500, 500)) / 500).repeat())
+    weight = tf.Variable(1.0)
+    optimizer = tf.keras.optimizers.SGD(0.0)
+
+    @tf.function
+    def step():
+        batch = next(batches)
+        with tf.GradientTape() as tape:
+            value = weight * batch
+            for _ in range(40):
+                value = value @ batch
+        optimizer.apply_gradients([(tape.gradient(value, weight), weight)])
+
+    for _ in range(6):
+        step()
+    hvd.shutdown()
+"""
+
 FIT = """
     import sys, numpy as np
     import {keras} as keras
@@ -88,13 +113,19 @@ FITS = {
 }
 
 
-def phases(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often a rank alone was in each phase; marks of iterations and epochs are counted, too."""
+def timeline(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The events of the timeline of a rank alone."""
     monkeypatch.chdir(folder)
     job = run_job(1, script, seconds=100, flags=["--trace", str(folder / "traces")])
     assert job.code == 0, job
     subprocess.run([command(), "timeline", "traces", "-o", "merged.json"], check=True, timeout=60)
-    events = json.loads((folder / "merged.json").read_text())["traceEvents"]
+    events: list[dict[str, Any]] = json.loads((folder / "merged.json").read_text())["traceEvents"]
+    return events
+
+
+def phases(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a rank alone was in each phase; marks of iterations and epochs are counted, too."""
+    events = timeline(script, folder, monkeypatch)
     spans = [event["name"] for event in events if event["ph"] == "X"]
     return Counter(spans + [event["name"].split()[0] for event in events if event["ph"] in "iI"])
 
@@ -128,3 +159,12 @@ def test_fit_has_its_phases_with_every_backend(name, tmp_path, monkeypatch):
     else:
         assert count["training step"] == 5 and count["backward"] == 0, count
     assert count["input wait"] >= 6, count
+
+
+def test_waiting_for_input_ends_before_the_batch_is_computed_with(tmp_path, monkeypatch):
+    """With one inter-op thread, the end of the wait was once marked after everything that was ready by then."""
+    spent: Counter[str] = Counter()
+    for event in timeline(ONE_THREAD, tmp_path, monkeypatch):
+        if event["ph"] == "X":
+            spent[event["name"]] += event["dur"]
+    assert 0 < spent["input wait"] < 0.3 * spent["training step"], spent
