@@ -1,7 +1,8 @@
-"""How many images a second six well-known networks learn from: tf_cnn_benchmarks, as far as it was run with Horovod.
+r"""How many images a second six well-known networks learn from: tf_cnn_benchmarks, as far as it was run with Horovod.
 
-    farandole run -np 2 python examples/python/tensorflow_benchmark.py --model vgg16 --batch-size 32 farandole study
-    weak --ranks 1,2 --batch 32 --command 'python examples/python/tensorflow_benchmark.py --batch-size {batch}'
+    farandole run -np 2 python examples/python/tensorflow_benchmark.py --model vgg16 --batch-size 32
+    farandole study weak --ranks 1,2 --batch 32 \
+        --command 'python examples/python/tensorflow_benchmark.py --batch-size {batch}'
 
 Flags and output are those of tf_cnn_benchmarks (`--batch_size` and `--batch-size` are the same), so that figures can be
 compared and scripts that read them keep working. Differences: rank 0 alone prints, where there every rank does; images
