@@ -477,6 +477,27 @@ def check_loss_scale():
             assert_close(weights, expected)
 
 
+def check_mixed_precision():
+    """A model that computes in half precision, whose loss Keras scales by itself, trains alike on all ranks.
+
+    Its weights are not those of single precision: Keras skips steps until it has found its scale.
+    """
+    x, y = own_batches()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = compiled(make_model(), hvd.DistributedOptimizer(optimizers()[0]()))
+        before = model.get_weights()
+        fit(model, x, y, epochs=3)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert model.layers[-1].compute_dtype == "float16"
+    assert "LossScale" in type(model.optimizer).__name__, type(model.optimizer)
+    weights = model.get_weights()
+    assert all(np.isfinite(weight).all() for weight in weights)
+    assert any((weight != first).any() for weight, first in zip(weights, before))
+    assert_close(weights, [keras_numpy(hvd.broadcast(weight, 0)) for weight in weights], 0)
+
+
 def check_state():
     """A state is the same on all ranks after `sync`, and what it was after `restore`."""
     rank = hvd.rank()

@@ -28,11 +28,13 @@ COMPILED = (
 )
 """What is checked where every model is compiled anew, which takes seconds."""
 
+HALF = ("check_loss_scale", "check_mixed_precision")
+
 CHECKS = {
     "tensorflow": ("check_refusals",),
     "torch": (),
-    "jax": (*COMPILED, "check_loss_scale", "check_embedding"),
-    "keras 2": (*COMPILED, "check_momentum_correction", "check_load_model", "check_loss_scale"),
+    "jax": (*COMPILED, *HALF, "check_embedding"),
+    "keras 2": (*COMPILED, *HALF, "check_momentum_correction", "check_load_model"),
 }
 """All if none is named. Keras 3 on TensorFlow has its checks in tests/tensorflow."""
 

@@ -74,6 +74,40 @@ KERAS_2 = """
     print("done")
 """
 
+KERAS_2_GRAPH = """
+    import numpy as np
+    import tensorflow as tf
+    import farandole.tensorflow.keras as hvd
+
+    tf.compat.v1.disable_eager_execution()
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, size, 4, 3)).astype(np.float32)
+    y = random.normal(size=(3, size, 4, 2)).astype(np.float32)
+    first = [random.normal(size=(3, 2)), np.zeros(2)]
+
+    def trained(optimizer, x, y, batch_size, weights, callbacks=()):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+        model.compile(optimizer, "mse", metrics=["mae"])
+        model.set_weights(weights)
+        x, y = x.reshape(-1, 3), y.reshape(-1, 2)
+        history = model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0, callbacks=list(callbacks)).history
+        return model.get_weights(), history
+
+    optimizers = tf.keras.optimizers.legacy
+    for make in (lambda: optimizers.SGD(0.05, momentum=0.9), lambda: optimizers.Adam(0.01)):
+        joined, whole = trained(make(), x, y, 4 * size, first)
+        others = [weight + rank for weight in first]
+        distributed = hvd.DistributedOptimizer(make())
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+        mine, history = trained(distributed, x[:, rank], y[:, rank], 4, others, callbacks)
+        for left, right in zip(mine, joined):
+            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(history["mae"], whole["mae"], rtol=1e-5)
+    print("done")
+"""
+
 TENSORFLOW_1 = """
     import numpy as np
     import tensorflow.compat.v1 as tf
@@ -141,6 +175,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keras_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     job = run_job(2, KERAS_2, seconds=110)
+    assert job.code == 0, job.errors
+    assert [job.lines(rank) for rank in range(2)] == [["done"]] * 2
+
+
+def test_keras_2_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    job = run_job(2, KERAS_2_GRAPH, seconds=110)
     assert job.code == 0, job.errors
     assert [job.lines(rank) for rank in range(2)] == [["done"]] * 2
 
