@@ -91,8 +91,9 @@ impl What {
 /// everybody to hear of a fault.
 ///
 /// Ranks that share memory listen to each other's control lines only when they have waited long enough to sleep. So one
-/// after the other comes late, until everybody has heard of a fault that all must hear of; a busy machine may let a
-/// rank run so seldom that it finds nobody late.
+/// after the other comes late, and later and later, until everybody has heard of a fault that all must hear of. On a
+/// busy machine a rank may be let run so seldom that it finds nobody late, and each of the yields before it sleeps may
+/// take half a millisecond.
 fn play(run: &Run, communicator: &mut Communicator, what: What) -> Result<()> {
     what.call(communicator)?;
     let next = if matches!(what, What::Allreduce(6_000)) { What::Allreduce(1_500) } else { what };
@@ -100,9 +101,9 @@ fn play(run: &Run, communicator: &mut Communicator, what: What) -> Result<()> {
     run.main_part_ends(communicator.rank());
     What::Alltoall.call(communicator)?;
     let rounds = if run.must_fail() { 1000 } else { run.size + 2 };
-    for late in (0..rounds).map(|round| round % run.size) {
-        if communicator.rank().index() == late {
-            std::thread::sleep(Duration::from_millis(2));
+    for round in 0..rounds {
+        if communicator.rank().index() == round % run.size {
+            std::thread::sleep(Duration::from_millis(2 << (round / (2 * run.size)).min(7)));
         }
         communicator.barrier()?;
     }
