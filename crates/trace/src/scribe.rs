@@ -357,7 +357,7 @@ impl Keeping {
 
     fn follow(&mut self, recorder: &Recorder) -> io::Result<()> {
         let news = self.tail.follow(recorder);
-        if news.records.is_empty() && news.dropped == 0 && news.settings.is_empty() {
+        if news.is_empty() {
             return Ok(());
         }
         put_news(&mut self.draft, news);

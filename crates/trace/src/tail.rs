@@ -39,6 +39,19 @@ pub(crate) struct News {
     pub(crate) dropped: u64,
 }
 
+impl News {
+    /// Whether nothing is new. What is new of a table is told once, so it counts without records, too.
+    pub(crate) fn is_empty(&self) -> bool {
+        let News { first_name: _, names, threads, groups, settings, records, dropped } = self;
+        names.is_empty()
+            && threads.is_empty()
+            && groups.is_empty()
+            && settings.is_empty()
+            && records.is_empty()
+            && *dropped == 0
+    }
+}
+
 impl Tail {
     /// Reads from the oldest record on that is still there.
     pub(crate) fn from_the_start() -> Tail {

@@ -140,6 +140,30 @@ fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
 }
 
 #[test]
+fn what_is_new_without_a_record_is_not_lost() {
+    let folder = Folder::new("tables");
+    let recorder = recorder();
+    let mut pen = recorder.pen();
+    let duties = Duties { keep_in: Some(folder.0.clone()), ..Duties::default() };
+    let scribe = Scribe::start(&recorder, duties).unwrap();
+    live(&mut pen, "first", 1);
+    let path = folder.0.join("rank-00002.trace");
+    wait_until("the first request is in the file", || Trace::read(&path).unwrap().records.len() == 8);
+    // A name, a group and the name of this thread, which the scribe looks at before it is asked for a timeline.
+    let (name, group) = (recorder.intern(&"second".into(), &[]), Group::from(7));
+    recorder.note_group(group, vec![0, 2]);
+    recorder.name_thread("the thread of this test");
+    scribe.start_timeline(&folder.0.join("timeline.json"), Cycles::Unmarked).unwrap();
+    pen.write(clock::now_ns(), Event::Trouble { name });
+    drop(scribe);
+    let trace = Trace::read(&path).unwrap();
+    assert_eq!(trace.records.len(), 9);
+    assert!(trace.threads.values().any(|thread| thread == "the thread of this test"), "{:?}", trace.threads);
+    assert!(trace.groups.contains_key(&group), "{:?}", trace.groups);
+    assert!(trace.names.get(name).is_some(), "{:?}", trace.names);
+}
+
+#[test]
 fn a_process_that_is_a_rank_twice_leaves_two_traces() {
     let folder = Folder::new("twice");
     let duties = Duties { keep_in: Some(folder.0.clone()), ..Duties::default() };
