@@ -106,14 +106,21 @@ def test_memory_that_was_given_away_outlives_everything_of_ours(max_version: tup
 
 
 def test_capsules_that_nobody_takes_are_let_go() -> None:
+    """Each result has 1 MB. What is let go is let go when a thread enters the module next, and the allocator gives
+    memory back when it likes, so some tens of megabytes come and go; whatever stays would be 300 MB or more."""
     array = numpy.zeros(1 << 20, dtype=numpy.uint8)
+
+    def take_and_forget(times: int) -> None:
+        for _ in range(times):
+            result = _native.allgather("x", array.ctypes.data, array.shape, 1, array, 0, None).wait()
+            result.__dlpack__()
+            result.__dlpack__(max_version=(1, 0))
+            numpy.from_dlpack(result)
+
+    take_and_forget(50)
     before = resident_bytes()
-    for _ in range(200):
-        result = _native.allgather("x", array.ctypes.data, array.shape, 1, array, 0, None).wait()
-        result.__dlpack__()
-        result.__dlpack__(max_version=(1, 0))
-        numpy.from_dlpack(result)
-    assert resident_bytes() - before < 64 << 20
+    take_and_forget(300)
+    assert resident_bytes() - before < 150 << 20
 
 
 def test_every_element_type_arrives_as_what_it_is() -> None:
