@@ -113,9 +113,8 @@ fn a_timeline_that_cannot_be_written_is_an_error_of_whoever_asked() {
     assert!(scribe.start_timeline(Path::new("/nowhere/timeline.json"), Cycles::Unmarked).is_err());
 }
 
-#[test]
-fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
-    let folder = Folder::new("kept");
+/// A trace that is being kept and has one request.
+fn keep_first_request(folder: &Folder) -> (Arc<Recorder>, Pen, Scribe, PathBuf) {
     let recorder = recorder();
     let mut pen = recorder.pen();
     let duties = Duties { keep_in: Some(folder.0.clone()), ..Duties::default() };
@@ -123,6 +122,13 @@ fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
     live(&mut pen, "first", 1);
     let path = folder.0.join("rank-00002.trace");
     wait_until("the first request is in the file", || Trace::read(&path).unwrap().records.len() == 8);
+    (recorder, pen, scribe, path)
+}
+
+#[test]
+fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
+    let folder = Folder::new("kept");
+    let (_recorder, mut pen, scribe, path) = keep_first_request(&folder);
     assert_eq!(Trace::read(&path).unwrap().ending, Ending::CutOff, "as if the rank were killed now");
     // Far more than the ring has room for, but not at once.
     for number in 0..5000 {
@@ -142,13 +148,7 @@ fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
 #[test]
 fn what_is_new_without_a_record_is_not_lost() {
     let folder = Folder::new("tables");
-    let recorder = recorder();
-    let mut pen = recorder.pen();
-    let duties = Duties { keep_in: Some(folder.0.clone()), ..Duties::default() };
-    let scribe = Scribe::start(&recorder, duties).unwrap();
-    live(&mut pen, "first", 1);
-    let path = folder.0.join("rank-00002.trace");
-    wait_until("the first request is in the file", || Trace::read(&path).unwrap().records.len() == 8);
+    let (recorder, mut pen, scribe, path) = keep_first_request(&folder);
     // A name, a group and the name of this thread, which the scribe looks at before it is asked for a timeline.
     let (name, group) = (recorder.intern(&"second".into(), &[]), Group::from(7));
     recorder.note_group(group, vec![0, 2]);

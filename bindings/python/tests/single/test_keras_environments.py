@@ -29,6 +29,7 @@ COMPILED = (
 """What is checked where every model is compiled anew, which takes seconds."""
 
 HALF = ("check_loss_scale", "check_mixed_precision")
+"""What is checked of half precision."""
 
 CHECKS = {
     "tensorflow": ("check_refusals",),
