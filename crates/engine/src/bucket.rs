@@ -30,10 +30,10 @@ use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
 use crate::diary::Mark;
 use crate::error::Error;
-use crate::fusion::FusionBuffer;
+use crate::exec::fusion_buffer::FusionBuffer;
+use crate::exec::path::{Path, fold_of};
+use crate::exec::{Buffers, Halves};
 use crate::owed::Owed;
-use crate::route::{Baggage, Road};
-use crate::run::Halves;
 use crate::submission::{Outcome, Returned};
 
 /// A request that has been submitted and is not done.
@@ -183,17 +183,17 @@ enum Memory {
 
 impl Workspace {
     /// Decides where to work on a bucket. Nothing is read or written.
-    pub(crate) fn choose(bucket: &Bucket, road: Road, place: Place, fusion_limit_bytes: usize) -> Workspace {
+    pub(crate) fn choose(bucket: &Bucket, path: Path, place: Place, fusion_limit_bytes: usize) -> Workspace {
         let plan = &*bucket.plan;
-        let carrier = road.carrier(plan);
+        let carrier = path.carrier(plan);
         let offset = bytes_of(carrier, plan.elems);
-        let apart = road.rounds_results(plan);
+        let apart = path.rounds_results(plan);
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
         // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
         let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
         let staging = |bytes: usize| if bytes <= kept_bytes { Memory::Fusion(bytes) } else { fresh(bytes) };
         let memory = match &plan.collective {
-            _ if road == Road::Mapped => Memory::Mapped(bytes),
+            _ if path == Path::Mapped => Memory::Mapped(bytes),
             Collective::Barrier | Collective::Join => Memory::Nothing,
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
@@ -213,50 +213,49 @@ impl Workspace {
             }
             _ => Finish::Nothing,
         };
-        let (finish_in_fold, finish_in_unload) = match road {
+        let (finish_in_fold, finish_in_unload) = match path {
             _ if apart => (Finish::Nothing, Finish::Nothing),
-            Road::Messages => (Finish::Nothing, finish),
-            Road::Windows | Road::Mapped => (finish, Finish::Nothing),
+            Path::Messages => (Finish::Nothing, finish),
+            Path::Windows | Path::Mapped => (finish, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
-        let reads_input = road == Road::Windows
+        let reads_input = path == Path::Windows
             && prescale_of(plan) == 1.0
             && matches!(plan.collective, Collective::Allreduce { .. });
         Workspace { memory, carrier, finish_in_fold, finish_in_unload, reads_input, halves }
     }
 
-    /// Lends everything that the bucket's travel works on.
-    pub(crate) fn baggage<'a>(
+    /// Lends everything that the bucket's execution works on.
+    pub(crate) fn buffers<'a>(
         &'a mut self,
         bucket: &Bucket,
         table: &'a mut Table,
         fusion: &'a mut FusionBuffer,
-    ) -> Baggage<'a> {
-        let (dtype, finish) = (self.carrier, self.finish_in_fold);
-        let mut baggage =
-            Baggage { work: &mut [], contribution: None, source: &[], mapped: None, dtype, finish, halves: None };
+    ) -> Buffers<'a> {
+        let mut buffers = Buffers::new(&mut [], self.carrier);
+        (buffers.fold, buffers.finish) = (fold_of(&bucket.plan, self.carrier), self.finish_in_fold);
         match &mut self.memory {
             Memory::Nothing => {}
-            Memory::Fusion(bytes) => baggage.work = fusion.own(*bytes),
-            Memory::Mapped(_) => baggage.mapped = Some(fusion.mapped()),
+            Memory::Fusion(bytes) => buffers.work = fusion.own(*bytes),
+            Memory::Mapped(_) => buffers.mapped = Some(fusion.mapped()),
             Memory::Caller(id) => {
                 let (input, target) = table.get_mut(*id).apart();
-                (baggage.contribution, baggage.work) = (input.filter(|_| self.reads_input), target);
+                (buffers.contribution, buffers.work) = (input.filter(|_| self.reads_input), target);
             }
             Memory::Fresh(bytes) => {
-                baggage.work = bytes;
+                buffers.work = bytes;
                 // What a rank sends in an alltoall lies in its input, which stays as it is.
                 if let [Some(id)] = bucket.requests[..] {
-                    baggage.source = table.input(id);
+                    buffers.source = table.input(id);
                 }
             }
         }
         if let Some(Behind { offset, dtype, finish }) = self.halves {
-            let (work, results) = std::mem::take(&mut baggage.work).split_at_mut(offset);
-            baggage.work = work;
-            baggage.halves = Some(Halves { results, dtype, finish });
+            let (work, results) = std::mem::take(&mut buffers.work).split_at_mut(offset);
+            buffers.work = work;
+            buffers.halves = Some(Halves { results, dtype, finish });
         }
-        baggage
+        buffers
     }
 
     /// Brings this rank's contribution in.

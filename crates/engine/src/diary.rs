@@ -30,7 +30,7 @@ use farandole_trace::event::{self, CrewId, Group, Member, NameId, Operation, Thr
 use farandole_trace::{Event, Occasion, Pen, Recorder, Way};
 
 use crate::bucket::{Pending, Table};
-use crate::footprints::{self, Footprints};
+use crate::exec::step_trace::{self, StepTrace};
 use crate::roster::QuickHasher;
 
 /// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks
@@ -311,15 +311,15 @@ impl Diary {
         self.enter(now, Event::Packed { group: self.group, operation: Operation(bucket.operation.0) });
     }
 
-    /// Whether the run of the bucket that has just started is to leave footprints.
-    pub(crate) fn wants_footprints(&self, bucket: &Bucket) -> bool {
-        self.pen.is_on() && bucket.plan.elems * bucket.plan.dtype.size_bytes() as u64 >= footprints::FROM_BYTES
+    /// Whether the run of the bucket that has just started is to be traced step by step.
+    pub(crate) fn wants_step_trace(&self, bucket: &Bucket) -> bool {
+        self.pen.is_on() && bucket.plan.elems * bucket.plan.dtype.size_bytes() as u64 >= step_trace::FROM_BYTES
     }
 
     /// Enters the steps that a run has taken.
-    pub(crate) fn steps(&mut self, bucket: &Bucket, footprints: &mut Footprints) {
+    pub(crate) fn steps(&mut self, bucket: &Bucket, step_trace: &mut StepTrace) {
         let (group, operation) = (self.group, Operation(bucket.operation.0));
-        for note in footprints.drain() {
+        for note in step_trace.drain() {
             self.last_ns = self.last_ns.max(note.time_ns);
             let (step, peer, bytes) = (note.kind, note.peer.map(|peer| peer.0), note.bytes);
             self.pen.write(self.last_ns, Event::Stepped { group, operation, step, peer, bytes });

@@ -43,12 +43,10 @@
 // Under the model checker only the hand-over protocols are of interest; `tests/loom_ticket.rs` takes them in by itself.
 #![cfg(not(loom))]
 
-mod adasum;
 mod affinity;
 mod alarm;
 mod baton;
 mod bucket;
-mod carrier;
 mod completion;
 pub mod config;
 mod crowd;
@@ -56,24 +54,19 @@ mod diary;
 pub mod direct;
 mod engine;
 pub mod error;
-mod footprints;
-mod fusion;
+mod exec;
 mod group;
 mod intake;
 mod limits;
 pub mod meeting;
-mod outlet;
 mod owed;
 mod queue;
 mod roster;
-mod route;
-mod run;
 mod shared;
 mod submission;
 mod sync;
 pub mod tables;
 mod ticket;
-mod window;
 mod witness;
 mod worker;
 

@@ -1,26 +1,25 @@
-//! The calls: each checks its arguments, chooses the road and drives the operation to its end.
+//! The calls: each checks its arguments, chooses the path and drives the operation to its end.
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::Instant;
 
 use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::choose::Formed;
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 use farandole_tensor::pack::unpack;
-use farandole_tensor::{Element, Finish, Fold, OwnedBytes, Stores, scale};
+use farandole_tensor::{Element, Finish, Fold, OwnedBytes, scale};
 use farandole_transport::shm::Windows;
 
 use super::descriptor::Detail;
 use super::exchange::Exchange;
-use super::operation::Operation;
 use super::small::{self, Parts};
 use super::{Call, Communicator, Descriptor, Kind};
-use crate::carrier::{Folding, carrier, widened};
 use crate::error::{Error, Result};
-use crate::run::{Halves, Memory, Run};
-use crate::window::{Shared, WindowRun};
+use crate::exec::carrier::{Folding, carrier, widened};
+use crate::exec::links::LinkRun;
+use crate::exec::windows::WindowRun;
+use crate::exec::{Buffers, Execution, Halves};
 
 impl Communicator {
     /// Combines the data of all ranks, element by element; all ranks get the result.
@@ -104,31 +103,21 @@ impl Communicator {
             algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(travels_as))
         });
         let fold = Some(Fold::new(travels_as, op));
-        let (dtype_of_data, dtype, source): (_, _, &[u8]) = (dtype, travels_as, &[]);
+        let task = Task { number, descriptor, schedule };
         if by_windows {
-            return self.through_windows(Work {
-                number,
-                descriptor,
-                schedule,
-                bytes: data,
-                source,
-                dtype,
-                fold,
-                finish,
-            });
+            return self.through_windows(task, Buffers { fold, finish, ..Buffers::new(data, dtype) });
         }
-        if dtype == dtype_of_data {
-            return self.over_links(Work { number, descriptor, schedule, bytes: data, source, dtype, fold, finish });
+        if travels_as == dtype {
+            return self.over_links(task, Buffers { fold, ..Buffers::new(data, dtype) }, finish);
         }
-        let mut wide = widened(data, dtype_of_data, 1.0);
-        let bytes = &mut wide[..];
-        if schedule.slots == 0 {
-            let work = Work { number, descriptor, schedule, bytes, source, dtype, fold, finish: Finish::Nothing };
-            return self.over_links_into(work, Some(Halves { results: data, dtype: dtype_of_data, finish }));
+        let mut wide = widened(data, dtype, 1.0);
+        if task.schedule.slots == 0 {
+            let halves = Some(Halves { results: data, dtype, finish });
+            let buffers = Buffers { fold, halves, ..Buffers::new(&mut wide, travels_as) };
+            return self.over_links(task, buffers, Finish::Nothing);
         }
-        let unfinished = Finish::Nothing;
-        self.over_links(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish: unfinished })?;
-        unpack(&wide, dtype, [(0, data)], dtype_of_data, finish);
+        self.over_links(task, Buffers { fold, ..Buffers::new(&mut wide, travels_as) }, Finish::Nothing)?;
+        unpack(&wide, travels_as, [(0, data)], dtype, finish);
         Ok(())
     }
 
@@ -172,10 +161,8 @@ impl Communicator {
                 algorithm::broadcast(elems, root, this.topology(), this.rank(), &tuning)
             }
         });
-        let (source, dtype, fold, finish): (&[u8], _, _, _) = (&[], T::DTYPE, None, Finish::Nothing);
-        with_bytes_mut(data, |bytes| {
-            self.run(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
-        })
+        let task = Task { number, descriptor, schedule };
+        with_bytes_mut(data, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
     }
 
     /// All ranks get the data of all, one after the other; `counts[r]` elements come from rank `r`.
@@ -219,8 +206,8 @@ impl Communicator {
                 algorithm::allgather(&blocks, this.topology(), this.rank(), &tuning)
             }
         });
-        let (source, dtype, fold, finish): (&[u8], _, _, _) = (&[], T::DTYPE, None, Finish::Nothing);
-        with_bytes_mut(all, |bytes| self.run(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish }))
+        let task = Task { number, descriptor, schedule };
+        with_bytes_mut(all, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
     }
 
     /// Combines the data of all ranks; rank `r` gets the `counts[r]` elements of the result that are its own.
@@ -271,18 +258,18 @@ impl Communicator {
                 algorithm::reduce_scatter(&blocks, this.topology(), this.rank(), &tuning)
             }
         });
+        let task = Task { number, descriptor, schedule };
         if one_host {
             let fold = Some(fold);
             return with_bytes_mut(own, |bytes| {
-                self.through_windows(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
+                self.through_windows(task, Buffers { source, fold, finish, ..Buffers::new(bytes, dtype) })
             });
         }
         // By messages the contributions of others are folded into a copy: the caller's data stays as it is. Which fold
         // is the last is not known there, so the result is finished afterwards.
         let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(source) } else { widened(source, T::DTYPE, 1.0) };
-        let (fold, unfinished) = (Some(Fold::new(dtype, op)), Finish::Nothing);
-        let bytes = &mut work[..];
-        self.over_links(Work { number, descriptor, schedule, bytes, source: &[], dtype, fold, finish: unfinished })?;
+        let buffers = Buffers { fold: Some(Fold::new(dtype, op)), ..Buffers::new(&mut work, dtype) };
+        self.over_links(task, buffers, Finish::Nothing)?;
         let start = mine.start as usize * dtype.size_bytes();
         with_bytes_mut(own, |bytes| unpack(&work, dtype, [(start, bytes)], T::DTYPE, finish));
         Ok(())
@@ -315,9 +302,9 @@ impl Communicator {
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
         let schedule =
             self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));
-        let (source, dtype, fold, finish) = (as_bytes(data), T::DTYPE, None, Finish::Nothing);
+        let (task, source) = (Task { number, descriptor, schedule }, as_bytes(data));
         with_bytes_mut(received, |bytes| {
-            self.over_links(Work { number, descriptor, schedule, bytes, source, dtype, fold, finish })
+            self.over_links(task, Buffers { source, ..Buffers::new(bytes, T::DTYPE) }, Finish::Nothing)
         })
     }
 
@@ -341,8 +328,7 @@ impl Communicator {
             return self.hand_over(number, descriptor, 0, begin, |_| ());
         }
         let schedule = Arc::new(algorithm::barrier(self.size(), self.rank()));
-        let (dtype, fold, finish) = (Dtype::U8, None, Finish::Nothing);
-        self.over_links(Work { number, descriptor, schedule, bytes: &mut [], source: &[], dtype, fold, finish })
+        self.over_links(Task { number, descriptor, schedule }, Buffers::none(), Finish::Nothing)
     }
 
     /// Whether a collective of so many bytes in all takes a single hand-over.
@@ -378,70 +364,58 @@ impl Communicator {
             .collect())
     }
 
-    /// Carries out a schedule on whichever road its steps need.
-    fn run(&mut self, work: Work<'_>) -> Result<()> {
-        if self.is_one_host() && work.source.is_empty() { self.through_windows(work) } else { self.over_links(work) }
+    /// Carries out a schedule that folds nothing, on whichever path its steps need.
+    fn move_bytes(&mut self, task: Task, buffers: Buffers<'_>) -> Result<()> {
+        match self.is_one_host() {
+            true => self.through_windows(task, buffers),
+            false => self.over_links(task, buffers, Finish::Nothing),
+        }
     }
 
-    fn through_windows(&mut self, work: Work<'_>) -> Result<()> {
-        let Work { number, descriptor, schedule, bytes, source, dtype, fold, finish } = work;
+    fn through_windows(&mut self, task: Task, buffers: Buffers<'_>) -> Result<()> {
+        let Task { number, descriptor, schedule } = task;
         if schedule.steps.is_empty() {
             return self.meet_at(number, descriptor);
         }
-        let windows = self.mesh.windows.as_mut().expect("invariant: window schedules are for ranks with windows");
-        let run = WindowRun::begin(schedule, windows, number, descriptor.word());
-        self.journal.started(number, descriptor, bytes.len().max(source.len()));
-        self.walk_windows(descriptor, run, bytes, source, dtype, fold, finish)?;
+        self.windows().begin(number, descriptor.word(), &[]);
+        self.journal.started(number, descriptor, buffers.len_bytes());
+        self.run_windows(descriptor, schedule, buffers)?;
         self.journal.finished();
         Ok(())
     }
 
-    /// Advances an operation through windows to its end, by the outlet that has proved faster.
-    pub(super) fn walk_windows(
+    /// Advances an operation through windows that has begun to its end.
+    pub(super) fn run_windows(
         &mut self,
         descriptor: Descriptor,
-        run: WindowRun,
-        work: &mut [u8],
-        source: &[u8],
-        dtype: Dtype,
-        fold: Option<Fold>,
-        finish: Finish,
+        schedule: Arc<Schedule>,
+        mut buffers: Buffers<'_>,
     ) -> Result<()> {
-        let (kind, len) = (descriptor.kind().map_or(0, |kind| kind as u8), work.len().max(source.len()));
-        let stores = self.outlets.of(kind, len).map_or(Stores::Cached, |outlet| outlet.choose());
-        let began = Instant::now();
-        let (contribution, mapped, elem_bytes) = (None, None, dtype.size_bytes());
-        let memory = Shared { work, contribution, source, mapped, elem_bytes, fold, finish, stores };
-        self.walk(descriptor, Operation::Windows { run, memory })?;
-        if let Some(outlet) = self.outlets.of(kind, len) {
-            outlet.learn(len, began.elapsed());
-        }
+        let kind = descriptor.kind().map_or(0, |kind| kind as u8);
+        let stores = self.store_policies.begin(kind, buffers.len_bytes());
+        self.run(descriptor, &mut Execution::Windows(WindowRun::new(schedule, stores)), &mut buffers)?;
+        self.store_policies.end(stores);
         Ok(())
     }
 
-    fn over_links(&mut self, work: Work<'_>) -> Result<()> {
-        self.over_links_into(work, None)
-    }
-
-    /// As `over_links`. If there is a place for halves, the work is on singles and the results go there.
-    fn over_links_into(&mut self, work: Work<'_>, halves: Option<Halves<'_>>) -> Result<()> {
-        let Work { number, descriptor, schedule, bytes, source, dtype, fold, finish } = work;
+    /// Carries out a schedule of messages. Which fold is the last is not known there, so results are finished
+    /// afterwards, unless they are rounded on the way.
+    fn over_links(&mut self, task: Task, mut buffers: Buffers<'_>, finish: Finish) -> Result<()> {
+        let Task { number, descriptor, schedule } = task;
         // Windows count on every operation being begun on them, and not being finished before all have begun it.
         if let Some(windows) = &mut self.mesh.windows {
             windows.begin(number, descriptor.word(), &[]);
         }
-        let elem_bytes = dtype.size_bytes();
-        let mut run = Run::new(schedule, self.size(), number, descriptor.word());
-        if halves.is_some() {
-            run.round_results((bytes.len() / elem_bytes) as u64);
+        let mut run = LinkRun::new(schedule, self.size(), number, descriptor.word());
+        if buffers.halves.is_some() {
+            run.round_results((buffers.work.len() / buffers.elem_bytes()) as u64);
         }
-        let memory = Memory { work: &mut *bytes, source, elem_bytes, fold, halves };
-        self.journal.started(number, descriptor, memory.work.len());
-        self.walk(descriptor, Operation::Messages { run, memory })?;
+        self.journal.started(number, descriptor, buffers.work.len());
+        self.run(descriptor, &mut Execution::Links(run), &mut buffers)?;
         if self.mesh.windows.is_some() {
-            self.walk(descriptor, Operation::Meeting { bytes: 0 })?;
+            self.gather(descriptor)?;
         }
-        finish.apply(dtype, bytes);
+        finish.apply(buffers.dtype, buffers.work);
         self.journal.finished();
         Ok(())
     }
@@ -457,20 +431,12 @@ struct Reduction {
     finish: Finish,
 }
 
-/// A schedule and everything that is needed to carry it out.
-struct Work<'a> {
+/// A schedule, and what the ranks take its operation to be.
+struct Task {
     /// Number of the operation.
     number: u64,
     descriptor: Descriptor,
     schedule: Arc<Schedule>,
-    /// What the schedule works on.
-    bytes: &'a mut [u8],
-    /// What it sends from instead, where the two differ.
-    source: &'a [u8],
-    dtype: Dtype,
-    fold: Option<Fold>,
-    /// Applied to the result.
-    finish: Finish,
 }
 
 pub(super) fn wrong(what: impl Into<String>) -> Error {

@@ -16,7 +16,7 @@ use farandole_transport::Mesh;
 
 use super::{Communicator, DirectSettings};
 use crate::error::Result;
-use crate::route::shares_memory;
+use crate::exec::path::shares_memory;
 
 /// A longer text is not passed on. A table of all ways at thirty sizes has a fiftieth of it.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -26,7 +26,7 @@ pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 pub(super) struct Chooser {
     choices: Choices,
     means: Means,
-    /// Tensors of up to this many bytes take the shortest road (`small`) on one host.
+    /// Tensors of up to this many bytes take the shortest path (`small`) on one host.
     small_bytes: usize,
     /// On one host, collectives in which a rank reads no more than this in all take a single hand-over.
     hand_over_bytes: usize,
@@ -46,7 +46,7 @@ impl Chooser {
         Chooser { choices, means, small_bytes, hand_over_bytes: slot_bytes.min(settings.small_bytes) }
     }
 
-    /// Whether a tensor of this size takes the shortest road on one host, without asking further.
+    /// Whether a tensor of this size takes the shortest path on one host, without asking further.
     #[inline]
     pub(super) fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.small_bytes

@@ -1,7 +1,7 @@
 //! Alltoall and allgather on one host, as far as parts are only copied.
 //!
 //! **Alltoall.** A rank knows how much it sends to each peer and gets from each, but not what passes between two
-//! others, so ranks cannot choose one road by size. Instead each sender chooses for its own parts and says so when it
+//! others, so ranks cannot choose one path by size. Instead each sender chooses for its own parts and says so when it
 //! begins (`small::Parts`): short parts lie in its small slot, one hand-over; longer ones follow. When all have begun,
 //! every rank knows what everybody has chosen. If nobody has long parts, the operation is over. If somebody has exposed
 //! one, all long parts are read from where they lie (`single_copy`); otherwise they go through their sender's window,
@@ -13,17 +13,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use farandole_plan::{Dtype, Span, algorithm};
-use farandole_tensor::Finish;
 use farandole_transport::Error as Cause;
 use farandole_transport::shm::board::INLINE_BYTES;
 use farandole_transport::shm::{Windows, cma};
 
-use super::operation::Operation;
-use super::single_copy::{GATHER_FACTOR, Part, Reads};
 use super::small::Parts;
 use super::{Communicator, Descriptor};
 use crate::error::Result;
-use crate::window::WindowRun;
+use crate::exec::reads::{GATHER_FACTOR, Part, Reads};
+use crate::exec::{Buffers, Execution};
 
 /// An alltoall of this rank.
 pub(super) struct Exchange<'a> {
@@ -70,7 +68,7 @@ impl Communicator {
         if own.long {
             begin(self.windows());
             self.journal.started(number, descriptor, bytes);
-            self.walk(descriptor, Operation::Meeting { bytes })?;
+            self.gather(descriptor)?;
             read(self.windows());
         } else {
             self.hand_over(number, descriptor, bytes, begin, read)?;
@@ -92,7 +90,7 @@ impl Communicator {
             // Each starts with the rank after it, so that readers spread over the ranks.
             let after = parts.iter().filter(|part| part.peer.index() < me).count();
             parts.rotate_left(after);
-            self.walk(descriptor, Operation::Reads(Reads::new(parts, received)))?;
+            self.run(descriptor, &mut Execution::Reads(Reads::new(parts)), &mut Buffers::new(received, dtype))?;
             self.journal.finished();
             return Ok(());
         }
@@ -102,7 +100,7 @@ impl Communicator {
         let recv: Vec<Span> =
             recv.iter().enumerate().map(|(from, span)| kept(span, from == me || is_long(from))).collect();
         let schedule = Arc::new(algorithm::alltoall_window(&send, &recv, self.rank(), &self.tuning(dtype)));
-        self.walk_windows(descriptor, WindowRun::begun(schedule), received, data, dtype, None, Finish::Nothing)?;
+        self.run_windows(descriptor, schedule, Buffers { source: data, ..Buffers::new(received, dtype) })?;
         self.journal.finished();
         Ok(())
     }
@@ -140,7 +138,7 @@ impl Communicator {
         note[8..].copy_from_slice(&u64::from(std::process::id()).to_ne_bytes());
         self.windows().begin(number, descriptor.word(), &note);
         self.journal.started(number, descriptor, all.len());
-        self.walk(descriptor, Operation::Meeting { bytes: all.len() })?;
+        self.gather(descriptor)?;
         let windows = self.windows();
         let part = |peer: usize| {
             let mut inline = [0; INLINE_BYTES];
@@ -150,7 +148,7 @@ impl Communicator {
         };
         let others = (1..blocks.len()).map(|offset| (me + offset) % blocks.len());
         let parts = others.filter(|&peer| !blocks[peer].is_empty()).map(part).collect();
-        self.walk(descriptor, Operation::Reads(Reads::new(parts, all)))?;
+        self.run(descriptor, &mut Execution::Reads(Reads::new(parts)), &mut Buffers::new(all, Dtype::U8))?;
         self.journal.finished();
         Ok(())
     }

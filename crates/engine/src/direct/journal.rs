@@ -12,7 +12,7 @@ use farandole_trace::event::{Collective, Dtype, Group, Operation};
 use farandole_trace::{Event, Occasion, Pen, Recorder};
 
 use super::descriptor::Descriptor;
-use crate::footprints::Footprints;
+use crate::exec::step_trace::StepTrace;
 
 /// One of so many of the shortest calls is timed: two looks at the clock and three records, 80 ns, over 128 calls of
 /// 140 ns come to half a percent.
@@ -112,9 +112,9 @@ impl Journal {
     }
 
     /// Records the steps of the call under way.
-    pub(super) fn steps(&mut self, footprints: &mut Footprints) {
+    pub(super) fn steps(&mut self, step_trace: &mut StepTrace) {
         let Some(operation) = self.running else { return };
-        for note in footprints.drain() {
+        for note in step_trace.drain() {
             let (group, step, peer, bytes) = (Group::DIRECT, note.kind, note.peer.map(|peer| peer.0), note.bytes);
             self.write(note.time_ns, Event::Stepped { group, operation, step, peer, bytes });
         }

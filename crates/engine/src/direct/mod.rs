@@ -6,7 +6,7 @@
 //!
 //! Several roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go
 //! through windows in tiles, long parts that are only copied are read from where they lie (`single_copy`), and shared
-//! buffers are worked on where they lie; between hosts, schedules of messages run over links. The road depends only on
+//! buffers are worked on where they lie; between hosts, schedules of messages run over links. The path depends only on
 //! what all ranks know (bytes, placement, settings, the table that they have agreed on: `choice`), so all take the same
 //! one.
 //!
@@ -20,11 +20,10 @@ mod descriptor;
 mod exchange;
 mod goodbye;
 mod journal;
-mod operation;
 mod outcry;
 mod patience;
+mod probe;
 mod shared;
-mod single_copy;
 mod small;
 
 use std::collections::HashMap;
@@ -40,13 +39,13 @@ use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 
 use crate::alarm::{Alarm, Verdict};
 use crate::error::{Error, Failure, Result};
+use crate::exec::store_policy::StorePolicies;
+use crate::exec::{Buffers, Execution, step_trace};
 use crate::limits::{Limits, tell_again};
 use crate::meeting::Meeting;
-use crate::outlet::Outlets;
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
 use journal::Journal;
-use operation::Operation;
 use outcry::Outcry;
 use patience::{LONGEST_SLEEP, Next, Patience};
 
@@ -114,7 +113,7 @@ pub struct Communicator {
     chooser: Chooser,
     operation: u64,
     kept: HashMap<Call, Arc<Schedule>>,
-    outlets: Outlets,
+    store_policies: StorePolicies,
     fork: ForkGuard,
     alarm: Alarm,
     failure: Option<Arc<Failure>>,
@@ -148,7 +147,7 @@ impl Communicator {
             chooser,
             operation: 0,
             kept: HashMap::new(),
-            outlets: Outlets::default(),
+            store_policies: StorePolicies::default(),
             fork,
             alarm,
             failure: None,
@@ -247,18 +246,29 @@ impl Communicator {
         schedule
     }
 
-    /// Carries an operation out and records it.
-    fn drive(&mut self, descriptor: Descriptor, operation: Operation<'_>) -> Result<()> {
-        self.journal.started(self.operation, descriptor, operation.bytes());
-        self.walk(descriptor, operation)?;
+    /// Carries a collective on so many bytes out and records it.
+    fn drive(
+        &mut self,
+        descriptor: Descriptor,
+        bytes: usize,
+        execution: &mut Execution,
+        buffers: &mut Buffers<'_>,
+    ) -> Result<()> {
+        self.journal.started(self.operation, descriptor, bytes);
+        self.run(descriptor, execution, buffers)?;
         self.journal.finished();
         Ok(())
     }
 
-    /// Advances an operation until it is done.
-    fn walk(&mut self, descriptor: Descriptor, mut operation: Operation<'_>) -> Result<()> {
-        if self.journal.is_running() {
-            operation.watch();
+    /// Waits until all ranks of this host have begun the current operation on their windows.
+    fn gather(&mut self, descriptor: Descriptor) -> Result<()> {
+        self.run(descriptor, &mut Execution::Gather, &mut Buffers::none())
+    }
+
+    /// Advances an execution until it is done.
+    fn run(&mut self, descriptor: Descriptor, execution: &mut Execution, buffers: &mut Buffers<'_>) -> Result<()> {
+        if self.journal.is_running() && buffers.len_bytes() as u64 >= step_trace::FROM_BYTES {
+            execution.trace_steps();
         }
         self.patience.renew();
         let mut began = None;
@@ -266,9 +276,9 @@ impl Communicator {
         let mut still = None;
         let mut cry_after = self.outcry.as_ref().map_or(Duration::MAX, |outcry| outcry.after);
         loop {
-            let progress = operation.advance(&mut self.mesh);
-            if let Some(footprints) = operation.footprints() {
-                self.journal.steps(footprints);
+            let progress = execution.advance(&mut self.mesh, buffers);
+            if let Some(step_trace) = execution.step_trace() {
+                self.journal.steps(step_trace);
             }
             match progress {
                 Ok(Progress::Done) => {
@@ -288,8 +298,8 @@ impl Communicator {
                 return Err(self.fail_alarmed(descriptor, began, verdict));
             }
             if self.patience.lets_others_run() {
-                let (operation, mesh) = (&operation, &self.mesh);
-                self.journal.still(|| operation.waiting_for(mesh).map(|peer| peer.0));
+                let (execution, mesh) = (&*execution, &self.mesh);
+                self.journal.still(|| execution.waiting_for(mesh).map(|peer| peer.0));
             }
             if self.patience.spend() == Next::Look {
                 continue;
@@ -299,15 +309,15 @@ impl Communicator {
             let (since, clock): &mut (Instant, AwakeClock) = still.get_or_insert((now, AwakeClock::new(now)));
             let waited = clock.look(now, LONGEST_SLEEP).saturating_duration_since(*since);
             if let Some(waiting_for) = self.limits.exceeded(waited) {
-                let peer = operation.waiting_for(&self.mesh);
+                let peer = execution.waiting_for(&self.mesh);
                 let error = farandole_transport::Error::Deadline { peer, waiting_for, waited };
                 return Err(self.fail(descriptor, began, error));
             }
             if waited >= cry_after {
                 cry_after = tell_again(waited);
-                self.cry_out(descriptor, &operation, waited);
+                self.cry_out(descriptor, execution, waited);
             }
-            if let Err(error) = self.sleep(&mut operation) {
+            if let Err(error) = self.sleep(execution, buffers) {
                 match error {
                     Woken::Done => {
                         self.journal.moved();
@@ -325,11 +335,11 @@ impl Communicator {
     }
 
     /// Sleeps until somebody rings, unless something moves after the flag is up ("looked, then slept").
-    fn sleep(&mut self, operation: &mut Operation<'_>) -> std::result::Result<(), Woken> {
+    fn sleep(&mut self, execution: &mut Execution, buffers: &mut Buffers<'_>) -> std::result::Result<(), Woken> {
         if let Some(windows) = &self.mesh.windows {
             windows.raise_asleep();
         }
-        let outcome = match operation.advance(&mut self.mesh) {
+        let outcome = match execution.advance(&mut self.mesh, buffers) {
             Ok(Progress::Done) => Err(Woken::Done),
             Ok(Progress::Moved) => Err(Woken::Moved),
             Ok(Progress::Pending) => {

@@ -15,9 +15,9 @@ use farandole_plan::stall::DirectWait;
 
 use super::Communicator;
 use super::descriptor::Descriptor;
-use super::operation::Operation;
 use crate::Engine;
 use crate::baton::Push;
+use crate::exec::Execution;
 use crate::shared::Shared;
 use crate::worker::Order;
 
@@ -50,7 +50,7 @@ impl Communicator {
     }
 
     /// Leaves word with the engine that this call waits.
-    pub(super) fn cry_out(&self, descriptor: Descriptor, operation: &Operation<'_>, waited: Duration) {
+    pub(super) fn cry_out(&self, descriptor: Descriptor, execution: &Execution, waited: Duration) {
         let Some(outcry) = &self.outcry else { return };
         let Some(engine) = outcry.engine.upgrade() else { return };
         let wait = DirectWait {
@@ -58,7 +58,7 @@ impl Communicator {
             call: Descriptor::describe(descriptor.word()).into(),
             waited,
             limit: outcry.after,
-            missing: operation.missing(&self.mesh),
+            missing: execution.missing(&self.mesh),
         };
         let _ = engine.baton.push(Order::Waits(wait), Push::Ringing);
     }

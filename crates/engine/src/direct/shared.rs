@@ -8,15 +8,16 @@
 use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::element::{Plain, from_bytes, from_bytes_mut};
-use farandole_tensor::{Finish, Fold, OwnedBytes, Stores};
+use farandole_tensor::{Finish, Fold, OwnedBytes};
 use farandole_transport::shm::Mapped;
 
 use super::calls::{reducible_elements, wrong};
 use super::descriptor::Detail;
-use super::operation::Operation;
 use super::{Call, Communicator, Descriptor, Kind};
 use crate::error::Result;
-use crate::window::{Shared, WindowRun};
+use crate::exec::store_policy::Choice;
+use crate::exec::windows::WindowRun;
+use crate::exec::{Buffers, Execution};
 
 /// A buffer with a part for each rank. On one host the parts lie in memory that all ranks map; elsewhere each is
 /// ordinary memory, so that a program need not care.
@@ -124,19 +125,13 @@ impl Communicator {
             // Nothing to fold. Windows still count on every operation being begun on them.
             return self.meet_at(operation, descriptor);
         }
-        let windows = self.mesh.windows.as_mut().expect("a mapped buffer has windows");
-        let run = WindowRun::begin(schedule, windows, operation, descriptor.word());
-        let (fold, finish) = (Fold::new(dtype, op), Finish::new(dtype, op, self.size() as u64, 1.0));
-        let memory = Shared {
-            work: &mut [],
-            contribution: None,
-            source: &[],
-            mapped: Some(mapped),
-            elem_bytes: dtype.size_bytes(),
-            fold: Some(fold),
-            finish,
-            stores: Stores::Streaming,
-        };
-        self.drive(descriptor, Operation::Windows { run, memory })
+        self.windows().begin(operation, descriptor.word(), &[]);
+        let mut buffers = Buffers::new(&mut [], dtype);
+        buffers.fold = Some(Fold::new(dtype, op));
+        buffers.finish = Finish::new(dtype, op, self.size() as u64, 1.0);
+        buffers.mapped = Some(mapped);
+        let bytes = buffers.len_bytes();
+        let mut execution = Execution::Windows(WindowRun::new(schedule, Choice::default()));
+        self.drive(descriptor, bytes, &mut execution, &mut buffers)
     }
 }

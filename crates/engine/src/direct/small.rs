@@ -1,4 +1,4 @@
-//! The shortest road: one hand-over, on one host.
+//! The shortest path: one hand-over, on one host.
 //!
 //! Every rank shows what it contributes, waits until it has seen that everybody does, and reads what it needs out of
 //! what the others show. An allreduce folds all contributions itself, in rank order, so all ranks get the same bits.
@@ -12,9 +12,9 @@ use farandole_tensor::{Finish, Fold};
 use farandole_transport::shm::board::INLINE_BYTES;
 use farandole_transport::shm::{Windows, cma};
 
-use super::operation::Operation;
 use super::{Communicator, Descriptor};
 use crate::error::Result;
+use crate::exec::{Buffers, Execution};
 
 impl Communicator {
     /// One hand-over: `begin` begins the operation, `read` reads what all have shown.
@@ -34,7 +34,7 @@ impl Communicator {
             self.journal.sampled(began_ns, number, descriptor, bytes);
             return Ok(());
         }
-        self.drive(descriptor, Operation::Meeting { bytes })?;
+        self.drive(descriptor, bytes, &mut Execution::Gather, &mut Buffers::none())?;
         read(self.windows());
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! One group on one rank: its agreement, its mesh, the requests under way and the bucket that runs (`job`).
+//! One group on one rank: its agreement, its mesh, the requests under way and the bucket that runs (`active`).
 //!
 //! [`Group::turn`] does what can be done now and never blocks: it hears what peers say, asks the agreement what to do,
 //! moves the running bucket on, and says what there is to say. Groups share nothing with each other, so a group that
@@ -8,7 +8,7 @@
 //! is orderly; *failed* after the first [`Trouble`]. In the last two states the mesh is kept a little longer, until the
 //! peers have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
 
-mod job;
+mod active_bucket;
 mod stalls;
 mod trouble;
 
@@ -28,15 +28,15 @@ use farandole_transport::{Error as TransportError, Mesh, Progress};
 use crate::bucket::{Pending, Place, Table};
 use crate::diary::Diary;
 use crate::error::Error;
-use crate::fusion::FusionBuffer;
+use crate::exec::fusion_buffer::FusionBuffer;
+use crate::exec::path::Paths;
 use crate::roster::Roster;
-use crate::route::Router;
 use crate::submission::Outcome;
 
 pub use stalls::StallNotice;
 pub(crate) use trouble::Trouble;
 
-use job::Job;
+use active_bucket::ActiveBucket;
 use stalls::{Stalls, check_interval};
 
 /// First byte of a control message that carries a message of the agreement.
@@ -97,12 +97,12 @@ pub(crate) struct Group {
     mesh: Mesh,
     diary: Diary,
     member: Member,
-    router: Router,
+    paths: Paths,
     table: Table,
     fusion: FusionBuffer,
     /// Buckets that have ended here, if the ranks share memory.
     window_operations: u64,
-    job: Option<Job>,
+    active: Option<Box<ActiveBucket>>,
     state: State,
     /// Peers that have said goodbye or are gone.
     left: Vec<bool>,
@@ -140,7 +140,7 @@ impl Group {
         let member = Member::new(place.me, place.size, settings.agree.clone());
         let limits = Limits { hierarchical: settings.hierarchical, ..Limits::default() };
         let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
-        let router = Router::new(place, choices);
+        let paths = Paths::new(place, choices);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
         Group {
             settings,
@@ -148,11 +148,11 @@ impl Group {
             mesh,
             diary,
             member,
-            router,
+            paths,
             table: Table::default(),
             fusion: FusionBuffer::new(),
             window_operations: 0,
-            job: None,
+            active: None,
             state: State::Open,
             left: vec![false; place.size],
             unflushed: false,
@@ -219,7 +219,7 @@ impl Group {
         }
         let mut moved = false;
         self.glances += 1;
-        if look == Look::Thorough || self.job.is_none() || self.glances >= GLANCES_PER_HEARING {
+        if look == Look::Thorough || self.active.is_none() || self.glances >= GLANCES_PER_HEARING {
             self.glances = 0;
             moved |= self.hear(around)?;
         }
@@ -237,7 +237,7 @@ impl Group {
 
     /// Whether somebody waits for this group to go on.
     pub(crate) fn has_work(&self) -> bool {
-        self.state != State::Open || self.job.is_some() || !self.table.is_empty() || self.unflushed
+        self.state != State::Open || self.active.is_some() || !self.table.is_empty() || self.unflushed
     }
 
     /// When [`Group::turn`] is due at the latest, even if nothing happens.
@@ -250,18 +250,20 @@ impl Group {
             _ => Duration::MAX,
         };
         let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
-        let deadline =
-            self.job.as_ref().map_or(Duration::MAX, |job| job.moved.saturating_add(self.settings.wait.shortest()));
+        let deadline = self
+            .active
+            .as_ref()
+            .map_or(Duration::MAX, |active| active.moved.saturating_add(self.settings.wait.shortest()));
         agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
     }
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there
     /// is nothing in the windows to wait for, and ringing would only cost them time.
     pub(crate) fn fall_asleep(&mut self) {
-        if let Some(job) = &self.job {
-            self.diary.doze(&job.bucket, || job.waiting_for(&self.mesh));
+        if let Some(active) = &self.active {
+            self.diary.doze(&active.bucket, || active.waiting_for(&self.mesh));
         }
-        if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.job) {
+        if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.active) {
             windows.raise_asleep();
         }
     }
@@ -384,8 +386,8 @@ impl Group {
         match action {
             Action::Run(bucket) => self.start(bucket, around.now),
             Action::Abandon { operation } => {
-                let job = self.job.take().expect("invariant: only the running bucket is abandoned");
-                assert_eq!(job.bucket.operation, operation, "invariant: only the running bucket is abandoned");
+                let active = self.active.take().expect("invariant: only the running bucket is abandoned");
+                assert_eq!(active.bucket.operation, operation, "invariant: only the running bucket is abandoned");
                 self.diary.abandoned(operation, around.now);
                 if let Some(windows) = &mut self.mesh.windows {
                     windows.give_up();
@@ -487,7 +489,7 @@ impl Group {
             return;
         }
         self.state = State::Ended(around.now + LINGER);
-        self.job = None;
+        self.active = None;
         around.roster.end(self.id(), error);
         let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
         self.mesh.abort(blamed, &error.to_string());

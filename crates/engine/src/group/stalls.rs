@@ -22,7 +22,7 @@ use farandole_plan::stall::{
 use farandole_plan::{GroupId, Rank};
 use farandole_transport::Error as TransportError;
 
-use super::job::Job;
+use super::active_bucket::ActiveBucket;
 use super::{Group, SAYS_STALL, State, Surroundings, Trouble};
 use crate::limits::tell_again;
 use crate::witness::{Witness, cut, look_at};
@@ -137,14 +137,14 @@ impl Group {
     /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is
     /// stopped, or cut off, or has no processor; unless the user has set a limit, the bucket waits on.
     fn watch_running(&mut self, around: &Surroundings<'_>) {
-        let (Some(limits), Some(job)) = (self.settings.stall, &mut self.job) else { return };
-        let still = around.now.saturating_sub(job.moved);
-        if still <= limits.warn_after || still < job.tell_again {
+        let (Some(limits), Some(active)) = (self.settings.stall, &mut self.active) else { return };
+        let still = around.now.saturating_sub(active.moved);
+        if still <= limits.warn_after || still < active.tell_again {
             return;
         }
-        job.tell_again = tell_again(still);
-        let (tensor, word) = (Arc::clone(&job.bucket.plan.parts[0].item.name), job.bucket.plan.collective.word());
-        let peer = job.waiting_for(&self.mesh);
+        active.tell_again = tell_again(still);
+        let (tensor, word) = (Arc::clone(&active.bucket.plan.parts[0].item.name), active.bucket.plan.collective.word());
+        let peer = active.waiting_for(&self.mesh);
         let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).pid).map_or(Sight::Nothing, look_at);
         let first = peer.map_or(Rank(0), |peer| self.settings.ranks[peer.index()]);
         let me = self.settings.ranks[self.place.me.index()];
@@ -383,7 +383,7 @@ impl Group {
 
     /// What this group is at, if it is at anything.
     pub(crate) fn state(&self, now: Duration) -> Option<GroupState> {
-        if matches!(self.state, State::Ended(_)) || (self.job.is_none() && self.table.is_empty()) {
+        if matches!(self.state, State::Ended(_)) || (self.active.is_none() && self.table.is_empty()) {
             return None;
         }
         let mut names: Vec<&Arc<str>> = self.table.names().collect();
@@ -393,20 +393,20 @@ impl Group {
             group: self.id(),
             pending: self.table.len() as u64,
             names: names.into_iter().map(cut).collect(),
-            running: self.job.as_ref().map(|job| self.running(job, now)),
+            running: self.active.as_ref().map(|active| self.running(active, now)),
         })
     }
 
-    fn running(&self, job: &Job, now: Duration) -> Running {
-        let plan = &job.bucket.plan;
+    fn running(&self, active: &ActiveBucket, now: Duration) -> Running {
+        let plan = &active.bucket.plan;
         let more = if plan.parts.len() > 1 { format!(" and {} more", plan.parts.len() - 1) } else { String::new() };
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
         Running {
-            tensor: Lately { what: cut(&plan.parts[0].item.name), ago: now.saturating_sub(job.began) },
-            operation: job.bucket.operation.index(),
-            place: format!("{}{more} of {bytes} bytes, {}", plan.collective.word(), job.place()).into(),
-            still: now.saturating_sub(job.moved),
-            peer: job.waiting_for(&self.mesh).map(|peer| self.settings.ranks[peer.index()]),
+            tensor: Lately { what: cut(&plan.parts[0].item.name), ago: now.saturating_sub(active.began) },
+            operation: active.bucket.operation.index(),
+            place: format!("{}{more} of {bytes} bytes, {}", plan.collective.word(), active.place()).into(),
+            still: now.saturating_sub(active.moved),
+            peer: active.waiting_for(&self.mesh).map(|peer| self.settings.ranks[peer.index()]),
         }
     }
 }

@@ -58,9 +58,9 @@ impl Group {
     }
 
     fn failure(&self, what: String, rank: Option<Rank>, now: Duration) -> Failure {
-        let job = self.job.as_ref();
-        let tensor = job.map(|job| Arc::clone(&job.bucket.plan.parts[0].item.name));
-        Failure { what, rank, tensor, elapsed: job.map(|job| now.saturating_sub(job.began)), orderly: false }
+        let active = self.active.as_ref();
+        let tensor = active.map(|active| Arc::clone(&active.bucket.plan.parts[0].item.name));
+        Failure { what, rank, tensor, elapsed: active.map(|active| now.saturating_sub(active.began)), orderly: false }
     }
 
     fn under_way(&self, now: Duration) -> String {
@@ -70,13 +70,13 @@ impl Group {
             GroupId::WORLD => String::new(),
             group => format!(" in group {group}"),
         };
-        let Some(job) = &self.job else { return format!("; nothing was running{group}; {noticed}") };
-        let parts = &job.bucket.plan.parts;
+        let Some(active) = &self.active else { return format!("; nothing was running{group}; {noticed}") };
+        let parts = &active.bucket.plan.parts;
         let more = if parts.len() > 1 { format!(" and {} more", parts.len() - 1) } else { String::new() };
         format!(
             "; under way for {:.3} s{group}: {} \"{}\"{more}; {noticed}",
-            now.saturating_sub(job.began).as_secs_f64(),
-            job.bucket.plan.collective.word(),
+            now.saturating_sub(active.began).as_secs_f64(),
+            active.bucket.plan.collective.word(),
             parts[0].item.name,
         )
     }

@@ -9,47 +9,13 @@
 use std::sync::Arc;
 
 use farandole_plan::{Buffer, Rank, Schedule, Span, Step};
-use farandole_tensor::{Finish, Fold, Stores};
-use farandole_transport::shm::{Mapped, Pass, Point, Windows, copy_out};
+use farandole_tensor::Stores;
+use farandole_transport::shm::{Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
-use crate::footprints::{Footprints, Taken};
-
-/// The memory that window steps work on.
-pub(crate) struct Shared<'a> {
-    /// The rank's own buffer. Empty for mapped steps.
-    pub(crate) work: &'a mut [u8],
-    /// The rank's contribution to an allreduce that does not work in place: as long as `work`, which holds nothing yet.
-    /// Without it the contribution lies in `work`.
-    pub(crate) contribution: Option<&'a [u8]>,
-    /// What sends and copies of an alltoall read; empty elsewhere.
-    pub(crate) source: &'a [u8],
-    /// The buffer that all ranks map, for mapped steps.
-    pub(crate) mapped: Option<&'a mut Mapped>,
-    /// Bytes of an element.
-    pub(crate) elem_bytes: usize,
-    /// Combines contributions. Only schedules that copy do without.
-    pub(crate) fold: Option<Fold>,
-    /// Applied to results as they are stored.
-    pub(crate) finish: Finish,
-    /// How contributions and results leave for other cores to read.
-    pub(crate) stores: Stores,
-}
-
-impl Shared<'_> {
-    fn range(&self, span: Span) -> std::ops::Range<usize> {
-        span.start as usize * self.elem_bytes..span.end() as usize * self.elem_bytes
-    }
-
-    /// This rank's contribution, where nothing has been folded yet.
-    fn own(&self) -> &[u8] {
-        self.contribution.unwrap_or(&*self.work)
-    }
-
-    fn fold(&self) -> Fold {
-        self.fold.expect("invariant: a schedule that folds comes with an operation")
-    }
-}
+use super::Buffers;
+use super::step_trace::{StepTrace, Taken};
+use super::store_policy::Choice;
 
 /// Results that leave around the cache are folded in blocks of this size: what has just been folded is still in the
 /// first-level cache when it is copied for the peers, half of which is left for the contributions.
@@ -69,21 +35,21 @@ fn show(stores: Stores, target: &mut [u8], source: &[u8]) {
 }
 
 /// Takes a step if it can be taken now.
-pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
+pub(crate) fn take(step: &Step, windows: &mut Windows, buffers: &mut Buffers<'_>) -> Result<Progress> {
     // What goes into a slot must have memory there.
     match *step {
-        Step::Publish { span, .. } => windows.reserve_tiles(memory.range(span).len())?,
-        Step::Stage { span, at, .. } => windows.reserve_tiles(memory.range(Span { start: at, ..span }).end)?,
+        Step::Publish { span, .. } => windows.reserve_tiles(buffers.range(span).len())?,
+        Step::Stage { span, at, .. } => windows.reserve_tiles(buffers.range(Span { start: at, ..span }).end)?,
         // The result goes to where the contribution was, anywhere in the tile.
-        Step::FoldTile { span, .. } => windows.reserve_tiles(memory.range(span).len())?,
+        Step::FoldTile { span, .. } => windows.reserve_tiles(buffers.range(span).len())?,
         _ => {}
     }
     let taken = match *step {
-        Step::Publish { tile, span, except } => publish(windows, memory, tile.into(), span, except),
-        Step::Stage { tile, from, span, at } => stage(windows, memory, tile.into(), from, span, at),
+        Step::Publish { tile, span, except } => publish(windows, buffers, tile.into(), span, except),
+        Step::Stage { tile, from, span, at } => stage(windows, buffers, tile.into(), from, span, at),
         Step::Copy { source, work } => {
-            let (from, to) = (memory.range(source), memory.range(work));
-            memory.work[to].copy_from_slice(&memory.source[from]);
+            let (from, to) = (buffers.range(source), buffers.range(work));
+            buffers.work[to].copy_from_slice(&buffers.source[from]);
             true
         }
         Step::Expose => {
@@ -92,25 +58,27 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
         }
         // Everything else looks at what peers do, which makes sense only if they are about the same thing.
         _ if !windows.all_begun()? => false,
-        Step::FoldTile { tile, span, chunk } => fold_tile(windows, memory, tile.into(), span, chunk),
-        Step::Fetch { tile, span, from, chunk } => fetch(windows, memory, tile.into(), span, windows.seat(from), chunk),
+        Step::FoldTile { tile, span, chunk } => fold_tile(windows, buffers, tile.into(), span, chunk),
+        Step::Fetch { tile, span, from, chunk } => {
+            fetch(windows, buffers, tile.into(), span, windows.seat(from), chunk)
+        }
         Step::FoldWhole { tile, span } => {
-            let folded = fold_published(windows, memory, tile.into(), span, 0);
+            let folded = fold_published(windows, buffers, tile.into(), span, 0);
             if folded {
                 windows.release(tile.into());
             }
             folded
         }
-        Step::FoldChunk { tile, chunk, at } => fold_published(windows, memory, tile.into(), chunk, at),
+        Step::FoldChunk { tile, chunk, at } => fold_published(windows, buffers, tile.into(), chunk, at),
         Step::Take { tile, from, span, at } => {
-            take_published(windows, memory, tile.into(), windows.seat(from), span, at)
+            take_published(windows, buffers, tile.into(), windows.seat(from), span, at)
         }
         Step::Release { tile } => {
             windows.release(tile.into());
             true
         }
         Step::Drain { tile } => windows.all_folded(tile.into()),
-        Step::FoldAcross { span } => fold_across(windows, memory, span),
+        Step::FoldAcross { span } => fold_across(windows, buffers, span),
         Step::Settle => {
             windows.settle();
             windows.all_settled()
@@ -122,14 +90,14 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, memory: &mut Shared<'_>) 
     Ok(if taken { Progress::Done } else { Progress::Pending })
 }
 
-fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, except: Span) -> bool {
-    let whole = memory.range(span);
+fn publish(windows: &mut Windows, buffers: &Buffers<'_>, tile: u64, span: Span, except: Span) -> bool {
+    let whole = buffers.range(span);
     if !whole.is_empty() {
         let Some(slot) = windows.vacant_slot(tile, whole.len()) else { return false };
-        let except = if except.is_empty() { whole.end..whole.end } else { memory.range(except) };
+        let except = if except.is_empty() { whole.end..whole.end } else { buffers.range(except) };
         for part in [whole.start..except.start, except.end..whole.end] {
             let place = part.start - whole.start..part.end - whole.start;
-            show(memory.stores, &mut slot[place], &memory.own()[part]);
+            show(buffers.stores, &mut slot[place], &buffers.own()[part]);
         }
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
@@ -138,25 +106,25 @@ fn publish(windows: &mut Windows, memory: &Shared<'_>, tile: u64, span: Span, ex
     true
 }
 
-fn stage(windows: &mut Windows, memory: &Shared<'_>, tile: u64, from: Buffer, span: Span, at: u64) -> bool {
-    let source = memory.range(span);
-    let start = at as usize * memory.elem_bytes;
+fn stage(windows: &mut Windows, buffers: &Buffers<'_>, tile: u64, from: Buffer, span: Span, at: u64) -> bool {
+    let source = buffers.range(span);
+    let start = at as usize * buffers.elem_bytes();
     let Some(slot) = windows.vacant_slot(tile, start + source.len()) else { return false };
     let buffer = match from {
-        Buffer::Work => &*memory.work,
-        Buffer::Source => memory.source,
+        Buffer::Work => &*buffers.work,
+        Buffer::Source => buffers.source,
     };
-    show(memory.stores, &mut slot[start..], &buffer[source]);
+    show(buffers.stores, &mut slot[start..], &buffer[source]);
     true
 }
 
-fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Span, chunk: Span) -> bool {
-    let (own, whole, me) = (memory.range(chunk), memory.range(span), windows.me());
+fn fold_tile(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, span: Span, chunk: Span) -> bool {
+    let (own, whole, me) = (buffers.range(chunk), buffers.range(span), windows.me());
     let Some(mut others) = windows.chunks(tile, own.start - whole.start, own.len()) else { return false };
-    let (fold, finish) = (memory.fold(), memory.finish);
-    let contribution = memory.contribution.map(|contribution| &contribution[own.clone()]);
-    let own = &mut memory.work[own];
-    match (memory.stores, contribution) {
+    let (fold, finish) = (buffers.fold(), buffers.finish);
+    let contribution = buffers.contribution.map(|contribution| &contribution[own.clone()]);
+    let own = &mut buffers.work[own];
+    match (buffers.stores, contribution) {
         (Stores::Cached, Some(contribution)) => {
             let (before, after) = others.split_at_mut(me);
             fold.fold_apart(own, before, contribution, after, finish);
@@ -187,54 +155,54 @@ fn fold_tile(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, span: Sp
     true
 }
 
-fn fetch(windows: &Windows, memory: &mut Shared<'_>, tile: u64, span: Span, seat: usize, chunk: Span) -> bool {
-    let (target, whole) = (memory.range(chunk), memory.range(span));
+fn fetch(windows: &Windows, buffers: &mut Buffers<'_>, tile: u64, span: Span, seat: usize, chunk: Span) -> bool {
+    let (target, whole) = (buffers.range(chunk), buffers.range(span));
     let place = target.start - whole.start;
     let Some(result) = windows.returned(seat, tile, place, target.len()) else { return false };
-    let stores = if memory.work.len() >= KEPT_MAX_BYTES { Stores::Streaming } else { Stores::Cached };
-    show(stores, &mut memory.work[target], result);
+    let stores = if buffers.work.len() >= KEPT_MAX_BYTES { Stores::Streaming } else { Stores::Cached };
+    show(stores, &mut buffers.work[target], result);
     true
 }
 
-fn fold_published(windows: &mut Windows, memory: &mut Shared<'_>, tile: u64, chunk: Span, at: u64) -> bool {
+fn fold_published(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, chunk: Span, at: u64) -> bool {
     if !windows.all_published(tile) {
         return false;
     }
-    let own = memory.range(chunk);
-    let (offset, len) = (at as usize * memory.elem_bytes, own.len());
+    let own = buffers.range(chunk);
+    let (offset, len) = (at as usize * buffers.elem_bytes(), own.len());
     if len > 0 {
-        let (fold, finish) = (memory.fold(), memory.finish);
+        let (fold, finish) = (buffers.fold(), buffers.finish);
         let others: Vec<&[u8]> = windows
             .peers()
             .map(|seat| windows.contribution(seat, tile, offset, len).expect("all have published"))
             .collect();
         let (before, after) = others.split_at(windows.me());
-        match memory.contribution {
+        match buffers.contribution {
             Some(contribution) => {
                 let all = [before, &[&contribution[own.clone()]], after].concat();
-                fold.fold_many(&mut memory.work[own], &all, finish);
+                fold.fold_many(&mut buffers.work[own], &all, finish);
             }
-            None => fold.fold_ranks(&mut memory.work[own], before, after, None, finish),
+            None => fold.fold_ranks(&mut buffers.work[own], before, after, None, finish),
         }
     }
     true
 }
 
-fn take_published(windows: &Windows, memory: &mut Shared<'_>, tile: u64, seat: usize, span: Span, at: u64) -> bool {
-    let target = memory.range(span);
-    let place = at as usize * memory.elem_bytes;
+fn take_published(windows: &Windows, buffers: &mut Buffers<'_>, tile: u64, seat: usize, span: Span, at: u64) -> bool {
+    let target = buffers.range(span);
+    let place = at as usize * buffers.elem_bytes();
     let Some(published) = windows.contribution(seat, tile, place, target.len()) else { return false };
-    memory.work[target].copy_from_slice(published);
+    buffers.work[target].copy_from_slice(published);
     true
 }
 
-fn fold_across(windows: &mut Windows, memory: &mut Shared<'_>, span: Span) -> bool {
+fn fold_across(windows: &mut Windows, buffers: &mut Buffers<'_>, span: Span) -> bool {
     if !windows.all_exposed() {
         return false;
     }
-    let range = memory.range(span);
-    let (fold, finish) = (memory.fold(), memory.finish);
-    let mapped = memory.mapped.as_deref_mut().expect("invariant: mapped steps come with a mapped buffer");
+    let range = buffers.range(span);
+    let (fold, finish) = (buffers.fold(), buffers.finish);
+    let mapped = buffers.mapped.as_deref_mut().expect("invariant: mapped steps come with a mapped buffer");
     fold.fold_all(&mut mapped.across(windows, range), finish);
     true
 }
@@ -244,35 +212,34 @@ fn fold_across(windows: &mut Windows, memory: &mut Shared<'_>, span: Span) -> bo
 pub(crate) struct WindowRun {
     schedule: Arc<Schedule>,
     step: usize,
-    footprints: Option<Box<Footprints>>,
+    stores: Choice,
+    step_trace: Option<Box<StepTrace>>,
 }
 
 impl WindowRun {
-    /// Begins an operation. `descriptor` stands for what this rank takes it to be.
-    pub(crate) fn begin(schedule: Arc<Schedule>, windows: &mut Windows, operation: u64, descriptor: u64) -> WindowRun {
-        if !schedule.steps.is_empty() {
-            windows.begin(operation, descriptor, &[]);
-        }
-        WindowRun { schedule, step: 0, footprints: None }
+    /// A walk within an operation that this rank has begun on its windows.
+    pub(crate) fn new(schedule: Arc<Schedule>, stores: Choice) -> WindowRun {
+        WindowRun { schedule, step: 0, stores, step_trace: None }
     }
 
-    /// A walk within an operation that has begun already.
-    pub(crate) fn begun(schedule: Arc<Schedule>) -> WindowRun {
-        WindowRun { schedule, step: 0, footprints: None }
+    /// How contributions and results leave.
+    pub(crate) fn stores(&self) -> Choice {
+        self.stores
     }
 
     /// Does what can be done now.
-    pub(crate) fn advance(&mut self, windows: &mut Windows, memory: &mut Shared<'_>) -> Result<Progress> {
+    pub(crate) fn advance(&mut self, windows: &mut Windows, buffers: &mut Buffers<'_>) -> Result<Progress> {
         let before = self.step;
+        buffers.stores = self.stores.stores;
         while let Some(step) = self.schedule.steps.get(self.step) {
-            if windows.pass(Point::Step(self.step))? == Pass::Shut || take(step, windows, memory)? != Progress::Done {
+            if windows.pass(Point::Step(self.step))? == Pass::Shut || take(step, windows, buffers)? != Progress::Done {
                 return Ok(if self.step > before { Progress::Moved } else { Progress::Pending });
             }
             self.step += 1;
-            if let Some(footprints) = &mut self.footprints {
+            if let Some(step_trace) = &mut self.step_trace {
                 // What the walk had come to before this call could not be taken then.
                 let taken = if self.step == before + 1 { Taken::AfterAWait } else { Taken::AtOnce };
-                footprints.note(step, memory.elem_bytes, taken);
+                step_trace.note(step, buffers.elem_bytes(), taken);
             }
         }
         if !self.schedule.steps.is_empty() {
@@ -289,14 +256,14 @@ impl WindowRun {
         (self.step + 1, self.schedule.steps.len())
     }
 
-    /// Leaves footprints from now on.
-    pub(crate) fn watch(&mut self) {
-        self.footprints = Some(Box::default());
+    /// Traces its steps from now on.
+    pub(crate) fn trace_steps(&mut self) {
+        self.step_trace = Some(Box::default());
     }
 
-    /// The footprints, if it leaves any.
-    pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
-        self.footprints.as_deref_mut()
+    /// The step trace, if there is one.
+    pub(crate) fn step_trace(&mut self) -> Option<&mut StepTrace> {
+        self.step_trace.as_deref_mut()
     }
 
     /// A peer that the walk is waiting for, if one can be named.

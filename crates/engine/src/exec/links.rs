@@ -1,10 +1,9 @@
 //! A schedule of messages, carried out over links, a piece at a time.
 //!
-//! A [`Run`] is the state of one rank's walk through one [`Schedule`]: the number of the step it has come to (`step`),
-//! the sends that have been posted and not yet left (`posted`, first in, first out for each peer), and how far the
-//! receive at `step` has got (`cursor`). [`Run::advance`] does what can be done now and returns; it is called again
-//! when something may have changed. It holds no memory: the buffers are lent to each call, which is why nothing here is
-//! unsafe and why giving a run up means dropping it.
+//! A [`LinkRun`] is the state of one rank's walk through one [`Schedule`]: the number of the step it has come to
+//! (`step`), the sends that have been posted and not yet left (`posted`, first in, first out for each peer), and how
+//! far the receive at `step` has got (`cursor`). [`LinkRun::advance`] does what can be done now and returns; it is
+//! called again when something may have changed. It holds no memory: the buffers are lent to each call.
 //!
 //! The one rule that a schedule leaves to its driver is kept here: a message whose place is still being sent from is
 //! taken from the link (so that two ranks that exchange the same elements do not wait for each other) but put into
@@ -14,20 +13,21 @@
 //! singles, and results lie in a buffer of their own ([`Halves`]): those that arrive are put there, those that become
 //! final on this rank are finished and rounded into it, before they are sent and at the end.
 //!
-//! A schedule may mix messages between hosts with steps through the windows of each host; those are `window`'s. What
+//! A schedule may mix messages between hosts with steps through the windows of each host; those are `windows`'. What
 //! the elements mean before and after is not here (`bucket`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farandole_plan::{Arrival, Buffer, Dtype, Rank, Results, Schedule, Span, Step};
+use farandole_tensor::Stores;
 use farandole_tensor::pack::unpack;
-use farandole_tensor::{Finish, Fold, Stores};
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
-use crate::footprints::{Footprints, Taken};
-use crate::window::{self, Shared};
+use super::buffers::{Buffers, FOLDS, Halves, scaled};
+use super::step_trace::{StepTrace, Taken};
+use super::windows as window_steps;
 
 /// The links of one rank to its peers in a group.
 pub(crate) trait Links {
@@ -38,35 +38,7 @@ pub(crate) trait Links {
     fn windows(&mut self) -> Option<&mut Windows>;
 }
 
-/// The buffers of a run, lent to each call.
-pub(crate) struct Memory<'a> {
-    /// What receives write to.
-    pub(crate) work: &'a mut [u8],
-    /// What sends from [`Buffer::Source`] read.
-    pub(crate) source: &'a [u8],
-    /// Bytes of an element.
-    pub(crate) elem_bytes: usize,
-    /// Combines arriving elements with those that are there.
-    pub(crate) fold: Option<Fold>,
-    /// Where results go that are halves while the work buffer holds singles; for runs that were told so
-    /// ([`Run::round_results`]).
-    pub(crate) halves: Option<Halves<'a>>,
-}
-
-/// Results of half precision.
-pub(crate) struct Halves<'a> {
-    /// As many elements as are worked on.
-    pub(crate) results: &'a mut [u8],
-    pub(crate) dtype: Dtype,
-    /// Applied to a result before it is rounded.
-    pub(crate) finish: Finish,
-}
-
-impl Memory<'_> {
-    fn bytes(&self, span: Span) -> std::ops::Range<usize> {
-        scaled(span, self.elem_bytes)
-    }
-
+impl Buffers<'_> {
     /// What a message of these elements is sent from.
     fn outgoing(&self, from: Buffer, span: Span, carries: Carries) -> &[u8] {
         match (carries, from) {
@@ -74,14 +46,14 @@ impl Memory<'_> {
                 let halves = self.halves();
                 &halves.results[scaled(span, halves.dtype.size_bytes())]
             }
-            (Carries::Elements, Buffer::Work) => &self.work[self.bytes(span)],
-            (Carries::Elements, Buffer::Source) => &self.source[self.bytes(span)],
+            (Carries::Elements, Buffer::Work) => &self.work[self.range(span)],
+            (Carries::Elements, Buffer::Source) => &self.source[self.range(span)],
         }
     }
 
     /// Finishes and rounds elements whose last fold is done.
     fn round(&mut self, span: Span) {
-        let (work, elem_bytes) = (&*self.work, self.elem_bytes);
+        let (work, elem_bytes) = (&*self.work, self.elem_bytes());
         let halves = self.halves.as_mut().expect("invariant: a run that rounds is lent a place for results");
         let target = &mut halves.results[scaled(span, halves.dtype.size_bytes())];
         unpack(work, Dtype::F32, [(span.start as usize * elem_bytes, target)], halves.dtype, halves.finish);
@@ -99,10 +71,6 @@ enum Carries {
     Elements,
     /// Results, which lie apart from it.
     Results,
-}
-
-fn scaled(span: Span, elem_bytes: usize) -> std::ops::Range<usize> {
-    span.start as usize * elem_bytes..span.end() as usize * elem_bytes
 }
 
 /// The elements that two spans have in common.
@@ -134,7 +102,7 @@ enum Aside {
 
 /// One rank's walk through a schedule.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct LinkRun {
     schedule: Arc<Schedule>,
     step: usize,
     cursor: RecvCursor,
@@ -149,13 +117,13 @@ pub(crate) struct Run {
     descriptor: u64,
     /// Which messages carry results, if these are rounded.
     results: Option<Box<Results>>,
-    footprints: Option<Box<Footprints>>,
+    step_trace: Option<Box<StepTrace>>,
 }
 
-impl Run {
+impl LinkRun {
     /// A walk from the first step. `descriptor` stands for what this rank takes the operation to be.
-    pub(crate) fn new(schedule: Arc<Schedule>, ranks: usize, operation: u64, descriptor: u64) -> Run {
-        Run {
+    pub(crate) fn new(schedule: Arc<Schedule>, ranks: usize, operation: u64, descriptor: u64) -> LinkRun {
+        LinkRun {
             schedule,
             step: 0,
             cursor: RecvCursor::default(),
@@ -168,7 +136,7 @@ impl Run {
             operation,
             descriptor,
             results: None,
-            footprints: None,
+            step_trace: None,
         }
     }
 
@@ -193,23 +161,23 @@ impl Run {
     }
 
     /// Does what can be done now.
-    pub(crate) fn advance(&mut self, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
-        let mut moved = self.push_out(links, memory)?;
+    pub(crate) fn advance(&mut self, links: &mut dyn Links, buffers: &mut Buffers<'_>) -> Result<Progress> {
+        let mut moved = self.push_out(links, buffers)?;
         let schedule = Arc::clone(&self.schedule);
         let before = self.step;
         while let Some(step) = schedule.steps.get(self.step) {
-            match self.take_step(step, links, memory)? {
+            match self.take_step(step, links, buffers)? {
                 Progress::Done => {
                     self.step += 1;
                     moved = true;
-                    if let Some(footprints) = &mut self.footprints {
+                    if let Some(step_trace) = &mut self.step_trace {
                         // What the walk had come to before this call could not be taken then.
                         let taken = if self.step == before + 1 { Taken::AfterAWait } else { Taken::AtOnce };
                         let elem_bytes = match carries(&self.results, self.step - 1) {
-                            Carries::Results => memory.halves().dtype.size_bytes(),
-                            Carries::Elements => memory.elem_bytes,
+                            Carries::Results => buffers.halves().dtype.size_bytes(),
+                            Carries::Elements => buffers.elem_bytes(),
                         };
-                        footprints.note(step, elem_bytes, taken);
+                        step_trace.note(step, elem_bytes, taken);
                     }
                 }
                 Progress::Moved => moved = true,
@@ -220,12 +188,12 @@ impl Run {
             }
         }
         if self.unsent > 0 {
-            moved |= self.push_out(links, memory)?;
+            moved |= self.push_out(links, buffers)?;
         }
         if self.unsent == 0
             && let Some(results) = &self.results
         {
-            results.made_here.iter().for_each(|&span| memory.round(span));
+            results.made_here.iter().for_each(|&span| buffers.round(span));
         }
         if self.unsent == 0 && schedule.slots > 0 {
             let windows = links.windows().expect("invariant: window steps are for ranks with windows");
@@ -241,14 +209,14 @@ impl Run {
         })
     }
 
-    /// Leaves footprints from now on.
-    pub(crate) fn watch(&mut self) {
-        self.footprints = Some(Box::default());
+    /// Traces its steps from now on.
+    pub(crate) fn trace_steps(&mut self) {
+        self.step_trace = Some(Box::default());
     }
 
-    /// The footprints, if it leaves any.
-    pub(crate) fn footprints(&mut self) -> Option<&mut Footprints> {
-        self.footprints.as_deref_mut()
+    /// The step trace, if there is one.
+    pub(crate) fn step_trace(&mut self) -> Option<&mut StepTrace> {
+        self.step_trace.as_deref_mut()
     }
 
     /// The peer that the walk is waiting for, if it is waiting for one.
@@ -264,24 +232,24 @@ impl Run {
         (self.step + 1, self.schedule.steps.len())
     }
 
-    fn take_step(&mut self, step: &Step, links: &mut dyn Links, memory: &mut Memory<'_>) -> Result<Progress> {
+    fn take_step(&mut self, step: &Step, links: &mut dyn Links, buffers: &mut Buffers<'_>) -> Result<Progress> {
         match *step {
             Step::Send { to, from, span } => {
-                self.post(to, from, span, links, memory)?;
+                self.post(to, from, span, links, buffers)?;
                 Ok(Progress::Done)
             }
-            Step::Recv { from, span, arrival } => self.receive(from, span, arrival, links, memory),
+            Step::Recv { from, span, arrival } => self.receive(from, span, arrival, links, buffers),
             Step::Copy { source, work } => {
                 if self.is_being_sent(work) {
-                    return self.push_out(links, memory).map(progress);
+                    return self.push_out(links, buffers).map(progress);
                 }
-                let (from, to) = (memory.bytes(source), memory.bytes(work));
-                memory.work[to].copy_from_slice(&memory.source[from]);
+                let (from, to) = (buffers.range(source), buffers.range(work));
+                buffers.work[to].copy_from_slice(&buffers.source[from]);
                 Ok(Progress::Done)
             }
             ref shared => {
                 // Steps through windows write to the work buffer; what is still being sent from it must leave first.
-                if self.unsent > 0 && self.push_out(links, memory)? {
+                if self.unsent > 0 && self.push_out(links, buffers)? {
                     return Ok(Progress::Moved);
                 }
                 if self.unsent > 0 {
@@ -291,22 +259,8 @@ impl Run {
                 if windows.pass(Point::Step(self.step))? == Pass::Shut {
                     return Ok(Progress::Pending);
                 }
-                let Memory { elem_bytes, fold, .. } = *memory;
-                let work = &mut *memory.work;
-                window::take(
-                    shared,
-                    windows,
-                    &mut Shared {
-                        work,
-                        contribution: None,
-                        source: &[],
-                        mapped: None,
-                        elem_bytes,
-                        fold,
-                        finish: Finish::Nothing,
-                        stores: Stores::Streaming,
-                    },
-                )
+                buffers.stores = Stores::Streaming;
+                window_steps::take(shared, windows, buffers)
             }
         }
     }
@@ -317,11 +271,11 @@ impl Run {
         from: Buffer,
         span: Span,
         links: &mut dyn Links,
-        memory: &mut Memory<'_>,
+        buffers: &mut Buffers<'_>,
     ) -> Result<()> {
         let carries = carries(&self.results, self.step);
         if let (Carries::Results, Some(results)) = (carries, &self.results) {
-            results.made_here.iter().filter_map(|&made| common(made, span)).for_each(|span| memory.round(span));
+            results.made_here.iter().filter_map(|&made| common(made, span)).for_each(|span| buffers.round(span));
         }
         let message = &mut self.messages_sent[to.index()];
         let tag = Tag { operation: self.operation, message: *message, descriptor: self.descriptor };
@@ -330,7 +284,7 @@ impl Run {
         queue.push_back(Posted { tag, from, span, carries, cursor: SendCursor::default() });
         self.unsent += 1;
         if queue.len() == 1 {
-            self.push_to(to, links, memory)?;
+            self.push_to(to, links, buffers)?;
         }
         Ok(())
     }
@@ -341,10 +295,10 @@ impl Run {
         span: Span,
         arrival: Arrival,
         links: &mut dyn Links,
-        memory: &mut Memory<'_>,
+        buffers: &mut Buffers<'_>,
     ) -> Result<Progress> {
         if carries(&self.results, self.step) == Carries::Results {
-            let (tag, halves) = (self.next_tag(from), memory.halves.as_mut());
+            let (tag, halves) = (self.next_tag(from), buffers.halves.as_mut());
             let halves = halves.expect("invariant: a run that rounds is lent a place for results");
             // Nothing is sent from there before it has come.
             let target = &mut halves.results[scaled(span, halves.dtype.size_bytes())];
@@ -355,16 +309,17 @@ impl Run {
             self.aside = Aside::Filling;
         }
         if self.aside != Aside::Unused {
-            return self.receive_aside(from, span, arrival, links, memory);
+            return self.receive_aside(from, span, arrival, links, buffers);
         }
         let tag = self.next_tag(from);
-        let range = memory.bytes(span);
-        let target = &mut memory.work[range];
+        let range = buffers.range(span);
+        let fold = buffers.fold;
+        let target = &mut buffers.work[range];
         let link = links.link(from);
         let progress = match arrival {
             Arrival::Place => link.recv_into(tag, target, &mut self.cursor)?,
             Arrival::Fold => {
-                let fold = memory.fold.as_ref().expect("invariant: a schedule that folds comes with an operation");
+                let fold = fold.expect(FOLDS);
                 link.recv(tag, target.len() as u64, &mut self.cursor, &mut |offset, piece| {
                     fold.fold(&mut target[offset as usize..][..piece.len()], piece);
                 })?
@@ -389,9 +344,9 @@ impl Run {
         span: Span,
         arrival: Arrival,
         links: &mut dyn Links,
-        memory: &mut Memory<'_>,
+        buffers: &mut Buffers<'_>,
     ) -> Result<Progress> {
-        let range = memory.bytes(span);
+        let range = buffers.range(span);
         if self.aside == Aside::Filling {
             self.buffer.resize(range.len(), 0);
             let tag = self.next_tag(from);
@@ -401,15 +356,13 @@ impl Run {
             }
         }
         if self.is_being_sent(span) {
-            return self.push_out(links, memory).map(progress);
+            return self.push_out(links, buffers).map(progress);
         }
-        let target = &mut memory.work[range];
+        let fold = buffers.fold;
+        let target = &mut buffers.work[range];
         match arrival {
             Arrival::Place => target.copy_from_slice(&self.buffer),
-            Arrival::Fold => {
-                let fold = memory.fold.as_ref().expect("invariant: a schedule that folds comes with an operation");
-                fold.fold(target, &self.buffer);
-            }
+            Arrival::Fold => fold.expect(FOLDS).fold(target, &self.buffer),
         }
         self.aside = Aside::Unused;
         Ok(self.received(from, Progress::Done))
@@ -427,20 +380,20 @@ impl Run {
     }
 
     /// Moves posted sends on, to all peers. Says whether anything moved.
-    fn push_out(&mut self, links: &mut dyn Links, memory: &Memory<'_>) -> Result<bool> {
+    fn push_out(&mut self, links: &mut dyn Links, buffers: &Buffers<'_>) -> Result<bool> {
         let mut moved = false;
         if self.unsent > 0 {
             for peer in 0..self.posted.len() {
-                moved |= self.push_to(Rank::from(peer), links, memory)?;
+                moved |= self.push_to(Rank::from(peer), links, buffers)?;
             }
         }
         Ok(moved)
     }
 
-    fn push_to(&mut self, peer: Rank, links: &mut dyn Links, memory: &Memory<'_>) -> Result<bool> {
+    fn push_to(&mut self, peer: Rank, links: &mut dyn Links, buffers: &Buffers<'_>) -> Result<bool> {
         let mut moved = false;
         while let Some(posted) = self.posted[peer.index()].front_mut() {
-            let bytes = memory.outgoing(posted.from, posted.span, posted.carries);
+            let bytes = buffers.outgoing(posted.from, posted.span, posted.carries);
             match links.link(peer).send(posted.tag, bytes, &mut posted.cursor)? {
                 Progress::Done => {
                     self.posted[peer.index()].pop_front();

@@ -8,10 +8,6 @@
 //! An allgather copies less through windows, because all peers read what a rank has copied once; there, reads pay from
 //! [`GATHER_FACTOR`] times the size on (8 ranks, 1 MB: 157 us instead of 108; 2 ranks, 16 MB: 1.7 ms instead of 2.2).
 //!
-//! **Whether it can be done** is found out once, at the first call that could use it
-//! ([`Communicator::may_read_peers`]): every rank shows a probe, tries to read those of all others, and says whether it
-//! could. All ranks see the same answers, so all take the same road.
-//!
 //! **A read** ([`Reads`]) begins after all ranks have shown where their data lies. When a rank has read everything it
 //! publishes that; when it has seen that all have, nobody reads its data any more, and it settles; it returns when all
 //! have settled. The second round is for errors: a rank that fails leaves its call, and its data may be gone while a
@@ -20,70 +16,62 @@
 use std::ops::Range;
 
 use farandole_plan::Rank;
-use farandole_transport::shm::cma::{self, Probe, SHOWN_BYTES, Shown};
+use farandole_transport::shm::cma;
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Error as Cause, Progress};
 
-use super::operation::Operation;
-use super::{Communicator, Descriptor};
-use crate::error::Result;
-
 /// Parts of an allgather are read from so many times the size on from which those of an alltoall are.
-pub(super) const GATHER_FACTOR: usize = 16;
+pub(crate) const GATHER_FACTOR: usize = 16;
 
 /// Bytes of one system call at most: between two the rank looks around.
 const READ_BYTES: usize = 1 << 20;
 
 /// One part that is to be read.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    pub(super) peer: Rank,
-    pub(super) pid: u32,
+pub(crate) struct Part {
+    pub(crate) peer: Rank,
+    pub(crate) pid: u32,
     /// Where it lies in the peer's memory.
-    pub(super) address: u64,
+    pub(crate) address: u64,
     /// Its place in this rank's memory.
-    pub(super) target: Range<usize>,
+    pub(crate) target: Range<usize>,
 }
 
 /// Reading the parts of several peers.
 #[derive(Debug)]
-pub(super) struct Reads<'a> {
+pub(crate) struct Reads {
     parts: Vec<Part>,
-    target: &'a mut [u8],
     /// The part that is being read, and how much of it is there.
     part: usize,
     done: usize,
-    bytes: usize,
     told: bool,
 }
 
-impl<'a> Reads<'a> {
+impl Reads {
     /// Reads these parts, in this order.
-    pub(super) fn new(parts: Vec<Part>, target: &'a mut [u8]) -> Reads<'a> {
-        let bytes = target.len();
-        Reads { parts, target, part: 0, done: 0, bytes, told: false }
-    }
-
-    /// Bytes that the call works on.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+    pub(crate) fn new(parts: Vec<Part>) -> Reads {
+        Reads { parts, part: 0, done: 0, told: false }
     }
 
     /// The peer whose part is being read, or that is not done with ours.
-    pub(super) fn waiting_for(&self, windows: &Windows) -> Option<Rank> {
+    pub(crate) fn waiting_for(&self, windows: &Windows) -> Option<Rank> {
         let reading = self.parts.get(self.part).map(|part| part.peer);
         reading.or_else(|| windows.last_behind().map(|seat| windows.rank(seat)))
     }
 
-    /// Does what can be done now.
-    pub(super) fn advance(&mut self, windows: &mut Windows) -> farandole_transport::Result<Progress> {
+    /// Does what can be done now. What is read goes to `target`.
+    pub(crate) fn advance(
+        &mut self,
+        windows: &mut Windows,
+        target: &mut [u8],
+    ) -> farandole_transport::Result<Progress> {
         if let Some(part) = self.parts.get(self.part) {
             if windows.pass(Point::Step(self.part))? == Pass::Shut {
                 return Ok(Progress::Pending);
             }
             let rest = part.target.start + self.done..part.target.end;
             let piece = rest.start..rest.end.min(rest.start + READ_BYTES);
-            let read = cma::read(part.pid, part.address + self.done as u64, &mut self.target[piece.clone()]);
+            let read = cma::read(part.pid, part.address + self.done as u64, &mut target[piece.clone()]);
             read.map_err(|error| failed(part.peer, error))?;
             self.done += piece.len();
             if piece.end == rest.end {
@@ -120,40 +108,6 @@ fn failed(peer: Rank, error: std::io::Error) -> Cause {
     Cause::PeerGone { peer, how }
 }
 
-impl Communicator {
-    /// Whether parts of this size are read from where they lie, if every rank may read the memory of every other. Found
-    /// out at the first call, in two operations that all ranks take to be `descriptor`.
-    pub(super) fn may_read_peers(&mut self, descriptor: Descriptor) -> Result<bool> {
-        if let Some(known) = self.reads_peers {
-            return Ok(known);
-        }
-        let (probe, word) = (Probe::new(), descriptor.word());
-        let number = self.next_operation()?;
-        self.windows().begin(number, word, &probe.shown().to_bytes());
-        self.walk(descriptor, Operation::Meeting { bytes: 0 })?;
-        let own = self.settings.single_copy_bytes < usize::MAX && self.all_probes_are_readable();
-        let number = self.next_operation()?;
-        self.windows().begin(number, word, &[u8::from(own)]);
-        self.walk(descriptor, Operation::Meeting { bytes: 0 })?;
-        // Nobody reads the probe any more: all have answered.
-        drop(probe);
-        let windows = self.windows();
-        let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
-        let all = windows.peers().all(|seat| windows.small(seat, 1, &mut inline) == [1]);
-        self.reads_peers = Some(own && all);
-        Ok(own && all)
-    }
-
-    fn all_probes_are_readable(&mut self) -> bool {
-        let windows = self.windows();
-        windows.peers().all(|seat| {
-            let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
-            let shown = windows.small(seat, SHOWN_BYTES, &mut inline);
-            Shown::from_bytes(shown.try_into().expect("as long as asked for")).is_readable()
-        })
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -183,27 +137,31 @@ mod tests {
     fn nobody_returns_before_all_have_read() {
         let ([mut one, mut two], _waiters) = pair();
         let (data, mut target) = (vec![3; READ_BYTES + 5], vec![0; READ_BYTES + 5]);
-        let mut reads = Reads::new(vec![part(&data)], &mut target);
-        let mut waits = Reads::new(vec![], &mut []);
-        assert_eq!(waits.advance(&mut two).unwrap(), Progress::Pending);
-        assert_eq!(reads.advance(&mut one).unwrap(), Progress::Moved);
-        assert_eq!(reads.advance(&mut one).unwrap(), Progress::Moved);
-        assert_eq!(waits.advance(&mut two).unwrap(), Progress::Pending, "it is read, but that is not known yet");
-        assert_eq!(reads.advance(&mut one).unwrap(), Progress::Pending, "the other may still fail");
-        assert_eq!(waits.advance(&mut two).unwrap(), Progress::Done);
-        assert_eq!(reads.advance(&mut one).unwrap(), Progress::Done);
+        let mut reads = Reads::new(vec![part(&data)]);
+        let mut waits = Reads::new(vec![]);
+        assert_eq!(waits.advance(&mut two, &mut []).unwrap(), Progress::Pending);
+        assert_eq!(reads.advance(&mut one, &mut target).unwrap(), Progress::Moved);
+        assert_eq!(reads.advance(&mut one, &mut target).unwrap(), Progress::Moved);
+        assert_eq!(
+            waits.advance(&mut two, &mut []).unwrap(),
+            Progress::Pending,
+            "it is read, but that is not known yet"
+        );
+        assert_eq!(reads.advance(&mut one, &mut target).unwrap(), Progress::Pending, "the other may still fail");
+        assert_eq!(waits.advance(&mut two, &mut []).unwrap(), Progress::Done);
+        assert_eq!(reads.advance(&mut one, &mut target).unwrap(), Progress::Done);
         assert_eq!(target, data);
     }
 
     #[test]
     fn who_ends_last_wakes_who_sleeps() {
         let ([mut one, mut two], [waiter, _]) = pair();
-        let (mut reads, mut others) = (Reads::new(vec![], &mut []), Reads::new(vec![], &mut []));
-        assert_eq!(others.advance(&mut two).unwrap(), Progress::Pending);
-        assert_eq!(reads.advance(&mut one).unwrap(), Progress::Pending);
+        let (mut reads, mut others) = (Reads::new(vec![]), Reads::new(vec![]));
+        assert_eq!(others.advance(&mut two, &mut []).unwrap(), Progress::Pending);
+        assert_eq!(reads.advance(&mut one, &mut []).unwrap(), Progress::Pending);
         one.raise_asleep();
         while waiter.wait(Duration::ZERO).unwrap() {}
-        assert_eq!(others.advance(&mut two).unwrap(), Progress::Done);
+        assert_eq!(others.advance(&mut two, &mut []).unwrap(), Progress::Done);
         assert!(waiter.wait(Duration::ZERO).unwrap(), "it would sleep on until it looks around by itself");
     }
 
@@ -212,7 +170,7 @@ mod tests {
         let ([mut one, _two], _waiters) = pair();
         let mut target = [0; 8];
         let unmapped = Part { peer: Rank(1), pid: std::process::id(), address: 8, target: 0..8 };
-        let error = Reads::new(vec![unmapped], &mut target).advance(&mut one).unwrap_err();
+        let error = Reads::new(vec![unmapped]).advance(&mut one, &mut target).unwrap_err();
         assert_eq!(error.peer(), Some(Rank(1)));
         assert!(error.to_string().contains("cannot be read any more"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Where a walk through a schedule has been, and when: for large operations, whose steps are worth a look at the clock.
 //!
-//! A run that carries [`Footprints`] notes each step as it is taken; steps of one kind with the same peer that follow
+//! A run that carries [`StepTrace`] notes each step as it is taken; steps of one kind with the same peer that follow
 //! each other become one note, and meetings for which all others were there already leave none. Whoever drives the run
 //! takes the notes after each call and records them. The run itself knows nothing of recording.
 
@@ -8,13 +8,13 @@ use farandole_plan::{Arrival, Rank, Step};
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::StepKind;
 
-/// Operations from this size on leave footprints. A step then handles tens of kilobytes and takes some microseconds, a
-/// hundred times as long as looking at the clock and writing it down.
+/// Operations from this size on have their steps traced. A step then handles tens of kilobytes and takes some
+/// microseconds, a hundred times as long as looking at the clock and writing it down.
 pub(crate) const FROM_BYTES: u64 = 512 << 10;
 
 /// Steps of one kind, taken one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Footprint {
+pub(crate) struct StepNote {
     /// When the last of them was over.
     pub(crate) time_ns: u64,
     pub(crate) kind: StepKind,
@@ -32,20 +32,20 @@ pub(crate) enum Taken {
 
 /// The notes that nobody has taken yet.
 #[derive(Debug)]
-pub(crate) struct Footprints {
-    notes: Vec<Footprint>,
+pub(crate) struct StepTrace {
+    notes: Vec<StepNote>,
 }
 
 /// Notes that there is room for at first: more than the steps that are taken before somebody must be waited for.
 const ROOM: usize = 32;
 
-impl Default for Footprints {
-    fn default() -> Footprints {
-        Footprints { notes: Vec::with_capacity(ROOM) }
+impl Default for StepTrace {
+    fn default() -> StepTrace {
+        StepTrace { notes: Vec::with_capacity(ROOM) }
     }
 }
 
-impl Footprints {
+impl StepTrace {
     /// A step is taken.
     pub(crate) fn note(&mut self, step: &Step, elem_bytes: usize, taken: Taken) {
         let Some((kind, peer, elems)) = kind_of(step) else { return };
@@ -58,12 +58,12 @@ impl Footprints {
                 last.time_ns = time_ns;
                 last.bytes += bytes;
             }
-            _ => self.notes.push(Footprint { time_ns, kind, peer, bytes }),
+            _ => self.notes.push(StepNote { time_ns, kind, peer, bytes }),
         }
     }
 
     /// Takes all notes.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Footprint> + '_ {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = StepNote> + '_ {
         self.notes.drain(..)
     }
 }
@@ -94,16 +94,16 @@ mod tests {
 
     #[test]
     fn steps_of_one_kind_become_one_note() {
-        let mut footprints = Footprints::default();
+        let mut step_trace = StepTrace::default();
         let span = Span { start: 0, len: 8 };
         let fetch = |tile, from| Step::Fetch { tile, span, from: Rank(from), chunk: span };
         for step in [fetch(0, 1), fetch(1, 1), fetch(1, 2), Step::Release { tile: 1 }, Step::Settle] {
-            footprints.note(&step, 4, Taken::AtOnce);
+            step_trace.note(&step, 4, Taken::AtOnce);
         }
-        footprints.note(&Step::Settle, 4, Taken::AfterAWait);
-        let notes: Vec<_> = footprints.drain().map(|note| (note.kind, note.peer, note.bytes)).collect();
+        step_trace.note(&Step::Settle, 4, Taken::AfterAWait);
+        let notes: Vec<_> = step_trace.drain().map(|note| (note.kind, note.peer, note.bytes)).collect();
         let receive = StepKind::Receive;
         assert_eq!(notes, [(receive, Some(Rank(1)), 64), (receive, Some(Rank(2)), 32), (StepKind::Meet, None, 0)]);
-        assert_eq!(footprints.drain().count(), 0);
+        assert_eq!(step_trace.drain().count(), 0);
     }
 }

@@ -20,8 +20,9 @@ use farandole_plan::{Arrival, Buffer, Dtype, Rank, Schedule, Span, Step};
 use farandole_tensor::adasum::combine;
 use farandole_transport::{Progress, Result};
 
+use super::Buffers;
+use super::links::{LinkRun, Links};
 use crate::bucket::Place;
-use crate::run::{Links, Memory, Run};
 
 /// One exchange, and what is done when it is over.
 #[derive(Debug)]
@@ -41,37 +42,30 @@ enum Combine {
 /// One rank's way through an Adasum.
 #[derive(Debug)]
 pub(crate) struct Adasum {
-    run: Run,
+    plan: Arc<BucketPlan>,
+    run: LinkRun,
     now: Option<Combine>,
     to_come: VecDeque<Exchange>,
 }
 
 impl Adasum {
     /// `run` is a finished run of this operation (or one without steps).
-    pub(crate) fn new(run: Run, plan: &BucketPlan, place: Place) -> Adasum {
+    pub(crate) fn new(run: LinkRun, plan: Arc<BucketPlan>, place: Place) -> Adasum {
         let to_come = if plan.elems == 0 { VecDeque::new() } else { exchanges(plan.elems, place) };
-        Adasum { run, now: None, to_come }
+        Adasum { plan, run, now: None, to_come }
     }
 
-    /// Does what can be done now. The elements in `work` are of type `dtype`: the bucket's carrier.
-    pub(crate) fn advance(
-        &mut self,
-        links: &mut dyn Links,
-        plan: &BucketPlan,
-        dtype: Dtype,
-        work: &mut [u8],
-    ) -> Result<Progress> {
-        let elem_bytes = dtype.size_bytes();
+    /// Does what can be done now. Elements are of the bucket's carrier.
+    pub(crate) fn advance(&mut self, links: &mut dyn Links, buffers: &mut Buffers<'_>) -> Result<Progress> {
         let mut moved = false;
         loop {
-            let mut memory = Memory { work: &mut *work, source: &[], elem_bytes, fold: None, halves: None };
-            match self.run.advance(links, &mut memory)? {
+            match self.run.advance(links, buffers)? {
                 Progress::Done => {}
                 progress if moved => return Ok(if progress == Progress::Pending { Progress::Moved } else { progress }),
                 progress => return Ok(progress),
             }
             if let Some(Combine::Halves) = self.now.take() {
-                combine_halves(plan, dtype, work);
+                combine_halves(&self.plan, buffers.dtype, buffers.work);
             }
             let Some(next) = self.to_come.pop_front() else { return Ok(Progress::Done) };
             self.run.then(next.schedule);

@@ -6,15 +6,15 @@
 //! share one, that is the slow way by far. A virtual machine's cores may even move from one case to the other while a
 //! job runs.
 //!
-//! So an [`Outlet`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to the
-//! faster one in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in trials
-//! all take the same way at the same operations, because they count alike, and nothing is learned from the others. So a
-//! trial shows what it would be like if all did so. (If each rank tried the other way than its own, one that had once
-//! decided differently would never find out. On 16 cores, 64 KB took 36 us with 8 ranks then and 20 us since, in
-//! separate runs.)
+//! So an [`StorePolicy`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to
+//! the faster one in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in
+//! trials all take the same way at the same operations, because they count alike, and nothing is learned from the
+//! others. So a trial shows what it would be like if all did so. (If each rank tried the other way than its own, one
+//! that had once decided differently would never find out. On 16 cores, 64 KB took 36 us with 8 ranks then and 20 us
+//! since, in separate runs.)
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farandole_tensor::Stores;
 
@@ -54,26 +54,55 @@ const MARGIN: f64 = 0.2;
 const WAYS: [Stores; 2] = [Stores::Cached, Stores::Streaming];
 
 /// What has been learned of one collective, by size.
-type BySize = [Outlet; CLASS_LIMITS_BYTES.len() + 1];
+type BySize = [StorePolicy; CLASS_LIMITS_BYTES.len() + 1];
 
 /// What has been learned, by collective and size. Collectives move different amounts for the same size, so times of one
 /// say nothing about another.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outlets(HashMap<u8, BySize>);
+pub(crate) struct StorePolicies(HashMap<u8, BySize>);
 
-impl Outlets {
+/// What an operation was given, and what is learned from it when it is over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Choice {
+    pub(crate) stores: Stores,
+    trial: Option<Trial>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    kind: u8,
+    bytes: usize,
+    began: Instant,
+}
+
+impl StorePolicies {
+    /// An operation of this kind, as the caller numbers them, and size begins.
+    pub(crate) fn begin(&mut self, kind: u8, bytes: usize) -> Choice {
+        let Some(policy) = self.of(kind, bytes) else { return Choice::default() };
+        Choice { stores: policy.choose(), trial: Some(Trial { kind, bytes, began: Instant::now() }) }
+    }
+
+    /// It is over.
+    pub(crate) fn end(&mut self, choice: Choice) {
+        if let Some(Trial { kind, bytes, began }) = choice.trial
+            && let Some(policy) = self.of(kind, bytes)
+        {
+            policy.learn(bytes, began.elapsed());
+        }
+    }
+
     /// What has been learned for collectives of this kind, as the caller numbers them, and this size, if there is a
     /// choice.
-    pub(crate) fn of(&mut self, kind: u8, bytes: usize) -> Option<&mut Outlet> {
+    fn of(&mut self, kind: u8, bytes: usize) -> Option<&mut StorePolicy> {
         let class = CLASS_LIMITS_BYTES.iter().filter(|limit| bytes > **limit).count();
-        let unknown = || [IN_CACHE, IN_CACHE, IN_CACHE, IN_CACHE, BEYOND].map(Outlet::new);
+        let unknown = || [IN_CACHE, IN_CACHE, IN_CACHE, IN_CACHE, BEYOND].map(StorePolicy::new);
         (bytes >= LEAST_BYTES).then(|| &mut self.0.entry(kind).or_insert_with(unknown)[class])
     }
 }
 
 /// Both ways, timed.
 #[derive(Clone, Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct StorePolicy {
     rhythm: Rhythm,
     operations: u64,
     /// The fastest operation of the turn so far, in nanoseconds for each byte.
@@ -83,9 +112,9 @@ pub(crate) struct Outlet {
     best: usize,
 }
 
-impl Outlet {
-    fn new(rhythm: Rhythm) -> Outlet {
-        Outlet { rhythm, operations: 0, fastest: None, cost: [None; 2], best: 0 }
+impl StorePolicy {
+    fn new(rhythm: Rhythm) -> StorePolicy {
+        StorePolicy { rhythm, operations: 0, fastest: None, cost: [None; 2], best: 0 }
     }
 
     /// The way for the next operation.
@@ -93,7 +122,7 @@ impl Outlet {
         WAYS[self.way()]
     }
 
-    /// Learns what the operation took for which [`Outlet::choose`] has been asked.
+    /// Learns what the operation took for which [`StorePolicy::choose`] has been asked.
     pub(crate) fn learn(&mut self, bytes: usize, took: Duration) {
         let (turn, within) = (self.operations / self.rhythm.turn, self.operations % self.rhythm.turn);
         self.operations += 1;
@@ -125,72 +154,75 @@ impl Outlet {
 mod tests {
     use super::*;
 
-    fn run(outlet: &mut Outlet, operations: usize, around_us: u64, through_us: u64) -> usize {
+    fn run(store_policy: &mut StorePolicy, operations: usize, around_us: u64, through_us: u64) -> usize {
         let mut through = 0;
         for _ in 0..operations {
-            let way = outlet.choose();
+            let way = store_policy.choose();
             through += usize::from(way == Stores::Cached);
             let took = if way == Stores::Streaming { around_us } else { through_us };
-            outlet.learn(1 << 20, Duration::from_micros(took));
+            store_policy.learn(1 << 20, Duration::from_micros(took));
         }
         through
     }
 
     #[test]
     fn the_faster_way_is_kept_to_and_the_other_tried_now_and_then() {
-        let mut outlet = Outlet::new(IN_CACHE);
-        let through = run(&mut outlet, 1000, 100, 50);
+        let mut store_policy = StorePolicy::new(IN_CACHE);
+        let through = run(&mut store_policy, 1000, 100, 50);
         assert!(through > 950 && through < 1000, "{through} of 1000");
-        let mut outlet = Outlet::new(IN_CACHE);
-        let through = run(&mut outlet, 1000, 100, 500);
+        let mut store_policy = StorePolicy::new(IN_CACHE);
+        let through = run(&mut store_policy, 1000, 100, 500);
         assert!(through > 0 && through < 50, "{through} of 1000");
-        let mut outlet = Outlet::new(IN_CACHE);
-        let through = run(&mut outlet, 1000, 95, 100);
+        let mut store_policy = StorePolicy::new(IN_CACHE);
+        let through = run(&mut store_policy, 1000, 95, 100);
         assert!(through > 950, "alike: {through} of 1000");
     }
 
     #[test]
     fn a_rank_that_has_decided_differently_comes_round() {
-        let mut outlets = [Outlet::new(IN_CACHE), Outlet::new(IN_CACHE), Outlet::new(IN_CACHE)];
-        outlets[1].best = 1;
+        let mut store_policies = [StorePolicy::new(IN_CACHE), StorePolicy::new(IN_CACHE), StorePolicy::new(IN_CACHE)];
+        store_policies[1].best = 1;
         for operation in 0..400 {
             // Everybody waits for whoever goes around the cache.
-            let around = outlets.iter().any(|outlet| outlet.choose() == Stores::Streaming);
+            let around = store_policies.iter().any(|store_policy| store_policy.choose() == Stores::Streaming);
             let took = Duration::from_micros(if around { 100 } else { 50 });
-            outlets.iter_mut().for_each(|outlet| outlet.learn(1 << 20, took));
-            assert!(operation < 200 || outlets.iter().all(|outlet| outlet.best == 0), "operation {operation}");
+            store_policies.iter_mut().for_each(|store_policy| store_policy.learn(1 << 20, took));
+            assert!(
+                operation < 200 || store_policies.iter().all(|store_policy| store_policy.best == 0),
+                "operation {operation}"
+            );
         }
     }
 
     #[test]
     fn large_operations_are_tried_a_few_times_only() {
-        let mut outlet = Outlet::new(BEYOND);
-        assert_eq!(run(&mut outlet, 8, 100, 500), 4);
-        assert_eq!(run(&mut outlet, 60, 100, 500), 0);
+        let mut store_policy = StorePolicy::new(BEYOND);
+        assert_eq!(run(&mut store_policy, 8, 100, 500), 4);
+        assert_eq!(run(&mut store_policy, 60, 100, 500), 0);
     }
 
     #[test]
     fn a_machine_that_changes_is_followed() {
-        let mut outlet = Outlet::new(IN_CACHE);
-        run(&mut outlet, 300, 100, 50);
-        run(&mut outlet, 300, 100, 500);
-        assert!(run(&mut outlet, 160, 100, 500) < 10);
+        let mut store_policy = StorePolicy::new(IN_CACHE);
+        run(&mut store_policy, 300, 100, 50);
+        run(&mut store_policy, 300, 100, 500);
+        assert!(run(&mut store_policy, 160, 100, 500) < 10);
     }
 
     #[test]
     fn small_operations_have_no_choice() {
-        let mut outlets = Outlets::default();
-        assert!(outlets.of(1, LEAST_BYTES - 1).is_none());
+        let mut store_policies = StorePolicies::default();
+        assert!(store_policies.of(1, LEAST_BYTES - 1).is_none());
         for bytes in [LEAST_BYTES, 16 << 20, 1 << 30] {
-            assert!(outlets.of(1, bytes).is_some());
+            assert!(store_policies.of(1, bytes).is_some());
         }
     }
 
     #[test]
     fn collectives_learn_apart() {
-        let mut outlets = Outlets::default();
-        run(outlets.of(1, 1 << 20).unwrap(), 100, 100, 50);
-        let broadcast = outlets.of(2, 1 << 20).unwrap();
+        let mut store_policies = StorePolicies::default();
+        run(store_policies.of(1, 1 << 20).unwrap(), 100, 100, 50);
+        let broadcast = store_policies.of(2, 1 << 20).unwrap();
         assert_eq!(broadcast.cost, [None; 2]);
     }
 }

@@ -1,21 +1,21 @@
 //! In which element type a reduction keeps its partial results: its *carrier*.
 //!
-//! Half precision (f16, bf16) is accumulated and scaled in single precision and rounded once, whatever road the bytes
+//! Half precision (f16, bf16) is accumulated and scaled in single precision and rounded once, whatever path the bytes
 //! take. Where that happens depends on who folds:
 //!
 //! - *All at once.* In shared memory one rank folds the contributions of all, in single precision, and finishes the
 //!   result before it is rounded. Contributions and results are halves; no partial result ever lies in memory.
 //! - *One by one.* Over links partial results travel from rank to rank. They travel as singles: contributions are
 //!   widened as they are loaded. Where an allreduce has only messages, results are finished and rounded where they
-//!   become final and travel as halves (`run`); elsewhere they are when they are stored. So an allreduce sends at most
-//!   one and a half times (`doubling`: twice) the bytes of its tensor's own type.
+//!   become final and travel as halves (`links`); elsewhere they are when they are stored. So an allreduce sends at
+//!   most one and a half times (`doubling`: twice) the bytes of its tensor's own type.
 //!
 //! Two cases differ. Minimum and maximum are exact in every type, so they need no wider carrier. A prescale is part of
-//! the arithmetic, so contributions that have one are widened on every road: scaled halves could overflow or be rounded
+//! the arithmetic, so contributions that have one are widened on every path: scaled halves could overflow or be rounded
 //! before they are added.
 //!
-//! Every other element type carries itself. What the finish does is in `tensor::finish`; which road is taken, in
-//! `route`.
+//! Every other element type carries itself. What the finish does is in `tensor::finish`; which path is taken, in
+//! `path`.
 
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::OwnedBytes;

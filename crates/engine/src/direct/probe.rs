@@ -1,0 +1,43 @@
+//! Whether every rank may read the memory of every other.
+//!
+//! That is found out once, at the first call that could use it: every rank shows a probe, tries to read those of all
+//! others, and says whether it could. All ranks see the same answers, so all take the same path.
+
+use farandole_transport::shm::cma::{Probe, SHOWN_BYTES, Shown};
+
+use super::{Communicator, Descriptor};
+use crate::error::Result;
+
+impl Communicator {
+    /// Whether parts of this size are read from where they lie, if every rank may read the memory of every other. Found
+    /// out at the first call, in two operations that all ranks take to be `descriptor`.
+    pub(super) fn may_read_peers(&mut self, descriptor: Descriptor) -> Result<bool> {
+        if let Some(known) = self.reads_peers {
+            return Ok(known);
+        }
+        let (probe, word) = (Probe::new(), descriptor.word());
+        let number = self.next_operation()?;
+        self.windows().begin(number, word, &probe.shown().to_bytes());
+        self.gather(descriptor)?;
+        let own = self.settings.single_copy_bytes < usize::MAX && self.all_probes_are_readable();
+        let number = self.next_operation()?;
+        self.windows().begin(number, word, &[u8::from(own)]);
+        self.gather(descriptor)?;
+        // Nobody reads the probe any more: all have answered.
+        drop(probe);
+        let windows = self.windows();
+        let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
+        let all = windows.peers().all(|seat| windows.small(seat, 1, &mut inline) == [1]);
+        self.reads_peers = Some(own && all);
+        Ok(own && all)
+    }
+
+    fn all_probes_are_readable(&mut self) -> bool {
+        let windows = self.windows();
+        windows.peers().all(|seat| {
+            let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
+            let shown = windows.small(seat, SHOWN_BYTES, &mut inline);
+            Shown::from_bytes(shown.try_into().expect("as long as asked for")).is_readable()
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! One collective under way on one rank: [`Execution`].
+//!
+//! An execution knows which step it has come to and nothing of the memory, which is lent to each call
+//! ([`Buffers`]). The fronts make it (`group`, `direct`), whoever drives calls [`Execution::advance`] until it is done,
+//! and dropping it gives the collective up on this rank.
+
+use farandole_plan::Rank;
+use farandole_transport::shm::Windows;
+use farandole_transport::{Link, Mesh, Progress, Result};
+
+use super::Buffers;
+use super::adasum::Adasum;
+use super::links::{LinkRun, Links};
+use super::reads::Reads;
+use super::step_trace::StepTrace;
+use super::windows::WindowRun;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) enum Execution {
+    /// Nothing moves: that all ranks have come is all there is.
+    Nothing,
+    /// All ranks of the host show in their windows that they have come; then what they show can be read.
+    Gather,
+    /// Steps over links, and those through windows that lie between them.
+    Links(LinkRun),
+    /// Steps through windows or in the mapped buffer.
+    Windows(WindowRun),
+    /// Out of the peers' own memory.
+    Reads(Reads),
+    /// Exchanges of whole vectors over links.
+    Adasum(Adasum),
+}
+
+impl Links for Mesh {
+    fn link(&mut self, peer: Rank) -> &mut dyn Link {
+        &mut *self.peer_mut(peer).link
+    }
+
+    fn windows(&mut self) -> Option<&mut Windows> {
+        self.windows.as_mut()
+    }
+}
+
+impl Execution {
+    /// Does what can be done now.
+    #[inline]
+    pub(crate) fn advance(&mut self, mesh: &mut Mesh, buffers: &mut Buffers<'_>) -> Result<Progress> {
+        match self {
+            Execution::Nothing => Ok(Progress::Done),
+            Execution::Gather if windows_of(mesh).all_begun()? => Ok(Progress::Done),
+            Execution::Gather => Ok(Progress::Pending),
+            Execution::Links(run) => run.advance(mesh, buffers),
+            Execution::Windows(run) => run.advance(windows_of(mesh), buffers),
+            Execution::Reads(reads) => reads.advance(windows_of(mesh), buffers.work),
+            Execution::Adasum(adasum) => adasum.advance(mesh, buffers),
+        }
+    }
+
+    /// Traces its steps from now on, where it has any.
+    pub(crate) fn trace_steps(&mut self) {
+        match self {
+            Execution::Links(run) => run.trace_steps(),
+            Execution::Windows(run) => run.trace_steps(),
+            Execution::Nothing | Execution::Gather | Execution::Reads(_) | Execution::Adasum(_) => {}
+        }
+    }
+
+    /// The step trace, if there is one.
+    pub(crate) fn step_trace(&mut self) -> Option<&mut StepTrace> {
+        match self {
+            Execution::Links(run) => run.step_trace(),
+            Execution::Windows(run) => run.step_trace(),
+            Execution::Nothing | Execution::Gather | Execution::Reads(_) | Execution::Adasum(_) => None,
+        }
+    }
+
+    /// Which way it takes and how far it has come, in words.
+    pub(crate) fn progress(&self) -> String {
+        let steps = |way: &str, (step, steps): (usize, usize)| match step <= steps {
+            true => format!("step {step} of {steps} {way}"),
+            false => format!("its last bytes {way}"),
+        };
+        match self {
+            Execution::Nothing => "nothing to move".to_owned(),
+            Execution::Gather => "gathering before memory is touched".to_owned(),
+            Execution::Links(run) => steps("by messages", run.place()),
+            Execution::Windows(run) => steps("through shared memory", run.place()),
+            Execution::Reads(_) => "reading the peers' memory".to_owned(),
+            Execution::Adasum(_) => "by pairs".to_owned(),
+        }
+    }
+
+    /// The peer that is being waited for, if one can be named.
+    pub(crate) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
+        let windows = mesh.windows.as_ref();
+        match self {
+            Execution::Nothing => None,
+            Execution::Gather => windows.and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat))),
+            Execution::Links(run) => run.waiting_for(),
+            Execution::Windows(run) => windows.and_then(|windows| run.waiting_for(windows)),
+            Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
+            Execution::Adasum(adasum) => adasum.waiting_for(),
+        }
+    }
+
+    /// All peers that are known to be waited for: those of this host that have not begun, or else the one that can be
+    /// named.
+    pub(crate) fn missing(&self, mesh: &Mesh) -> Vec<Rank> {
+        let absent = mesh.windows.iter().flat_map(|windows| windows.absent().map(|seat| windows.rank(seat)));
+        let mut missing: Vec<Rank> = absent.collect();
+        if let Some(peer) = self.waiting_for(mesh).filter(|peer| !missing.contains(peer)) {
+            missing.push(peer);
+        }
+        missing
+    }
+}
+
+fn windows_of(mesh: &mut Mesh) -> &mut Windows {
+    mesh.windows.as_mut().expect("invariant: this path is for ranks with windows")
+}

@@ -1,0 +1,29 @@
+//! The executor: how one collective is carried out, whoever asked for it.
+//!
+//! Named requests (`group`) and direct calls (`direct`) say what is wanted. From there on both are the same. A
+//! collective takes a [`path`]: through shared-memory windows, in a mapped buffer, or over links. Its [`Buffers`] are
+//! lent to every call. An [`Execution`] is its state; [`Execution::advance`] does what can be done now and never
+//! blocks, so giving a collective up means dropping its execution.
+//!
+//! - `links`: steps over links; `windows`: steps through shared memory; `reads`: out of the peers' own memory;
+//!   `adasum`: exchanges of whole vectors.
+//! - `carrier`: in which element type partial results are kept.
+//! - `fusion_buffer`: the group's own memory for buckets.
+//! - `store_policy`: whether bytes for other ranks leave around the cache; `step_trace`: which steps were taken when.
+//!
+//! Who drives an execution, and where a thread sleeps when nothing moves, is not decided here.
+
+pub(crate) mod adasum;
+pub(crate) mod buffers;
+pub(crate) mod carrier;
+pub(crate) mod execution;
+pub(crate) mod fusion_buffer;
+pub(crate) mod links;
+pub(crate) mod path;
+pub(crate) mod reads;
+pub(crate) mod step_trace;
+pub(crate) mod store_policy;
+pub(crate) mod windows;
+
+pub(crate) use buffers::{Buffers, Halves};
+pub(crate) use execution::Execution;

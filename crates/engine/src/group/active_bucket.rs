@@ -1,0 +1,180 @@
+//! The bucket that runs: from the agreement's word to start it until its tickets are done.
+//!
+//! A bucket has a *path* (`path`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before all
+//! ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
+
+use std::time::Duration;
+
+use farandole_plan::agree::Bucket;
+use farandole_plan::{Collective, Rank};
+use farandole_transport::{Error as TransportError, Mesh, Progress};
+
+use super::{Group, Surroundings, Trouble};
+use crate::bucket::Workspace;
+use crate::exec::path::{Path, shares_memory};
+use crate::exec::{Buffers, Execution};
+
+/// See the module's text.
+pub(super) struct ActiveBucket {
+    pub(super) bucket: Bucket,
+    path: Path,
+    workspace: Workspace,
+    stage: Stage,
+    execution: Execution,
+    pub(super) began: Duration,
+    /// When something last moved.
+    pub(super) moved: Duration,
+    /// For how long nothing must have moved before that is told again; zero: it was not told.
+    pub(super) tell_again: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// All ranks gather before memory is touched: in their windows if they share memory, else by a barrier.
+    Entry,
+    /// The ranks work.
+    Work,
+}
+
+impl ActiveBucket {
+    /// Where it is on its way, in words.
+    pub(super) fn place(&self) -> String {
+        match self.stage {
+            Stage::Entry => "gathering before memory is touched".to_owned(),
+            Stage::Work => self.execution.progress(),
+        }
+    }
+
+    /// The peer that it waits for, if one can be named.
+    pub(super) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
+        self.execution.waiting_for(mesh)
+    }
+}
+
+impl Group {
+    /// Starts a bucket.
+    pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
+        assert!(self.active.is_none(), "invariant: one bucket runs at a time");
+        self.diary.started(&bucket, &self.table, now);
+        let path = self.paths.path(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
+        let mut workspace = Workspace::choose(&bucket, path, self.place, self.settings.fusion_limit_bytes);
+        let number = self.window_operation(&bucket);
+        let shares_memory = shares_memory(&self.mesh);
+        if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
+            windows.begin(number, self.paths.descriptor(&bucket.plan), &[]);
+        }
+        // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
+        // rank would find the board overwritten. Steps through windows see to that themselves.
+        let gathers = shares_memory && (path == Path::Messages || bucket.plan.elems == 0);
+        let (stage, execution) = if bucket.entry_barrier || gathers {
+            let entry = if shares_memory { Execution::Gather } else { self.paths.entry(&bucket) };
+            (Stage::Entry, entry)
+        } else {
+            workspace.load(&bucket, self.place, &mut self.table, &mut self.fusion);
+            (Stage::Work, Execution::Nothing)
+        };
+        let (moved, tell_again) = (now, Duration::ZERO);
+        let active = ActiveBucket { bucket, path, workspace, stage, execution, began: now, moved, tell_again };
+        let mut active = Box::new(active);
+        if stage == Stage::Work {
+            self.begin_work(&mut active, now);
+        }
+        self.active = Some(active);
+    }
+
+    /// The contribution of a bucket has been loaded: its execution begins.
+    fn begin_work(&mut self, active: &mut ActiveBucket, now: Duration) {
+        let bucket = &active.bucket;
+        self.diary.packed(bucket, now);
+        let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
+        active.execution = self.paths.execution(bucket, active.path, &self.mesh, entry);
+        if self.diary.wants_step_trace(bucket) {
+            active.execution.trace_steps();
+        }
+        active.stage = Stage::Work;
+    }
+
+    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks;
+    /// besides, two buckets that run one after the other have numbers of different parity, because a board has two
+    /// sides. An abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any
+    /// more.
+    fn window_operation(&self, bucket: &Bucket) -> u64 {
+        self.window_operations + 2 * u64::from(bucket.operation.generation()) + 1
+    }
+
+    /// Moves the running bucket on, if there is one.
+    pub(super) fn advance(&mut self, now: Duration) -> Result<Option<Progress>, Trouble> {
+        let Some(mut active) = self.active.take() else { return Ok(None) };
+        let progress = self.advance_active(&mut active, now);
+        self.active = Some(active);
+        progress.map(Some)
+    }
+
+    fn advance_active(&mut self, active: &mut ActiveBucket, now: Duration) -> Result<Progress, Trouble> {
+        let mut progress = Progress::Done;
+        if active.stage == Stage::Entry {
+            progress = active.execution.advance(&mut self.mesh, &mut Buffers::none())?;
+            if progress == Progress::Done {
+                self.diary.moved(&active.bucket, now);
+                self.diary.entered(&active.bucket, now);
+                active.workspace.load(&active.bucket, self.place, &mut self.table, &mut self.fusion);
+                self.begin_work(active, now);
+            }
+        }
+        if active.stage == Stage::Work {
+            let mut buffers = active.workspace.buffers(&active.bucket, &mut self.table, &mut self.fusion);
+            progress = active.execution.advance(&mut self.mesh, &mut buffers)?;
+            if progress != Progress::Pending {
+                self.diary.moved(&active.bucket, now);
+            }
+            if progress == Progress::Done {
+                self.paths.learn(&active.execution);
+            }
+            if let Some(step_trace) = active.execution.step_trace() {
+                self.diary.steps(&active.bucket, step_trace);
+            }
+        }
+        if progress != Progress::Pending {
+            (active.moved, active.tell_again) = (now, Duration::ZERO);
+            return Ok(progress);
+        }
+        self.diary.still(&active.bucket, now, || active.execution.waiting_for(&self.mesh));
+        match self.settings.wait.exceeded(now.saturating_sub(active.moved)) {
+            None => Ok(progress),
+            Some(waiting_for) => {
+                let (peer, waited) = (active.execution.waiting_for(&self.mesh), now - active.moved);
+                Err(TransportError::Deadline { peer, waiting_for, waited }.into())
+            }
+        }
+    }
+
+    /// The running bucket is done on this rank.
+    pub(super) fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+        let ActiveBucket { bucket, workspace, .. } =
+            *self.active.take().expect("invariant: a bucket that is done was running");
+        self.diary.travelled(&bucket, around.now);
+        workspace.unload(&bucket, self.place, &mut self.table, &mut self.fusion, &mut self.done);
+        self.diary.finished(&bucket, self.done.iter().map(|(pending, _)| pending), around.now);
+        self.member.finished(bucket.operation, around.now);
+        around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
+        // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still
+        // here.
+        while let Some((pending, outcome)) = self.done.pop() {
+            pending.promise.fulfil(Ok(outcome));
+        }
+        self.prepare_mapped(&bucket)
+    }
+
+    /// Lets the mapped fusion buffer grow to what this bucket would have liked.
+    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), Trouble> {
+        self.window_operations += 1;
+        if !shares_memory(&self.mesh) {
+            return Ok(());
+        }
+        let plan = &bucket.plan;
+        let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
+        let wanted_bytes = if wants { Path::Mapped.bytes(plan) as usize } else { 0 };
+        let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
+        Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
+    }
+}
