@@ -52,7 +52,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     tools::need_packages(&[tools::CHROMIUM])?;
     let folder = tools::target_dir().join("pages");
     let place = folder.to_string_lossy().into_owned();
-    Shell::cargo(&["run", "--package", "farandole-trace", "--example", "pages", "--", &place]).run()?;
+    Shell::cargo(&["run", "--package", "farandole-insight", "--example", "pages", "--", &place]).run()?;
     for job in JOBS {
         let page = folder.join(format!("{job}.html"));
         let frames = frames(&page)?;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_trace::align::put_on_one_clock;
-use farandole_trace::timeline::merged;
+use farandole_insight::align::put_on_one_clock;
+use farandole_insight::timeline;
 use farandole_trace::{Ending, Trace, Unreadable};
 
 /// Put the traces of all ranks into one timeline, on one clock.
@@ -54,5 +54,5 @@ pub(crate) fn run(args: &TimelineArgs) -> Result<()> {
         _ => Box::new(File::create(&args.output).with_context(|| format!("creating {}", args.output.display()))?),
     };
     let mut buffer = BufWriter::new(&mut out);
-    merged::write(&traces, &fits, &mut buffer).and_then(|()| buffer.flush()).context("writing the timeline")
+    timeline::write(&traces, &fits, &mut buffer).and_then(|()| buffer.flush()).context("writing the timeline")
 }

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use farandole_trace::history::Window;
-use farandole_trace::verdict::Verdict;
+use farandole_insight::history::Window;
+use farandole_insight::verdict::Verdict;
 use serde_json::Value;
 
-#[path = "../../trace/tests/jobs/mod.rs"]
+#[path = "../../insight/tests/jobs/mod.rs"]
 mod jobs;
-#[path = "../../trace/tests/schema/mod.rs"]
+#[path = "../../insight/tests/schema/mod.rs"]
 mod schema;
 
 /// Far more than any job here needs; one that hangs is killed and fails.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A text with everything escaped that JSON wants escaped.
-pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +23,7 @@ impl fmt::Display for Escaped<'_> {
 }
 
 /// Nanoseconds as microseconds, the unit of viewers, without losing any.
-pub(crate) struct Micros(pub(crate) u64);
+pub struct Micros(pub u64);
 
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

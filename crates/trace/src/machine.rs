@@ -6,7 +6,7 @@
 /// The settings `cores` (how many, by affinity and by the limit of the control group), `cpus` (which ones, as the
 /// kernel writes them) and `threads` (with which OpenMP computes, where the environment says so; a front end may know
 /// better and say so later).
-pub(crate) fn settings() -> Vec<(String, String)> {
+pub fn settings() -> Vec<(String, String)> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let known = [
         ("cores", std::thread::available_parallelism().ok().map(|cores| cores.to_string())),
@@ -21,11 +21,11 @@ pub(crate) fn settings() -> Vec<(String, String)> {
 
 /// The setting that says how long a rank's main thread could have run while it had no core, from the beginning of its
 /// trace to the end, in nanoseconds.
-pub(crate) const CORE_WAIT: &str = "core_wait_ns";
+pub const CORE_WAIT: &str = "core_wait_ns";
 
 /// How long the main thread of this process has so far been ready to run while another thread had its core. `None`
 /// where the kernel does not count it.
-pub(crate) fn core_wait_ns() -> Option<u64> {
+pub fn core_wait_ns() -> Option<u64> {
     waited_in(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
 }
 
@@ -41,7 +41,7 @@ fn threads(word: &str) -> Option<String> {
 }
 
 /// The numbers in a list of the kernel's: `0-3,8`. Nothing where it is none, or names more than a machine has.
-pub(crate) fn cpus(list: &str) -> Option<std::collections::BTreeSet<usize>> {
+pub fn cpus(list: &str) -> Option<std::collections::BTreeSet<usize>> {
     /// The kernel can be built for no more.
     const CPUS_MAX: usize = 8192;
     let mut cpus = std::collections::BTreeSet::new();

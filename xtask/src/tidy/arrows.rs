@@ -9,9 +9,10 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
+    ("farandole-insight", &["farandole-trace"]),
     ("farandole-tensor", &["farandole-plan"]),
     ("farandole-transport", &["farandole-plan", "farandole-trace"]),
     ("farandole-engine", &["farandole-plan", "farandole-tensor", "farandole-transport", "farandole-trace"]),
@@ -37,6 +38,7 @@ const COMMAND: &[&str] = &[
     "farandole-train",
     "farandole-plan",
     "farandole-trace",
+    "farandole-insight",
     "farandole-tensor",
     "farandole-transport",
     "farandole-engine",

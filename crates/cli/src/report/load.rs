@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use farandole_trace::align::{Fit, align};
-use farandole_trace::history::{History, Lack};
+use farandole_insight::align::{Fit, align};
+use farandole_insight::history::{History, Lack};
 use farandole_trace::{Trace, Unreadable};
 
 /// Reads the traces of all ranks, brings their clocks together, and puts them together. What is missing is noted in the

@@ -1,6 +1,6 @@
 //! `farandole report`: where the time of a job went and what to change, as text, JSON or a page.
 //!
-//! Reads the traces of all ranks and leaves everything else to `farandole_trace`. Exit code 0: reported; 1: could not
+//! Reads the traces of all ranks and leaves everything else to `farandole_insight`. Exit code 0: reported; 1: could not
 //! be; 2: an efficiency is below what `--fail-below` asks for, so that continuous integration can tell a slow job from
 //! a broken one.
 
@@ -13,10 +13,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use farandole_trace::efficiency::Scaling;
-use farandole_trace::history::Window;
-use farandole_trace::report::{json, page, text};
-use farandole_trace::verdict::Verdict;
+use farandole_insight::efficiency::Scaling;
+use farandole_insight::history::Window;
+use farandole_insight::report::{json, page, text};
+use farandole_insight::verdict::Verdict;
 
 /// What the command ends with when an efficiency is too low.
 const TOO_LOW: u8 = 2;
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn every_efficiency_has_its_name() {
-        let history = farandole_trace::history::Sketch::new(1).finish();
-        let named = farandole_trace::efficiency::Efficiencies::of(&history).named();
+        let history = farandole_insight::history::Sketch::new(1).finish();
+        let named = farandole_insight::efficiency::Efficiencies::of(&history).named();
         assert_eq!(named.map(|(name, _)| name), NAMES);
     }
 }

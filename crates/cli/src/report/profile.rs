@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_trace::history::{CollectiveKind, History, Window};
-use farandole_trace::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View, collectives, groups};
-use farandole_trace::report::table;
+use farandole_insight::history::{CollectiveKind, History, Window};
+use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View, collectives, groups};
+use farandole_insight::report::table;
 
 use super::load;
 use crate::bench::sizes::Sizes;

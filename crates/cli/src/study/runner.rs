@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use farandole_cluster::launch::stub;
-use farandole_trace::history::History;
-use farandole_trace::loss::Split;
+use farandole_insight::history::History;
+use farandole_insight::loss::Split;
 
 use super::ledger::{Measured, Workload};
 use super::point::Point;

@@ -6,9 +6,9 @@
 use std::io::Write;
 use std::path::Path;
 
-use farandole_trace::history::{History, Window};
-use farandole_trace::report::text;
-use farandole_trace::verdict::Verdict;
+use farandole_insight::history::{History, Window};
+use farandole_insight::report::text;
+use farandole_insight::verdict::Verdict;
 
 use crate::report::load;
 

@@ -1,8 +1,7 @@
-//! What a viewer shows (chrome://tracing, ui.perfetto.dev): [`horovod`] of one rank while it runs, [`merged`] of all
-//! ranks afterwards.
+//! What a viewer shows (chrome://tracing, ui.perfetto.dev) of one rank while it runs: [`horovod`]. That of all ranks
+//! afterwards is in `farandole-insight`.
 
 pub mod horovod;
 pub(crate) mod live;
-pub mod merged;
 
 pub use horovod::Cycles;

@@ -4,7 +4,7 @@
 //! in the shape of their marks and in how their lines are broken, not only in colour. Every picture stands above the
 //! table with its numbers.
 
-use farandole_trace::report::page::escaped;
+use farandole_insight::report::page::escaped;
 
 /// One line of a chart: a value for each place, or none where there is none.
 pub(super) struct Series {

@@ -3,7 +3,7 @@
 
 mod chart;
 
-use farandole_trace::report::page::{document, escaped, section};
+use farandole_insight::report::page::{document, escaped, section};
 
 use super::findings::{Findings, Row, label};
 use super::sweep::Kind;

@@ -10,7 +10,7 @@ use super::super::{Case, Finding, Topic};
 use super::Saying;
 use crate::history::RankHistory;
 use crate::loss::Cause;
-use crate::machine;
+use farandole_trace::machine;
 
 /// The ranks of a host, what they may use and what they want to.
 struct Crowd {

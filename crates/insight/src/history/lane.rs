@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use super::{Activity, Iteration, Phase, PhaseKind, Stretch};
-use crate::event::{self, Event, Group, ThreadId};
-use crate::trace::Trace;
+use farandole_trace::Trace;
+use farandole_trace::event::{self, Event, Group, ThreadId};
 
 /// A time in which the program's thread was blocked, and in what.
 pub(super) type Blocked = (u64, u64, Option<usize>);

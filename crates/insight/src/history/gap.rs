@@ -6,7 +6,7 @@
 //! more is known without that rank than with it, and it is left out. Either way the history says so
 //! ([`History::gaps`](super::History::gaps)).
 
-use crate::trace::{Ending, Trace};
+use farandole_trace::{Ending, Trace};
 
 /// Share of the run that a trace must cover at least to be worth ending the history with it.
 const WORTH_ENDING_WITH: f64 = 0.5;

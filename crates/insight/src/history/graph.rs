@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 
 use super::build::{Key, Wait};
-use crate::event::{Group, NameId};
+use farandole_trace::event::{Group, NameId};
 
 /// Values of the setting "framework" for which this holds.
 const FRAMEWORKS: [&str; 2] = ["tensorflow", "jax"];
@@ -68,7 +68,7 @@ impl UnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Operation;
+    use farandole_trace::event::Operation;
 
     fn spans(waits: Vec<Wait>) -> Vec<(u64, u64, u64)> {
         waits.into_iter().map(|wait| (wait.from_ns, wait.to_ns, wait.key.unwrap().1.0)).collect()

@@ -2,10 +2,10 @@
 
 mod jobs;
 
-use farandole_trace::efficiency::{AgainstReference, Efficiencies, Scaling};
-use farandole_trace::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, Window};
-use farandole_trace::loss::{Cause, Split};
-use farandole_trace::replay::{Change, predicted_ns, replayed_ns};
+use farandole_insight::efficiency::{AgainstReference, Efficiencies, Scaling};
+use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, Window};
+use farandole_insight::loss::{Cause, Split};
+use farandole_insight::replay::{Change, predicted_ns, replayed_ns};
 
 const MS: u64 = 1_000_000;
 

@@ -18,8 +18,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::event::{Event, Group, Operation, Record};
-use crate::trace::Trace;
+use farandole_trace::Trace;
+use farandole_trace::event::{Event, Group, Operation, Record};
 
 /// Parts of a run for which limits are looked at apart: a drift that was fitted badly shows at the ends.
 const PARTS: usize = 8;
@@ -353,8 +353,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::event::{Collective, Dtype, ThreadId};
-    use crate::trace::Header;
+    use farandole_trace::Header;
+    use farandole_trace::event::{Collective, Dtype, ThreadId};
 
     /// A host's clock: what it shows at a true time.
     #[derive(Clone, Copy, Debug)]
@@ -413,7 +413,7 @@ mod tests {
             Trace::new(Header { size: 2, clock, anchor_unix_ns, ..Header::default() })
         };
         let mut traces = [anchored("a", 0), anchored("b", 5000)];
-        let waited = |since_ns| Event::Waited { name: crate::event::NameId(1), since_ns };
+        let waited = |since_ns| Event::Waited { name: farandole_trace::event::NameId(1), since_ns };
         traces[1].push(300, ThreadId(0), waited(200));
         put_on_one_clock(&mut traces);
         assert_eq!((traces[1].records[0].time_ns, traces[1].records[0].event), (5300, waited(5200)));

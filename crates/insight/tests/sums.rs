@@ -1,10 +1,10 @@
 //! Whatever a job did, its time sums to the whole, and the efficiencies multiply.
 
-use farandole_trace::efficiency::Efficiencies;
-use farandole_trace::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
-use farandole_trace::loss::Split;
-use farandole_trace::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
-use farandole_trace::replay::{Change, IDEAL_NETWORK, replayed_ns};
+use farandole_insight::efficiency::Efficiencies;
+use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
+use farandole_insight::loss::Split;
+use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
+use farandole_insight::replay::{Change, IDEAL_NETWORK, replayed_ns};
 use proptest::prelude::*;
 
 /// Something that a job may do next.
@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn time_sums_to_the_whole_in_any_window(history in histories(), from in 0u64..10, length in 0u64..5) {
-        let window = farandole_trace::history::Window::Iterations(from, from + length);
+        let window = farandole_insight::history::Window::Iterations(from, from + length);
         if let Ok(part) = history.cut(&window) {
             sums_to_the_whole(&part)?;
             prop_assert!(part.end_ns <= history.end_ns);

@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::align::Fit;
-use crate::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
 use crate::history::{OwnCode, own_code};
-use crate::json::{Escaped, Micros};
-use crate::trace::Trace;
+use farandole_trace::Trace;
+use farandole_trace::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
+use farandole_trace::json::{Escaped, Micros};
 
 /// Rows of groups come after those of threads.
 const GROUP_ROWS: u32 = 100_000;
@@ -262,8 +262,8 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
 mod tests {
     use super::*;
     use crate::align::put_on_one_clock;
-    use crate::event::Dtype;
-    use crate::trace::Header;
+    use farandole_trace::Header;
+    use farandole_trace::event::Dtype;
 
     #[test]
     fn own_code_is_a_bar_that_says_where_it_was() {

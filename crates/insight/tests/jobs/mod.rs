@@ -1,7 +1,7 @@
 //! Jobs whose every number is known, by their illness.
 #![allow(dead_code, reason = "not every test uses every job")]
 
-use farandole_trace::history::{CollectiveKind, Cost, Gap, History, Lack, PhaseKind, RankHistory, Sketch};
+use farandole_insight::history::{CollectiveKind, Cost, Gap, History, Lack, PhaseKind, RankHistory, Sketch};
 
 /// A millisecond.
 pub(crate) const MS: u64 = 1_000_000;

@@ -1,8 +1,8 @@
 //! Histories out of records: every moment is where the records say.
 
+use farandole_insight::history::{Activity, BuildError, History, Lack};
+use farandole_insight::loss::{Cause, Split};
 use farandole_trace::event::{Collective, Dtype, Event, Group, NameId, Operation, Phase, ThreadId};
-use farandole_trace::history::{Activity, BuildError, History, Lack};
-use farandole_trace::loss::{Cause, Split};
 use farandole_trace::{Ending, Header, Trace};
 
 const PROGRAM: ThreadId = ThreadId(1);

@@ -17,8 +17,8 @@
 
 use super::lane;
 use super::{Activity, Phase, PhaseKind, Sample, Stretch};
-use crate::event::{self, Event, ThreadId};
-use crate::trace::Trace;
+use farandole_trace::Trace;
+use farandole_trace::event::{self, Event, ThreadId};
 
 /// A forward pass takes about half as long as its backward pass. If it takes less than this part of it, it is not what
 /// is marked as forward. (Far less, because the gradients of a tiny network are handed over during backward, which

@@ -3,9 +3,9 @@
 #[path = "../tests/jobs/mod.rs"]
 mod jobs;
 
-use farandole_trace::history::Window;
-use farandole_trace::report::page::page;
-use farandole_trace::verdict::Verdict;
+use farandole_insight::history::Window;
+use farandole_insight::report::page::page;
+use farandole_insight::verdict::Verdict;
 
 fn main() -> std::io::Result<()> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());

@@ -3,10 +3,10 @@
 mod jobs;
 mod schema;
 
-use farandole_trace::history::{Cost, History, RankHistory, Sketch, Window};
-use farandole_trace::loss::Cause;
-use farandole_trace::report::{json, text};
-use farandole_trace::verdict::{Topic, Verdict, rule_names};
+use farandole_insight::history::{Cost, History, RankHistory, Sketch, Window};
+use farandole_insight::loss::Cause;
+use farandole_insight::report::{json, text};
+use farandole_insight::verdict::{Topic, Verdict, rule_names};
 
 fn judged(history: &History) -> Verdict {
     Verdict::of(history, &Window::Whole, None)

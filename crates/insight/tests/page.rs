@@ -2,9 +2,9 @@
 
 mod jobs;
 
-use farandole_trace::history::{History, Sketch, Window};
-use farandole_trace::report::page::page;
-use farandole_trace::verdict::Verdict;
+use farandole_insight::history::{History, Sketch, Window};
+use farandole_insight::report::page::page;
+use farandole_insight::verdict::Verdict;
 
 fn rendered(history: &History) -> String {
     page(&Verdict::of(history, &Window::Whole, None), history)

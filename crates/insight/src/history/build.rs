@@ -18,9 +18,9 @@ use super::gap::{self, Usable};
 use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
 use super::{CollectiveKind, History, Operation, Passage, Phase, RankHistory, own};
-use crate::event::{self, Collective, Event, Group, NameId, Record};
-use crate::machine;
-use crate::trace::Trace;
+use farandole_trace::Trace;
+use farandole_trace::event::{self, Collective, Event, Group, NameId, Record};
+use farandole_trace::machine;
 
 /// Why traces do not make a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
