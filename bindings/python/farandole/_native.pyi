@@ -1,4 +1,4 @@
-"""The engine's door for Python front ends, written in Rust (bindings/python/src).
+"""The engine for Python front ends, written in Rust (bindings/python/src).
 
 Memory is passed as address, shape, number of the element type, and owner. It must be contiguous host memory; the owner
 is kept alive until the request is done, whatever becomes of the handle. Until then the memory belongs to the engine.
@@ -90,26 +90,43 @@ def allreduce(
 def allreduce_many(requests: Iterable[tuple[Any, ...]]) -> list[Handle]:
     """Tuples of allreduce's arguments."""
 
-class Bundle:
-    """Allreduces that were handed in together and are waited for together."""
+class GradientBatch:
+    """Gradients that are submitted together in every iteration: what stays the same. Each is a request of its own."""
 
-    def poll(self) -> bool:
-        """Whether all are done, well or not."""
-    def wait(self) -> None:
-        """Waits until all are done; the first that went wrong raises. Ctrl-C ends the wait, not the requests."""
+    def __init__(
+        self,
+        members: Sequence[tuple[str, Sequence[int], int]],
+        op: int,
+        prescale: float,
+        postscale: float,
+        group: int,
+        batch: str | None,
+    ) -> None:
+        """members: name, shape, dtype. With batch, a name that is the same on all ranks, they run together or not
+        at all."""
+
+    def submit(self, addresses: list[int], owners: tuple[object, ...]) -> BatchHandle: ...
     def __len__(self) -> int: ...
 
-def allreduce_bundle(
+class BatchHandle:
+    """Allreduces that were submitted together and are waited for together."""
+
+    def poll(self) -> bool:
+        """Whether all are done, successfully or not."""
+    def wait(self) -> None:
+        """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests."""
+    def __len__(self) -> int: ...
+
+def allreduce_batch(
     tensors: Iterable[tuple[str, int, Sequence[int], int, object]],
     op: int,
     prescale: float,
     postscale: float,
     group: int,
     batch: str | None,
-) -> Bundle:
-    """Many tensors in place and on the same terms, each a tuple of name, address, shape, element type and owner. The
-    quickest way for gradients: no object is made for each. batch: a name that is the same on all ranks; they run
-    together or not at all."""
+) -> BatchHandle:
+    """Many tensors in place and with one reduction, each a tuple of name, address, shape, element type and owner.
+    batch: a name that is the same on all ranks; they run together or not at all."""
 
 def broadcast(
     name: str,
@@ -159,24 +176,7 @@ def lent(address: int, len_bytes: int) -> str | None:
     """The name of a request that has memory in this range, if one is under way or its result has not been fetched."""
 
 def wait_all(handles: Iterable[Handle]) -> list[Result]:
-    """Waits until all are done; the first that went wrong raises, and the others keep their results."""
-
-class Convoy:
-    """Tensors that are reduced together again and again: what stays the same. Every member is a request of its own."""
-
-    def __init__(
-        self,
-        members: Sequence[tuple[str, Sequence[int], int]],
-        op: int,
-        prescale: float,
-        postscale: float,
-        group: int,
-        batch: str | None,
-    ) -> None:
-        """members: name, shape, dtype. With batch, a name that is the same on all ranks, they are reduced together."""
-
-    def send(self, addresses: list[int], owners: tuple[object, ...]) -> Bundle: ...
-    def __len__(self) -> int: ...
+    """Waits until all are done; raises the first error, and the others keep their results."""
 
 def start_timeline(path: str, mark_cycles: bool) -> None:
     """Rank 0 writes a timeline from now on. ValueError unless HOROVOD_TIMELINE was set when the job began."""

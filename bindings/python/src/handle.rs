@@ -1,11 +1,9 @@
-//! The promise of one result: [`Handle`].
+//! The handle of one request: [`Handle`].
 //!
-//! A finished request is taken out of the ticket once, by whichever thread comes first, and what is left of it stays in
-//! the handle: a second `wait` gives the same. What had been lent is let go then, with the interpreter's lock held and
-//! none of ours.
+//! The outcome is taken out of the ticket once, by whichever thread comes first, and stays in the handle: a second
+//! `wait` returns the same. Lent memory is released then, with the interpreter's lock held and none of ours.
 //!
-//! Dropping a handle gives up the result, not the request: other ranks count on it, and the engine holds on to the
-//! memory.
+//! Dropping a handle gives up the result, not the request: other ranks depend on it, and the engine keeps the memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -21,19 +19,19 @@ use crate::world::Job;
 
 /// Whose memory holds the result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum ResultMemory {
     /// The caller's: the tensor that came with the request.
-    Callers,
+    Caller,
     /// The engine's, made for this result.
-    Engines,
+    Engine,
 }
 
-/// The promise of a result.
+/// A request that was submitted.
 #[pyclass(frozen, module = "farandole._native")]
 pub(crate) struct Handle {
     ticket: Ticket,
     job: Weak<Job>,
-    whose: Whose,
+    memory: ResultMemory,
     /// Locked for a moment by threads that hold the interpreter's lock, and never while Python code may run.
     taken: Mutex<Option<Taken>>,
     result: PyOnceLock<Py<Result>>,
@@ -47,17 +45,17 @@ enum Taken {
 }
 
 impl Handle {
-    pub(crate) fn new(ticket: Ticket, job: &Arc<Job>, whose: Whose) -> Handle {
-        Handle { ticket, job: Arc::downgrade(job), whose, taken: Mutex::new(None), result: PyOnceLock::new() }
+    pub(crate) fn new(ticket: Ticket, job: &Arc<Job>, memory: ResultMemory) -> Handle {
+        Handle { ticket, job: Arc::downgrade(job), memory, taken: Mutex::new(None), result: PyOnceLock::new() }
     }
 
-    /// What came of a request that is done.
+    /// The result of a request that is done.
     fn take(&self, py: Python<'_>) -> PyResult<Py<Result>> {
         if let Some(result) = self.result.get(py) {
             return Ok(result.clone_ref(py));
         }
-        let (taken, given_back) = self.take_out();
-        drop(given_back);
+        let (taken, lent) = self.take_out();
+        drop(lent);
         match taken {
             Taken::Result(payload) => {
                 let result = self.result.get_or_try_init(py, || Py::new(py, Result(payload)))?;
@@ -67,22 +65,22 @@ impl Handle {
         }
     }
 
-    /// The second value is what had been lent, for the caller to drop.
+    /// The second value is the memory that was lent, for the caller to drop.
     fn take_out(&self) -> (Taken, Option<Outcome>) {
         let mut kept = lock(&self.taken);
         if let Some(taken) = &*kept {
             return (taken.clone(), None);
         }
         let outcome = self.ticket.poll().expect("invariant: only requests that are done are taken out");
-        let (taken, given_back) = match outcome {
-            Ok(mut outcome) if self.whose == Whose::Engines => {
+        let (taken, lent) = match outcome {
+            Ok(mut outcome) if self.memory == ResultMemory::Engine => {
                 (Taken::Result(Arc::new(Payload::with_memory(&mut outcome))), Some(outcome))
             }
             Ok(mut outcome) => (Taken::Result(Arc::new(Payload::without_memory(&mut outcome))), Some(outcome)),
             Err(error) => (Taken::Error(error), None),
         };
         *kept = Some(taken.clone());
-        (taken, given_back)
+        (taken, lent)
     }
 }
 
@@ -94,7 +92,7 @@ impl Handle {
         self.ticket.name()
     }
 
-    /// Whether the request is done, well or not.
+    /// Whether the request is done, successfully or not.
     fn poll(&self) -> bool {
         self.ticket.is_done()
     }
@@ -111,7 +109,7 @@ impl Handle {
     }
 }
 
-/// Waits until all are done. The first of them that went wrong raises; the others keep their results.
+/// Waits until all are done. Raises the first error; the others keep their results.
 #[pyfunction]
 pub(crate) fn wait_all<'py>(py: Python<'py>, handles: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
     let handles: Vec<Bound<'py, Handle>> = match handles.cast::<PyList>() {

@@ -12,12 +12,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
-use crate::handle::{Handle, Whose};
-use crate::region;
+use crate::gradient_batch::BatchHandle;
+use crate::handle::{Handle, ResultMemory};
+use crate::lent_memory;
 use crate::world::{self, Job};
 
 /// How many arguments [`allreduce`] has, and hence each tuple of [`allreduce_many`].
-const ALLREDUCE_WORDS: usize = 12;
+const ALLREDUCE_ARGUMENTS: usize = 12;
+
+/// How many entries a tuple of [`allreduce_batch`] has: name, address, shape, element type, owner.
+const TENSOR_ARGUMENTS: usize = 5;
 
 /// A tensor as Python describes it.
 pub(crate) struct Tensor<'a, 'py> {
@@ -34,7 +38,7 @@ impl Tensor<'_, '_> {
         let shape = read_shape(self.shape)?;
         let dtype = element_type(self.dtype)?;
         let len_bytes = len_bytes(&shape, dtype)?;
-        let region = region::lend(self.name, self.address, len_bytes, dtype, self.owner.clone().unbind())?;
+        let region = lent_memory::lend(self.name, self.address, len_bytes, dtype, self.owner.clone().unbind())?;
         Ok((shape, dtype, region))
     }
 }
@@ -62,39 +66,79 @@ pub(crate) fn allreduce(
     let request = Request { batch: read_batch(batch), priority, ..request(name, collective, dtype, shape) };
     let output = lend_output(output, name, &input)?;
     let submission = Submission { group: read_group(group)?, request, input: Some(input), output };
-    submit(&job, submission, Whose::Callers)
+    submit(&job, submission, ResultMemory::Caller)
 }
 
 /// As [`allreduce`], for many tensors: tuples of its arguments. All of them are read before the first is asked for.
 #[pyfunction]
 pub(crate) fn allreduce_many(py: Python<'_>, requests: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Handle>>> {
     let job = world::current()?;
-    let submissions: Vec<Submission> = match requests.cast::<PyList>() {
-        Ok(list) => list.iter().map(|words| read_allreduce(&words)).collect::<PyResult<_>>()?,
-        Err(_) => requests.try_iter()?.map(|words| read_allreduce(&words?)).collect::<PyResult<_>>()?,
-    };
-    submissions.into_iter().map(|submission| Py::new(py, submit(&job, submission, Whose::Callers)?)).collect()
+    let submissions = read_each(requests, read_allreduce)?;
+    submissions.into_iter().map(|submission| Py::new(py, submit(&job, submission, ResultMemory::Caller)?)).collect()
 }
 
-fn read_allreduce(words: &Bound<'_, PyAny>) -> PyResult<Submission> {
-    let words = words.cast::<PyTuple>()?;
-    if words.len() != ALLREDUCE_WORDS {
-        let what = format!("allreduce has {ALLREDUCE_WORDS} arguments, a tuple has {}", words.len());
+fn read_allreduce(arguments: &Bound<'_, PyAny>) -> PyResult<Submission> {
+    let arguments = arguments.cast::<PyTuple>()?;
+    let (name, shape, dtype, input) = read_tensor(arguments, ALLREDUCE_ARGUMENTS)?;
+    let argument = |index: usize| arguments.get_borrowed_item(index);
+    let (prescale, postscale) = (argument(6)?.extract()?, argument(7)?.extract()?);
+    let collective = Collective::Allreduce { op: read_op(argument(5)?.extract()?)?, prescale, postscale };
+    let mut request = request(&name, collective, dtype, shape);
+    request.batch = read_batch(argument(9)?.extract()?);
+    request.priority = argument(10)?.extract()?;
+    let output = lend_output(argument(11)?.extract()?, &name, &input)?;
+    Ok(Submission { group: read_group(argument(8)?.extract()?)?, request, input: Some(input), output })
+}
+
+/// Asks for the combination of all ranks' tensors, in place, for each of `tensors`: tuples of name, address, shape,
+/// element type and owner. With `batch`, a name that is the same on all ranks, they run together or not at all. All of
+/// them are read before the first is submitted.
+#[pyfunction]
+pub(crate) fn allreduce_batch(
+    tensors: &Bound<'_, PyAny>,
+    op: u8,
+    prescale: f64,
+    postscale: f64,
+    group: i64,
+    batch: Option<&str>,
+) -> PyResult<BatchHandle> {
+    let job = world::current()?;
+    let collective = Collective::Allreduce { op: read_op(op)?, prescale, postscale };
+    let group = read_group(group)?;
+    let mut submissions = read_each(tensors, |arguments| {
+        let (name, shape, dtype, input) = read_tensor(arguments.cast::<PyTuple>()?, TENSOR_ARGUMENTS)?;
+        Ok(Submission::new(request(&name, collective.clone(), dtype, shape), input).in_group(group))
+    })?;
+    if let Some(name) = batch {
+        let members = u32::try_from(submissions.len()).expect("invariant: a list has fewer than 2^32 entries here");
+        let batch = Batch { name: name.into(), members };
+        submissions.iter_mut().for_each(|submission| submission.request.batch = Some(batch.clone()));
+    }
+    BatchHandle::submit(&job, submissions)
+}
+
+/// Reads submissions from a list, or from anything else that can be iterated over.
+fn read_each(
+    all: &Bound<'_, PyAny>,
+    read: impl Fn(&Bound<'_, PyAny>) -> PyResult<Submission>,
+) -> PyResult<Vec<Submission>> {
+    match all.cast::<PyList>() {
+        Ok(list) => list.iter().map(|one| read(&one)).collect(),
+        Err(_) => all.try_iter()?.map(|one| read(&one?)).collect(),
+    }
+}
+
+/// Name, address, shape, element type and owner: the first of a tuple of `count` arguments. The memory is lent.
+fn read_tensor(arguments: &Bound<'_, PyTuple>, count: usize) -> PyResult<(Arc<str>, Vec<u64>, Dtype, Region)> {
+    if arguments.len() != count {
+        let what = format!("a tuple of {count} arguments was expected, not of {}", arguments.len());
         return Err(PyTypeError::new_err(what));
     }
-    let word = |index: usize| words.get_borrowed_item(index);
-    let (name, batch) = (&Arc::from(word(0)?.extract::<&str>()?), word(9)?);
-    let (shape, owner) = (word(2)?, word(4)?);
-    let tensor =
-        Tensor { name, address: word(1)?.extract()?, shape: &shape, dtype: word(3)?.extract()?, owner: &owner };
-    let (shape, dtype, input) = tensor.lend()?;
-    let (prescale, postscale) = (word(6)?.extract()?, word(7)?.extract()?);
-    let collective = Collective::Allreduce { op: read_op(word(5)?.extract()?)?, prescale, postscale };
-    let mut request = request(name, collective, dtype, shape);
-    request.batch = read_batch(batch.extract()?);
-    request.priority = word(10)?.extract()?;
-    let output = lend_output(word(11)?.extract()?, name, &input)?;
-    Ok(Submission { group: read_group(word(8)?.extract()?)?, request, input: Some(input), output })
+    let argument = |index: usize| arguments.get_borrowed_item(index);
+    let (name, shape, owner) = (Arc::from(argument(0)?.extract::<&str>()?), argument(2)?, argument(4)?);
+    let (address, dtype) = (argument(1)?.extract()?, argument(3)?.extract()?);
+    let (shape, dtype, input) = Tensor { name: &name, address, shape: &shape, dtype, owner: &owner }.lend()?;
+    Ok((name, shape, dtype, input))
 }
 
 /// Asks for the tensor of `root`, a rank of the world, on all ranks of the group.
@@ -116,7 +160,7 @@ pub(crate) fn broadcast(
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let output = lend_output(output, name, &input)?;
     let request = request(name, collective, dtype, shape);
-    submit(&job, Submission { group, request, input: Some(input), output }, Whose::Callers)
+    submit(&job, Submission { group, request, input: Some(input), output }, ResultMemory::Caller)
 }
 
 /// Asks for all ranks' tensors, one after the other along the first dimension.
@@ -134,7 +178,7 @@ pub(crate) fn allgather(
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let request = Request { batch: read_batch(batch), ..request(name, Collective::Allgather, dtype, shape) };
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
 /// Sends `splits[r]` rows to each rank `r` of the group, and asks for the rows that they send here.
@@ -153,7 +197,7 @@ pub(crate) fn alltoall(
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let splits = splits.map(|splits| read_numbers(splits, "splits")).transpose()?;
     let request = request(name, Collective::Alltoall { splits }, dtype, shape);
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
 /// Asks for this rank's part, along the first dimension, of the combination of all ranks' tensors.
@@ -175,7 +219,7 @@ pub(crate) fn reducescatter(
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::ReduceScatter { op: read_op(op)?, prescale, postscale };
     let request = Request { batch: read_batch(batch), ..request(name, collective, dtype, shape) };
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), Whose::Engines)
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
 /// Done when all ranks of the group have asked for it.
@@ -193,12 +237,12 @@ pub(crate) fn join(group: i64) -> PyResult<Handle> {
 fn without_memory(name: &str, collective: Collective, group: i64) -> PyResult<Handle> {
     let job = world::current()?;
     let request = request(&Arc::from(name), collective, Dtype::U8, Vec::new());
-    submit(&job, Submission::without_memory(request).in_group(read_group(group)?), Whose::Callers)
+    submit(&job, Submission::without_memory(request).in_group(read_group(group)?), ResultMemory::Caller)
 }
 
-fn submit(job: &Arc<Job>, submission: Submission, whose: Whose) -> PyResult<Handle> {
+fn submit(job: &Arc<Job>, submission: Submission, memory: ResultMemory) -> PyResult<Handle> {
     match job.world.engine().submit(submission) {
-        Ok(ticket) => Ok(Handle::new(ticket, job, whose)),
+        Ok(ticket) => Ok(Handle::new(ticket, job, memory)),
         Err(error) => Err(errors::raised(job.world.report(error))),
     }
 }
@@ -209,7 +253,7 @@ pub(crate) fn request(name: &Arc<str>, collective: Collective, dtype: Dtype, sha
 
 /// The place of its own that the caller has for the result: as large as the input.
 fn lend_output(output: Option<(usize, Py<PyAny>)>, name: &Arc<str>, input: &Region) -> PyResult<Option<Region>> {
-    output.map(|(address, owner)| region::lend(name, address, input.len_bytes(), input.dtype(), owner)).transpose()
+    output.map(|(address, owner)| lent_memory::lend(name, address, input.len_bytes(), input.dtype(), owner)).transpose()
 }
 
 fn read_batch(batch: Option<(&str, u32)>) -> Option<Batch> {

@@ -7,7 +7,7 @@
 //! Threads that wait are counted, so that the interpreter does not end under them: one that came back to an interpreter
 //! that is gone would take the process down.
 //!
-//! What is deliberately not here: taking results (`handle`, `bundle`).
+//! What is deliberately not here: taking results (`handle`, `gradient_batch`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

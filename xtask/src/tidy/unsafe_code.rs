@@ -10,7 +10,7 @@ use super::tree::File;
 /// Files and folders that may hold unsafe code.
 const MODULES: [&str; 15] = [
     "bindings/python/src/dlpack.rs",
-    "bindings/python/src/region.rs",
+    "bindings/python/src/lent_memory.rs",
     "bindings/python/src/tensorflow/",
     "crates/tensor/src/element.rs",
     "crates/tensor/src/owned.rs",

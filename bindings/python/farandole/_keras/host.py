@@ -90,16 +90,16 @@ def allreduce_many(
     ]
     terms = (int(op), float(prescale_factor), float(postscale_factor), group)
     grouped = {place for places in groups for place in places}
-    bundles = [
-        _native.allreduce_bundle([words[place] for place in places], *terms, words[places[0]][0])
+    batches = [
+        _native.allreduce_batch([words[place] for place in places], *terms, words[places[0]][0])
         for places in groups
         if places
     ]
     rest = [word for place, word in enumerate(words) if place not in grouped]
     if rest:
-        bundles.append(_native.allreduce_bundle(rest, *terms, None))
-    for bundle in bundles:
-        bundle.wait()
+        batches.append(_native.allreduce_batch(rest, *terms, None))
+    for batch in batches:
+        batch.wait()
     return arrays
 
 

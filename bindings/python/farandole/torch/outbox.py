@@ -91,7 +91,7 @@ class Convoy:
         self.members = list(members)
         self.key = key
         self.group: int | None = None
-        self.native: _native.Convoy | None = None
+        self.native: _native.GradientBatch | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -110,13 +110,13 @@ class Convoy:
             gradient.place = place
         self.native = None
 
-    def prepare(self, terms: Terms) -> _native.Convoy:
+    def prepare(self, terms: Terms) -> _native.GradientBatch:
         """What the engine needs to know of these members once, made again whenever something of it has changed."""
         group = terms.group()
         if self.native is None or self.group != group:
             # What travels as it is has an element type that the engine knows.
             members = [(gradient.name, gradient.shape, cast(int, gradient.code)) for gradient in self.members]
-            self.native = _native.Convoy(members, terms.op, terms.prescale, terms.postscale, group, self.key)
+            self.native = _native.GradientBatch(members, terms.op, terms.prescale, terms.postscale, group, self.key)
             self.group = group
         return self.native
 
@@ -137,7 +137,7 @@ class Outbox:
         self._hooks: list[Any] = []
         self._convoys: list[Convoy] = []
         self._departed: list[Gradient] = []
-        self._bundles: list[_native.Bundle | staging.AnyWork] = []
+        self._bundles: list[_native.BatchHandle | staging.AnyWork] = []
         self._grouped = False
         self._warned_of_sparse = False
         self._alone = 0
@@ -224,7 +224,7 @@ class Outbox:
             self._send(convoy.members, convoy.key)
         else:
             self.delivered = False
-            self._bundles.append(convoy.prepare(self.terms).send(convoy.addresses, tuple(convoy.owners)))
+            self._bundles.append(convoy.prepare(self.terms).submit(convoy.addresses, tuple(convoy.owners)))
             self._departed += convoy.members
         convoy.restart()
 
@@ -268,7 +268,7 @@ class Outbox:
                 for gradient, memory, shape in travelling
             ]
             self._bundles.append(
-                _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, terms.group(), key)
+                _native.allreduce_batch(tensors, terms.op, terms.prescale, terms.postscale, terms.group(), key)
             )
 
     def _stage(self, staged: Sequence[tuple[Gradient, torch.Tensor]]) -> list[Staged]:
@@ -286,9 +286,9 @@ class Outbox:
             address, _, code, owner = loan.words()
             tensors.append((gradient.name, address, shape, code, owner))
         self._bundles.append(
-            staging.submit_bundle(
+            staging.submit_batch(
                 [loan for _, loan, _ in staged],
-                lambda: _native.allreduce_bundle(tensors, terms.op, terms.prescale, terms.postscale, group, key),
+                lambda: _native.allreduce_batch(tensors, terms.op, terms.prescale, terms.postscale, group, key),
             )
         )
 

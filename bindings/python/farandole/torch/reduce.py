@@ -109,7 +109,7 @@ def _start_group(
             for index, t in enumerate(tensors)
         ]
         factors = (int(op), float(prescale_factor), float(postscale_factor))
-        bundle = _native.allreduce_bundle(words, *factors, group, base_name)
+        batch_handle = _native.allreduce_batch(words, *factors, group, base_name)
 
         def finish(_results: list[_native.Result]) -> list[torch.Tensor]:
             for tensor, (member_name, address, *_) in zip(tensors, words):
@@ -117,7 +117,7 @@ def _start_group(
                     staging.refuse_moved(member_name)
             return tensors
 
-        return handles.put(staging.BundleWork(bundle), finish)
+        return handles.put(staging.BatchWork(batch_handle), finish)
     batch = (base_name, len(tensors))
     work, loans, outputs = _submit(
         tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group, priority

@@ -276,21 +276,21 @@ class Work:
         return _native.wait_all(self.handles)
 
 
-class BundleWork:
+class BatchWork:
     """Requests that the engine has, with one promise for all of them; their results are where they came from."""
 
-    __slots__ = ("bundle",)
+    __slots__ = ("batch",)
 
-    def __init__(self, bundle: _native.Bundle) -> None:
-        self.bundle = bundle
+    def __init__(self, batch: _native.BatchHandle) -> None:
+        self.batch = batch
 
     def poll(self) -> bool:
         """Whether all are done."""
-        return self.bundle.poll()
+        return self.batch.poll()
 
     def wait(self) -> list[_native.Result]:
         """Returns when all are done."""
-        self.bundle.wait()
+        self.batch.wait()
         return []
 
 
@@ -300,12 +300,12 @@ class StagedWork:
     Made by the thread that asks, settled by the stager, once.
     """
 
-    def __init__(self, loans: Sequence[Loan], submit: Callable[[], Union[Work, BundleWork]]) -> None:
+    def __init__(self, loans: Sequence[Loan], submit: Callable[[], Union[Work, BatchWork]]) -> None:
         self._loans = loans
         self._submit = submit
         self._computed = threading.Event()
         self._settled = threading.Event()
-        self._work: Union[Work, BundleWork, None] = None
+        self._work: Union[Work, BatchWork, None] = None
         self._error: Optional[BaseException] = None
 
     def settle(self) -> None:
@@ -399,7 +399,7 @@ def _wait_for_what_was_left() -> None:
         _native.phase_end(phase)
 
 
-AnyWork = Union[Work, BundleWork, StagedWork]
+AnyWork = Union[Work, BatchWork, StagedWork]
 
 
 class _Stager:
@@ -442,14 +442,14 @@ def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) 
     return Work(call())
 
 
-def submit_bundle(loans: Sequence[Loan], call: Callable[[], _native.Bundle]) -> AnyWork:
+def submit_batch(loans: Sequence[Loan], call: Callable[[], _native.BatchHandle]) -> AnyWork:
     """As `submit`, for many requests with one promise."""
     if any(loan.ready is not None for loan in loans):
-        return _stage(loans, lambda: BundleWork(call()))
-    return BundleWork(call())
+        return _stage(loans, lambda: BatchWork(call()))
+    return BatchWork(call())
 
 
-def _stage(loans: Sequence[Loan], call: Callable[[], Union[Work, BundleWork]]) -> StagedWork:
+def _stage(loans: Sequence[Loan], call: Callable[[], Union[Work, BatchWork]]) -> StagedWork:
     work = StagedWork(loans, call)
     _stager.put(work, next((last.computed for last in reversed(loans) if last.computed is not None), None))
     return work

@@ -174,13 +174,13 @@ def optimizer(device: torch.device) -> None:
 def together(device: torch.device) -> None:
     """Gradients that are ready together leave with one call, groups hold, and both change nothing in the result."""
     calls: list[tuple[int, str | None]] = []
-    bundle = _native.allreduce_bundle
+    batch = _native.allreduce_batch
 
-    def counted(tensors: list, *terms) -> _native.Bundle:
+    def counted(tensors: list, *terms) -> _native.BatchHandle:
         calls.append((len(tensors), terms[-1]))
-        return bundle(tensors, *terms)
+        return batch(tensors, *terms)
 
-    _native.allreduce_bundle = counted
+    _native.allreduce_batch = counted
     try:
         ends = []
         for groups, expected in ((None, [4]), (1, [4]), (2, [2, 2]), (4, [1, 1, 1, 1])):
@@ -200,7 +200,7 @@ def together(device: torch.device) -> None:
             ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
         assert all(torch.equal(end, ends[0]) for end in ends)
     finally:
-        _native.allreduce_bundle = bundle
+        _native.allreduce_batch = batch
 
 
 def replaced(device: torch.device) -> None:

@@ -74,11 +74,11 @@ def test_ctrl_c_ends_the_wait_and_not_the_request() -> None:
     tensor = Floats([1])
     if _native.rank() == 0:
         handle = allreduce("interrupted", tensor)
-        bundle = _native.allreduce_bundle([Floats([1]).words("interrupted, too")], SUM, 1.0, 1.0, 0, None)
+        batch = _native.allreduce_batch([Floats([1]).words("interrupted, too")], SUM, 1.0, 1.0, 0, None)
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         try:
-            for wait in (handle.wait, lambda: _native.wait_all([handle, handle]), bundle.wait):
+            for wait in (handle.wait, lambda: _native.wait_all([handle, handle]), batch.wait):
                 begun = time.monotonic()
                 interrupt.start()
                 with pytest.raises(KeyboardInterrupt):
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_request() -> None:
             signal.signal(signal.SIGINT, previous)
         meet("rank 0 was interrupted")
         handle.wait()
-        bundle.wait()
+        batch.wait()
     else:
         meet("rank 0 was interrupted")
         allreduce("interrupted, too", Floats([1]))
@@ -129,16 +129,16 @@ def test_one_wrong_among_many_raises_and_the_others_are_done() -> None:
         handles[5].wait()
 
 
-def test_a_bundle_raises_what_went_wrong_first_and_the_others_are_done() -> None:
+def test_a_batch_raises_what_went_wrong_first_and_the_others_are_done() -> None:
     tensors = [Floats([1]) for _ in range(10)]
-    words = [tensor.words(f"bundle {n}") for n, tensor in enumerate(tensors)]
-    words.insert(5, Floats([1] * (2 + _native.rank())).words("wrong in a bundle"))
-    bundle = _native.allreduce_bundle(words, SUM, 1.0, 1.0, 0, None)
+    words = [tensor.words(f"batch {n}") for n, tensor in enumerate(tensors)]
+    words.insert(5, Floats([1] * (2 + _native.rank())).words("wrong in a batch"))
+    batch = _native.allreduce_batch(words, SUM, 1.0, 1.0, 0, None)
     caught: list[str] = []
 
     def wait() -> None:
         try:
-            bundle.wait()
+            batch.wait()
         except _native.HorovodInternalError as error:
             caught.append(str(error))
 
@@ -147,7 +147,7 @@ def test_a_bundle_raises_what_went_wrong_first_and_the_others_are_done() -> None
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(caught) == 4 and "wrong in a bundle" in caught[0] and len(set(caught)) == 1
+    assert len(caught) == 4 and "wrong in a batch" in caught[0] and len(set(caught)) == 1
     assert all(tensor.values() == [_native.size()] for tensor in tensors)
 
 

@@ -27,11 +27,11 @@ def test_gradients_on_a_device_leave_together_and_groups_hold() -> None:
 
         hvd.init()
         calls = []
-        bundle, many = _native.allreduce_bundle, _native.allreduce_many
+        batch, many = _native.allreduce_batch, _native.allreduce_many
 
-        def count_bundle(tensors, *terms):
+        def count_batch(tensors, *terms):
             calls.append((len(tensors), terms[-1]))
-            return bundle(tensors, *terms)
+            return batch(tensors, *terms)
 
         def count_many(requests):
             calls.extend((1, None) for _ in requests)
@@ -62,7 +62,7 @@ def test_gradients_on_a_device_leave_together_and_groups_hold() -> None:
 
         import pretend
         device = pretend.Device()
-        _native.allreduce_bundle, _native.allreduce_many = count_bundle, count_many
+        _native.allreduce_batch, _native.allreduce_many = count_batch, count_many
         for kind, options in kinds.items():
             device.compute(0.05)
             network, of_steps = train(options)
@@ -75,7 +75,7 @@ def test_gradients_on_a_device_leave_together_and_groups_hold() -> None:
     assert job.code == 0, f"{job.output}\n{job.errors}"
     for rank in (0, 1):
         plain, two, lists, compressed = job.lines(rank)
-        # The first iteration has taught the order; all of it is one convoy.
+        # The first iteration has taught the order; all of it is one batch.
         assert plain == "plain (12, None)", plain
         assert two == "two groups (6, 'group.0.weight') (6, 'group.4.weight')", two
         alone = [f"(1, 'group.{name}')" for name in ("1.bias", "3.bias", "3.weight", "4.bias", "4.weight")]

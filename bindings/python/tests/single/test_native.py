@@ -188,24 +188,24 @@ def test_many_are_asked_for_in_one_call() -> None:
         _native.wait_all([1])
 
 
-def test_a_bundle_gives_nothing_back_but_the_news() -> None:
+def test_a_batch_handle_returns_nothing_but_that_all_are_done() -> None:
     tensors = [Floats([number]) for number in range(100)]
     gone = [weakref.ref(tensor) for tensor in tensors]
-    bundle = _native.allreduce_bundle(
+    batch = _native.allreduce_batch(
         [tensor.words(f"t{n}") for n, tensor in enumerate(tensors)], SUM, 2.0, 3.0, 0, None
     )
-    assert len(bundle) == 100 and bundle.wait() is None and bundle.poll() and bundle.wait() is None
+    assert len(batch) == 100 and batch.wait() is None and batch.poll() and batch.wait() is None
     assert [tensor.values() for tensor in tensors] == [[6 * number] for number in range(100)]
     tensors.clear()
     assert not any(reference() for reference in gone)
-    together = _native.allreduce_bundle(
+    together = _native.allreduce_batch(
         iter([Floats([1]).words("a"), Floats([2]).words("b")]), SUM, 1.0, 1.0, 0, "both"
     )
     together.wait()
-    _native.allreduce_bundle([], SUM, 1.0, 1.0, 0, None).wait()
+    _native.allreduce_batch([], SUM, 1.0, 1.0, 0, None).wait()
 
 
-def test_a_wrong_bundle_is_refused_as_a_whole() -> None:
+def test_a_wrong_batch_is_refused_as_a_whole() -> None:
     good = Floats([1])
     for words, error, what in [
         (("b", 1), TypeError, "tuple of 5"),
@@ -213,11 +213,11 @@ def test_a_wrong_bundle_is_refused_as_a_whole() -> None:
         (("b", good.address, (-1,), FLOAT32, good), ValueError, "below zero"),
     ]:
         with pytest.raises(error, match=what):
-            _native.allreduce_bundle([good.words("a"), words], SUM, 1.0, 1.0, 0, None)
+            _native.allreduce_batch([good.words("a"), words], SUM, 1.0, 1.0, 0, None)
     with pytest.raises(ValueError, match="no reduction operation"):
-        _native.allreduce_bundle([good.words("a")], 9, 1.0, 1.0, 0, None)
+        _native.allreduce_batch([good.words("a")], 9, 1.0, 1.0, 0, None)
     with pytest.raises(ValueError, match="same name"):
-        _native.allreduce_bundle([good.words("a"), Floats([1]).words("a")], SUM, 1.0, 1.0, 0, "batch of two")
+        _native.allreduce_batch([good.words("a"), Floats([1]).words("a")], SUM, 1.0, 1.0, 0, "batch of two")
 
 
 def test_an_owner_is_let_go_with_the_result() -> None:

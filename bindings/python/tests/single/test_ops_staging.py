@@ -90,8 +90,8 @@ def test_host_memory_that_moves_while_its_group_waits_for_a_device_is_not_lent()
         work.wait()
 
 
-def test_a_bundle_waits_for_its_data_too():
-    class Bundle:
+def test_a_batch_waits_for_its_data_too():
+    class BatchHandle:
         def poll(self):
             return True
 
@@ -100,7 +100,7 @@ def test_a_bundle_waits_for_its_data_too():
 
     loan, gate = gated()
     asked = []
-    work = staging.submit_bundle([loan], lambda: asked.append(1) or Bundle())
+    work = staging.submit_batch([loan], lambda: asked.append(1) or BatchHandle())
     assert not work.poll() and asked == []
     gate.opened.set()
     assert work.wait() == [] and asked == [1]
