@@ -24,6 +24,7 @@ pub(super) fn check(file: &File) -> Vec<Complaint> {
     if file.is_rust() {
         let lines = Lines::of(&file.text);
         complaints.extend(module_complaint(file));
+        complaints.extend(file.text.lines().enumerate().filter_map(|(i, line)| ignored(file, i, line)));
         complaints.extend(lines.comment.iter().enumerate().filter_map(|(i, comment)| unfinished(file, i, comment)));
         complaints.extend(lines.code.iter().enumerate().filter_map(|(i, code)| empty_noun(file, i, code)));
     } else if file.is_markdown() {
@@ -37,6 +38,13 @@ fn module_complaint(file: &File) -> Option<Complaint> {
     let opens = |line: &str| line.starts_with("//!") || line.starts_with("#![doc = include_str!");
     let first = file.text.lines().find(|line| !line.is_empty() && !line.starts_with("#![no_main]"))?;
     (!opens(first)).then(|| Complaint::fault(&file.path, 1, "the module does not open with `//!`: say what it owns"))
+}
+
+/// No test is ignored but the role programs: they are what tests start, and nothing that a run of tests should run.
+fn ignored(file: &File, index: usize, line: &str) -> Option<Complaint> {
+    let is_ignored = line.trim_start().starts_with("#[ignore");
+    let words = "a test is not ignored; a program that tests start says `#[ignore = \"role program: …\"]`";
+    (is_ignored && !line.contains("= \"role program: ")).then(|| Complaint::fault(&file.path, index + 1, words))
 }
 
 fn unfinished(file: &File, index: usize, text: &str) -> Option<Complaint> {
@@ -84,6 +92,13 @@ mod tests {
         assert_eq!(complaints("a.rs", &format!("//! A.\n// {word}(ann): later\n")), NONE);
         assert_eq!(complaints("a.rs", &format!("//! A.\nlet x = \"{word}\";\n")), NONE);
         assert_eq!(complaints("a.md", &format!("{word} write this\n")), [1]);
+    }
+
+    #[test]
+    fn only_role_programs_are_ignored() {
+        assert_eq!(complaints("a.rs", "//! A.\n#[ignore]\nfn a() {}\n"), [2]);
+        assert_eq!(complaints("a.rs", "//! A.\n    #[ignore = \"it is slow\"]\nfn a() {}\n"), [2]);
+        assert_eq!(complaints("a.rs", "//! A.\n#[ignore = \"role program: others start it\"]\nfn a() {}\n"), NONE);
     }
 
     #[test]
