@@ -2,11 +2,10 @@
 
 #![deny(unsafe_code)]
 
-mod behind;
 mod bench;
 mod calibrate;
 mod doctor;
-mod key;
+mod internal;
 mod peer;
 mod report;
 mod run;
@@ -24,6 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use farandole_transport::Key;
 
 use bench::args::BenchArgs;
 use bench::contestant::{Contestant, serve};
@@ -125,7 +125,7 @@ enum PeerCommand {
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = behind::serve(&words) {
+    if let Some(code) = internal::serve(&words) {
         return code;
     }
     let outcome = prepared(words).and_then(|words| run(Cli::parse_from(words).command));
@@ -158,6 +158,14 @@ fn prepared(words: Vec<OsString>) -> Result<Vec<OsString>> {
     Ok(prepared)
 }
 
+/// `farandole key`: prints a fresh key and keeps it nowhere. Whoever reads a key checks who else may read it
+/// (`farandole_cluster::environment`).
+#[allow(clippy::print_stdout, reason = "the key is what the user asked for")]
+fn print_key() -> Result<()> {
+    println!("{}", Key::random()?.to_hex());
+    Ok(())
+}
+
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => return run::run(&args),
@@ -167,7 +175,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::TrainRank { job } => return train::serve(&job),
         #[cfg(not(feature = "train"))]
         Command::Train(args) => return untrained::run(&args),
-        Command::Key => key::run()?,
+        Command::Key => print_key()?,
         Command::Report(args) => return report::run(&args),
         Command::Profile(args) => report::profile::run(&args)?,
         Command::Doctor(args) => return doctor::run(&args),

@@ -85,7 +85,7 @@ pub enum Error {
 
 impl Error {
     /// Something asked for that cannot be done as it stands.
-    pub fn order(at: impl Into<String>, problem: impl Into<String>) -> Error {
+    pub fn job_spec(at: impl Into<String>, problem: impl Into<String>) -> Error {
         Error::Order { at: at.into(), problem: problem.into() }
     }
 

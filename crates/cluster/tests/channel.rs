@@ -8,7 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::channel::{Channel, Fault, Flushed, Patient, Polled, Purpose, Received, Session, VERSION};
+use farandole_cluster::channel::{
+    Channel, ChannelFault, ChannelPurpose, Flushed, Patient, Polled, Received, Session, VERSION,
+};
 use farandole_transport::{Countdown, Key};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,8 +27,8 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
 
 /// Two sessions that have shaken hands.
 fn friends(key: &Key) -> (Session, Session) {
-    let mut initiator = Session::initiate(key, Purpose::Agent, 5).unwrap();
-    let mut responder = Session::respond(key, Purpose::Agent);
+    let mut initiator = Session::initiate(key, ChannelPurpose::Agent, 5).unwrap();
+    let mut responder = Session::respond(key, ChannelPurpose::Agent);
     assert!(!initiator.is_established() && responder.caller().is_none());
     responder.feed(&initiator.take_outgoing()).unwrap();
     assert!(!responder.is_established(), "an opening may be a recording");
@@ -42,14 +44,14 @@ fn talk<S: Patient + Send + 'static>(near: S, far: S) {
     let key = Key::random().unwrap();
     let far_key = key.clone();
     let echo = thread::spawn(move || -> io::Result<()> {
-        let mut channel = Channel::accept(far, &far_key, Purpose::Rendezvous, &soon())?;
+        let mut channel = Channel::accept(far, &far_key, ChannelPurpose::Rendezvous, &soon())?;
         assert_eq!(channel.caller(), 3);
         while let Some(message) = channel.receive(&soon())? {
             channel.send(&message, &soon())?;
         }
         Ok(())
     });
-    let mut channel = Channel::connect(near, &key, Purpose::Rendezvous, 3, &soon()).unwrap();
+    let mut channel = Channel::connect(near, &key, ChannelPurpose::Rendezvous, 3, &soon()).unwrap();
     for bytes in [0, 1, 65_517, 65_518, 65_519, 200_000, 3 << 20] {
         let message: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
         channel.send(&message, &soon()).unwrap();
@@ -87,8 +89,8 @@ fn turn(near: &mut Polled<UnixStream>, far: &mut Polled<UnixStream>) -> (Vec<Vec
 fn polled_channels_carry_what_was_queued_before_and_after_the_handshake() {
     let key = Key::random().unwrap();
     let (near, far) = UnixStream::pair().unwrap();
-    let mut near = Polled::connect(near, &key, Purpose::Agent, 9).unwrap();
-    let mut far = Polled::accept(far, &key, Purpose::Agent).unwrap();
+    let mut near = Polled::connect(near, &key, ChannelPurpose::Agent, 9).unwrap();
+    let mut far = Polled::accept(far, &key, ChannelPurpose::Agent).unwrap();
     assert_eq!(far.receive().unwrap(), Received::NothingYet);
     far.queue(b"queued before anything").unwrap();
     assert_eq!(turn(&mut near, &mut far).0, [b"queued before anything"]);
@@ -104,53 +106,55 @@ fn polled_channels_carry_what_was_queued_before_and_after_the_handshake() {
 #[test]
 fn whoever_holds_another_key_or_means_another_purpose_is_a_stranger_on_both_sides() {
     let key = Key::random().unwrap();
-    for (their_key, their_purpose) in [(Key::random().unwrap(), Purpose::Agent), (key.clone(), Purpose::Rendezvous)] {
+    for (their_key, their_purpose) in
+        [(Key::random().unwrap(), ChannelPurpose::Agent), (key.clone(), ChannelPurpose::Rendezvous)]
+    {
         let mut initiator = Session::initiate(&their_key, their_purpose, 0).unwrap();
-        let mut responder = Session::respond(&key, Purpose::Agent);
-        assert_eq!(responder.feed(&initiator.take_outgoing()), Err(Fault::Stranger));
+        let mut responder = Session::respond(&key, ChannelPurpose::Agent);
+        assert_eq!(responder.feed(&initiator.take_outgoing()), Err(ChannelFault::Stranger));
         let answer = responder.take_outgoing();
         assert_eq!(answer, [&b"FRNDCHN"[..], &[VERSION]].concat(), "a stranger learns the version and nothing else");
         initiator.feed(&answer).unwrap();
-        assert_eq!(initiator.feed_end(), Err(Fault::Stranger), "and knows why");
-        let mut friend = Session::initiate(&key, Purpose::Agent, 0).unwrap();
+        assert_eq!(initiator.feed_end(), Err(ChannelFault::Stranger), "and knows why");
+        let mut friend = Session::initiate(&key, ChannelPurpose::Agent, 0).unwrap();
         let mut impostor = Session::respond(&their_key, their_purpose);
         let _ = impostor.feed(&friend.take_outgoing());
         // An impostor cannot even open the first message; were it to answer all the same, its answer would not open.
         let preamble = [&b"FRNDCHN"[..], &[VERSION]].concat();
-        assert_eq!(friend.feed(&[&preamble[..], &[9; 48]].concat()), Err(Fault::Stranger));
+        assert_eq!(friend.feed(&[&preamble[..], &[9; 48]].concat()), Err(ChannelFault::Stranger));
     }
 }
 
 #[test]
 fn a_changed_caller_does_not_open() {
     let key = Key::random().unwrap();
-    let mut opening = Session::initiate(&key, Purpose::Agent, 1).unwrap().take_outgoing();
+    let mut opening = Session::initiate(&key, ChannelPurpose::Agent, 1).unwrap().take_outgoing();
     opening[12] = 2;
-    assert_eq!(Session::respond(&key, Purpose::Agent).feed(&opening), Err(Fault::Stranger));
+    assert_eq!(Session::respond(&key, ChannelPurpose::Agent).feed(&opening), Err(ChannelFault::Stranger));
 }
 
 #[test]
 fn another_version_is_named_on_both_sides() {
     let key = Key::random().unwrap();
-    let mut initiator = Session::initiate(&key, Purpose::Agent, 0).unwrap();
+    let mut initiator = Session::initiate(&key, ChannelPurpose::Agent, 0).unwrap();
     let mut opening = initiator.take_outgoing();
     opening[7] = VERSION + 1;
-    let mut responder = Session::respond(&key, Purpose::Agent);
+    let mut responder = Session::respond(&key, ChannelPurpose::Agent);
     let fault = responder.feed(&opening).unwrap_err();
-    assert_eq!(fault, Fault::Version { theirs: VERSION + 1 });
+    assert_eq!(fault, ChannelFault::Version { theirs: VERSION + 1 });
     assert!(fault.to_string().contains("install the same farandole everywhere"), "{fault}");
     let mut answer = responder.take_outgoing();
     assert_eq!(answer.len(), 8);
     answer[7] = VERSION + 7;
-    assert_eq!(initiator.feed(&answer), Err(Fault::Version { theirs: VERSION + 7 }));
+    assert_eq!(initiator.feed(&answer), Err(ChannelFault::Version { theirs: VERSION + 7 }));
 }
 
 #[test]
 fn what_is_no_channel_gets_no_answer() {
-    let mut responder = Session::respond(&Key::random().unwrap(), Purpose::Agent);
-    assert_eq!(responder.feed(b"GET / HTTP/1.1\r\n"), Err(Fault::NotAChannel));
+    let mut responder = Session::respond(&Key::random().unwrap(), ChannelPurpose::Agent);
+    assert_eq!(responder.feed(b"GET / HTTP/1.1\r\n"), Err(ChannelFault::NotAChannel));
     assert_eq!(responder.take_outgoing(), b"");
-    assert_eq!(responder.feed(b"x"), Err(Fault::NotAChannel), "the first fault stays");
+    assert_eq!(responder.feed(b"x"), Err(ChannelFault::NotAChannel), "the first fault stays");
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn repeated_reordered_altered_and_missing_frames_end_the_session() {
         for &frame in good {
             responder.feed(&frames[frame]).unwrap();
         }
-        assert_eq!(responder.feed(&frames[*last]), Err(Fault::Damaged), "{order:?}");
+        assert_eq!(responder.feed(&frames[*last]), Err(ChannelFault::Damaged), "{order:?}");
         for _ in good {
             assert!(responder.next_message().is_some(), "what came before the fault counts");
         }
@@ -182,7 +186,7 @@ fn repeated_reordered_altered_and_missing_frames_end_the_session() {
         initiator.send(b"one").unwrap();
         let mut frame = initiator.take_outgoing();
         frame[at] ^= 0x40;
-        assert_eq!(responder.feed(&frame), Err(Fault::Damaged), "byte {at}");
+        assert_eq!(responder.feed(&frame), Err(ChannelFault::Damaged), "byte {at}");
     }
 }
 
@@ -198,9 +202,9 @@ fn an_end_is_a_fault_unless_it_comes_between_two_messages() {
         let (mut initiator, mut responder) = friends(&key);
         initiator.send(&[1; 70_000]).unwrap();
         responder.feed(&initiator.take_outgoing()[..cut]).unwrap();
-        assert_eq!(responder.feed_end(), Err(Fault::Truncated), "cut after {cut} bytes");
+        assert_eq!(responder.feed_end(), Err(ChannelFault::Truncated), "cut after {cut} bytes");
     }
-    assert_eq!(Session::respond(&key, Purpose::Agent).feed_end(), Err(Fault::Truncated));
+    assert_eq!(Session::respond(&key, ChannelPurpose::Agent).feed_end(), Err(ChannelFault::Truncated));
 }
 
 #[test]
@@ -208,22 +212,22 @@ fn a_message_beyond_the_limit_is_neither_sent_nor_gathered() {
     let key = Key::random().unwrap();
     let (mut initiator, responder) = friends(&key);
     let mut responder = responder.with_most_bytes(100_000);
-    assert_eq!(initiator.send(&vec![0; (16 << 20) + 1]), Err(Fault::TooLong { most_bytes: 16 << 20 }));
+    assert_eq!(initiator.send(&vec![0; (16 << 20) + 1]), Err(ChannelFault::TooLong { most_bytes: 16 << 20 }));
     initiator.send(&[1; 100_000]).unwrap();
     responder.feed(&initiator.take_outgoing()).unwrap();
     assert_eq!(responder.next_message().map(|message| message.len()), Some(100_000));
     initiator.send(&[1; 100_001]).unwrap();
-    assert_eq!(responder.feed(&initiator.take_outgoing()), Err(Fault::TooLong { most_bytes: 100_000 }));
+    assert_eq!(responder.feed(&initiator.take_outgoing()), Err(ChannelFault::TooLong { most_bytes: 100_000 }));
 }
 
 #[test]
 fn a_peer_that_trickles_or_stays_silent_ends_at_the_deadline() {
     let key = Key::random().unwrap();
     let (mut trickle, served) = tcp_pair();
-    let opening = Session::initiate(&key, Purpose::Agent, 0).unwrap().take_outgoing();
+    let opening = Session::initiate(&key, ChannelPurpose::Agent, 0).unwrap().take_outgoing();
     let began = Instant::now();
     let server = thread::spawn(move || {
-        Channel::accept(served, &key, Purpose::Agent, &Countdown::new(Duration::from_millis(300))).unwrap_err()
+        Channel::accept(served, &key, ChannelPurpose::Agent, &Countdown::new(Duration::from_millis(300))).unwrap_err()
     });
     for byte in opening {
         if trickle.write_all(&[byte]).is_err() {

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use farandole_cluster::environment::{Environment, Meeting};
+use farandole_cluster::environment::{Environment, RendezvousPoint};
 use farandole_plan::Rank;
 
 /// Runs the closure in a forked child, which must end before long, and says how.
@@ -39,18 +39,18 @@ fn in_child(body: impl FnOnce()) -> i32 {
 fn a_child_can_drop_what_rank_zero_hosts() {
     let rank = |rank: u32| {
         let mut environment = Environment::from_lookup(|_| None).unwrap();
-        let door = format!("farandole-fork-{}", std::process::id());
+        let key_socket = format!("farandole-fork-{}", std::process::id());
         (environment.rank, environment.size) = (Rank(rank), 2);
-        environment.meeting = Some(Meeting::OnThisHost { door });
+        environment.rendezvous = Some(RendezvousPoint::OnThisHost { key_socket });
         environment
     };
     let deadline = Instant::now() + Duration::from_secs(40);
     let mut hosted = Some(rank(0).open(deadline).unwrap());
     assert_eq!(in_child(|| drop(hosted.take())), 0);
-    // The door and the meeting behind it are open as before.
+    // The key_socket and the meeting behind it are open as before.
     let other = std::thread::spawn(move || {
-        let venue = rank(1).open(deadline).unwrap();
-        venue.rendezvous.unwrap().exchange(Rank(1), b"one", deadline).unwrap()
+        let access = rank(1).open(deadline).unwrap();
+        access.rendezvous.unwrap().exchange(Rank(1), b"one", deadline).unwrap()
     });
     let blobs = hosted.as_ref().unwrap().rendezvous.as_ref().unwrap().exchange(Rank(0), b"zero", deadline).unwrap();
     assert_eq!((blobs, other.join().unwrap().len()), (vec![b"zero".to_vec(), b"one".to_vec()], 2));

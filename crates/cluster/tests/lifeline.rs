@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::rendezvous::Event;
-use farandole_cluster::{Address, Lifeline, Rendezvous, Server, Verdict, VerdictKind};
+use farandole_cluster::rendezvous::RendezvousEvent;
+use farandole_cluster::{Address, FailureKind, FailureNotice, Lifeline, Rendezvous, Server};
 use farandole_plan::Rank;
 use farandole_transport::Key;
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,18 +32,18 @@ fn place(name: &str) -> Address {
 /// A rank's lifeline, and what it is told.
 struct Held {
     lifeline: Lifeline,
-    told: Receiver<(Verdict, Instant)>,
+    told: Receiver<(FailureNotice, Instant)>,
 }
 
 impl Held {
-    fn verdict(&self) -> (Verdict, Instant) {
-        self.told.recv_timeout(PATIENCE).expect("a verdict is pronounced")
+    fn notice(&self) -> (FailureNotice, Instant) {
+        self.told.recv_timeout(PATIENCE).expect("a notice is pronounced")
     }
 }
 
 fn hold(lifeline: Lifeline) -> Held {
     let (teller, told) = mpsc::channel();
-    lifeline.on_verdict(move |verdict| teller.send((verdict.clone(), Instant::now())).unwrap());
+    lifeline.on_verdict(move |notice| teller.send((notice.clone(), Instant::now())).unwrap());
     Held { lifeline, told }
 }
 
@@ -105,13 +105,13 @@ fn a_killed_process_is_named_to_all_others_at_once() {
     let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 4, key.clone()));
     let died = victim.signal(Signal::KILL);
     for rank in &held {
-        let (verdict, when) = rank.verdict();
-        assert_eq!((verdict.rank, verdict.pid, verdict.kind), (Some(Rank(3)), Some(victim.0.id()), VerdictKind::Gone));
-        assert!(verdict.to_string().starts_with("rank 3 on host h (pid "), "{verdict}");
+        let (notice, when) = rank.notice();
+        assert_eq!((notice.rank, notice.pid, notice.kind), (Some(Rank(3)), Some(victim.0.id()), FailureKind::Gone));
+        assert!(notice.to_string().starts_with("rank 3 on host h (pid "), "{notice}");
         // A tenth of a second is promised, and a loaded machine gets more; by silence it would be noticed later than
         // that.
         assert!(when.saturating_duration_since(died) < LOADED, "it took too long");
-        assert_eq!(rank.lifeline.verdict(), Some(verdict));
+        assert_eq!(rank.lifeline.notice(), Some(notice));
     }
 }
 
@@ -127,9 +127,9 @@ fn a_stopped_process_is_named_as_such_by_the_server_or_by_its_neighbour() {
         let held = join_all(2, |rank| way().on_host(if rank == 0 { host } else { "third" }));
         let stopped = victim.signal(Signal::STOP);
         for rank in &held {
-            let (verdict, when) = rank.verdict();
-            assert_eq!((verdict.rank, verdict.kind), (Some(Rank(2)), VerdictKind::Stopped), "{name}: {verdict}");
-            assert_eq!(verdict.pid, Some(victim.0.id()));
+            let (notice, when) = rank.notice();
+            assert_eq!((notice.rank, notice.kind), (Some(Rank(2)), FailureKind::Stopped), "{name}: {notice}");
+            assert_eq!(notice.pid, Some(victim.0.id()));
             let took = when.saturating_duration_since(stopped);
             assert!(took < SILENCE + LOADED, "{name}: it took {took:?}");
         }
@@ -160,8 +160,8 @@ fn a_host_whose_ranks_are_all_silent_is_lost() {
     for victim in &victims {
         victim.signal(Signal::STOP);
     }
-    let (verdict, _) = held.verdict();
-    assert_eq!((verdict.kind, verdict.host.as_deref()), (VerdictKind::HostLost, Some("far")), "{verdict}");
+    let (notice, _) = held.notice();
+    assert_eq!((notice.kind, notice.host.as_deref()), (FailureKind::HostLost, Some("far")), "{notice}");
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn a_blame_is_believed_when_nothing_better_comes_to_light() {
     let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 3, key.clone()));
     held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 timed out");
     for rank in &held {
-        let (verdict, _) = rank.verdict();
-        assert_eq!(verdict.to_string(), "rank 0 failed: the connection to rank 2 timed out");
+        let (notice, _) = rank.notice();
+        assert_eq!(notice.to_string(), "rank 0 failed: the connection to rank 2 timed out");
     }
 }
 
@@ -205,7 +205,7 @@ fn a_death_that_follows_a_blame_is_the_cause() {
     held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 was reset");
     victim.signal(Signal::KILL);
     for rank in &held {
-        assert_eq!(rank.verdict().0.kind, VerdictKind::Gone);
+        assert_eq!(rank.notice().0.kind, FailureKind::Gone);
     }
 }
 
@@ -219,18 +219,18 @@ fn the_owner_of_a_part_hears_everything_and_pronounces() {
     let way = Rendezvous::new(server.address().clone(), 4, key).with_silence(Some(SILENCE));
     let visit = thread::spawn(move || hold(way.join(Rank(1), b"", soon()).unwrap().1));
     let next = || told.recv_timeout(PATIENCE).unwrap();
-    assert!(matches!(next(), Event::Gathered { epoch: 0, blobs } if blobs.len() == 3));
+    assert!(matches!(next(), RendezvousEvent::Gathered { epoch: 0, blobs } if blobs.len() == 3));
     server.tell(vec![Vec::new(); 4]);
     let held = visit.join().unwrap();
     held.lifeline.blame(None, "disk full");
-    assert_eq!(next(), Event::Blamed { by: Rank(1), peer: None, cause: "disk full".into() });
+    assert_eq!(next(), RendezvousEvent::Blamed { by: Rank(1), peer: None, cause: "disk full".into() });
     killed.signal(Signal::KILL);
-    assert!(matches!(next(), Event::Lost { rank: Rank(2), .. }));
+    assert!(matches!(next(), RendezvousEvent::Lost { rank: Rank(2), .. }));
     stopped.signal(Signal::STOP);
-    assert!(matches!(next(), Event::Silent { rank: Rank(3), since } if since >= SILENCE));
-    let verdict = Verdict::new(VerdictKind::Stopped).on_rank(Rank(3)).saying("seen by the agent");
-    server.pronounce(&verdict);
-    assert_eq!(held.verdict().0, verdict);
+    assert!(matches!(next(), RendezvousEvent::Silent { rank: Rank(3), since } if since >= SILENCE));
+    let notice = FailureNotice::new(FailureKind::Stopped).on_rank(Rank(3)).saying("seen by the agent");
+    server.pronounce(&notice);
+    assert_eq!(held.notice().0, notice);
     drop(held);
-    assert_eq!(next(), Event::Left { rank: Rank(1) });
+    assert_eq!(next(), RendezvousEvent::Left { rank: Rank(1) });
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farandole_cluster::channel::VERSION;
-use farandole_cluster::rendezvous::Event;
+use farandole_cluster::rendezvous::RendezvousEvent;
 use farandole_cluster::{Address, Error, Lifeline, Rendezvous, Server};
 use farandole_plan::Rank;
 use farandole_transport::Key;
@@ -303,7 +303,7 @@ fn parts_of_a_meeting_gather_their_ranks_and_are_told_about_the_others() {
         });
         let mut blobs = vec![Vec::new(); 4];
         for _ in 0..2 {
-            let Event::Gathered { epoch: 0, blobs: some } = told.recv_timeout(PATIENCE).unwrap() else {
+            let RendezvousEvent::Gathered { epoch: 0, blobs: some } = told.recv_timeout(PATIENCE).unwrap() else {
                 panic!("nothing else can happen")
             };
             assert_eq!(some.len(), 2);
@@ -319,17 +319,17 @@ fn parts_of_a_meeting_gather_their_ranks_and_are_told_about_the_others() {
     thread::scope(|scope| {
         let patient = scope.spawn(|| way(2).exchange(Rank(2), b"", soon()));
         let hasty = scope.spawn(|| way(0).exchange(Rank(0), b"", shortly()));
-        assert!(matches!(next(), Event::Gathered { epoch: 1, .. }));
-        assert_eq!(next(), Event::Overdue { epoch: 1, missing: vec![] });
+        assert!(matches!(next(), RendezvousEvent::Gathered { epoch: 1, .. }));
+        assert_eq!(next(), RendezvousEvent::Overdue { epoch: 1, missing: vec![] });
         parts[1].count();
-        assert_eq!(next(), Event::Missing { epoch: 1, ranks: vec![Rank(1), Rank(3)] });
+        assert_eq!(next(), RendezvousEvent::Missing { epoch: 1, ranks: vec![Rank(1), Rank(3)] });
         parts[0].refuse(vec![Rank(1), Rank(3)]);
-        assert_eq!(next(), Event::Withdrawn { epoch: 1, rank: Rank(0) });
+        assert_eq!(next(), RendezvousEvent::Withdrawn { epoch: 1, rank: Rank(0) });
         let error = hasty.join().unwrap().unwrap_err();
         assert!(matches!(&error, Error::Missing { ranks, .. } if *ranks == [1, 3].map(Rank)), "{error}");
         // It comes again, and the one who waited on is not forgotten.
         let again = scope.spawn(|| way(0).exchange(Rank(0), b"", soon()));
-        assert!(matches!(next(), Event::Gathered { epoch: 1, .. }));
+        assert!(matches!(next(), RendezvousEvent::Gathered { epoch: 1, .. }));
         parts[0].tell(vec![Vec::new(); 4]);
         assert_eq!([patient, again].map(|visit| visit.join().unwrap().unwrap().len()), [4, 4]);
     });
@@ -361,7 +361,7 @@ fn ranks_that_have_left_meet_again_and_wait_for_those_who_have_not() {
                     if u32::from(epoch) % RANKS == rank {
                         thread::sleep(Duration::from_millis(10));
                     }
-                    assert_eq!(lifeline.verdict(), None, "who leaves in order is not dead");
+                    assert_eq!(lifeline.notice(), None, "who leaves in order is not dead");
                 }
             })
         });
@@ -393,14 +393,14 @@ fn a_verdict_on_one_epoch_does_not_reach_the_next() {
     let (old, other) = meet();
     other.blame(Some(Rank(0)), "it does not answer");
     let deadline = soon();
-    while old.verdict().is_none() {
+    while old.notice().is_none() {
         assert!(Instant::now() < deadline, "a blame is believed in the end");
         thread::sleep(Duration::from_millis(5));
     }
     drop((old, other));
     let (new, other) = meet();
     thread::sleep(Duration::from_millis(200));
-    assert_eq!((new.verdict(), other.verdict()), (None, None));
+    assert_eq!((new.notice(), other.notice()), (None, None));
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn two_hundred_and_fifty_six_ranks_meet_with_one_message_up_and_one_down_each() 
                 lifeline
             })
             .collect();
-        assert!(lifelines.iter().all(|lifeline| lifeline.verdict().is_none()));
+        assert!(lifelines.iter().all(|lifeline| lifeline.notice().is_none()));
     });
     let (up, down) = recorder.join().unwrap();
     // Up: the confirmation of the handshake, the arrival, the goodbye. Down: everybody's messages.

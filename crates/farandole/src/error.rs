@@ -15,7 +15,7 @@ pub enum Error {
     /// A collective was refused or failed.
     Engine(farandole_engine::Error),
     /// A rank was lost before all were connected.
-    Lost(farandole_cluster::Verdict),
+    Lost(farandole_cluster::FailureNotice),
     /// A peer's message at the rendezvous cannot be understood.
     Rendezvous(String),
     /// The ranks have different values of a setting that must be the same on all of them.

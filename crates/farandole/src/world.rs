@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
-use farandole_cluster::{Environment, Lifeline, Rendezvous, Venue, spawn};
+use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess, spawn};
 use farandole_engine::meeting::Contacts;
 use farandole_engine::tables::Shelf;
 use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
@@ -112,14 +112,14 @@ impl Setup {
         environment.warn_of_settings();
         // In awake time; each step is told what is left.
         let countdown = Countdown::new(self.patience);
-        let venue = environment.open(Instant::now() + countdown.left())?;
+        let access = environment.open(Instant::now() + countdown.left())?;
         let listen_at = match self.address {
             Some(address) => vec![SocketAddr::new(address, 0)],
-            None => venue.listen_at.clone(),
+            None => access.listen_at.clone(),
         };
-        let listener = Arc::new(Listener::bind_for(venue.job, listen_at, &venue.key)?);
+        let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
         let own = listener.contact(environment.host.clone());
-        let way = venue.rendezvous.clone().map(|way| way.with_silence(silence));
+        let way = access.rendezvous.clone().map(|way| way.with_silence(silence));
         let own = Introduction::new(own, &config);
         let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, own, Instant::now() + countdown.left())?;
         let meeting = |epoch| Contacts {
@@ -174,7 +174,7 @@ impl Setup {
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;
         let series = AtomicUsize::new(0);
-        let world = World { rank, topology, communicator, engine, series, records, lifeline, blamed, _venue: venue };
+        let world = World { rank, topology, communicator, engine, series, records, lifeline, blamed, _access: access };
         self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
         Ok(world)
     }
@@ -248,7 +248,7 @@ pub struct World {
     /// Whether this rank's failure was reported. Set by whichever thread meets it first; orders nothing.
     blamed: AtomicBool,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
-    _venue: Venue,
+    _access: RendezvousAccess,
 }
 
 impl World {
@@ -370,7 +370,7 @@ impl World {
     /// is for those that have an error from elsewhere, a ticket for instance.
     pub fn report(&self, error: farandole_engine::Error) -> Error {
         if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
-            && lifeline.verdict().is_none()
+            && lifeline.notice().is_none()
             && !self.blamed.swap(true, Ordering::Relaxed)
         {
             lifeline.blame(failure.rank, failure.to_string());

@@ -291,7 +291,7 @@ fn a_process_plays_its_role() {
     println!("ready");
     if how == "finish" {
         thread::sleep(Duration::from_millis(500) * world.rank() as u32);
-        assert!(world.lifeline().is_some_and(|lifeline| lifeline.verdict().is_none()));
+        assert!(world.lifeline().is_some_and(|lifeline| lifeline.notice().is_none()));
         return println!("all is well");
     }
     if world.rank() == 1 && how != "collective" {

@@ -50,7 +50,7 @@ fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
                 world.allreduce(&mut data, ReduceOp::Sum).expect("all ranks reduce");
                 let sum = (RANKS * (RANKS - 1) / 2) as i64;
                 assert!(data.iter().all(|&x| x == sum), "the sum is exact on rank {rank}");
-                assert_eq!(lifeline.verdict(), None, "nobody is missed");
+                assert_eq!(lifeline.notice(), None, "nobody is missed");
             };
             thread::Builder::new().stack_size(1 << 20).spawn(life).expect("a thread can be started")
         })

@@ -9,7 +9,7 @@ use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, ReduceOp};
 
 use super::driver::Effort;
-use super::placement::Placement;
+use super::placement::BenchPlacement;
 use super::sizes::Sizes;
 use super::task::{Kind, Memory, Pace, Recording, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
@@ -233,10 +233,10 @@ impl BenchArgs {
     }
 
     /// Which rank runs where.
-    pub(crate) fn placement(&self) -> Result<Placement> {
+    pub(crate) fn placement(&self) -> Result<BenchPlacement> {
         match &self.host_prefix {
-            None => Ok(Placement::here(self.ranks, self.hosts)),
-            Some(prefix) => Placement::spread(self.ranks, self.hosts, prefix, &self.host_addresses),
+            None => Ok(BenchPlacement::here(self.ranks, self.hosts)),
+            Some(prefix) => BenchPlacement::spread(self.ranks, self.hosts, prefix, &self.host_addresses),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use super::line::{Answer, Line, Order};
+use super::line::{Line, RankAnswer, RankCommand};
 use super::pattern::Pattern;
 use super::task::{Kind, Pace, Task};
 
@@ -52,12 +52,12 @@ pub(crate) trait Contestant {
 pub(crate) fn serve(contestant: &mut dyn Contestant, socket: &Path) -> Result<()> {
     let stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
     let mut line = Line::new(stream);
-    line.send(&Answer::Hello { rank: contestant.rank(), product: contestant.product() })?;
-    while let Some(Order::Measure { task, warmup, iterations }) = line.receive()? {
+    line.send(&RankAnswer::Hello { rank: contestant.rank(), product: contestant.product() })?;
+    while let Some(RankCommand::Measure { task, warmup, iterations }) = line.receive()? {
         let answer = match round(contestant, &task, warmup, iterations) {
-            Ok((times_ns, wrong)) => Answer::Measured { times_ns, wrong },
-            Err(Refusal::Unsupported(why)) => Answer::Unsupported { why },
-            Err(Refusal::Failed(error)) => Answer::Failed { why: format!("{error:#}") },
+            Ok((times_ns, wrong)) => RankAnswer::Measured { times_ns, wrong },
+            Err(Refusal::Unsupported(why)) => RankAnswer::Unsupported { why },
+            Err(Refusal::Failed(error)) => RankAnswer::Failed { why: format!("{error:#}") },
         };
         if line.send(&answer).is_err() {
             // The driver has gone, and has said why; a rank has nothing to add.

@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 
-use super::entrant::{Entrant, Outcome};
+use super::entrant::{Entrant, RoundOutcome};
 use super::statistics::Summary;
 use super::task::Task;
 
@@ -139,14 +139,14 @@ impl Turn {
             return Ok(());
         }
         match entrant.round(task, self.warmup, self.iterations)? {
-            Outcome::Measured { times_ns, wrong } => {
+            RoundOutcome::Measured { times_ns, wrong } => {
                 let round_ns: u64 = times_ns.iter().sum();
                 self.warmup = warmup_iterations(self.iterations, round_ns);
                 self.iterations = effort.next_iterations(self.iterations, round_ns);
                 self.rounds_ns.push(times_ns);
                 self.wrong += wrong;
             }
-            Outcome::Unsupported { why } => self.lacking = Some(why),
+            RoundOutcome::Unsupported { why } => self.lacking = Some(why),
         }
         Ok(())
     }
@@ -181,11 +181,11 @@ mod tests {
         fn product(&self) -> &str {
             self.word
         }
-        fn round(&mut self, _: &Task, _: usize, iterations: usize) -> Result<Outcome> {
+        fn round(&mut self, _: &Task, _: usize, iterations: usize) -> Result<RoundOutcome> {
             self.log.borrow_mut().push(self.word);
             Ok(match self.ns {
-                Some(ns) => Outcome::Measured { times_ns: vec![ns; iterations], wrong: 1 },
-                None => Outcome::Unsupported { why: "no".into() },
+                Some(ns) => RoundOutcome::Measured { times_ns: vec![ns; iterations], wrong: 1 },
+                None => RoundOutcome::Unsupported { why: "no".into() },
             })
         }
     }

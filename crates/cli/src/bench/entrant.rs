@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use farandole_cluster::Job;
 
-use super::line::{Answer, Line, Order};
+use super::line::{Line, RankAnswer, RankCommand};
 use super::statistics::slowest_rank;
 use super::task::{Recording, Task};
 
@@ -31,7 +31,7 @@ pub(crate) const FIRST: &str = "farandole";
 
 /// What a round has brought.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Outcome {
+pub(crate) enum RoundOutcome {
     /// Times of the iterations, each that of the slowest rank.
     Measured {
         /// In nanoseconds.
@@ -57,7 +57,7 @@ pub(crate) trait Entrant {
         false
     }
     /// Runs one round.
-    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome>;
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<RoundOutcome>;
 }
 
 /// A contestant whose ranks are processes at the other end of lines.
@@ -91,7 +91,7 @@ impl Entrant for Twin {
         self.word != FIRST
     }
 
-    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<RoundOutcome> {
         let task = Task { recording: self.recording, ..task.clone() };
         self.processes.borrow_mut().round(&task, warmup, iterations)
     }
@@ -197,7 +197,7 @@ impl Processes {
 
 fn hello(line: &mut Line) -> Result<(usize, String)> {
     match line.receive()? {
-        Some(Answer::Hello { rank, product }) => Ok((rank, product)),
+        Some(RankAnswer::Hello { rank, product }) => Ok((rank, product)),
         other => bail!("expected a greeting, got {other:?}"),
     }
 }
@@ -211,8 +211,8 @@ impl Entrant for Processes {
         &self.product
     }
 
-    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
-        let order = Order::Measure { task: task.clone(), warmup, iterations };
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<RoundOutcome> {
+        let order = RankCommand::Measure { task: task.clone(), warmup, iterations };
         for line in &mut self.lines {
             line.send(&order).with_context(|| format!("{} has gone", self.word))?;
         }
@@ -222,19 +222,19 @@ impl Entrant for Processes {
         for (rank, line) in self.lines.iter_mut().enumerate() {
             let answer = line.receive().with_context(|| format!("{}, rank {rank}", self.word))?;
             match answer {
-                Some(Answer::Measured { times_ns, wrong }) => {
+                Some(RankAnswer::Measured { times_ns, wrong }) => {
                     per_rank.push(times_ns);
                     wrong_in_all += wrong;
                 }
-                Some(Answer::Unsupported { why }) => lacking = Some(why),
-                Some(Answer::Failed { why }) => bail!("{}, rank {rank}: {why}", self.word),
-                Some(Answer::Hello { .. }) => bail!("{}, rank {rank} greets twice", self.word),
+                Some(RankAnswer::Unsupported { why }) => lacking = Some(why),
+                Some(RankAnswer::Failed { why }) => bail!("{}, rank {rank}: {why}", self.word),
+                Some(RankAnswer::Hello { .. }) => bail!("{}, rank {rank} greets twice", self.word),
                 None => bail!("{}, rank {rank} died in {} of {} bytes", self.word, task.kind, task.bytes),
             }
         }
         Ok(match lacking {
-            Some(why) => Outcome::Unsupported { why },
-            None => Outcome::Measured { times_ns: slowest_rank(&per_rank), wrong: wrong_in_all },
+            Some(why) => RoundOutcome::Unsupported { why },
+            None => RoundOutcome::Measured { times_ns: slowest_rank(&per_rank), wrong: wrong_in_all },
         })
     }
 }

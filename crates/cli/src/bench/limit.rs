@@ -20,7 +20,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::element::from_bytes_mut;
 use farandole_tensor::{Fold, OwnedBytes};
 
-use super::entrant::{Entrant, Outcome};
+use super::entrant::{Entrant, RoundOutcome};
 use super::task::{Kind, Task};
 use crate::peer::start::Pin;
 
@@ -88,13 +88,13 @@ impl Entrant for Limit {
         "least memory traffic"
     }
 
-    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<Outcome> {
+    fn round(&mut self, task: &Task, warmup: usize, iterations: usize) -> Result<RoundOutcome> {
         ensure!(task.kind == Kind::Allreduce, "the bound is defined for allreduce");
         self.prepare(task.bytes);
         let shares = self.buffers.iter_mut().collect();
         let mut times_ns = timed(shares, warmup + iterations, self.pin, |buffer: &mut &mut OwnedBytes| pass(buffer));
         times_ns.drain(..warmup);
-        Ok(Outcome::Measured { times_ns, wrong: 0 })
+        Ok(RoundOutcome::Measured { times_ns, wrong: 0 })
     }
 }
 

@@ -21,7 +21,7 @@ const MAX_LINE_BYTES: u64 = 4 << 20;
 /// What the driver wants.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Order {
+pub(crate) enum RankCommand {
     /// Run a round: check the result once, warm up, then time the iterations.
     Measure {
         /// What to run.
@@ -36,7 +36,7 @@ pub(crate) enum Order {
 /// What a rank says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Answer {
+pub(crate) enum RankAnswer {
     /// The first message on the line.
     Hello {
         /// Which rank speaks.
@@ -117,12 +117,12 @@ mod tests {
     #[test]
     fn messages_arrive_in_order_and_then_the_end() {
         let (mut rank, mut driver) = pair();
-        rank.send(&Answer::Hello { rank: 3, product: "x".into() }).unwrap();
-        rank.send(&Answer::Measured { times_ns: vec![1, 2], wrong: 0 }).unwrap();
+        rank.send(&RankAnswer::Hello { rank: 3, product: "x".into() }).unwrap();
+        rank.send(&RankAnswer::Measured { times_ns: vec![1, 2], wrong: 0 }).unwrap();
         drop(rank);
-        assert!(matches!(driver.receive().unwrap(), Some(Answer::Hello { rank: 3, .. })));
-        assert!(matches!(driver.receive().unwrap(), Some(Answer::Measured { .. })));
-        assert!(driver.receive::<Answer>().unwrap().is_none());
+        assert!(matches!(driver.receive().unwrap(), Some(RankAnswer::Hello { rank: 3, .. })));
+        assert!(matches!(driver.receive().unwrap(), Some(RankAnswer::Measured { .. })));
+        assert!(driver.receive::<RankAnswer>().unwrap().is_none());
     }
 
     #[test]
@@ -130,14 +130,14 @@ mod tests {
         let (mut rank, mut driver) = pair();
         rank.reader.get_mut().write_all(b"hello\n{\"hello\"").unwrap();
         drop(rank);
-        assert!(driver.receive::<Answer>().unwrap_err().to_string().contains("not ours"));
-        assert!(driver.receive::<Answer>().unwrap_err().to_string().contains("broke off"));
+        assert!(driver.receive::<RankAnswer>().unwrap_err().to_string().contains("not ours"));
+        assert!(driver.receive::<RankAnswer>().unwrap_err().to_string().contains("broke off"));
     }
 
     #[test]
     fn silence_ends_with_the_patience() {
         let (_rank, mut driver) = pair();
         driver.set_patience(Some(Duration::from_millis(5))).unwrap();
-        assert!(driver.receive::<Answer>().unwrap_err().to_string().contains("no answer"));
+        assert!(driver.receive::<RankAnswer>().unwrap_err().to_string().contains("no answer"));
     }
 }

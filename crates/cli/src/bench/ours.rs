@@ -1,6 +1,6 @@
-//! Farandole itself as a contestant: how its ranks are started and found, and which door they take.
+//! Farandole itself as a contestant: how its ranks are started, and whether they use direct calls or the engine.
 //!
-//! Both doors lead to the same machine, each with connections of its own: the communicator for direct calls, the engine
+//! Each way has connections of its own: the communicator for direct calls, the engine
 //! for requests by name. The barrier between iterations is always the communicator's, so that it is no part of what the
 //! engine learns.
 
@@ -30,7 +30,7 @@ use super::contestant::{Contestant, Refusal, serve};
 use super::direct::Direct;
 use super::entrant::Family;
 use super::named::Named;
-use super::placement::Placement;
+use super::placement::BenchPlacement;
 use super::task::{Recording, Task, Through};
 use crate::peer::start::{Pin, this_program};
 
@@ -58,7 +58,7 @@ pub(crate) struct RankArgs {
 }
 
 /// Starts the ranks. They meet at a socket in `directory`, which they find from wherever they run.
-pub(crate) fn start(args: &BenchArgs, placement: &Placement, socket: &Path, directory: &Path) -> Result<Family> {
+pub(crate) fn start(args: &BenchArgs, placement: &BenchPlacement, socket: &Path, directory: &Path) -> Result<Family> {
     let program = this_program()?;
     let transport = transport_word(args.transport);
     let meeting = Address::UnixPath(directory.join("meeting").display().to_string());
@@ -95,7 +95,7 @@ fn transport_word(transport: Transport) -> &'static str {
 
 /// The host that a rank is to believe in, where the machine is not the whole truth. With TCP between all ranks each has
 /// its own.
-fn host_name(args: &BenchArgs, placement: &Placement, rank: Rank) -> Option<String> {
+fn host_name(args: &BenchArgs, placement: &BenchPlacement, rank: Rank) -> Option<String> {
     let apart = args.transport == Transport::Tcp;
     let number = if apart { rank.index() } else { placement.host_of(rank.index()) };
     (apart || placement.hosts > 1).then(|| format!("host {number} of this run"))
@@ -201,12 +201,12 @@ impl Contestant for Ours {
 /// Tells the others where this rank can be reached, and learns where they can.
 fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
     let deadline = Instant::now() + MEET_PATIENCE;
-    // `bench` hosts the meeting, so this venue holds nothing that must outlive the exchange.
-    let venue = environment.open(deadline)?;
+    // `bench` hosts the meeting, so it holds nothing that must outlive the exchange.
+    let access = environment.open(deadline)?;
     let address = SocketAddr::new(args.address, 0);
-    let listener = Arc::new(Listener::bind_for(venue.job, Some(address), &venue.key)?);
+    let listener = Arc::new(Listener::bind_for(access.job, Some(address), &access.key)?);
     let own = listener.contact(environment.host.clone());
-    let blobs = match &venue.rendezvous {
+    let blobs = match &access.rendezvous {
         Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), deadline)?,
         None => vec![own.encode()],
     };

@@ -16,7 +16,7 @@ const HOST_MARK: &str = "{host}";
 
 /// Where the ranks of a run are.
 #[derive(Clone, Debug)]
-pub(crate) struct Placement {
+pub(crate) struct BenchPlacement {
     /// Number of ranks.
     pub(crate) ranks: usize,
     /// Number of hosts. Neighbouring ranks share one.
@@ -33,14 +33,14 @@ struct Entry {
     addresses: Vec<IpAddr>,
 }
 
-impl Placement {
+impl BenchPlacement {
     /// Ranks on this machine alone, on hosts that are pretended if there are several.
-    pub(crate) fn here(ranks: usize, hosts: usize) -> Placement {
-        Placement { ranks, hosts, entry: None }
+    pub(crate) fn here(ranks: usize, hosts: usize) -> BenchPlacement {
+        BenchPlacement { ranks, hosts, entry: None }
     }
 
     /// Ranks on hosts that `prefix` enters and `addresses` reach.
-    pub(crate) fn spread(ranks: usize, hosts: usize, prefix: &str, addresses: &[IpAddr]) -> Result<Placement> {
+    pub(crate) fn spread(ranks: usize, hosts: usize, prefix: &str, addresses: &[IpAddr]) -> Result<BenchPlacement> {
         let words: Vec<String> = prefix.split_whitespace().map(str::to_owned).collect();
         ensure!(
             prefix.contains(HOST_MARK),
@@ -51,7 +51,7 @@ impl Placement {
             "--host-addresses: {} addresses for {hosts} hosts; every host has one",
             addresses.len()
         );
-        Ok(Placement { ranks, hosts, entry: Some(Entry { words, addresses: addresses.to_vec() }) })
+        Ok(BenchPlacement { ranks, hosts, entry: Some(Entry { words, addresses: addresses.to_vec() }) })
     }
 
     /// Whether hosts are more than pretended.
@@ -101,18 +101,18 @@ mod tests {
     #[test]
     fn ranks_fill_hosts_in_blocks() {
         let hosts = |ranks, hosts| -> Vec<usize> {
-            let placement = Placement::here(ranks, hosts);
+            let placement = BenchPlacement::here(ranks, hosts);
             (0..ranks).map(|rank| placement.host_of(rank)).collect()
         };
         assert_eq!(hosts(4, 2), [0, 0, 1, 1]);
         assert_eq!(hosts(3, 2), [0, 0, 1]);
         assert_eq!(hosts(2, 1), [0, 0]);
-        assert_eq!(Placement::here(3, 2).ranks_on(0), 2);
+        assert_eq!(BenchPlacement::here(3, 2).ranks_on(0), 2);
     }
 
     #[test]
     fn commands_enter_their_host() {
-        let placement = Placement::spread(2, 2, "ip netns exec n{host}", &[address(1), address(2)]).unwrap();
+        let placement = BenchPlacement::spread(2, 2, "ip netns exec n{host}", &[address(1), address(2)]).unwrap();
         let command = placement.command(1, "rank");
         let words: Vec<&OsStr> = command.get_args().collect();
         assert_eq!(
@@ -120,14 +120,14 @@ mod tests {
             (OsStr::new("ip"), &["netns", "exec", "n1", "rank"].map(OsStr::new)[..])
         );
         assert_eq!(placement.address_of(1), Some(address(2)));
-        assert_eq!(Placement::here(2, 2).command(1, "rank").get_program(), "rank");
+        assert_eq!(BenchPlacement::here(2, 2).command(1, "rank").get_program(), "rank");
     }
 
     #[test]
     fn a_prefix_that_leads_everybody_to_one_host_is_refused() {
         let addresses = [address(1), address(2)];
         let problem =
-            |prefix, addresses: &[IpAddr]| Placement::spread(2, 2, prefix, addresses).unwrap_err().to_string();
+            |prefix, addresses: &[IpAddr]| BenchPlacement::spread(2, 2, prefix, addresses).unwrap_err().to_string();
         assert!(problem("ip netns exec n", &addresses).contains("{host} must stand"));
         assert!(problem("ip netns exec n{host}", &addresses[..1]).contains("1 addresses for 2 hosts"));
     }

@@ -1,4 +1,4 @@
-//! Order statistics of iteration times.
+//! RankCommand statistics of iteration times.
 //!
 //! An iteration takes as long as its slowest rank. All figures are taken over iterations, never over means of
 //! iterations: means hide the pauses that synchronous training waits for.

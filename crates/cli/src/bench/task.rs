@@ -100,7 +100,7 @@ pub(crate) enum Memory {
     Mapped,
 }
 
-/// By which door requests enter farandole.
+/// Whether requests are direct calls or go through the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Through {

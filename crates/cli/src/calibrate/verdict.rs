@@ -63,13 +63,13 @@ pub(super) struct Decided {
 }
 
 /// What came of it all.
-pub(super) struct Verdict {
+pub(super) struct CalibrationResult {
     pub(super) table: Table,
     pub(super) contests: Vec<Decided>,
 }
 
 /// Judges. The communicator must be without a table, so that it can say what the built-in choices are.
-pub(super) fn of(communicator: &Communicator, contests: &[Contest], times: &Times) -> Verdict {
+pub(super) fn of(communicator: &Communicator, contests: &[Contest], times: &Times) -> CalibrationResult {
     let mut usual: Vec<Vec<(u64, Way)>> = Vec::new();
     let mut sizes: Vec<u64> = times.iter().map(|showing| showing.bytes).collect();
     sizes.dedup();
@@ -81,7 +81,7 @@ pub(super) fn of(communicator: &Communicator, contests: &[Contest], times: &Time
         title: contest.title,
         rows: usual.iter().filter_map(|&(bytes, usual)| row(contest, bytes, usual, &table, times)).collect(),
     });
-    Verdict { contests: decided.collect(), table }
+    CalibrationResult { contests: decided.collect(), table }
 }
 
 fn showing(times: &Times, bytes: u64, way: Way) -> Option<&Showing> {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use farandole_cluster::launch::{HostSlots, Placement, hostfile, hosts};
+use farandole_cluster::launch::{HostSlots, JobPlacement, hostfile, hosts};
 use serde::Serialize;
 
 use super::ask::{Answer, Ending, ask};
@@ -50,7 +50,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         (None, None) => Vec::new(),
     };
     // Every host that was named is looked at, also one that so few ranks would leave empty.
-    let placement = Placement::fill(named, None)?;
+    let placement = JobPlacement::fill(named, None)?;
     let answers = ask_all(args, placement.hosts(), args.ranks.map_or(placement.size(), |ranks| ranks as usize))?;
     let (mut answered, mut findings) = (Vec::new(), Vec::new());
     for answer in answers {
@@ -91,7 +91,7 @@ fn ask_all(args: &DoctorArgs, hosts: &[HostSlots], ranks: usize) -> Result<Vec<R
     };
     Ok(thread::scope(|scope| {
         let ask = |host| {
-            let order = Order { args, program: &program, here: &here, ranks };
+            let order = JobSpec { args, program: &program, here: &here, ranks };
             scope.spawn(move || order.ask(host))
         };
         let asked: Vec<_> = hosts.iter().map(ask).collect();
@@ -100,14 +100,14 @@ fn ask_all(args: &DoctorArgs, hosts: &[HostSlots], ranks: usize) -> Result<Vec<R
 }
 
 /// What one host is to do.
-struct Order<'a> {
+struct JobSpec<'a> {
     args: &'a DoctorArgs,
     program: &'a Path,
     here: &'a Path,
     ranks: usize,
 }
 
-impl Order<'_> {
+impl JobSpec<'_> {
     fn ask(&self, host: &HostSlots) -> Result<Host, Finding> {
         let name = host.name.clone();
         if hosts::is_this_host(&name) {
@@ -254,7 +254,7 @@ mod tests {
     fn the_command_line_weakens_nothing_and_quotes_everything() {
         let args = DoctorArgs { ssh_port: Some(2222), ssh_identity_file: Some("k".into()), ..DoctorArgs::default() };
         let (program, here) = (Path::new("/opt/it's here/farandole"), Path::new("/w $HOME"));
-        let order = Order { args: &args, program, here, ranks: 4 };
+        let order = JobSpec { args: &args, program, here, ranks: 4 };
         let command = order.ssh(&HostSlots { name: "h1".into(), slots: 2 });
         let words: Vec<&str> = command.get_args().map(|word| word.to_str().unwrap()).collect();
         assert_eq!(words[2..10], ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-p", "2222", "-i", "k"]);

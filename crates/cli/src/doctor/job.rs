@@ -19,7 +19,7 @@ const SLOW_CLOCKS: [&str; 4] = ["hpet", "acpi_pm", "refined-jiffies", "jiffies"]
 
 /// What decides how a job started here would behave.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct JobChecks {
     /// What the environment says about the rank that this process is, or what is wrong with it.
     pub(crate) environment: Result<String, String>,
     /// The engine's settings, or which of them is wrong.
@@ -44,10 +44,10 @@ pub(crate) struct Clock {
     pub(crate) source: Option<String>,
 }
 
-impl Job {
+impl JobChecks {
     /// Reads this process's environment.
-    pub(crate) fn of_this_process(missing_directory: Option<PathBuf>) -> Job {
-        Job {
+    pub(crate) fn of_this_process(missing_directory: Option<PathBuf>) -> JobChecks {
+        JobChecks {
             environment: Environment::from_process()
                 .map(|environment| environment.describe())
                 .map_err(|error| error.to_string()),
@@ -206,11 +206,11 @@ mod tests {
     use super::*;
     use crate::doctor::finding::State;
 
-    fn job() -> Job {
+    fn job() -> JobChecks {
         let clock = Clock { now: at(1_700_000_000), program_written: None, source: None };
         let settings = Ok(Config::default());
         let (environment, variables) = (Ok("none".into()), Vec::new());
-        Job { environment, settings, variables, level: level(None), clock, missing_directory: None }
+        JobChecks { environment, settings, variables, level: level(None), clock, missing_directory: None }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -244,11 +244,11 @@ mod tests {
         assert_eq!(level(Some("portable")), Ok(Level::Portable));
         let nonsense = |name: &str| (name == "FARANDOLE_TIMEOUT_SECONDS").then(|| "soon".to_owned());
         let settings = Config::from_lookup(nonsense).map_err(|error| error.to_string());
-        let finding = Job { settings, ..job() }.settings();
+        let finding = JobChecks { settings, ..job() }.settings();
         assert_eq!(finding.state, State::Problem);
         assert!(finding.fix.unwrap().contains("`unset FARANDOLE_TIMEOUT_SECONDS`"));
         let half = Environment::from_lookup(|name| (name == "FARANDOLE_RANK").then(|| "0".to_owned())).unwrap_err();
-        let finding = Job { environment: Err(half.to_string()), ..job() }.launcher();
+        let finding = JobChecks { environment: Err(half.to_string()), ..job() }.launcher();
         assert_eq!(finding.state, State::Problem);
     }
 
@@ -257,7 +257,7 @@ mod tests {
         assert!(job().findings().iter().all(|finding| finding.key != "unused"));
         let variables = [("HOROVOD_CYCLE_TIME", "1"), ("FARANDOLE_REPLAI", "0")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let found = Job { variables, ..job() }.without_effect().unwrap();
+        let found = JobChecks { variables, ..job() }.without_effect().unwrap();
         assert_eq!(found.state, State::Note);
         assert!(found.found.contains("HOROVOD_CYCLE_TIME has no effect: there is no cycle"), "{}", found.found);
         assert!(found.found.contains("did you mean FARANDOLE_REPLAY?"), "{}", found.found);
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_directory_that_only_the_user_has_is_a_problem() {
         assert!(job().findings().iter().all(|finding| finding.key != "directory"));
-        let findings = Job { missing_directory: Some("/home/me/run".into()), ..job() }.findings();
+        let findings = JobChecks { missing_directory: Some("/home/me/run".into()), ..job() }.findings();
         assert!(findings.iter().any(|finding| finding.key == "directory" && finding.state == State::Problem));
     }
 }

@@ -25,7 +25,7 @@ const AGENT_DESCRIPTORS: u64 = 4;
 
 /// The limits of this process. `None` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct ResourceLimits {
     pub(crate) open_files: Rlimit,
     pub(crate) locked_bytes: Option<u64>,
     pub(crate) file_bytes: Option<u64>,
@@ -33,11 +33,11 @@ pub(crate) struct Limits {
     pub(crate) has_infiniband: bool,
 }
 
-impl Limits {
+impl ResourceLimits {
     /// Asks the kernel.
-    pub(crate) fn of_this_process() -> Limits {
+    pub(crate) fn of_this_process() -> ResourceLimits {
         let devices = std::fs::read_dir("/sys/class/infiniband");
-        Limits {
+        ResourceLimits {
             open_files: getrlimit(Resource::Nofile),
             locked_bytes: getrlimit(Resource::Memlock).current,
             file_bytes: getrlimit(Resource::Fsize).current,
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
     use crate::doctor::finding::State;
 
-    fn limits(soft: u64, hard: u64) -> Limits {
+    fn limits(soft: u64, hard: u64) -> ResourceLimits {
         let open_files = Rlimit { current: Some(soft), maximum: Some(hard) };
-        Limits { open_files, locked_bytes: Some(8 << 20), file_bytes: None, has_infiniband: false }
+        ResourceLimits { open_files, locked_bytes: Some(8 << 20), file_bytes: None, has_infiniband: false }
     }
 
     const EIGHT: Planned = Planned { ranks: 8, local_ranks: 8 };
@@ -161,22 +161,22 @@ mod tests {
         let hard = limits(64, 128).descriptors(EIGHT);
         assert_eq!(hard.state, State::Problem);
         assert!(hard.fix.unwrap().contains("limits.conf"));
-        let none = Limits { open_files: Rlimit { current: None, maximum: None }, ..limits(0, 0) };
+        let none = ResourceLimits { open_files: Rlimit { current: None, maximum: None }, ..limits(0, 0) };
         assert_eq!(none.descriptors(EIGHT).state, State::Ok);
     }
 
     #[test]
     fn locked_memory_matters_where_a_device_wants_it() {
         assert_eq!(limits(1, 1).locked().state, State::Ok);
-        assert_eq!(Limits { has_infiniband: true, ..limits(1, 1) }.locked().state, State::Note);
+        assert_eq!(ResourceLimits { has_infiniband: true, ..limits(1, 1) }.locked().state, State::Note);
     }
 
     #[test]
     fn a_limit_on_files_is_a_limit_on_shared_memory() {
         assert_eq!(limits(1, 1).file_size(EIGHT), None);
-        let tight = Limits { file_bytes: Some(1 << 20), ..limits(1, 1) };
+        let tight = ResourceLimits { file_bytes: Some(1 << 20), ..limits(1, 1) };
         assert_eq!(tight.file_size(EIGHT).unwrap().state, State::Problem);
-        let wide = Limits { file_bytes: Some(1 << 40), ..limits(1, 1) };
+        let wide = ResourceLimits { file_bytes: Some(1 << 40), ..limits(1, 1) };
         assert_eq!(wide.file_size(EIGHT).unwrap().state, State::Note);
     }
 }

@@ -42,8 +42,8 @@ use clap::Args;
 use cgroup::Allowance;
 use cores::Cores;
 use finding::{Planned, Report, SCHEMA, State, worst};
-use job::Job;
-use limits::Limits;
+use job::JobChecks;
+use limits::ResourceLimits;
 use memory::Memory;
 use network::Network;
 use outlook::Facts;
@@ -149,13 +149,13 @@ fn examine(args: &DoctorArgs) -> Report {
         let vendors = Vendors::of_this_machine(&nccl);
         (network.join().expect("invariant: looking at the network does not panic"), (python, vendors))
     });
-    let job = Job::of_this_process(missing_directory);
+    let job = JobChecks::of_this_process(missing_directory);
     let facts = Facts { cores, memory: Memory::of_this_machine(allowance), network, python, vendors, job };
-    report(&facts, &Limits::of_this_process(), planned)
+    report(&facts, &ResourceLimits::of_this_process(), planned)
 }
 
 /// Puts everything together.
-fn report(facts: &Facts, limits: &Limits, planned: Planned) -> Report {
+fn report(facts: &Facts, limits: &ResourceLimits, planned: Planned) -> Report {
     let fusion_bytes = facts.job.settings.as_ref().map_or(0, |settings| settings.fusion_threshold_bytes);
     let mut findings = vec![facts.cores.finding(planned)];
     findings.extend(facts.memory.findings(planned, fusion_bytes));

@@ -7,7 +7,7 @@ use farandole_transport::contact::suggested_connections;
 
 use super::cores::Cores;
 use super::finding::Planned;
-use super::job::Job;
+use super::job::JobChecks;
 use super::memory::Memory;
 use super::network::Network;
 use super::python::Python;
@@ -20,7 +20,7 @@ pub(crate) struct Facts {
     pub(crate) network: Network,
     pub(crate) python: Python,
     pub(crate) vendors: Vendors,
-    pub(crate) job: Job,
+    pub(crate) job: JobChecks,
 }
 
 /// The sentences.

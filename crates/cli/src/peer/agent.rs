@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::placement::Placement;
+use crate::bench::placement::BenchPlacement;
 
 /// Gives the host the name that is the first word, then becomes the command that is the rest.
 const RENAME: &str = r#"hostname "$0" && exec "$@""#;
@@ -25,7 +25,7 @@ fn host_name(host: usize) -> String {
 }
 
 /// `launcher` on the first host, with the words that make it start ranks on all of them.
-pub(super) fn launch(launcher: &Path, placement: &Placement, directory: &Path) -> Result<Command> {
+pub(super) fn launch(launcher: &Path, placement: &BenchPlacement, directory: &Path) -> Result<Command> {
     let agent = write_agent(placement, directory)?;
     let slots = (0..placement.hosts).map(|host| format!("{}:{}", host_name(host), placement.ranks_on(host)));
     let network = common_network(placement)?;
@@ -39,7 +39,7 @@ pub(super) fn launch(launcher: &Path, placement: &Placement, directory: &Path) -
 
 /// The smallest network that has the addresses of all hosts, as address and length of the prefix. Open MPI does not
 /// understand networks of a single address, so a prefix leaves at least two bits.
-fn common_network(placement: &Placement) -> Result<String> {
+fn common_network(placement: &BenchPlacement) -> Result<String> {
     let mut bits = Vec::with_capacity(placement.hosts);
     for host in 0..placement.hosts {
         match placement.address_of(host) {
@@ -53,7 +53,7 @@ fn common_network(placement: &Placement) -> Result<String> {
     Ok(format!("{network}/{prefix_bits}"))
 }
 
-fn write_agent(placement: &Placement, directory: &Path) -> Result<PathBuf> {
+fn write_agent(placement: &BenchPlacement, directory: &Path) -> Result<PathBuf> {
     let path = directory.join("openmpi-agent");
     fs::write(&path, script(placement)).with_context(|| format!("writing {}", path.display()))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700))
@@ -61,7 +61,7 @@ fn write_agent(placement: &Placement, directory: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn script(placement: &Placement) -> String {
+fn script(placement: &BenchPlacement) -> String {
     let mut script = String::from("#!/bin/sh\nwhile case \"$1\" in -*) ;; *) false ;; esac do shift; done\n");
     script.push_str("host=$1\nshift\ncase \"$host\" in\n");
     for host in 0..placement.hosts {
@@ -88,7 +88,7 @@ mod tests {
     fn the_agent_enters_the_named_host_as_ssh_would() {
         let addresses = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])];
         // `env` stands in for what enters a host; what would rename it is cut away, since it needs a privilege.
-        let placement = Placement::spread(2, 2, "env AT={host}", &addresses).unwrap();
+        let placement = BenchPlacement::spread(2, 2, "env AT={host}", &addresses).unwrap();
         let script = script(&placement).replace("unshare --uts ", "").replace("hostname \"$0\" && ", "");
         let output = Command::new("sh")
             .args(["-c", &script, "agent", "-x", "farandole-bench-1", "echo", "\"$AT  of\"", "'$AT'"])
@@ -101,7 +101,7 @@ mod tests {
     fn the_network_is_the_smallest_that_has_all_hosts() {
         let network = |last: &[u8]| {
             let addresses: Vec<IpAddr> = last.iter().map(|&last| IpAddr::from([10, 77, 9, last])).collect();
-            common_network(&Placement::spread(last.len(), last.len(), "on {host}", &addresses).unwrap()).unwrap()
+            common_network(&BenchPlacement::spread(last.len(), last.len(), "on {host}", &addresses).unwrap()).unwrap()
         };
         assert_eq!(network(&[1, 2]), "10.77.9.0/30");
         assert_eq!(network(&[7]), "10.77.9.4/30");

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use super::agent;
-use crate::bench::placement::Placement;
+use crate::bench::placement::BenchPlacement;
 
 /// The variable that names the Python interpreter which has PyTorch.
 const PYTHON_VARIABLE: &str = "FARANDOLE_PEERS_PYTHON";
@@ -44,7 +44,7 @@ impl Peer {
     /// The commands whose processes are, or start, the ranks of this peer. `directory` is that of the run.
     pub(crate) fn commands(
         self,
-        placement: &Placement,
+        placement: &BenchPlacement,
         socket: &Path,
         directory: &Path,
         pin: Pin,
@@ -117,7 +117,7 @@ fn mpi_ranks(command: &mut Command, library: &str, socket: &Path, pin: Pin) -> R
     Ok(())
 }
 
-fn gloo(placement: &Placement, socket: &Path, directory: &Path, pin: Pin) -> Result<Vec<Command>> {
+fn gloo(placement: &BenchPlacement, socket: &Path, directory: &Path, pin: Pin) -> Result<Vec<Command>> {
     let python = find_python().with_context(|| not_installed("a Python with PyTorch"))?;
     let program = directory.join("gloo.py");
     std::fs::write(&program, GLOO_PROGRAM).with_context(|| format!("writing {}", program.display()))?;

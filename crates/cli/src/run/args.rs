@@ -43,7 +43,7 @@ pub(crate) struct RunArgs {
     #[arg(long, help_heading = VARIABLES)]
     pub(super) horovod: bool,
 
-    // For `farandole.run` of the Python package; what the three mean is in `farandole_cluster::launch::Task`.
+    // For `farandole.run` of the Python package; what the three mean is in `farandole_cluster::launch::TaskFiles`.
     #[arg(long, hide = true, requires_all = ["results", "caller"])]
     pub(super) task: Option<PathBuf>,
     #[arg(long, hide = true)]

@@ -1,7 +1,7 @@
 //! `farandole run`: from the words of a command line to ranks that run.
 //!
 //! Words go one way: `spelling` divides them from the user's command, `config` puts the flags of a file before them,
-//! clap reads them into `args` (with `tuning` and `horovod`), `order` makes of them an order that leaves nothing open,
+//! clap reads them into `args` (with `tuning` and `horovod`), `job_spec` makes of them a complete job spec,
 //! and `farandole_cluster::launch` carries it out. Everything that is wrong with what was asked is said before anything
 //! is started.
 
@@ -9,7 +9,7 @@ mod args;
 mod config;
 mod horovod;
 mod insight;
-mod order;
+mod job_spec;
 mod show;
 mod spelling;
 mod tuning;
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Command};
-use farandole_cluster::launch::{self, Order};
+use farandole_cluster::launch::{self, JobSpec};
 use farandole_cluster::settings;
 
 pub(crate) use args::{LaunchArgs, RunArgs};
@@ -65,32 +65,32 @@ fn start(args: &RunArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     answer(&args.launch)?;
-    let order = order::order(args, |variable| std::env::var_os(variable), &here()?)?;
-    Ok(ExitCode::from(carry_out(&args.launch, order)?))
+    let spec = job_spec::job_spec(args, |variable| std::env::var_os(variable), &here()?)?;
+    Ok(ExitCode::from(run_job(&args.launch, spec)?))
 }
 
-/// Makes an order that starts this command in the way that the flags say.
+/// Makes the job spec that starts this command as the flags say.
 #[cfg(feature = "train")]
-pub(crate) fn order_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<Order> {
+pub(crate) fn job_spec_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<JobSpec> {
     answer(args)?;
-    order::order_for(args, command, |variable| std::env::var_os(variable), &here()?)
+    job_spec::job_spec_for(args, command, |variable| std::env::var_os(variable), &here()?)
 }
 
-/// Carries an order out, or shows it where the flags ask for that. Returns the exit code of the job.
-pub(crate) fn carry_out(args: &LaunchArgs, order: Order) -> Result<u8> {
-    warn_of_settings(&order);
+/// Runs the job, or shows its spec where the flags ask for that. Returns the exit code of the job.
+pub(crate) fn run_job(args: &LaunchArgs, spec: JobSpec) -> Result<u8> {
+    warn_of_settings(&spec);
     if args.dry_run {
-        let text = show::show(&order, std::env::vars_os());
+        let text = show::show(&spec, std::env::vars_os());
         std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")?;
         return Ok(0);
     }
-    Ok(launch::run(order)?)
+    Ok(launch::run(spec)?)
 }
 
 /// Says which variables of the ranks have no effect, and why; ranks that this launcher starts say nothing about them.
-fn warn_of_settings(order: &Order) {
+fn warn_of_settings(spec: &JobSpec) {
     let mut variables = settings::of_this_process();
-    let set = order.set.iter().map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned()));
+    let set = spec.set.iter().map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned()));
     variables.extend(set);
     for line in settings::notices(variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))) {
         eprintln!("farandole: note: {line}");

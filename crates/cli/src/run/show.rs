@@ -1,18 +1,18 @@
-//! What `--dry-run` shows: the order as it would be carried out.
+//! What `--dry-run` shows: the job spec.
 //!
 //! Values of variables that look like secrets are never shown; a dry run ends up in bug reports.
 
 use std::ffi::OsString;
 use std::fmt::Write;
 
-use farandole_cluster::launch::{Order, Verbose, variables};
+use farandole_cluster::launch::{JobSpec, Verbose, variables};
 use farandole_plan::Rank;
 
-use super::order::shown_value;
+use super::job_spec::shown_value;
 
-/// The order as a text; `environment` is what variables for other hosts are taken from.
-pub(super) fn show(order: &Order, environment: impl IntoIterator<Item = (OsString, OsString)>) -> String {
-    let placement = &order.placement;
+/// The job spec as text; `environment` is what variables for other hosts are taken from.
+pub(super) fn show(spec: &JobSpec, environment: impl IntoIterator<Item = (OsString, OsString)>) -> String {
+    let placement = &spec.placement;
     let hosts = placement.hosts();
     let mut text = format!("{} on {}\n\n", count(placement.size(), "rank"), count(hosts.len(), "host"));
     let width = hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max("host".len());
@@ -26,26 +26,26 @@ pub(super) fn show(order: &Order, environment: impl IntoIterator<Item = (OsStrin
     }
 
     line(&mut text, "\nvariables for every rank:");
-    for (name, value) in &order.set {
+    for (name, value) in &spec.set {
         line(&mut text, &format!("  {name}={}", shown_value(name, value)));
     }
-    if order.set.is_empty() {
+    if spec.set.is_empty() {
         line(&mut text, "  none");
     }
     if (0..hosts.len()).any(|host| !placement.is_local(host)) {
-        let mut names: Vec<String> = variables::travelling(&order.pass, environment)
+        let mut names: Vec<String> = variables::travelling(&spec.pass, environment)
             .into_iter()
             .map(|(name, _)| name.display().to_string())
             .collect();
         names.sort();
         line(&mut text, &format!("variables that go to other hosts:\n  {}", names.join(" ")));
     }
-    settings(&mut text, order);
+    settings(&mut text, spec);
     text
 }
 
-fn settings(text: &mut String, order: &Order) {
-    let silence = match order.silence {
+fn settings(text: &mut String, spec: &JobSpec) {
+    let silence = match spec.silence {
         time if time.is_zero() => "never".to_owned(),
         time => format!("after {} s of silence", time.as_secs_f64()),
     };
@@ -53,21 +53,21 @@ fn settings(text: &mut String, order: &Order) {
         text,
         &format!(
             "\nto start: {} s; dead: {silence}; to end: {} s",
-            order.start_timeout.as_secs_f64(),
-            order.grace.as_secs_f64()
+            spec.start_timeout.as_secs_f64(),
+            spec.grace.as_secs_f64()
         ),
     );
-    if !order.network.is_empty() {
-        line(text, &format!("networks: {}", order.network.join(" ")));
+    if !spec.network.is_empty() {
+        line(text, &format!("networks: {}", spec.network.join(" ")));
     }
-    if let Some(directory) = &order.output.directory {
+    if let Some(directory) = &spec.output.directory {
         line(text, &format!("output also to: {}", directory.display()));
     }
-    if order.verbose == Verbose::Yes {
-        line(text, &format!("output: {:?}\nssh: {:?}", order.output, order.ssh));
+    if spec.verbose == Verbose::Yes {
+        line(text, &format!("output: {:?}\nssh: {:?}", spec.output, spec.ssh));
     }
-    let words: Vec<String> = order.command.iter().map(|word| quoted(&word.display().to_string())).collect();
-    line(text, &format!("in {}:\n  {}", order.working_dir.display(), words.join(" ")));
+    let words: Vec<String> = spec.command.iter().map(|word| quoted(&word.display().to_string())).collect();
+    line(text, &format!("in {}:\n  {}", spec.working_dir.display(), words.join(" ")));
 }
 
 /// A word as a shell would take it back.

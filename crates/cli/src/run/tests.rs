@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::FromArgMatches;
-use farandole_cluster::launch::{Colour, Order, Prefix, Timestamps, Verbose};
+use farandole_cluster::launch::{Colour, JobSpec, Prefix, Timestamps, Verbose};
 
 use super::*;
 
 /// What a flag brings about.
 enum Outcome {
     /// The order is as it should be.
-    Order(fn(&Order) -> bool),
+    JobSpec(fn(&JobSpec) -> bool),
     /// A variable of every rank.
     Sets(&'static str, &'static str),
     /// One line that begins so, and the job runs.
@@ -30,40 +30,40 @@ fn parse(words: &[&str]) -> Result<RunArgs> {
     Ok(RunArgs::from_arg_matches(&matches)?)
 }
 
-fn order_with(environment: &[(&str, &str)], words: &[&str]) -> Result<(Order, Vec<String>)> {
+fn spec_with(environment: &[(&str, &str)], words: &[&str]) -> Result<(JobSpec, Vec<String>)> {
     let environment: HashMap<&str, &str> = environment.iter().copied().collect();
     let args = parse(words)?;
     let notes = args.launch.foreign.answers()?;
-    Ok((order::order(&args, |name| environment.get(name).map(OsString::from), Path::new("/here"))?, notes))
+    Ok((job_spec::job_spec(&args, |name| environment.get(name).map(OsString::from), Path::new("/here"))?, notes))
 }
 
-fn order_of(words: &[&str]) -> Order {
-    order_with(&[], words).unwrap().0
+fn spec_of(words: &[&str]) -> JobSpec {
+    spec_with(&[], words).unwrap().0
 }
 
 fn error_of(words: &[&str]) -> String {
-    format!("{:#}", order_with(&[], words).unwrap_err())
+    format!("{:#}", spec_with(&[], words).unwrap_err())
 }
 
-fn value_of(order: &Order, name: &str) -> Option<OsString> {
-    order.set.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.clone())
+fn value_of(spec: &JobSpec, name: &str) -> Option<OsString> {
+    spec.set.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.clone())
 }
 
 /// Every flag of horovodrun that is no information about the program itself, with a value, as a user would write it.
 const EVERY_FLAG: &[(&str, Outcome)] = &[
-    ("-np 3", Outcome::Order(|order| order.placement.size() == 3)),
-    ("--num-proc 3", Outcome::Order(|order| order.placement.size() == 3)),
+    ("-np 3", Outcome::JobSpec(|spec| spec.placement.size() == 3)),
+    ("--num-proc 3", Outcome::JobSpec(|spec| spec.placement.size() == 3)),
     ("--disable-cache", Noted("--disable-cache has no effect: ")),
-    ("--start-timeout 7", Outcome::Order(|order| order.start_timeout == Duration::from_secs(7))),
+    ("--start-timeout 7", Outcome::JobSpec(|spec| spec.start_timeout == Duration::from_secs(7))),
     ("--start-timeout 7", Sets("FARANDOLE_START_TIMEOUT", "7")),
-    ("--network-interfaces eth0,eth1", Outcome::Order(|order| order.network == ["eth0", "eth1"])),
-    ("--network-interface eth0 --network-interface eth1", Outcome::Order(|order| order.network == ["eth0", "eth1"])),
-    ("--output-filename logs", Outcome::Order(|order| order.output.directory == Some(PathBuf::from("/here/logs")))),
-    ("--verbose", Outcome::Order(|order| order.verbose == Verbose::Yes)),
-    ("-p 2222", Outcome::Order(|order| order.ssh.port == Some(2222))),
-    ("--ssh-port 2222", Outcome::Order(|order| order.ssh.port == Some(2222))),
-    ("-i id", Outcome::Order(|order| order.ssh.identity == Some(PathBuf::from("/here/id")))),
-    ("--ssh-identity-file /id", Outcome::Order(|order| order.ssh.identity == Some(PathBuf::from("/id")))),
+    ("--network-interfaces eth0,eth1", Outcome::JobSpec(|spec| spec.network == ["eth0", "eth1"])),
+    ("--network-interface eth0 --network-interface eth1", Outcome::JobSpec(|spec| spec.network == ["eth0", "eth1"])),
+    ("--output-filename logs", Outcome::JobSpec(|spec| spec.output.directory == Some(PathBuf::from("/here/logs")))),
+    ("--verbose", Outcome::JobSpec(|spec| spec.verbose == Verbose::Yes)),
+    ("-p 2222", Outcome::JobSpec(|spec| spec.ssh.port == Some(2222))),
+    ("--ssh-port 2222", Outcome::JobSpec(|spec| spec.ssh.port == Some(2222))),
+    ("-i id", Outcome::JobSpec(|spec| spec.ssh.identity == Some(PathBuf::from("/here/id")))),
+    ("--ssh-identity-file /id", Outcome::JobSpec(|spec| spec.ssh.identity == Some(PathBuf::from("/id")))),
     ("--fusion-threshold-mb 32", Sets("FARANDOLE_FUSION_THRESHOLD", "33554432")),
     ("--fusion-threshold-mb 0", Sets("FARANDOLE_FUSION_THRESHOLD", "0")),
     ("--cycle-time-ms 3.5", Noted("--cycle-time-ms has no effect: ")),
@@ -117,10 +117,10 @@ const EVERY_FLAG: &[(&str, Outcome)] = &[
     ("--log-without-timestamp", Noted("--log-without-timestamp has no effect: ")),
     ("--log-hide-timestamp", Noted("--log-without-timestamp has no effect: ")),
     ("--no-log-hide-timestamp", Noted("--log-with-timestamp has no effect: ")),
-    ("-prefix-timestamp", Outcome::Order(|order| order.output.timestamps == Timestamps::On)),
-    ("--prefix-output-with-timestamp", Outcome::Order(|order| order.output.timestamps == Timestamps::On)),
-    ("-H h1:1,h2:1", Outcome::Order(|order| order.placement.hosts().len() == 2)),
-    ("--hosts h1:1,h2:1", Outcome::Order(|order| order.placement.hosts().len() == 2)),
+    ("-prefix-timestamp", Outcome::JobSpec(|spec| spec.output.timestamps == Timestamps::On)),
+    ("--prefix-output-with-timestamp", Outcome::JobSpec(|spec| spec.output.timestamps == Timestamps::On)),
+    ("-H h1:1,h2:1", Outcome::JobSpec(|spec| spec.placement.hosts().len() == 2)),
+    ("--hosts h1:1,h2:1", Outcome::JobSpec(|spec| spec.placement.hosts().len() == 2)),
     ("-hostfile /nowhere", Refused("reading the host file /nowhere")),
     ("--hostfile /nowhere", Refused("reading the host file /nowhere")),
     ("--host-discovery-script s", Refused("--host-discovery-script: elastic jobs are not available yet")),
@@ -132,15 +132,15 @@ const EVERY_FLAG: &[(&str, Outcome)] = &[
 
 #[test]
 fn every_flag_of_horovodrun_has_its_effect_or_its_answer() {
-    let plain = order_of(&["-np", "2", "train"]);
+    let plain = spec_of(&["-np", "2", "train"]);
     for (line, outcome) in EVERY_FLAG {
         let words: Vec<&str> =
             ["-np", "2"].into_iter().chain(line.split_whitespace()).chain(["train", "--autotune"]).collect();
-        let made = order_with(&[], &words);
+        let made = spec_with(&[], &words);
         match (outcome, made) {
-            (Outcome::Order(holds), Ok((order, _))) => assert!(holds(&order) && !holds(&plain), "{line}: {order:?}"),
-            (Sets(name, value), Ok((order, _))) => {
-                assert_eq!(value_of(&order, name), Some(value.into()), "{line}");
+            (Outcome::JobSpec(holds), Ok((spec, _))) => assert!(holds(&spec) && !holds(&plain), "{line}: {spec:?}"),
+            (Sets(name, value), Ok((spec, _))) => {
+                assert_eq!(value_of(&spec, name), Some(value.into()), "{line}");
                 assert_eq!(value_of(&plain, name), None, "{line}");
             }
             (Noted(begin), Ok((_, notes))) => {
@@ -166,15 +166,15 @@ fn every_answer_to_a_foreign_flag_is_tested() {
 
 #[test]
 fn words_of_the_command_are_left_alone() {
-    let order = order_of(&["-np", "2", "python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
-    assert_eq!(order.command, ["python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
-    assert_eq!(order.placement.size(), 2);
-    assert_eq!(order_of(&["-np", "2", "--", "--odd-command"]).command, ["--odd-command"]);
+    let spec = spec_of(&["-np", "2", "python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
+    assert_eq!(spec.command, ["python", "train.py", "-np", "7", "--mpi", "--", "-x", "A"]);
+    assert_eq!(spec.placement.size(), 2);
+    assert_eq!(spec_of(&["-np", "2", "--", "--odd-command"]).command, ["--odd-command"]);
 }
 
 #[test]
 fn our_own_flags_have_their_effects() {
-    let order = order_of(&[
+    let spec = spec_of(&[
         "-np",
         "2",
         "--no-prefix",
@@ -189,60 +189,62 @@ fn our_own_flags_have_their_effects() {
         "--ssh-option=-oConnectTimeout=5",
         "train",
     ]);
-    assert_eq!((order.output.prefix, order.output.colour), (Prefix::None, Colour::Always));
-    assert_eq!((order.silence, order.grace), (Duration::ZERO, Duration::from_millis(500)));
-    assert_eq!(value_of(&order, "FARANDOLE_HEARTBEAT_TIMEOUT"), Some("0".into()), "ranks watch, too");
-    assert_eq!(order.working_dir, Path::new("/here/sub"));
-    assert_eq!(order.ssh.words, ["-oConnectTimeout=5"]);
+    assert_eq!((spec.output.prefix, spec.output.colour), (Prefix::None, Colour::Always));
+    assert_eq!((spec.silence, spec.grace), (Duration::ZERO, Duration::from_millis(500)));
+    assert_eq!(value_of(&spec, "FARANDOLE_HEARTBEAT_TIMEOUT"), Some("0".into()), "ranks watch, too");
+    assert_eq!(spec.working_dir, Path::new("/here/sub"));
+    assert_eq!(spec.ssh.words, ["-oConnectTimeout=5"]);
 }
 
 #[test]
 fn defaults_are_those_of_the_order() {
-    let order = order_of(&["-np", "2", "train"]);
-    assert_eq!((order.start_timeout, order.silence, order.grace), (Order::START_TIMEOUT, Order::SILENCE, Order::GRACE));
-    assert_eq!(order.working_dir, Path::new("/here"));
-    assert!(order.set.is_empty() && order.network.is_empty());
+    let spec = spec_of(&["-np", "2", "train"]);
+    assert_eq!(
+        (spec.start_timeout, spec.silence, spec.grace),
+        (JobSpec::START_TIMEOUT, JobSpec::SILENCE, JobSpec::GRACE)
+    );
+    assert_eq!(spec.working_dir, Path::new("/here"));
+    assert!(spec.set.is_empty() && spec.network.is_empty());
 }
 
 #[test]
 fn a_flag_counts_before_our_variable_and_that_before_horovods() {
     let both = [("HOROVOD_START_TIMEOUT", "60"), ("FARANDOLE_START_TIMEOUT", "50")];
-    let start = |environment: &[(&str, &str)], words: &[&str]| {
-        order_with(environment, words).unwrap().0.start_timeout.as_secs()
-    };
+    let start =
+        |environment: &[(&str, &str)], words: &[&str]| spec_with(environment, words).unwrap().0.start_timeout.as_secs();
     assert_eq!(start(&both[..1], &["-np", "1", "a"]), 60);
     assert_eq!(start(&both, &["-np", "1", "a"]), 50);
     assert_eq!(start(&both, &["-np", "1", "--start-timeout", "40", "a"]), 40);
     for (variable, read) in [
-        ("FARANDOLE_HEARTBEAT_TIMEOUT", (|order| order.silence) as fn(&Order) -> Duration),
-        ("FARANDOLE_GRACE", |order| order.grace),
+        ("FARANDOLE_HEARTBEAT_TIMEOUT", (|spec| spec.silence) as fn(&JobSpec) -> Duration),
+        ("FARANDOLE_GRACE", |spec| spec.grace),
     ] {
-        let (order, _) = order_with(&[(variable, "2.5")], &["-np", "1", "a"]).unwrap();
-        assert_eq!(read(&order), Duration::from_millis(2500), "{variable}");
-        let (order, _) = order_with(&[(variable, "")], &["-np", "1", "a"]).unwrap();
-        assert_eq!(read(&order), Duration::from_secs(5), "{variable} set to nothing");
-        let error = order_with(&[(variable, "soon")], &["-np", "1", "a"]).unwrap_err().to_string();
+        let (spec, _) = spec_with(&[(variable, "2.5")], &["-np", "1", "a"]).unwrap();
+        assert_eq!(read(&spec), Duration::from_millis(2500), "{variable}");
+        let (spec, _) = spec_with(&[(variable, "")], &["-np", "1", "a"]).unwrap();
+        assert_eq!(read(&spec), Duration::from_secs(5), "{variable} set to nothing");
+        let error = spec_with(&[(variable, "soon")], &["-np", "1", "a"]).unwrap_err().to_string();
         assert_eq!(error, format!("{variable}=soon is not a number of seconds"));
     }
 }
 
 #[test]
 fn nonsense_for_the_engine_is_reported_before_anything_starts() {
-    let error = order_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "a"]).unwrap_err().to_string();
+    let error = spec_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "a"]).unwrap_err().to_string();
     assert_eq!(error, "setting HOROVOD_FUSION_THRESHOLD=lots is not a whole number");
     assert!(error_of(&["-np", "1", "-x", "FARANDOLE_REPLAY=often", "a"]).contains("FARANDOLE_REPLAY=often"));
     // The flag overrules the variable, which then harms nobody.
-    order_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "--fusion-threshold-mb", "1", "a"]).unwrap();
+    spec_with(&[("HOROVOD_FUSION_THRESHOLD", "lots")], &["-np", "1", "--fusion-threshold-mb", "1", "a"]).unwrap();
 }
 
 #[test]
 fn variables_are_set_passed_or_refused() {
     let environment = [("TOKEN", "t"), ("EMPTY", "")];
     let words = ["-np", "1", "-x", "A=1", "-x", "A=b=c", "-x", "TOKEN", "-x", "EMPTY", "-x", "W_*", "-x", "N=", "a"];
-    let (order, _) = order_with(&environment, &words).unwrap();
-    assert_eq!(value_of(&order, "A"), Some("b=c".into()));
-    assert_eq!(value_of(&order, "N"), Some("".into()));
-    assert!(["TOKEN", "EMPTY", "W_*", "PATH"].iter().all(|name| order.pass.iter().any(|pass| pass == name)));
+    let (spec, _) = spec_with(&environment, &words).unwrap();
+    assert_eq!(value_of(&spec, "A"), Some("b=c".into()));
+    assert_eq!(value_of(&spec, "N"), Some("".into()));
+    assert!(["TOKEN", "EMPTY", "W_*", "PATH"].iter().all(|name| spec.pass.iter().any(|pass| pass == name)));
     for (word, explanation) in [
         ("MISSING", "-x MISSING: is not set here; give it a value with -x MISSING=VALUE"),
         ("=1", "-x =1: expected NAME or NAME=VALUE"),
@@ -282,7 +284,7 @@ fn what_does_not_fit_together_is_refused() {
 
 #[test]
 fn slots_of_all_hosts_are_the_default_number_of_ranks() {
-    assert_eq!(order_of(&["-H", "h1:2,h2:4", "a"]).placement.size(), 6);
+    assert_eq!(spec_of(&["-H", "h1:2,h2:4", "a"]).placement.size(), 6);
 }
 
 #[test]
@@ -290,14 +292,13 @@ fn the_command_line_overrules_the_file() {
     let file = std::env::temp_dir().join(format!("farandole-run-{}.yaml", std::process::id()));
     fs::write(&file, "params:\n  fusion_threshold_mb: 32\n  cache_capacity: 0\nautotune:\n  enabled: true\n").unwrap();
     let path = file.to_str().unwrap().to_owned();
-    let refused = order_with(&[], &["-np", "1", "--config-file", &path, "a"]);
-    let made =
-        order_with(&[], &["-np", "1", "--fusion-threshold-mb", "8", "--no-autotune", "-config-file", &path, "a"]);
+    let refused = spec_with(&[], &["-np", "1", "--config-file", &path, "a"]);
+    let made = spec_with(&[], &["-np", "1", "--fusion-threshold-mb", "8", "--no-autotune", "-config-file", &path, "a"]);
     fs::remove_file(&file).unwrap();
     assert!(refused.unwrap_err().to_string().starts_with("--autotune: "));
-    let (order, _) = made.unwrap();
-    assert_eq!(value_of(&order, "FARANDOLE_FUSION_THRESHOLD"), Some("8388608".into()));
-    assert_eq!(value_of(&order, "FARANDOLE_REPLAY"), Some("0".into()));
+    let (spec, _) = made.unwrap();
+    assert_eq!(value_of(&spec, "FARANDOLE_FUSION_THRESHOLD"), Some("8388608".into()));
+    assert_eq!(value_of(&spec, "FARANDOLE_REPLAY"), Some("0".into()));
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn a_dry_run_shows_places_and_variables_but_no_secrets() {
     ];
     let environment = ["PATH", "HOME", "NCCL_DEBUG"].map(|name| (OsString::from(name), OsString::from("value")));
     assert_eq!(
-        show::show(&order_of(&words), environment),
+        show::show(&spec_of(&words), environment),
         "\
 3 ranks on 2 hosts
 
@@ -338,7 +339,7 @@ in /here:
   python 'a b.py' 'it'\\''s'
 "
     );
-    assert!(!show::show(&order_of(&["-np", "1", "a"]), []).contains("other hosts"));
+    assert!(!show::show(&spec_of(&["-np", "1", "a"]), []).contains("other hosts"));
 }
 
 #[test]
@@ -380,7 +381,7 @@ fn the_table_of_settings_says_of_the_engine_what_the_engine_says() {
 
 #[test]
 fn interfaces_of_the_environment_count_where_no_flag_names_any() {
-    let network = |words: &[&str]| order_with(&[("HOROVOD_GLOO_IFACE", "eth0, eth1")], words).unwrap().0.network;
+    let network = |words: &[&str]| spec_with(&[("HOROVOD_GLOO_IFACE", "eth0, eth1")], words).unwrap().0.network;
     assert_eq!(network(&["-np", "1", "a"]), ["eth0", "eth1"]);
     assert_eq!(network(&["-np", "1", "--network-interface", "ib0", "a"]), ["ib0"]);
 }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::fit::{Law, Share, StepTime, knee};
-use super::ledger::{Measured, Outcome, Run};
+use super::ledger::{Measured, Run, RunOutcome};
 use super::point::Point;
 use super::sweep::{self, Axes, Kind};
 use super::throughput::median;
@@ -265,8 +265,8 @@ fn counted(number: usize, what: &str) -> String {
 
 fn measured(run: &Run) -> Option<&Measured> {
     match &run.outcome {
-        Outcome::Measured(measured) => Some(measured),
-        Outcome::Failed(_) => None,
+        RunOutcome::Measured(measured) => Some(measured),
+        RunOutcome::Failed(_) => None,
     }
 }
 
@@ -277,8 +277,8 @@ fn row(point: &Point, runs: &[Run]) -> Row {
     let middle = (!values.is_empty()).then(|| median(&values));
     let (low, high) = values.iter().fold((f64::MAX, 0.0f64), |(low, high), &value| (low.min(value), high.max(value)));
     let failures = own.iter().filter_map(|run| match &run.outcome {
-        Outcome::Failed(why) => Some(why.clone()),
-        Outcome::Measured(_) => None,
+        RunOutcome::Failed(why) => Some(why.clone()),
+        RunOutcome::Measured(_) => None,
     });
     Row {
         point: point.clone(),

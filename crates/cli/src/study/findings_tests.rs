@@ -21,7 +21,7 @@ fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
         point: point.clone(),
         repeat,
         seconds: 1.0,
-        outcome: Outcome::Measured(Measured {
+        outcome: RunOutcome::Measured(Measured {
             per_s,
             unit: "samples".into(),
             phases: vec![("forward".into(), per_s / 1000.0)],
@@ -125,7 +125,12 @@ fn a_point_that_failed_is_told_and_leaves_the_others_their_figures() {
     let axes = axes(Kind::Weak);
     let points = sweep::points(&axes).unwrap();
     let mut runs = runs(&points, &[&[100.0], &[], &[300.0]]);
-    runs.push(Run { point: points[1].clone(), repeat: 0, seconds: 1.0, outcome: Outcome::Failed("no memory".into()) });
+    runs.push(Run {
+        point: points[1].clone(),
+        repeat: 0,
+        seconds: 1.0,
+        outcome: RunOutcome::Failed("no memory".into()),
+    });
     let findings = Findings::of(&axes, &points, &runs).unwrap();
     assert_eq!(findings.failed(), 1);
     assert_eq!(findings.rows[2].speedup, Some(3.0));

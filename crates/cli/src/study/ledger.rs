@@ -44,13 +44,13 @@ pub(crate) struct Run {
     pub(crate) repeat: usize,
     /// How long it took, starting and ending included.
     pub(crate) seconds: f64,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: RunOutcome,
 }
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Outcome {
+pub(crate) enum RunOutcome {
     /// It was measured.
     Measured(Measured),
     /// It was not, and this is why.
@@ -106,7 +106,7 @@ impl Ledger {
     /// The run, if it has been measured.
     pub(crate) fn measured(&self, point: &Point, repeat: usize) -> Result<Option<Run>> {
         let run: Option<Run> = read(&self.run_file(point, repeat))?;
-        Ok(run.filter(|run| matches!(run.outcome, Outcome::Measured(_)) && run.point == *point))
+        Ok(run.filter(|run| matches!(run.outcome, RunOutcome::Measured(_)) && run.point == *point))
     }
 
     /// Keeps a run.
@@ -191,7 +191,7 @@ mod tests {
         Workload { kind: Kind::Weak, command: None, words: Vec::new(), steps: 20, warm_up: 3, hosts: None }
     }
 
-    fn run(repeat: usize, outcome: Outcome) -> Run {
+    fn run(repeat: usize, outcome: RunOutcome) -> Run {
         let point = Point { model: "m".into(), ranks: 1, threads: 1, batch: 8, precision: "f32".into() };
         Run { point, repeat, seconds: 1.5, outcome }
     }
@@ -206,7 +206,7 @@ mod tests {
     fn measured_runs_are_found_again_and_failed_ones_are_not() {
         let folder = folder("again");
         let measured = Measured { per_s: 5.0, unit: "samples".into(), phases: Vec::new(), split: Vec::new() };
-        let (good, bad) = (run(0, Outcome::Measured(measured)), run(1, Outcome::Failed("why".into())));
+        let (good, bad) = (run(0, RunOutcome::Measured(measured)), run(1, RunOutcome::Failed("why".into())));
         let ledger = Ledger::open(&folder, &workload(), false).unwrap();
         ledger.keep(&good).unwrap();
         ledger.keep(&bad).unwrap();

@@ -29,7 +29,7 @@ use anyhow::{Context, Result, ensure};
 
 pub(crate) use args::StudyArgs;
 use findings::{Findings, label};
-use ledger::{Ledger, Outcome, Run, Workload};
+use ledger::{Ledger, Run, RunOutcome, Workload};
 use point::Point;
 use progress::Progress;
 #[cfg(feature = "train")]
@@ -103,8 +103,8 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
         progress.begin(&name, &ahead);
         let started = Instant::now();
         let outcome = match runner.measure(point, &ledger.log_file(point, repeat)) {
-            Ok(measured) => Outcome::Measured(measured),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Ok(measured) => RunOutcome::Measured(measured),
+            Err(error) => RunOutcome::Failed(format!("{error:#}")),
         };
         if runner.stop.asked().is_some() {
             break;
@@ -112,8 +112,8 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
         let run = Run { point: point.clone(), repeat, seconds: started.elapsed().as_secs_f64(), outcome };
         ledger.keep(&run)?;
         let said = match &run.outcome {
-            Outcome::Measured(measured) => format!("{name}: {:.1} {}/s", measured.per_s, measured.unit),
-            Outcome::Failed(why) => format!("{name}: failed: {why}"),
+            RunOutcome::Measured(measured) => format!("{name}: {:.1} {}/s", measured.per_s, measured.unit),
+            RunOutcome::Failed(why) => format!("{name}: failed: {why}"),
         };
         progress.end(point, run.seconds, &said);
         runs.push(run);

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farandole_cluster::launch::stub;
+use farandole_cluster::launch::exec_shim;
 use farandole_insight::history::History;
 use farandole_insight::loss::Split;
 
@@ -75,7 +75,7 @@ impl Runner {
             .args(["rank", "--"])
             .arg(&self.executable)
             .args(self.words(point))
-            .env(stub::AGENT, std::process::id().to_string())
+            .env(exec_shim::AGENT, std::process::id().to_string())
             .stdin(Stdio::null())
             .stdout(file.try_clone().context("the log twice")?)
             .stderr(file)

@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 
 use clap::ValueEnum;
-use farandole_cluster::live::{RankView, State};
+use farandole_cluster::live::{LiveState, RankView};
 use ratatui::text::Span;
 
 /// By what ranks are sorted; what needs attention comes first.
@@ -113,10 +113,10 @@ impl Mark {
 
     pub(super) fn of(rank: &RankView) -> Mark {
         match rank.state {
-            State::Stopped | State::Silent => Mark::Attention,
-            State::Left | State::Ended => Mark::Over,
+            LiveState::Stopped | LiveState::Silent => Mark::Attention,
+            LiveState::Left | LiveState::Ended => Mark::Over,
             _ if rank.last_stall.as_ref().is_some_and(|stall| stall.seconds_ago < RECENT_SECONDS) => Mark::Attention,
-            State::Starting | State::Running => Mark::Well,
+            LiveState::Starting | LiveState::Running => Mark::Well,
         }
     }
 }
@@ -170,12 +170,12 @@ fn unknown() -> String {
 pub(super) fn doing(rank: &RankView) -> String {
     let age = || rank.sample_age_seconds.unwrap_or(0.0);
     match rank.state {
-        State::Starting => "starting".to_owned(),
-        State::Stopped => "stopped by a signal".to_owned(),
-        State::Silent => format!("silent for {}", time(age())),
-        State::Left => "left the job".to_owned(),
-        State::Ended => rank.ending.as_deref().map_or_else(|| "ended".to_owned(), clean),
-        State::Running => match (rank.blocked_seconds, rank.waits_for) {
+        LiveState::Starting => "starting".to_owned(),
+        LiveState::Stopped => "stopped by a signal".to_owned(),
+        LiveState::Silent => format!("silent for {}", time(age())),
+        LiveState::Left => "left the job".to_owned(),
+        LiveState::Ended => rank.ending.as_deref().map_or_else(|| "ended".to_owned(), clean),
+        LiveState::Running => match (rank.blocked_seconds, rank.waits_for) {
             (Some(blocked), whom) => {
                 let whom = whom.map_or(String::new(), |peer| format!(" for rank {peer}"));
                 // A wait of less than a second is an ordinary one.
@@ -313,17 +313,18 @@ mod tests {
 
     #[test]
     fn what_a_rank_does_is_said_in_words() {
-        let rank = RankView { state: State::Running, ..RankView::default() };
+        let rank = RankView { state: LiveState::Running, ..RankView::default() };
         assert_eq!(doing(&rank), "works");
         assert_eq!(doing(&RankView { phase: Some("forward".into()), ..rank.clone() }), "forward");
         let waits = RankView { blocked_seconds: Some(12.3), waits_for: Some(3), ..rank.clone() };
         assert_eq!(doing(&waits), "waits for rank 3, 12 s");
         assert_eq!(doing(&RankView { blocked_seconds: Some(0.01), ..rank.clone() }), "waits");
-        let ended = RankView { state: State::Ended, ending: Some("was killed by signal 9 (SIGKILL)".into()), ..rank };
+        let ended =
+            RankView { state: LiveState::Ended, ending: Some("was killed by signal 9 (SIGKILL)".into()), ..rank };
         assert_eq!(doing(&ended), "was killed by signal 9 (SIGKILL)");
         assert_eq!(Mark::of(&ended), Mark::Over);
         let stall = LastStall { seconds_ago: 5.0, tensor: "w\u{7}".into(), missing_ranks: 3, first_missing_rank: 2 };
-        let stalled = RankView { last_stall: Some(stall), state: State::Running, ..RankView::default() };
+        let stalled = RankView { last_stall: Some(stall), state: LiveState::Running, ..RankView::default() };
         assert_eq!(last_stall(&stalled), "5 s ago: w\u{fffd} without rank 2 and 2 more");
         assert_eq!(Mark::of(&stalled), Mark::Attention);
     }

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_cluster::live::{Found, find};
+use farandole_cluster::live::{FoundJob, find};
 use serde_json::json;
 
 use column::Sort;
@@ -80,15 +80,15 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode> {
 }
 
 /// The jobs that are asked for.
-fn wanted(job: Option<u32>) -> std::io::Result<Vec<Found>> {
+fn wanted(job: Option<u32>) -> std::io::Result<Vec<FoundJob>> {
     let mut jobs = find()?;
     jobs.retain(|found| job.is_none_or(|pid| belongs(found, pid)));
     Ok(jobs)
 }
 
 /// Whether a process is the launcher of a job or one of its ranks.
-fn belongs(found: &Found, pid: u32) -> bool {
-    let of_rank = |found: &Found| match &found.snapshot {
+fn belongs(found: &FoundJob, pid: u32) -> bool {
+    let of_rank = |found: &FoundJob| match &found.snapshot {
         Ok(snapshot) => snapshot.ranks.iter().any(|rank| rank.pid == Some(pid)),
         Err(_) => false,
     };
@@ -104,7 +104,7 @@ fn nobody(job: Option<u32>) -> String {
     }
 }
 
-fn json(jobs: &[Found]) -> String {
+fn json(jobs: &[FoundJob]) -> String {
     let seen: Vec<_> = jobs.iter().filter_map(|found| found.snapshot.as_ref().ok()).collect();
     let unseen =
         jobs.iter().filter_map(|found| Some(json!({"pid": found.pid, "error": found.snapshot.as_ref().err()?})));
@@ -120,7 +120,7 @@ mod tests {
         let found = samples::found(samples::snapshot(3, 1));
         assert!(belongs(&found, found.pid) && belongs(&found, 1002));
         assert!(!belongs(&found, 99));
-        let unreadable = Found { snapshot: Err("stopped".into()), ..found };
+        let unreadable = FoundJob { snapshot: Err("stopped".into()), ..found };
         assert!(belongs(&unreadable, unreadable.pid) && !belongs(&unreadable, 1002));
     }
 
@@ -128,7 +128,7 @@ mod tests {
     fn programs_get_one_line_whatever_names_contain() {
         let mut snapshot = samples::snapshot(1, 1);
         snapshot.ranks[0].phase = Some("a\nb\u{1b}[2J".into());
-        let unreadable = Found { name: "x".into(), pid: 5, snapshot: Err("it is stopped".into()) };
+        let unreadable = FoundJob { name: "x".into(), pid: 5, snapshot: Err("it is stopped".into()) };
         let line = json(&[samples::found(snapshot), unreadable]);
         assert_eq!(line.matches('\n').count(), 1);
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();

@@ -1,6 +1,6 @@
 //! Jobs that tests look at.
 
-use farandole_cluster::live::{FORMAT, Found, JobView, RankView, Snapshot, State};
+use farandole_cluster::live::{FORMAT, FoundJob, JobView, LiveState, RankView, Snapshot};
 
 /// A job whose ranks all run, as many on each host.
 pub(super) fn snapshot(size: usize, hosts: usize) -> Snapshot {
@@ -16,7 +16,7 @@ pub(super) fn snapshot(size: usize, hosts: usize) -> Snapshot {
         rank: rank as u32,
         host: format!("node{:02}", rank * hosts / size),
         pid: Some(1000 + rank as u32),
-        state: State::Running,
+        state: LiveState::Running,
         sample_age_seconds: Some(0.3),
         iteration: Some(900),
         iterations_per_second: Some(10.0),
@@ -32,6 +32,6 @@ pub(super) fn snapshot(size: usize, hosts: usize) -> Snapshot {
     Snapshot { format: FORMAT, job, ranks: (0..size).map(rank).collect() }
 }
 
-pub(super) fn found(snapshot: Snapshot) -> Found {
-    Found { name: format!("farandole-live-1-{}-0", snapshot.job.pid), pid: snapshot.job.pid, snapshot: Ok(snapshot) }
+pub(super) fn found(snapshot: Snapshot) -> FoundJob {
+    FoundJob { name: format!("farandole-live-1-{}-0", snapshot.job.pid), pid: snapshot.job.pid, snapshot: Ok(snapshot) }
 }

@@ -147,7 +147,7 @@ fn explain(frame: &mut Frame<'_>, area: Rect) {
 
 #[cfg(test)]
 mod tests {
-    use farandole_cluster::live::{LastStall, Snapshot, State};
+    use farandole_cluster::live::{LastStall, LiveState, Snapshot};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn a_wide_screen_shows_every_column() {
         let mut snapshot = samples::snapshot(3, 1);
-        snapshot.ranks[1].state = State::Stopped;
+        snapshot.ranks[1].state = LiveState::Stopped;
         snapshot.ranks[2].last_stall =
             Some(LastStall { seconds_ago: 5.0, tensor: "layer.7".into(), missing_ranks: 1, first_missing_rank: 1 });
         let lines = lines(&mut view(snapshot), 160, 12);
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn colours_repeat_what_signs_say() {
         let mut snapshot = samples::snapshot(2, 1);
-        snapshot.ranks[1].state = State::Silent;
+        snapshot.ranks[1].state = LiveState::Silent;
         let colours = |paint| {
             let terminal = painted(&mut view(snapshot.clone()), 100, 12, paint);
             let content = terminal.backend().buffer().content();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farandole_cluster::live::{RankView, Snapshot, State};
+use farandole_cluster::live::{LiveState, RankView, Snapshot};
 
 use super::column::{Mark, Side, bytes, clean, figure, fit, percent, time};
 
@@ -23,8 +23,15 @@ pub(super) fn head(snapshot: &Snapshot) -> Vec<String> {
 
 /// How many ranks are in which state.
 fn states(ranks: &[RankView]) -> String {
-    let states = [State::Running, State::Starting, State::Stopped, State::Silent, State::Left, State::Ended];
-    let count = |state: State| ranks.iter().filter(|rank| rank.state == state).count();
+    let states = [
+        LiveState::Running,
+        LiveState::Starting,
+        LiveState::Stopped,
+        LiveState::Silent,
+        LiveState::Left,
+        LiveState::Ended,
+    ];
+    let count = |state: LiveState| ranks.iter().filter(|rank| rank.state == state).count();
     let counted = states.iter().map(|state| (count(*state), state.word())).filter(|(count, _)| *count > 0);
     counted.map(|(count, word)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
 }
@@ -133,7 +140,7 @@ mod tests {
     #[test]
     fn hosts_are_summed_up() {
         let mut snapshot = samples::snapshot(4, 2);
-        snapshot.ranks[2].state = State::Stopped;
+        snapshot.ranks[2].state = LiveState::Stopped;
         let lines = host_lines(&snapshot.ranks, 100);
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0].0.trim_end(), " node00                    2    10.0   2.00 MB   30 %    5 % 2 running");

@@ -1,6 +1,6 @@
 //! The picture on paper: printed once, every column, nothing but text.
 
-use farandole_cluster::live::{Found, RankView};
+use farandole_cluster::live::{FoundJob, RankView};
 
 use super::column::{COLUMNS, Column, Mark, Sort, fit};
 use super::summary;
@@ -9,7 +9,7 @@ use super::summary;
 const HOST_WIDTH: usize = 120;
 
 /// What is printed of a job.
-pub(super) fn page(found: &Found, sort: Sort, hosts: bool) -> String {
+pub(super) fn page(found: &FoundJob, sort: Sort, hosts: bool) -> String {
     let snapshot = match &found.snapshot {
         Ok(snapshot) => snapshot,
         Err(why) => return format!("job {}: {why}\n", found.pid),
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_job_that_does_not_answer_says_so() {
-        let found = Found { name: "x".into(), pid: 7, snapshot: Err("process 7 does not answer".into()) };
+        let found = FoundJob { name: "x".into(), pid: 7, snapshot: Err("process 7 does not answer".into()) };
         assert_eq!(page(&found, Sort::Rank, true), "job 7: process 7 does not answer\n");
     }
 

@@ -3,7 +3,7 @@
 //! News replace what is shown, unless it is held. A job that is gone keeps its last picture, so that whoever watched
 //! can read how it ended.
 
-use farandole_cluster::live::{Found, RankView, Snapshot};
+use farandole_cluster::live::{FoundJob, RankView, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::column::Sort;
@@ -38,7 +38,7 @@ pub(super) enum Help {
 
 /// In which direction ranks are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum SortOrder {
     Forward,
     Backward,
 }
@@ -46,15 +46,15 @@ enum Order {
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct View {
-    jobs: Vec<Found>,
+    jobs: Vec<FoundJob>,
     /// The name of the job that is shown.
     chosen: Option<String>,
     /// The job that is shown, as it was last seen, once it is gone.
-    last: Option<Found>,
+    last: Option<FoundJob>,
     /// Why nothing new is known.
     trouble: Option<String>,
     pub(super) sort: Sort,
-    order: Order,
+    order: SortOrder,
     pub(super) lines: Lines,
     pub(super) pace: Pace,
     pub(super) help: Help,
@@ -66,14 +66,14 @@ pub(super) struct View {
 }
 
 impl View {
-    pub(super) fn new(sort: Sort, hosts: bool, jobs: Vec<Found>) -> View {
+    pub(super) fn new(sort: Sort, hosts: bool, jobs: Vec<FoundJob>) -> View {
         let mut view = View {
             jobs: Vec::new(),
             chosen: None,
             last: None,
             trouble: None,
             sort,
-            order: Order::Forward,
+            order: SortOrder::Forward,
             lines: if hosts { Lines::Hosts } else { Lines::Ranks },
             pace: Pace::Running,
             help: Help::Hidden,
@@ -86,7 +86,7 @@ impl View {
     }
 
     /// Takes in what was found.
-    pub(super) fn take(&mut self, found: Result<Vec<Found>, String>) {
+    pub(super) fn take(&mut self, found: Result<Vec<FoundJob>, String>) {
         if self.pace == Pace::Held {
             return;
         }
@@ -97,7 +97,7 @@ impl View {
         self.trouble = None;
         let chosen = self.chosen.get_or_insert_with(|| jobs.last().map(|job| job.name.clone()).unwrap_or_default());
         match jobs.iter_mut().find(|job| job.name == *chosen) {
-            Some(Found { snapshot: Err(why), .. }) => self.trouble = Some(why.clone()),
+            Some(FoundJob { snapshot: Err(why), .. }) => self.trouble = Some(why.clone()),
             Some(job) => self.last = Some(job.clone()),
             None => {}
         }
@@ -134,7 +134,7 @@ impl View {
     pub(super) fn ranks(&self) -> Vec<RankView> {
         let mut ranks = self.snapshot().map_or(Vec::new(), |snapshot| snapshot.ranks.clone());
         self.sort.sort(&mut ranks);
-        if self.order == Order::Backward {
+        if self.order == SortOrder::Backward {
             ranks.reverse();
         }
         ranks
@@ -159,7 +159,7 @@ impl View {
             KeyCode::Char('?' | 'h') if help == Help::Hidden => self.help = Help::Shown,
             KeyCode::Char('s') => self.sort = self.sort.next(),
             KeyCode::Char('r') => {
-                self.order = if self.order == Order::Forward { Order::Backward } else { Order::Forward };
+                self.order = if self.order == SortOrder::Forward { SortOrder::Backward } else { SortOrder::Forward };
             }
             KeyCode::Char('p' | ' ') => {
                 self.pace = if self.pace == Pace::Running { Pace::Held } else { Pace::Running };

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use farandole_cluster::live::Found;
+use farandole_cluster::live::FoundJob;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{Event, KeyEventKind, poll, read};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -24,10 +24,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long the loop waits for a key before it looks for news and signals.
 const GLANCE: Duration = Duration::from_millis(100);
 
-type News = Result<Vec<Found>, String>;
+type News = Result<Vec<FoundJob>, String>;
 
 /// Watches until somebody wants to leave. `look` finds the jobs.
-pub(super) fn watch(mut view: View, look: impl Fn() -> io::Result<Vec<Found>> + Send + 'static) -> Result<()> {
+pub(super) fn watch(mut view: View, look: impl Fn() -> io::Result<Vec<FoundJob>> + Send + 'static) -> Result<()> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).context("listening for signals")?;
@@ -46,7 +46,7 @@ pub(super) fn watch(mut view: View, look: impl Fn() -> io::Result<Vec<Found>> + 
     outcome.context("watching at the terminal")
 }
 
-fn keep_looking(look: &impl Fn() -> io::Result<Vec<Found>>, news: &Sender<News>, left: &Receiver<()>) {
+fn keep_looking(look: &impl Fn() -> io::Result<Vec<FoundJob>>, news: &Sender<News>, left: &Receiver<()>) {
     while left.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
         if news.send(look().map_err(|error| format!("looking for jobs: {error}"))).is_err() {
             return;

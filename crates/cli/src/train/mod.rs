@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Command};
-use farandole_cluster::launch::{Order, Prefix};
+use farandole_cluster::launch::{JobSpec, Prefix};
 use farandole_train::progress::MAILBOX;
 
 pub(crate) use args::TrainArgs;
@@ -49,29 +49,29 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     }
     let program = std::env::current_exe().context("finding this program's file")?;
     let words = serde_json::to_string(&job).context("writing the job down")?;
-    let mut order = launcher::order_for(&launch, vec![program.into(), RANK.into(), words.into()])?;
-    let local = (0..order.placement.hosts().len()).all(|host| order.placement.is_local(host));
+    let mut spec = launcher::job_spec_for(&launch, vec![program.into(), RANK.into(), words.into()])?;
+    let local = (0..spec.placement.hosts().len()).all(|host| spec.placement.is_local(host));
     if local {
         // Elsewhere a folder may be there that is not here; the ranks will know.
         farandole_train::check(&job).map_err(|error| anyhow!("{error}"))?;
     }
     if launch.dry_run {
-        return Ok(ExitCode::from(launcher::carry_out(&launch, order)?));
+        return Ok(ExitCode::from(launcher::run_job(&launch, spec)?));
     }
     // Rank 0 speaks for all; what another rank says names it.
-    order.output.prefix = Prefix::None;
+    spec.output.prefix = Prefix::None;
     if !launch.grace_is_given() {
-        order.grace = GRACE;
+        spec.grace = GRACE;
     }
     let folder = Folder::new()?;
-    let traces = traces(&mut order, launch.trace(), &folder, local);
+    let traces = traces(&mut spec, launch.trace(), &folder, local);
     // Rank 0 is on the first host, and a mailbox is for those who are on the same.
-    let bar = order.placement.is_local(0).then(|| Bar::open(&folder.0.join("news"))).flatten();
+    let bar = spec.placement.is_local(0).then(|| Bar::open(&folder.0.join("news"))).flatten();
     if let Some(bar) = &bar {
-        order.set.push((MAILBOX.to_owned(), bar.mailbox().into()));
-        order.output.drawer = Some(bar.drawer());
+        spec.set.push((MAILBOX.to_owned(), bar.mailbox().into()));
+        spec.output.drawer = Some(bar.drawer());
     }
-    let code = launcher::carry_out(&launch, order)?;
+    let code = launcher::run_job(&launch, spec)?;
     drop(bar);
     if code == 0 {
         verdict::say(traces.as_deref(), launch.trace());
@@ -81,14 +81,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
 
 /// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other
 /// hosts cannot be had without the user's folder.
-fn traces(order: &mut Order, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
+fn traces(spec: &mut JobSpec, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
     let from_environment = std::env::var_os("FARANDOLE_TRACE").map(PathBuf::from);
     match (wanted, from_environment) {
         (Some(wanted), _) => Some(wanted.to_owned()),
         (None, Some(set)) => Some(set),
         (None, None) if local => {
             let traces = folder.0.join("traces");
-            order.set.push(("FARANDOLE_TRACE".to_owned(), traces.clone().into()));
+            spec.set.push(("FARANDOLE_TRACE".to_owned(), traces.clone().into()));
             Some(traces)
         }
         (None, None) => None,

@@ -14,7 +14,7 @@ use farandole_transport::{Countdown, Key};
 
 use super::polled::Polled;
 use super::session::Session;
-use super::{Fault, Purpose};
+use super::{ChannelFault, ChannelPurpose};
 
 /// How much is read at once: more than most messages, and little enough for a small stack.
 const READ_BYTES: usize = 8 << 10;
@@ -51,7 +51,7 @@ impl<S: Patient> Channel<S> {
     pub fn connect(
         stream: S,
         key: &Key,
-        purpose: Purpose,
+        purpose: ChannelPurpose,
         caller: u32,
         deadline: &Countdown,
     ) -> io::Result<Channel<S>> {
@@ -59,7 +59,7 @@ impl<S: Patient> Channel<S> {
     }
 
     /// Shakes hands as the side that was connected to.
-    pub fn accept(stream: S, key: &Key, purpose: Purpose, deadline: &Countdown) -> io::Result<Channel<S>> {
+    pub fn accept(stream: S, key: &Key, purpose: ChannelPurpose, deadline: &Countdown) -> io::Result<Channel<S>> {
         Channel::shake_hands(stream, Session::respond(key, purpose), deadline)
     }
 
@@ -136,7 +136,7 @@ impl<S: Patient> Channel<S> {
         while !self.session.outgoing().is_empty() {
             self.stream.set_patience(step(deadline)?)?;
             match self.stream.write(self.session.outgoing()) {
-                Ok(0) => return Err(Fault::Truncated.into()),
+                Ok(0) => return Err(ChannelFault::Truncated.into()),
                 Ok(count) => self.session.sent(count),
                 Err(error) if is_to_be_tried_again(&error) => {}
                 Err(error) => return Err(error),

@@ -4,7 +4,7 @@
 
 use farandole_transport::Key;
 
-use super::{Fault, Purpose, Session};
+use super::{ChannelFault, ChannelPurpose, Session};
 
 const CALLER: u32 = 7;
 
@@ -42,12 +42,12 @@ pub fn check_any_session(bytes: &[u8]) {
     }
 }
 
-fn feed(session: &mut Session, bytes: &[u8], piece_bytes: usize) -> Result<(), Fault> {
+fn feed(session: &mut Session, bytes: &[u8], piece_bytes: usize) -> Result<(), ChannelFault> {
     bytes.chunks(piece_bytes).try_for_each(|piece| session.feed(piece))
 }
 
 fn strangers() -> (Session, Session) {
-    Session::predictable_pair(&Key::from_bytes([1; 32]), Purpose::Rendezvous, CALLER)
+    Session::predictable_pair(&Key::from_bytes([1; 32]), ChannelPurpose::Rendezvous, CALLER)
 }
 
 /// Two sides that have shaken hands.
@@ -108,13 +108,17 @@ mod tests {
     fn a_recorded_opening_gets_an_answer_but_no_channel() {
         let (mut initiator, _) = strangers();
         let recorded = initiator.take_outgoing();
-        let mut responder = Session::respond(&Key::from_bytes([1; 32]), Purpose::Rendezvous);
+        let mut responder = Session::respond(&Key::from_bytes([1; 32]), ChannelPurpose::Rendezvous);
         responder.feed(&recorded).unwrap();
         assert_eq!(responder.take_outgoing().len(), 56);
         let (mut initiator, mut other) = strangers();
         other.feed(&initiator.take_outgoing()).unwrap();
         initiator.feed(&other.take_outgoing()).unwrap();
-        assert_eq!(responder.feed(&initiator.take_outgoing()), Err(Fault::Stranger), "a confirmation fits one answer");
+        assert_eq!(
+            responder.feed(&initiator.take_outgoing()),
+            Err(ChannelFault::Stranger),
+            "a confirmation fits one answer"
+        );
         assert!(!responder.is_established());
     }
 }

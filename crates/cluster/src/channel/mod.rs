@@ -31,7 +31,7 @@ pub const VERSION: u8 = 2;
 
 /// What a channel is for. Both sides must mean the same; a recorded handshake for one purpose is worthless for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ChannelPurpose {
     /// A rank comes to the rendezvous; the caller is the rank.
     Rendezvous,
     /// The agent of a host reports to the launcher; the caller is the host's place in the job.
@@ -40,19 +40,19 @@ pub enum Purpose {
     Probe,
 }
 
-impl Purpose {
+impl ChannelPurpose {
     fn byte(self) -> u8 {
         match self {
-            Purpose::Rendezvous => 1,
-            Purpose::Agent => 2,
-            Purpose::Probe => 3,
+            ChannelPurpose::Rendezvous => 1,
+            ChannelPurpose::Agent => 2,
+            ChannelPurpose::Probe => 3,
         }
     }
 }
 
 /// Why a session has ended, or why a message is not carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ChannelFault {
     /// The first bytes are no channel's: whoever is there is not a farandole process.
     NotAChannel,
     /// The other side has another version of this program.
@@ -75,44 +75,45 @@ pub enum Fault {
     NoRandomness,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ChannelFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::NotAChannel => f.write_str("the other side is not a farandole process"),
-            Fault::Version { theirs } => write!(
+            ChannelFault::NotAChannel => f.write_str("the other side is not a farandole process"),
+            ChannelFault::Version { theirs } => write!(
                 f,
                 "the other side speaks version {theirs} of the channel protocol, this one version {VERSION}: \
                  install the same farandole everywhere"
             ),
-            Fault::Stranger => f.write_str("the other side does not hold this job's key"),
-            Fault::Damaged => f.write_str("a frame was damaged, repeated or left out on the way"),
-            Fault::Truncated => f.write_str("the connection ended in the middle of a message"),
-            Fault::TooLong { most_bytes } => {
+            ChannelFault::Stranger => f.write_str("the other side does not hold this job's key"),
+            ChannelFault::Damaged => f.write_str("a frame was damaged, repeated or left out on the way"),
+            ChannelFault::Truncated => f.write_str("the connection ended in the middle of a message"),
+            ChannelFault::TooLong { most_bytes } => {
                 write!(f, "a message is longer than the {most_bytes} bytes that are carried")
             }
-            Fault::NoRandomness => f.write_str("the operating system has no randomness to give"),
+            ChannelFault::NoRandomness => f.write_str("the operating system has no randomness to give"),
         }
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for ChannelFault {}
 
-impl Fault {
+impl ChannelFault {
     /// The fault inside an error that a [`Channel`] or a [`Polled`] gave; `None` if the operating system was the cause.
-    pub fn of(error: &io::Error) -> Option<&Fault> {
+    pub fn of(error: &io::Error) -> Option<&ChannelFault> {
         error.get_ref()?.downcast_ref()
     }
 }
 
-impl From<Fault> for io::Error {
-    fn from(fault: Fault) -> io::Error {
+impl From<ChannelFault> for io::Error {
+    fn from(fault: ChannelFault) -> io::Error {
         let kind = match fault {
-            Fault::Stranger => io::ErrorKind::PermissionDenied,
-            Fault::Truncated => io::ErrorKind::UnexpectedEof,
-            Fault::TooLong { .. } => io::ErrorKind::InvalidInput,
-            Fault::NotAChannel | Fault::Version { .. } | Fault::Damaged | Fault::NoRandomness => {
-                io::ErrorKind::InvalidData
-            }
+            ChannelFault::Stranger => io::ErrorKind::PermissionDenied,
+            ChannelFault::Truncated => io::ErrorKind::UnexpectedEof,
+            ChannelFault::TooLong { .. } => io::ErrorKind::InvalidInput,
+            ChannelFault::NotAChannel
+            | ChannelFault::Version { .. }
+            | ChannelFault::Damaged
+            | ChannelFault::NoRandomness => io::ErrorKind::InvalidData,
         };
         io::Error::new(kind, fault)
     }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use farandole_transport::Key;
 
 use super::session::Session;
-use super::{Fault, Purpose};
+use super::{ChannelFault, ChannelPurpose};
 
 /// How much is read at once: more than most messages, and little enough for a small stack.
 const READ_BYTES: usize = 8 << 10;
@@ -47,12 +47,12 @@ pub struct Polled<S> {
 
 impl<S: Read + Write + AsFd> Polled<S> {
     /// The side that has connected. The handshake begins with the first [`Polled::flush`].
-    pub fn connect(stream: S, key: &Key, purpose: Purpose, caller: u32) -> io::Result<Polled<S>> {
+    pub fn connect(stream: S, key: &Key, purpose: ChannelPurpose, caller: u32) -> io::Result<Polled<S>> {
         Polled::new(stream, Session::initiate(key, purpose, caller)?)
     }
 
     /// The side that was connected to.
-    pub fn accept(stream: S, key: &Key, purpose: Purpose) -> io::Result<Polled<S>> {
+    pub fn accept(stream: S, key: &Key, purpose: ChannelPurpose) -> io::Result<Polled<S>> {
         Polled::new(stream, Session::respond(key, purpose))
     }
 
@@ -87,7 +87,8 @@ impl<S: Read + Write + AsFd> Polled<S> {
         self.session.caller()
     }
 
-    /// The next message, if it is there. An error ends the channel, and what it was is inside it ([`Fault::of`]).
+    /// The next message, if it is there. An error ends the channel, and what it was is inside it
+    /// ([`ChannelFault::of`]).
     pub fn receive(&mut self) -> io::Result<Received> {
         let mut bytes = [0; READ_BYTES];
         loop {
@@ -132,7 +133,7 @@ impl<S: Read + Write + AsFd> Polled<S> {
     pub fn flush(&mut self) -> io::Result<Flushed> {
         while self.wants_write() {
             match self.stream.write(self.session.outgoing()) {
-                Ok(0) => return Err(Fault::Truncated.into()),
+                Ok(0) => return Err(ChannelFault::Truncated.into()),
                 Ok(count) => self.session.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Partly),

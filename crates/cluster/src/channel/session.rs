@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use farandole_transport::Key;
 use snow::{Builder, HandshakeState, TransportState};
 
-use super::{Fault, Purpose, VERSION};
+use super::{ChannelFault, ChannelPurpose, VERSION};
 
 /// Longest message unless a session is told otherwise: the contacts of a hundred thousand ranks.
 pub const DEFAULT_MOST_BYTES: usize = 16 << 20;
@@ -54,7 +54,7 @@ const MESSAGE_ENDS: u8 = 1;
 /// One side of a channel.
 pub struct Session {
     key: [u8; 32],
-    purpose: Purpose,
+    purpose: ChannelPurpose,
     caller: u32,
     most_bytes: usize,
     stage: Stage,
@@ -86,7 +86,7 @@ enum Stage {
     /// The length of the next frame is awaited, or the frame itself.
     Open { noise: Box<TransportState>, frame: Frame },
     /// The first fault.
-    Ended(Fault),
+    Ended(ChannelFault),
 }
 
 #[derive(Clone, Copy)]
@@ -103,21 +103,21 @@ enum Frame {
 
 impl Session {
     /// The side that connects. `caller` says who it is among those who come for this purpose.
-    pub fn initiate(key: &Key, purpose: Purpose, caller: u32) -> Result<Session, Fault> {
+    pub fn initiate(key: &Key, purpose: ChannelPurpose, caller: u32) -> Result<Session, ChannelFault> {
         let mut session = Session::new(key, purpose, caller, Stage::Listening, PREAMBLE_BYTES);
         session.call()?;
         Ok(session)
     }
 
     /// The side that was connected to.
-    pub fn respond(key: &Key, purpose: Purpose) -> Session {
+    pub fn respond(key: &Key, purpose: ChannelPurpose) -> Session {
         Session::new(key, purpose, 0, Stage::Listening, PREAMBLE_BYTES)
     }
 
     /// Both sides of a channel with key pairs that are no secret, so that the same bytes travel in every run of a
     /// check.
     #[cfg(any(test, fuzzing))]
-    pub(super) fn predictable_pair(key: &Key, purpose: Purpose, caller: u32) -> (Session, Session) {
+    pub(super) fn predictable_pair(key: &Key, purpose: ChannelPurpose, caller: u32) -> (Session, Session) {
         let mut initiator = Session::new(key, purpose, caller, Stage::Listening, PREAMBLE_BYTES);
         initiator.ephemeral = Some([3; 32]);
         initiator.call().expect("nothing random is asked for");
@@ -126,7 +126,7 @@ impl Session {
         (initiator, responder)
     }
 
-    fn new(key: &Key, purpose: Purpose, caller: u32, stage: Stage, unit_bytes: usize) -> Session {
+    fn new(key: &Key, purpose: ChannelPurpose, caller: u32, stage: Stage, unit_bytes: usize) -> Session {
         Session {
             key: blake3::derive_key("farandole 2026 channel", key.to_hex().as_bytes()),
             purpose,
@@ -162,7 +162,7 @@ impl Session {
     }
 
     /// Takes bytes that came from the other side, however they were cut.
-    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), ChannelFault> {
         if let Stage::Ended(fault) = &self.stage {
             return Err(fault.clone());
         }
@@ -182,13 +182,15 @@ impl Session {
     }
 
     /// Says that no more bytes will come. A fault, if something was cut off.
-    pub fn feed_end(&mut self) -> Result<(), Fault> {
+    pub fn feed_end(&mut self) -> Result<(), ChannelFault> {
         match &self.stage {
             Stage::Ended(fault) => Err(fault.clone()),
             Stage::Open { frame: Frame::Length, .. } if self.unit.is_empty() && self.partial.is_empty() => Ok(()),
             // A preamble and then nothing: a responder to whom this side is a stranger.
-            Stage::Calling { answer: Answer::Rest, .. } if self.unit.is_empty() => Err(self.end(Fault::Stranger)),
-            _ => Err(self.end(Fault::Truncated)),
+            Stage::Calling { answer: Answer::Rest, .. } if self.unit.is_empty() => {
+                Err(self.end(ChannelFault::Stranger))
+            }
+            _ => Err(self.end(ChannelFault::Truncated)),
         }
     }
 
@@ -198,9 +200,9 @@ impl Session {
     }
 
     /// Sends a message, or keeps it until the session is established. What is to travel is in [`Session::outgoing`].
-    pub fn send(&mut self, message: &[u8]) -> Result<(), Fault> {
+    pub fn send(&mut self, message: &[u8]) -> Result<(), ChannelFault> {
         if message.len() > self.most_bytes {
-            return Err(Fault::TooLong { most_bytes: self.most_bytes });
+            return Err(ChannelFault::TooLong { most_bytes: self.most_bytes });
         }
         match &mut self.stage {
             Stage::Ended(fault) => Err(fault.clone()),
@@ -241,23 +243,23 @@ impl Session {
         bytes
     }
 
-    fn end(&mut self, fault: Fault) -> Fault {
+    fn end(&mut self, fault: ChannelFault) -> ChannelFault {
         self.stage = Stage::Ended(fault.clone());
         (self.unit, self.partial, self.early) = Default::default();
         fault
     }
 
-    fn call(&mut self) -> Result<(), Fault> {
+    fn call(&mut self) -> Result<(), ChannelFault> {
         let mut handshake = self.handshake(Role::Initiator)?;
         self.outgoing.extend(self.opening());
         let mut message = [0; NOISE_HANDSHAKE_BYTES];
-        let bytes = handshake.write_message(&[], &mut message).map_err(|_| Fault::NoRandomness)?;
+        let bytes = handshake.write_message(&[], &mut message).map_err(|_| ChannelFault::NoRandomness)?;
         self.outgoing.extend_from_slice(&message[..bytes]);
         self.stage = Stage::Calling { handshake: Box::new(handshake), answer: Answer::Preamble };
         Ok(())
     }
 
-    fn handshake(&self, role: Role) -> Result<HandshakeState, Fault> {
+    fn handshake(&self, role: Role) -> Result<HandshakeState, ChannelFault> {
         let opening = self.opening();
         let build = || {
             let builder = Builder::new(PATTERN.parse()?).psk(0, &self.key)?.prologue(&opening)?;
@@ -271,7 +273,7 @@ impl Session {
                 Role::Responder => builder.build_responder(),
             }
         };
-        build().map_err(|_: snow::Error| Fault::NoRandomness)
+        build().map_err(|_: snow::Error| ChannelFault::NoRandomness)
     }
 
     fn opening(&self) -> [u8; OPENING_BYTES] {
@@ -283,7 +285,7 @@ impl Session {
     }
 
     /// Deals with a complete unit and says, in `unit_bytes`, how long the next one is.
-    fn take_unit(&mut self, unit: &[u8]) -> Result<(), Fault> {
+    fn take_unit(&mut self, unit: &[u8]) -> Result<(), ChannelFault> {
         match &mut self.stage {
             Stage::Calling { answer: answer @ Answer::Preamble, .. } => {
                 check_preamble(unit)?;
@@ -294,7 +296,7 @@ impl Session {
             Stage::Calling { answer: Answer::Rest, .. } => self.confirm(unit),
             Stage::Listening => {
                 check_preamble(unit).inspect_err(|fault| {
-                    if matches!(fault, Fault::Version { .. }) {
+                    if matches!(fault, ChannelFault::Version { .. }) {
                         self.outgoing.extend(preamble());
                     }
                 })?;
@@ -304,9 +306,9 @@ impl Session {
             }
             Stage::Hearing => self.answer(unit),
             Stage::Confirming { noise } => {
-                let piece = open(noise, &unit[LENGTH_BYTES..]).map_err(|_| Fault::Stranger)?;
+                let piece = open(noise, &unit[LENGTH_BYTES..]).map_err(|_| ChannelFault::Stranger)?;
                 if piece != [MESSAGE_ENDS] {
-                    return Err(Fault::Damaged);
+                    return Err(ChannelFault::Damaged);
                 }
                 self.establish();
                 Ok(())
@@ -314,7 +316,7 @@ impl Session {
             Stage::Open { frame: frame @ Frame::Length, .. } => {
                 let length = usize::from(u16::from_le_bytes([unit[0], unit[1]]));
                 if length < LEAST_FRAME_BYTES {
-                    return Err(Fault::Damaged);
+                    return Err(ChannelFault::Damaged);
                 }
                 *frame = Frame::Body;
                 self.unit_bytes = length;
@@ -326,12 +328,12 @@ impl Session {
     }
 
     /// The initiator has the responder's answer: from now on it knows whom it talks to.
-    fn confirm(&mut self, unit: &[u8]) -> Result<(), Fault> {
+    fn confirm(&mut self, unit: &[u8]) -> Result<(), ChannelFault> {
         let Stage::Calling { mut handshake, .. } = std::mem::replace(&mut self.stage, Stage::Listening) else {
             unreachable!("invariant: only a caller confirms")
         };
-        handshake.read_message(unit, &mut []).map_err(|_| Fault::Stranger)?;
-        let mut noise = Box::new(handshake.into_transport_mode().map_err(|_| Fault::Stranger)?);
+        handshake.read_message(unit, &mut []).map_err(|_| ChannelFault::Stranger)?;
+        let mut noise = Box::new(handshake.into_transport_mode().map_err(|_| ChannelFault::Stranger)?);
         seal(&mut noise, &mut self.outgoing, &[]);
         self.stage = Stage::Confirming { noise };
         self.establish();
@@ -339,19 +341,19 @@ impl Session {
     }
 
     /// The responder has the initiator's first message, which may be a recording.
-    fn answer(&mut self, unit: &[u8]) -> Result<(), Fault> {
+    fn answer(&mut self, unit: &[u8]) -> Result<(), ChannelFault> {
         self.outgoing.extend(preamble());
         let (opening, message) = unit.split_at(OPENING_BYTES - PREAMBLE_BYTES);
         if opening[..4] != [self.purpose.byte(), 0, 0, 0] {
-            return Err(Fault::Stranger);
+            return Err(ChannelFault::Stranger);
         }
         self.caller = u32::from_le_bytes([opening[4], opening[5], opening[6], opening[7]]);
         let mut handshake = self.handshake(Role::Responder)?;
-        handshake.read_message(message, &mut []).map_err(|_| Fault::Stranger)?;
+        handshake.read_message(message, &mut []).map_err(|_| ChannelFault::Stranger)?;
         let mut answer = [0; NOISE_HANDSHAKE_BYTES];
-        let bytes = handshake.write_message(&[], &mut answer).map_err(|_| Fault::NoRandomness)?;
+        let bytes = handshake.write_message(&[], &mut answer).map_err(|_| ChannelFault::NoRandomness)?;
         self.outgoing.extend_from_slice(&answer[..bytes]);
-        let noise = Box::new(handshake.into_transport_mode().map_err(|_| Fault::Stranger)?);
+        let noise = Box::new(handshake.into_transport_mode().map_err(|_| ChannelFault::Stranger)?);
         self.stage = Stage::Confirming { noise };
         self.unit_bytes = LENGTH_BYTES + LEAST_FRAME_BYTES;
         Ok(())
@@ -368,16 +370,16 @@ impl Session {
         self.unit_bytes = LENGTH_BYTES;
     }
 
-    fn take_frame(&mut self, unit: &[u8]) -> Result<(), Fault> {
+    fn take_frame(&mut self, unit: &[u8]) -> Result<(), ChannelFault> {
         let Stage::Open { noise, frame } = &mut self.stage else {
             unreachable!("invariant: frames come to open sessions")
         };
         let opened = open(noise, unit)?;
         *frame = Frame::Length;
         self.unit_bytes = LENGTH_BYTES;
-        let [kind, piece @ ..] = opened.as_slice() else { return Err(Fault::Damaged) };
+        let [kind, piece @ ..] = opened.as_slice() else { return Err(ChannelFault::Damaged) };
         if self.partial.len() + piece.len() > self.most_bytes {
-            return Err(Fault::TooLong { most_bytes: self.most_bytes });
+            return Err(ChannelFault::TooLong { most_bytes: self.most_bytes });
         }
         self.partial.extend_from_slice(piece);
         match *kind {
@@ -386,7 +388,7 @@ impl Session {
                 self.messages.push_back(std::mem::take(&mut self.partial));
                 Ok(())
             }
-            _ => Err(Fault::Damaged),
+            _ => Err(ChannelFault::Damaged),
         }
     }
 }
@@ -411,16 +413,16 @@ fn preamble() -> [u8; PREAMBLE_BYTES] {
     preamble
 }
 
-fn check_preamble(bytes: &[u8]) -> Result<(), Fault> {
+fn check_preamble(bytes: &[u8]) -> Result<(), ChannelFault> {
     match bytes.split_last() {
         Some((&version, magic)) if magic == MAGIC => {
             if version == VERSION {
                 Ok(())
             } else {
-                Err(Fault::Version { theirs: version })
+                Err(ChannelFault::Version { theirs: version })
             }
         }
-        _ => Err(Fault::NotAChannel),
+        _ => Err(ChannelFault::NotAChannel),
     }
 }
 
@@ -448,9 +450,9 @@ fn seal(noise: &mut TransportState, outgoing: &mut Vec<u8>, message: &[u8]) {
 }
 
 /// What is inside a frame.
-fn open(noise: &mut TransportState, frame: &[u8]) -> Result<Vec<u8>, Fault> {
+fn open(noise: &mut TransportState, frame: &[u8]) -> Result<Vec<u8>, ChannelFault> {
     let mut plain = vec![0; frame.len()];
-    let bytes = noise.read_message(frame, &mut plain).map_err(|_| Fault::Damaged)?;
+    let bytes = noise.read_message(frame, &mut plain).map_err(|_| ChannelFault::Damaged)?;
     plain.truncate(bytes);
     Ok(plain)
 }

@@ -61,7 +61,7 @@ impl fmt::Display for Launcher {
 
 /// A position in a row: the how manieth of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankPosition {
     /// From zero.
     pub index: usize,
     /// How many there are.
@@ -75,9 +75,9 @@ pub(super) struct Launch {
     pub(super) rank: Rank,
     pub(super) size: usize,
     /// This rank among those of its host, where the launcher says so.
-    pub(super) local: Option<Place>,
+    pub(super) local: Option<RankPosition>,
     /// This rank's host among the hosts, where the launcher says so.
-    pub(super) cross: Option<Place>,
+    pub(super) cross: Option<RankPosition>,
     /// What all ranks of this job have in common, on all hosts, and no other job has at the same time. `None`: nothing
     /// that a rank knows by itself; on one host the process that started them will have to do.
     pub(super) job: Option<String>,
@@ -85,7 +85,7 @@ pub(super) struct Launch {
     /// only: each agent of torchrun counts for itself.
     pub(super) attempt: Option<String>,
     /// Where rank 0 can be met from other hosts, where the launcher says so.
-    pub(super) meeting: Option<Address>,
+    pub(super) rendezvous: Option<Address>,
 }
 
 impl Launch {
@@ -151,7 +151,7 @@ fn farandole(variables: Variables<'_>) -> Result<Option<Launch>> {
         cross: place(variables, CROSS_RANK, CROSS_SIZE)?,
         job: None,
         attempt: None,
-        meeting: None,
+        rendezvous: None,
     }))
 }
 
@@ -173,7 +173,7 @@ fn horovod(variables: Variables<'_>) -> Result<Option<Launch>> {
         cross: place(variables, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")?,
         job,
         attempt: None,
-        meeting: None,
+        rendezvous: None,
     }))
 }
 
@@ -189,7 +189,7 @@ fn torchrun(variables: Variables<'_>) -> Result<Option<Launch>> {
     let address = variables.text("MASTER_ADDR");
     let port: Option<u16> = variables.value("MASTER_PORT", "a port")?;
     if local.is_none() && address.as_deref().is_some_and(is_loopback) {
-        local = Some(Place { index: rank.index(), of: size });
+        local = Some(RankPosition { index: rank.index(), of: size });
     }
     // Not the address: the master itself may be told that it is localhost.
     let run = variables.text("TORCHELASTIC_RUN_ID").map(|run| format!("run {run}"));
@@ -199,9 +199,9 @@ fn torchrun(variables: Variables<'_>) -> Result<Option<Launch>> {
     // The port itself is taken: torchrun, or the first rank of a program that uses torch.distributed, serves its store
     // there.
     let next = |port: u16| port.checked_add(1).unwrap_or(port - 1);
-    let meeting = address.zip(port).map(|(host, port)| hosts::address(&host, next(port)));
+    let rendezvous = address.zip(port).map(|(host, port)| hosts::address(&host, next(port)));
     let cross = place(variables, "GROUP_RANK", "GROUP_WORLD_SIZE")?;
-    Ok(Some(Launch { launcher: Launcher::Torchrun, rank, size, local, cross, job, attempt, meeting }))
+    Ok(Some(Launch { launcher: Launcher::Torchrun, rank, size, local, cross, job, attempt, rendezvous }))
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -222,7 +222,7 @@ fn open_mpi(variables: Variables<'_>) -> Result<Option<Launch>> {
         cross: None,
         job: variables.text("PMIX_NAMESPACE").or_else(|| variables.text("OMPI_MCA_ess_base_jobid")),
         attempt: None,
-        meeting: None,
+        rendezvous: None,
     }))
 }
 
@@ -244,7 +244,7 @@ fn mpich(variables: Variables<'_>) -> Result<Option<Launch>> {
         cross: None,
         job: None,
         attempt: None,
-        meeting: None,
+        rendezvous: None,
     }))
 }
 
@@ -264,14 +264,14 @@ pub(super) fn rank_and_size(
 }
 
 /// A place that a launcher may give; half of it is as good as nothing, nonsense is an error.
-fn place(variables: Variables<'_>, index: &'static str, of: &'static str) -> Result<Option<Place>> {
+fn place(variables: Variables<'_>, index: &'static str, of: &'static str) -> Result<Option<RankPosition>> {
     let (Some(place), Some(count)) = (variables.value(index, "a number")?, variables.value(of, "a number")?) else {
         return Ok(None);
     };
     if place >= count {
         return Err(wrong(index, format!("{place} is not below {count}, which {of} says")));
     }
-    Ok(Some(Place { index: place, of: count }))
+    Ok(Some(RankPosition { index: place, of: count }))
 }
 
 #[cfg(test)]
@@ -319,11 +319,11 @@ mod tests {
     fn each_launcher_is_known_by_its_variables() {
         let mpi = found(&OPEN_MPI);
         assert_eq!((mpi.launcher, mpi.rank, mpi.size), (Launcher::OpenMpi, Rank(1), 4));
-        assert_eq!((mpi.local, mpi.job.as_deref()), (Some(Place { index: 1, of: 2 }), Some("12@1")));
+        assert_eq!((mpi.local, mpi.job.as_deref()), (Some(RankPosition { index: 1, of: 2 }), Some("12@1")));
         assert!(!mpi.is_on_one_host());
         let torch = found(&TORCHRUN);
         assert_eq!((torch.launcher, torch.rank, torch.size), (Launcher::Torchrun, Rank(3), 4));
-        assert_eq!(torch.meeting, Some(Address::Tcp("node-7:29501".into())));
+        assert_eq!(torch.rendezvous, Some(Address::Tcp("node-7:29501".into())));
         assert_eq!(torch.job_id().unwrap().as_str(), "torchrun run none, port 29500");
         assert_eq!(mpi.job_id().unwrap().as_str(), "mpirun 12@1");
         let hydra = found(&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")]);
@@ -380,7 +380,7 @@ mod tests {
         assert!(found(&hand("localhost")).is_on_one_host());
         assert!(found(&hand("::1")).is_on_one_host());
         assert!(!found(&hand("fd00::7")).is_on_one_host());
-        assert_eq!(found(&hand("fd00::7")).meeting, Some(Address::Tcp("[fd00::7]:65534".into())));
+        assert_eq!(found(&hand("fd00::7")).rendezvous, Some(Address::Tcp("[fd00::7]:65534".into())));
     }
 
     #[test]

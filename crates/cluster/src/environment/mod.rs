@@ -22,20 +22,20 @@
 //! key is never on a command line, where every user of the machine could read it (`key`).
 //!
 //! Other launchers start processes but do not introduce them. Then rank 0 hosts the meeting: on one host behind a
-//! socket that only this user's processes get through, and nobody needs to be given a key (`door`); across hosts at an
-//! address that the launcher or the user names, with a key from the user. [`Environment::open`] does what is needed
-//! (`venue`).
+//! socket that only this user's processes get through, and nobody needs to be given a key (`local_key`); across hosts
+//! at an address that the launcher or the user names, with a key from the user. [`Environment::open`] does what is
+//! needed (`rendezvous_access`).
 
 mod ancestor;
-mod door;
 mod hosts;
 mod key;
 mod launcher;
 mod level;
+mod local_key;
+mod rendezvous_access;
 mod route;
 mod slurm;
 mod variables;
-mod venue;
 
 use std::collections::BTreeSet;
 use std::env;
@@ -46,9 +46,9 @@ use std::sync::Once;
 use farandole_plan::Rank;
 use farandole_transport::{JobId, Key};
 
-pub use launcher::{Launcher, Place};
+pub use launcher::{Launcher, RankPosition};
 pub use level::{LOG_LEVEL, LogLevel};
-pub use venue::Venue;
+pub use rendezvous_access::RendezvousAccess;
 
 use crate::error::{Error, Result};
 use crate::rendezvous::Address;
@@ -96,13 +96,13 @@ pub struct Environment {
     pub size: usize,
     /// This rank among those of its host, where the launcher says so. What counts is what ranks find out when they
     /// meet.
-    pub local: Option<Place>,
+    pub local: Option<RankPosition>,
     /// This host among the hosts, where the launcher says so.
-    pub cross: Option<Place>,
+    pub cross: Option<RankPosition>,
     /// What the user or the launcher calls this job; the same on all its ranks.
     pub job: Option<JobId>,
     /// Where they meet; `None` in a world of one.
-    pub meeting: Option<Meeting>,
+    pub rendezvous: Option<RendezvousPoint>,
     /// Identity of the host: ranks with equal ones share memory.
     pub host: String,
     /// Where other hosts reach this one, if somebody has said so.
@@ -111,7 +111,7 @@ pub struct Environment {
 
 /// Where the ranks of a job meet, who hosts the meeting, and what proves that a rank belongs to it.
 #[derive(Clone, Debug)]
-pub enum Meeting {
+pub enum RendezvousPoint {
     /// A launcher of ours waits for the ranks.
     AtLauncher {
         /// The place.
@@ -126,10 +126,10 @@ pub enum Meeting {
         /// The proof.
         key: Key,
     },
-    /// All ranks are on this host. Rank 0 makes a key and hands it to processes of the same user that come to its door.
+    /// All ranks are on this host. Rank 0 makes a key and sends it to processes of the same user.
     OnThisHost {
-        /// Name of the door, an abstract Unix socket.
-        door: String,
+        /// Name of the key socket, an abstract Unix socket.
+        key_socket: String,
     },
 }
 
@@ -147,16 +147,16 @@ impl Environment {
         let Some(launch) = launcher::detect(variables)? else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
-            let (local, cross, job, meeting) = (None, None, None, None);
-            return Ok(Environment { launcher, rank, size, local, cross, job, meeting, host, addresses });
+            let (local, cross, job, rendezvous) = (None, None, None, None);
+            return Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses });
         };
-        let meeting = find_meeting(variables, &launch)?;
+        let rendezvous = find_rendezvous(variables, &launch)?;
         let job = variables.text(JOB).map(|name| JobId::named(&name)).or_else(|| launch.job_id());
-        if addresses.is_empty() && matches!(meeting, Some(Meeting::AtRankZero { .. })) {
+        if addresses.is_empty() && matches!(rendezvous, Some(RendezvousPoint::AtRankZero { .. })) {
             addresses = addresses_of_interfaces(variables)?;
         }
         let Launch { launcher, rank, size, local, cross, .. } = launch;
-        Ok(Environment { launcher, rank, size, local, cross, job, meeting, host, addresses })
+        Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses })
     }
 
     /// Who this process is, in one line for logs.
@@ -167,11 +167,11 @@ impl Environment {
         }
         let local = self.local.map(|local| format!(" ({} of {} on this host)", local.index, local.of));
         let job = self.job.map(|job| format!(", job '{job}'")).unwrap_or_default();
-        let meets = match &self.meeting {
+        let meets = match &self.rendezvous {
             None => "nobody to meet".to_string(),
-            Some(Meeting::AtLauncher { address, .. }) => format!("meets at {address}"),
-            Some(Meeting::AtRankZero { address, .. }) => format!("meets at {address}, in rank 0"),
-            Some(Meeting::OnThisHost { door }) => format!("meets at unix:@{door}, in rank 0"),
+            Some(RendezvousPoint::AtLauncher { address, .. }) => format!("meets at {address}"),
+            Some(RendezvousPoint::AtRankZero { address, .. }) => format!("meets at {address}, in rank 0"),
+            Some(RendezvousPoint::OnThisHost { key_socket }) => format!("meets at unix:@{key_socket}, in rank 0"),
         };
         format!("rank {rank} of {size}{}{job}, started by {launcher}; {meets}", local.unwrap_or_default())
     }
@@ -186,7 +186,7 @@ impl Environment {
     /// Says on standard error which variables are set and have no effect, or are unknown. Rank 0 says it for all; where
     /// our launcher started the ranks, it has said it already.
     pub fn warn_of_settings(&self) {
-        if self.rank != Rank(0) || matches!(self.meeting, Some(Meeting::AtLauncher { .. })) {
+        if self.rank != Rank(0) || matches!(self.rendezvous, Some(RendezvousPoint::AtLauncher { .. })) {
             return;
         }
         // A process may initialise again and again; once is enough.
@@ -236,7 +236,7 @@ fn read_addresses(text: Option<String>) -> Result<Vec<IpAddr>> {
 }
 
 /// Where the ranks of this launch meet. A place that the user names comes first.
-fn find_meeting(variables: Variables<'_>, launch: &Launch) -> Result<Option<Meeting>> {
+fn find_rendezvous(variables: Variables<'_>, launch: &Launch) -> Result<Option<RendezvousPoint>> {
     let named = variables.text(RENDEZVOUS);
     if launch.size == 1 && (named.is_none() || launch.launcher != Launcher::Farandole) {
         return Ok(None);
@@ -244,15 +244,15 @@ fn find_meeting(variables: Variables<'_>, launch: &Launch) -> Result<Option<Meet
     let address = match named {
         Some(text) => Some(text.parse().map_err(|problem: String| wrong(RENDEZVOUS, problem))?),
         None if launch.is_on_one_host() => {
-            return Ok(Some(Meeting::OnThisHost { door: door::name(launch) }));
+            return Ok(Some(RendezvousPoint::OnThisHost { key_socket: local_key::socket_name(launch) }));
         }
-        None => launch.meeting.clone(),
+        None => launch.rendezvous.clone(),
     };
     let Some(address) = address else { return Err(wrong(RENDEZVOUS, how_to_name_one(launch.launcher))) };
     let key = key::find(variables, launch.launcher)?;
     Ok(Some(match address {
-        Address::Tcp(_) => Meeting::AtRankZero { address, key },
-        Address::UnixPath(_) | Address::UnixAbstract(_) => Meeting::AtLauncher { address, key },
+        Address::Tcp(_) => RendezvousPoint::AtRankZero { address, key },
+        Address::UnixPath(_) | Address::UnixAbstract(_) => RendezvousPoint::AtLauncher { address, key },
     }))
 }
 
@@ -296,7 +296,7 @@ mod tests {
     fn nothing_set_is_a_world_of_one() {
         let alone = read(&[]).unwrap();
         assert_eq!((alone.rank, alone.size, alone.launcher), (Rank(0), 1, Launcher::Nobody));
-        assert!(alone.meeting.is_none());
+        assert!(alone.rendezvous.is_none());
         assert_eq!(alone.host, host_identity());
         assert!(alone.describe().contains("no launcher"), "{}", alone.describe());
     }
@@ -319,13 +319,18 @@ mod tests {
         ];
         let rank = read(&variables).unwrap();
         assert_eq!((rank.rank, rank.size, rank.host.as_str()), (Rank(2), 4, "h1"));
-        assert_eq!((rank.local, rank.cross), (Some(Place { index: 0, of: 2 }), Some(Place { index: 1, of: 2 })));
+        assert_eq!(
+            (rank.local, rank.cross),
+            (Some(RankPosition { index: 0, of: 2 }), Some(RankPosition { index: 1, of: 2 }))
+        );
         assert_eq!(rank.addresses, ["fd00::7".parse::<IpAddr>().unwrap(), "10.0.0.7".parse().unwrap()]);
         assert_eq!(
             rank.describe(),
             "rank 2 of 4 (0 of 2 on this host), started by farandole's variables; meets at unix:@m"
         );
-        let Some(Meeting::AtLauncher { address, key: found }) = rank.meeting else { panic!("{:?}", rank.meeting) };
+        let Some(RendezvousPoint::AtLauncher { address, key: found }) = rank.rendezvous else {
+            panic!("{:?}", rank.rendezvous)
+        };
         assert_eq!((address, found), (Address::UnixAbstract("m".into()), key));
     }
 
@@ -336,14 +341,14 @@ mod tests {
         let ours = [(RANK, "0"), (SIZE, "2"), named, (KEY, &hex)];
         let mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), named, (KEY, &hex)];
         for variables in [ours, mpi] {
-            let meeting = read(&variables).unwrap().meeting;
-            assert!(matches!(meeting, Some(Meeting::AtRankZero { .. })), "{variables:?}: {meeting:?}");
+            let rendezvous = read(&variables).unwrap().rendezvous;
+            assert!(matches!(rendezvous, Some(RendezvousPoint::AtRankZero { .. })), "{variables:?}: {rendezvous:?}");
         }
     }
 
     #[test]
     fn ranks_of_one_host_need_no_key_and_have_the_same_door() {
-        let door = |rank: &str, job: &str| {
+        let key_socket = |rank: &str, job: &str| {
             let environment = read(&[
                 ("OMPI_COMM_WORLD_RANK", rank),
                 ("OMPI_COMM_WORLD_SIZE", "2"),
@@ -353,19 +358,19 @@ mod tests {
             ])
             .unwrap();
             assert!(environment.describe().contains("started by Open MPI's mpirun; meets at unix:@farandole-"));
-            match environment.meeting {
-                Some(Meeting::OnThisHost { door }) => door,
+            match environment.rendezvous {
+                Some(RendezvousPoint::OnThisHost { key_socket }) => key_socket,
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(door("0", "7"), door("1", "7"));
-        assert_ne!(door("0", "7"), door("0", "8"));
+        assert_eq!(key_socket("0", "7"), key_socket("1", "7"));
+        assert_ne!(key_socket("0", "7"), key_socket("0", "8"));
     }
 
     #[test]
     fn a_job_of_one_rank_meets_nobody() {
         let one = read(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]).unwrap();
-        assert!(one.meeting.is_none() && one.launcher == Launcher::OpenMpi);
+        assert!(one.rendezvous.is_none() && one.launcher == Launcher::OpenMpi);
     }
 
     #[test]

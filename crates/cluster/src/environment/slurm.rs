@@ -7,7 +7,7 @@
 //! `SLURM_NTASKS` may be what the allocation has; `SLURM_STEP_NUM_TASKS` is the step's own and comes first.
 
 use super::hosts;
-use super::launcher::{Launch, Launcher, Place, rank_and_size};
+use super::launcher::{Launch, Launcher, RankPosition, rank_and_size};
 use super::variables::{Variables, wrong};
 use crate::error::Result;
 
@@ -43,16 +43,16 @@ pub(super) fn detect(variables: Variables<'_>) -> Result<Option<Launch>> {
         None => Vec::new(),
     };
     let node: Option<usize> = variables.value("SLURM_NODEID", "a number")?;
-    let cross = node.filter(|&index| index < hosts.len()).map(|index| Place { index, of: hosts.len() });
+    let cross = node.filter(|&index| index < hosts.len()).map(|index| RankPosition { index, of: hosts.len() });
     let id = format!("{job}.{step}");
-    let meeting = hosts.first().map(|host| hosts::address(host, port_of(&id)));
+    let rendezvous = hosts.first().map(|host| hosts::address(host, port_of(&id)));
     let local = local_place(variables, node)?;
-    Ok(Some(Launch { launcher: Launcher::Slurm, rank, size, local, cross, job: Some(id), attempt: None, meeting }))
+    Ok(Some(Launch { launcher: Launcher::Slurm, rank, size, local, cross, job: Some(id), attempt: None, rendezvous }))
 }
 
 /// Where in its host this task is. The numbers of tasks come as `2(x3),1`: two on each of three hosts, one on the
 /// fourth.
-fn local_place(variables: Variables<'_>, node: Option<usize>) -> Result<Option<Place>> {
+fn local_place(variables: Variables<'_>, node: Option<usize>) -> Result<Option<RankPosition>> {
     let index: Option<usize> = variables.value("SLURM_LOCALID", "a number")?;
     let Some(counts) = variables.text(TASKS_PER_NODE) else { return Ok(None) };
     let bad = || wrong(TASKS_PER_NODE, format!("'{counts}' is not a list of numbers of tasks"));
@@ -60,7 +60,7 @@ fn local_place(variables: Variables<'_>, node: Option<usize>) -> Result<Option<P
         Some(node) => tasks_of_node(&counts, node).map_err(|_| bad())?,
         None => None,
     };
-    Ok(index.zip(of).filter(|(index, of)| index < of).map(|(index, of)| Place { index, of }))
+    Ok(index.zip(of).filter(|(index, of)| index < of).map(|(index, of)| RankPosition { index, of }))
 }
 
 fn tasks_of_node(counts: &str, node: usize) -> std::result::Result<Option<usize>, std::num::ParseIntError> {
@@ -111,10 +111,10 @@ mod tests {
         ];
         let launch = task(&set).unwrap().unwrap();
         assert_eq!((launch.rank, launch.size), (Rank(3), 5));
-        assert_eq!(launch.local, Some(Place { index: 1, of: 2 }));
-        assert_eq!(launch.cross, Some(Place { index: 1, of: 3 }));
+        assert_eq!(launch.local, Some(RankPosition { index: 1, of: 2 }));
+        assert_eq!(launch.cross, Some(RankPosition { index: 1, of: 3 }));
         assert_eq!(launch.job.as_deref(), Some("77.2"));
-        assert_eq!(launch.meeting, Some(hosts::address("gpu08", port_of("77.2"))));
+        assert_eq!(launch.rendezvous, Some(hosts::address("gpu08", port_of("77.2"))));
         assert!(!launch.is_on_one_host());
     }
 

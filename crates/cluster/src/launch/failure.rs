@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::connectivity::ReachGap;
 use super::message::HowEnded;
-use super::reach::Gap;
-use crate::rendezvous::{Verdict, VerdictKind};
+use crate::rendezvous::{FailureKind, FailureNotice};
 
 /// Something that ended a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +44,7 @@ pub(crate) enum What {
     /// What a rank has made of its task could not be kept.
     ResultLost(String),
     /// Hosts cannot reach each other.
-    Unreachable(Gap),
+    Unreachable(ReachGap),
 }
 
 /// `rank 3 on node-b (pid 4711)`.
@@ -57,19 +57,19 @@ pub(super) fn rank_name(rank: u32, host: &str, pid: Option<u32>) -> String {
 
 impl Failure {
     /// What all ranks are told.
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub(crate) fn notice(&self) -> FailureNotice {
         let kind = match self.what {
-            What::Ended(HowEnded::Exited(code)) => VerdictKind::Exited { code },
-            What::Ended(HowEnded::Signalled(signal)) => VerdictKind::Signalled { signal },
-            What::Stopped(..) => VerdictKind::Stopped,
-            What::Silent(_) => VerdictKind::Silent,
-            What::HostSilent(_) => VerdictKind::HostLost,
-            What::AgentGone(_) => VerdictKind::AgentLost,
+            What::Ended(HowEnded::Exited(code)) => FailureKind::Exited { code },
+            What::Ended(HowEnded::Signalled(signal)) => FailureKind::Signalled { signal },
+            What::Stopped(..) => FailureKind::Stopped,
+            What::Silent(_) => FailureKind::Silent,
+            What::HostSilent(_) => FailureKind::HostLost,
+            What::AgentGone(_) => FailureKind::AgentLost,
             What::NotStarted(_) | What::AgentNeverCame(_) | What::Unreachable(_) | What::ResultLost(_) => {
-                VerdictKind::Other
+                FailureKind::Other
             }
         };
-        Verdict {
+        FailureNotice {
             rank: self.rank.map(farandole_plan::Rank),
             host: Some(self.host_name.clone()),
             pid: self.pid,

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 
 use super::hosts;
-use super::order::HostSlots;
+use super::job_spec::HostSlots;
 use crate::error::{Error, Result};
 
 /// What a line may look like, for messages.
@@ -26,8 +26,9 @@ const EXPECTED: &str = "expected 'host', 'host:2', 'host slots=2' or 'host slots
 pub fn read(path: &Path) -> Result<Vec<HostSlots>> {
     let bytes =
         fs::read(path).map_err(|error| Error::local(format!("reading the host file {}", path.display()), error))?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Error::order(path.display().to_string(), "is not a text file; expected one host on each line"))?;
+    let text = String::from_utf8(bytes).map_err(|_| {
+        Error::job_spec(path.display().to_string(), "is not a text file; expected one host on each line")
+    })?;
     parse(&path.display().to_string(), &text)
 }
 
@@ -36,7 +37,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<HostSlots>> {
     let mut listed: Vec<HostSlots> = Vec::new();
     let mut counts: HashMap<String, Count> = HashMap::new();
     for (index, line) in text.lines().enumerate() {
-        let at = |problem| Error::order(format!("{file}, line {}", index + 1), problem);
+        let at = |problem| Error::job_spec(format!("{file}, line {}", index + 1), problem);
         let Some(line) = parse_line(line).map_err(at)? else { continue };
         let count = counts.entry(line.name.clone()).or_default();
         count.slots = count.slots.saturating_add(line.slots);
@@ -48,7 +49,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<HostSlots>> {
         listed.push(HostSlots { name: line.name, slots: line.slots });
     }
     if listed.is_empty() {
-        return Err(Error::order(file, format!("names no host; {EXPECTED} on each line")));
+        return Err(Error::job_spec(file, format!("names no host; {EXPECTED} on each line")));
     }
     Ok(listed)
 }

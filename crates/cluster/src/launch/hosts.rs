@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::order::HostSlots;
+use super::job_spec::HostSlots;
 use crate::error::{Error, Result};
 
 /// More slots than this on one host can only be a slip of the finger.
@@ -17,9 +17,9 @@ pub(super) const MOST_SLOTS: usize = 1 << 16;
 pub fn parse_list(text: &str) -> Result<Vec<HostSlots>> {
     let at = || format!("-H {text}");
     if text.trim().is_empty() {
-        return Err(Error::order(at(), "names no host; write for instance -H h1:2,h2:4"));
+        return Err(Error::job_spec(at(), "names no host; write for instance -H h1:2,h2:4"));
     }
-    text.split(',').map(|word| parse(word.trim()).map_err(|problem| Error::order(at(), problem))).collect()
+    text.split(',').map(|word| parse(word.trim()).map_err(|problem| Error::job_spec(at(), problem))).collect()
 }
 
 /// One host, with its slots if it has any.

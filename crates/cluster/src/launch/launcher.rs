@@ -18,18 +18,18 @@ use farandole_transport::{AwakeClock, Countdown, Key};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
+use super::agent_listener::{AgentListener, Caller};
 use super::bootstrap::Bootstrap;
-use super::doorway::{Caller, Doorway};
-use super::message::{Directive, HowEnded, Report, Seat, Start, Stream, decode, encode};
-use super::onlookers::Onlookers;
-use super::order::{Alias, Colour, Order, Verbose};
+use super::job_spec::{Alias, Colour, JobSpec, Verbose};
+use super::live_publisher::LivePublisher;
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, RankSlot, StartRanks, decode, encode};
 use super::output::{Lines, Painted, Screen, Tail, Writer};
 use super::results::{Results, Tasks};
 use super::signal::{ENDING, FOR_RANKS, SIGCHLD, Signals};
+use super::socket::Socket;
 use super::supervision::{Action, Settings, Supervision};
-use super::wire::Wire;
-use super::{kin, ssh, variables};
-use crate::channel::{Polled, Purpose, Received};
+use super::{process_tree, ssh, variables};
+use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::error::{Error, Result};
 use crate::rendezvous::ProcessState;
 
@@ -41,7 +41,7 @@ const MOST_TASK_BYTES: usize = 1 << 20;
 
 /// Starts the ranks of an order, looks after them until the last has ended, and returns the code to exit with. What the
 /// ranks write, and why the job failed if it did, has been shown by then.
-pub fn run(order: Order) -> Result<u8> {
+pub fn run(spec: JobSpec) -> Result<u8> {
     let began = Instant::now();
     let mut heard = ENDING.to_vec();
     heard.extend(FOR_RANKS);
@@ -50,32 +50,32 @@ pub fn run(order: Order) -> Result<u8> {
     // Should the agent of this host be killed, its orphans are ours to end.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
-    let task = task_of(&order)?;
+    let task = task_of(&spec)?;
     let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
-    let writer = Writer::start(order.output.drawer.clone())?;
-    let screen = Screen::new(order.output.clone(), painted(order.output.colour), order.placement.size(), writer);
+    let writer = Writer::start(spec.output.drawer.clone())?;
+    let screen = Screen::new(spec.output.clone(), painted(spec.output.colour), spec.placement.size(), writer);
     let settings = Settings {
-        hosts: order.placement.hosts().iter().map(|host| host.name.clone()).collect(),
-        starts: starts(&order, task.as_ref().map(|(task, _)| task.bytes())),
-        start_timeout: order.start_timeout,
-        silence: order.silence,
-        grace: order.grace,
+        hosts: spec.placement.hosts().iter().map(|host| host.name.clone()).collect(),
+        starts: starts(&spec, task.as_ref().map(|(task, _)| task.bytes())),
+        start_timeout: spec.start_timeout,
+        silence: spec.silence,
+        grace: spec.grace,
     };
-    let onlookers = Onlookers::receive(&order)?;
+    let live = LivePublisher::open(&spec)?;
     let mut launcher = Launcher {
-        onlookers,
+        live,
         supervision: Supervision::new(settings, began),
         lines: Vec::new(),
-        doorway: None,
+        agent_listener: None,
         key,
         signals,
         screen,
         held: VecDeque::new(),
         finished: Finished::No,
         task,
-        order,
+        spec,
     };
-    if let Some(address) = launcher.onlookers.metrics() {
+    if let Some(address) = launcher.live.metrics() {
         launcher.screen.say(&format!("metrics are at http://{address}/metrics"));
     }
     launcher.start_agents(began)?;
@@ -84,18 +84,18 @@ pub fn run(order: Order) -> Result<u8> {
 }
 
 struct Launcher {
-    order: Order,
+    spec: JobSpec,
     supervision: Supervision,
-    lines: Vec<AgentLine>,
-    doorway: Option<Doorway>,
+    lines: Vec<AgentHandle>,
+    agent_listener: Option<AgentListener>,
     key: Key,
     signals: Signals,
     screen: Screen,
-    /// Output that the screen had no room for.
-    held: VecDeque<(u32, Stream, Vec<u8>)>,
+    /// OutputOptions that the screen had no room for.
+    held: VecDeque<(u32, OutputStream, Vec<u8>)>,
     finished: Finished,
     task: Option<(Tasks, Results)>,
-    onlookers: Onlookers,
+    live: LivePublisher,
 }
 
 /// Whether a piece of the task went into a channel.
@@ -113,8 +113,8 @@ enum Finished {
 
 /// One agent: the process that we started for it, and the channel once there is one.
 #[derive(Default)]
-struct AgentLine {
-    channel: Option<Polled<Wire>>,
+struct AgentHandle {
+    channel: Option<Polled<Socket>>,
     child: Option<Child>,
     /// What ssh and the agent itself say.
     complaints: Option<(OwnedFd, Lines)>,
@@ -125,16 +125,16 @@ struct AgentLine {
 
 impl Launcher {
     fn start_agents(&mut self, now: Instant) -> Result<()> {
-        let names: Vec<String> = self.order.placement.hosts().iter().map(|host| host.name.clone()).collect();
+        let names: Vec<String> = self.spec.placement.hosts().iter().map(|host| host.name.clone()).collect();
         let hosts = names.iter().enumerate();
         let others: Vec<&str> =
-            hosts.filter(|(host, _)| !self.order.placement.is_local(*host)).map(|(_, name)| name.as_str()).collect();
+            hosts.filter(|(host, _)| !self.spec.placement.is_local(*host)).map(|(_, name)| name.as_str()).collect();
         if !others.is_empty() {
-            self.doorway = Some(Doorway::open(&self.order, &others)?);
+            self.agent_listener = Some(AgentListener::open(&self.spec, &others)?);
         }
         let program = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
         for (host, name) in names.iter().enumerate() {
-            let line = if self.order.placement.is_local(host) {
+            let line = if self.spec.placement.is_local(host) {
                 self.start_here(host, &program)?
             } else {
                 self.start_there(host, name, &program)
@@ -149,7 +149,7 @@ impl Launcher {
     }
 
     /// The agent of this host talks through a pair of sockets that nobody else has.
-    fn start_here(&self, host: usize, program: &Path) -> Result<AgentLine> {
+    fn start_here(&self, host: usize, program: &Path) -> Result<AgentHandle> {
         let starting = |error| Error::local("starting the agent of this host", error);
         let (mut ours, theirs) = UnixStream::pair().map_err(starting)?;
         ours.write_all(&self.bootstrap(host, Vec::new()).to_bytes()).map_err(starting)?;
@@ -157,17 +157,17 @@ impl Launcher {
         // In a group of its own: Ctrl-C at the terminal is for the launcher to pass on.
         command.arg("agent").stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
         let child = command.spawn().map_err(starting)?;
-        let channel = Polled::accept(Wire::from(ours), &self.key, Purpose::Agent).map_err(starting)?;
-        Ok(AgentLine { channel: Some(channel), child: Some(child), ..AgentLine::default() })
+        let channel = Polled::accept(Socket::from(ours), &self.key, ChannelPurpose::Agent).map_err(starting)?;
+        Ok(AgentHandle { channel: Some(channel), child: Some(child), ..AgentHandle::default() })
     }
 
-    fn start_there(&self, host: usize, name: &str, program: &Path) -> AgentLine {
-        let doors = self.doorway.as_ref().map_or(Vec::new(), Doorway::addresses);
-        let mut line = AgentLine::default();
-        let mut command = ssh::agent_command(&self.order.ssh, name, program, self.order.start_timeout);
+    fn start_there(&self, host: usize, name: &str, program: &Path) -> AgentHandle {
+        let probe_addresses = self.agent_listener.as_ref().map_or(Vec::new(), AgentListener::addresses);
+        let mut line = AgentHandle::default();
+        let mut command = ssh::agent_command(&self.spec.ssh, name, program, self.spec.start_timeout);
         let started = command.process_group(0).spawn().and_then(|mut child| {
             if let Some(mut stdin) = child.stdin.take() {
-                stdin.write_all(&self.bootstrap(host, doors).to_bytes())?;
+                stdin.write_all(&self.bootstrap(host, probe_addresses).to_bytes())?;
                 child.stdin = Some(stdin);
             }
             if let Some(stderr) = child.stderr.take() {
@@ -187,16 +187,16 @@ impl Launcher {
         Bootstrap {
             key: self.key.to_hex(),
             host: host as u32,
-            hosts: self.order.placement.hosts().len() as u32,
+            hosts: self.spec.placement.hosts().len() as u32,
             launcher,
-            silence_ms: millis(self.order.silence),
-            patience_ms: millis(self.order.start_timeout),
-            network: self.order.network.clone(),
+            silence_ms: millis(self.spec.silence),
+            patience_ms: millis(self.spec.start_timeout),
+            network: self.spec.network.clone(),
         }
     }
 
     fn run(&mut self, began: Instant) {
-        let mut clock = AwakeClock::new(began).judging_by(self.order.silence);
+        let mut clock = AwakeClock::new(began).judging_by(self.spec.silence);
         let mut at_most = Duration::ZERO;
         while self.finished == Finished::No {
             let now = clock.look(Instant::now(), at_most);
@@ -220,11 +220,11 @@ impl Launcher {
     }
 
     fn answer_callers(&mut self, now: Instant) {
-        let Some(doorway) = &mut self.doorway else { return };
-        for Caller { host, channel, first } in doorway.answer(&self.key, now) {
+        let Some(agent_listener) = &mut self.agent_listener else { return };
+        for Caller { host, channel, first } in agent_listener.answer(&self.key, now) {
             let host = host as usize;
             // Only an agent that is missed; whoever holds the key and lies about its host is one of ours gone mad.
-            if host < self.lines.len() && self.lines[host].channel.is_none() && !self.order.placement.is_local(host) {
+            if host < self.lines.len() && self.lines[host].channel.is_none() && !self.spec.placement.is_local(host) {
                 self.lines[host].channel = Some(channel);
                 if let Some(bytes) = first {
                     self.hear(host, &bytes, now);
@@ -269,7 +269,7 @@ impl Launcher {
                 heard.extend(lines.finish());
                 line.complaints = None;
             }
-            let name = &self.order.placement.hosts()[host].name;
+            let name = &self.spec.placement.hosts()[host].name;
             for bytes in heard {
                 line.last_complaint.push(&bytes);
                 for text in String::from_utf8_lossy(&bytes).lines().filter(|text| !text.trim().is_empty()) {
@@ -303,32 +303,32 @@ impl Launcher {
     }
 
     fn hear(&mut self, host: usize, bytes: &[u8], now: Instant) {
-        match decode::<Report>(bytes) {
+        match decode::<AgentReport>(bytes) {
             Some(report) => self.take(host, report, now),
             None => self.lose(host, "it does not speak our language".to_owned(), now),
         }
     }
 
-    fn take(&mut self, host: usize, report: Report, now: Instant) {
-        if let Report::Output { rank, stream, bytes } = &report
+    fn take(&mut self, host: usize, report: AgentReport, now: Instant) {
+        if let AgentReport::Output { rank, stream, bytes } = &report
             && self.screen.show(*rank, *stream, bytes).is_err()
         {
             self.held.push_back((*rank, *stream, bytes.clone()));
         }
         self.keep_result(host, &report, now);
-        self.onlookers.hear(&report, now);
-        if self.order.verbose == Verbose::Yes {
+        self.live.hear(&report, now);
+        if self.spec.verbose == Verbose::Yes {
             self.tell_of(host, &report);
         }
         self.supervision.report(host, report, now);
     }
 
     /// Writes what comes of a rank's result.
-    fn keep_result(&mut self, host: usize, report: &Report, now: Instant) {
+    fn keep_result(&mut self, host: usize, report: &AgentReport, now: Instant) {
         let Some((_, results)) = &mut self.task else { return };
         let (rank, kept) = match report {
-            Report::Result { rank, bytes } => (*rank, results.add(*rank, bytes)),
-            Report::Ended { rank, .. } => (*rank, results.complete(*rank)),
+            AgentReport::Result { rank, bytes } => (*rank, results.add(*rank, bytes)),
+            AgentReport::Ended { rank, .. } => (*rank, results.complete(*rank)),
             _ => return,
         };
         if let Err(error) = kept {
@@ -336,14 +336,14 @@ impl Launcher {
         }
     }
 
-    fn tell_of(&mut self, host: usize, report: &Report) {
-        let name = self.order.placement.hosts()[host].name.clone();
+    fn tell_of(&mut self, host: usize, report: &AgentReport) {
+        let name = self.spec.placement.hosts()[host].name.clone();
         match report {
-            Report::Ready { pid, host_name, .. } => {
+            AgentReport::Ready { pid, host_name, .. } => {
                 self.screen.say(&format!("the agent on {name} ({host_name}, pid {pid}) is there"));
             }
-            Report::Started { rank, pid } => self.screen.say(&format!("rank {rank} runs on {name} (pid {pid})")),
-            Report::Ended { rank, how, after_us } => {
+            AgentReport::Started { rank, pid } => self.screen.say(&format!("rank {rank} runs on {name} (pid {pid})")),
+            AgentReport::Ended { rank, how, after_us } => {
                 self.screen.say(&format!("rank {rank} on {name} {how} after {:.3} s", *after_us as f64 / 1e6));
             }
             _ => {}
@@ -353,7 +353,7 @@ impl Launcher {
     /// The channel to an agent is gone. How its process ended says more, where it is our own child.
     fn lose(&mut self, host: usize, how: String, now: Instant) {
         self.lines[host].channel = None;
-        let how = if self.order.placement.is_local(host) {
+        let how = if self.spec.placement.is_local(host) {
             let ended = self.lines[host].child.as_mut().and_then(|child| wait_a_moment(child, FAREWELL / 4));
             ended.map_or(how, |ended| format!("it {ended}"))
         } else {
@@ -384,7 +384,7 @@ impl Launcher {
     /// Agents of this host that are stopped are not held to their silence.
     fn excuse_stopped_agents(&mut self, now: Instant) {
         for (host, pid) in self.supervision.quiet_agents(now) {
-            if self.order.placement.is_local(host) && ProcessState::of(pid) == ProcessState::Stopped {
+            if self.spec.placement.is_local(host) && ProcessState::of(pid) == ProcessState::Stopped {
                 self.supervision.agent_stopped(host, now);
             }
         }
@@ -465,7 +465,7 @@ impl Launcher {
                 fds.push(PollFd::new(pipe, PollFlags::IN));
             }
         }
-        let others = self.doorway.iter().flat_map(Doorway::fds).chain(self.signals.fds());
+        let others = self.agent_listener.iter().flat_map(AgentListener::fds).chain(self.signals.fds());
         fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let mut left = at_most;
         if !self.held.is_empty() {
@@ -503,7 +503,7 @@ impl Launcher {
                 let _ = child.wait();
             }
         }
-        kin::end_orphans(&Countdown::new(FAREWELL));
+        process_tree::end_orphans(&Countdown::new(FAREWELL));
         self.supervision.exit_code()
     }
 }
@@ -523,11 +523,11 @@ fn wait_a_moment(child: &mut Child, patience: Duration) -> Option<HowEnded> {
 }
 
 /// What each host is told to start.
-fn starts(order: &Order, task_bytes: Option<u64>) -> Vec<Start> {
-    let placement = &order.placement;
-    let seat = |&rank: &farandole_plan::Rank| {
+fn starts(spec: &JobSpec, task_bytes: Option<u64>) -> Vec<StartRanks> {
+    let placement = &spec.placement;
+    let slot = |&rank: &farandole_plan::Rank| {
         let place = placement.place(rank);
-        Seat {
+        RankSlot {
             rank: rank.0,
             local_rank: place.local_rank as u32,
             local_size: place.local_size as u32,
@@ -539,29 +539,29 @@ fn starts(order: &Order, task_bytes: Option<u64>) -> Vec<Start> {
         // Ranks here inherit this environment; elsewhere they get what may travel.
         let mut variables: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         if !placement.is_local(host) {
-            let travelling = variables::travelling(&order.pass, std::env::vars_os());
+            let travelling = variables::travelling(&spec.pass, std::env::vars_os());
             variables.extend(travelling.into_iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
         }
-        variables.extend(order.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
-        Start {
-            ranks: placement.ranks_on(host).iter().map(seat).collect(),
+        variables.extend(spec.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
+        StartRanks {
+            ranks: placement.ranks_on(host).iter().map(slot).collect(),
             size: placement.size(),
-            command: order.command.iter().map(|word| word.as_bytes().to_vec()).collect(),
-            working_dir: order.working_dir.as_os_str().as_bytes().to_vec(),
+            command: spec.command.iter().map(|word| word.as_bytes().to_vec()).collect(),
+            working_dir: spec.working_dir.as_os_str().as_bytes().to_vec(),
             variables,
             addresses: Vec::new(),
-            silence_ms: millis(order.silence),
+            silence_ms: millis(spec.silence),
             task_bytes,
-            horovod: order.alias == Alias::Horovod,
+            horovod: spec.alias == Alias::Horovod,
         }
     };
     (0..placement.hosts().len()).map(start).collect()
 }
 
 /// What an order with a task needs. Such a job belongs to a process that waits for its results, and ends with it.
-fn task_of(order: &Order) -> Result<Option<(Tasks, Results)>> {
+fn task_of(spec: &JobSpec) -> Result<Option<(Tasks, Results)>> {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-    let Some(task) = &order.task else { return Ok(None) };
+    let Some(task) = &spec.task else { return Ok(None) };
     set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|error| Error::local("asking to be told when the caller ends", error))?;
     // A caller that ended before we asked will not be missed by the kernel again. It need not be the parent: a script

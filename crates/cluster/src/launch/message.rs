@@ -1,24 +1,24 @@
 //! What the launcher and its agents tell each other.
 //!
-//! A [`Directive`] goes from the launcher to an agent, a [`Report`] the other way. Both travel inside an authenticated
-//! channel, one to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`) has made sure
-//! that both sides are the same version. Decoding is total all the same: what cannot be understood is an error, never a
-//! panic.
+//! A [`Directive`] goes from the launcher to an agent, a [`AgentReport`] the other way. Both travel inside an
+//! authenticated channel, one to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`)
+//! has made sure that both sides are the same version. Decoding is total all the same: what cannot be understood is an
+//! error, never a panic.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::reach::{Attempt, Probe};
-use crate::rendezvous::Verdict;
+use super::connectivity::{Attempt, HostProbe};
+use crate::rendezvous::FailureNotice;
 
 /// From the launcher to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Directive {
     /// Try to reach these addresses of other hosts and say how it went.
-    Probe(Vec<Probe>),
-    /// Start these ranks, when their task has come if there is one.
-    Start(Box<Start>),
+    Probe(Vec<HostProbe>),
+    /// StartRanks these ranks, when their task has come if there is one.
+    Start(Box<StartRanks>),
     /// The next piece of the ranks' task.
     Task(Vec<u8>),
     /// What all ranks brought to the rendezvous, in rank order.
@@ -30,8 +30,8 @@ pub enum Directive {
     /// Tell the ranks what has happened to one of them.
     Pronounce {
         /// What.
-        #[serde(with = "verdict")]
-        verdict: Verdict,
+        #[serde(with = "failure_notice")]
+        notice: FailureNotice,
         /// Only ranks that have met in this epoch are concerned; `None`: all.
         epoch: Option<u64>,
     },
@@ -48,9 +48,9 @@ pub enum Directive {
 
 /// Everything that an agent needs to start its ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Start {
+pub struct StartRanks {
     /// The ranks of this host, in order of local rank.
-    pub ranks: Vec<Seat>,
+    pub ranks: Vec<RankSlot>,
     /// Number of ranks in the job.
     pub size: usize,
     /// The command and its words, as bytes: they need not be UTF-8.
@@ -71,7 +71,7 @@ pub struct Start {
 
 /// Where a rank sits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seat {
+pub struct RankSlot {
     /// Its number in the world.
     pub rank: u32,
     /// Its number on its host.
@@ -86,7 +86,7 @@ pub struct Seat {
 
 /// From an agent to the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Report {
+pub enum AgentReport {
     /// The agent is there.
     Ready {
         /// Its process.
@@ -94,7 +94,7 @@ pub enum Report {
         /// What the host calls itself.
         host_name: String,
         /// Addresses at which other hosts may reach it, each with the port where probes are answered.
-        doors: Vec<std::net::SocketAddr>,
+        probe_addresses: Vec<std::net::SocketAddr>,
     },
     /// How the attempts to reach other hosts went.
     Probed(Vec<Attempt>),
@@ -117,7 +117,7 @@ pub enum Report {
         /// Which rank.
         rank: u32,
         /// Where it was written to.
-        stream: Stream,
+        stream: OutputStream,
         /// The bytes, with their line ends.
         bytes: Vec<u8>,
     },
@@ -201,7 +201,7 @@ pub enum Report {
 
 /// Where a rank wrote something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -252,19 +252,19 @@ impl std::fmt::Display for HowEnded {
 }
 
 /// A verdict has an encoding of its own, which ranks know; here it travels as that.
-mod verdict {
+mod failure_notice {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use crate::rendezvous::Verdict;
+    use crate::rendezvous::FailureNotice;
 
-    pub(super) fn serialize<S: Serializer>(verdict: &Verdict, serializer: S) -> Result<S::Ok, S::Error> {
-        verdict.encode().serialize(serializer)
+    pub(super) fn serialize<S: Serializer>(notice: &FailureNotice, serializer: S) -> Result<S::Ok, S::Error> {
+        notice.encode().serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Verdict, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureNotice, D::Error> {
         let bytes = Vec::<u8>::deserialize(deserializer)?;
-        Verdict::decode(&bytes).ok_or_else(|| D::Error::custom("no verdict"))
+        FailureNotice::decode(&bytes).ok_or_else(|| D::Error::custom("no notice"))
     }
 }
 
@@ -292,7 +292,7 @@ pub fn check_any_message(bytes: &[u8]) {
         }
     }
     check::<Directive>(bytes, decode_owned);
-    check::<Report>(bytes, decode_owned);
+    check::<AgentReport>(bytes, decode_owned);
     if let Ok(bootstrap) = super::bootstrap::Bootstrap::read(bytes) {
         let again = super::bootstrap::Bootstrap::read(bootstrap.to_bytes().as_slice());
         assert!(again.is_ok_and(|same| same == bootstrap), "a bootstrap survives its bytes");
@@ -308,18 +308,23 @@ fn decode_owned<M: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<M> {
 mod tests {
     use super::*;
     use crate::launch::bootstrap::Bootstrap;
-    use crate::rendezvous::VerdictKind;
+    use crate::rendezvous::FailureKind;
     use crate::seeds;
 
     #[test]
     fn messages_survive_the_bytes_of_the_corpus() {
-        let verdict =
-            Verdict { rank: None, host: None, pid: None, kind: VerdictKind::Other, text: "rank 1 is gone".into() };
-        let seat = Seat { rank: 1, local_size: 2, ..Seat::default() };
-        let start = Start { ranks: vec![seat], size: 2, command: vec![b"true".to_vec()], ..Start::default() };
-        let probe = Probe { host: 1, door: "[fd00::1]:80".parse().unwrap() };
+        let notice = FailureNotice {
+            rank: None,
+            host: None,
+            pid: None,
+            kind: FailureKind::Other,
+            text: "rank 1 is gone".into(),
+        };
+        let slot = RankSlot { rank: 1, local_size: 2, ..RankSlot::default() };
+        let start = StartRanks { ranks: vec![slot], size: 2, command: vec![b"true".to_vec()], ..StartRanks::default() };
+        let probe = HostProbe { host: 1, address: "[fd00::1]:80".parse().unwrap() };
         let attempt = Attempt { probe: probe.clone(), outcome: Err("refused".into()) };
-        let output = Report::Output { rank: 0, stream: Stream::Stderr, bytes: b"oh\n".to_vec() };
+        let output = AgentReport::Output { rank: 0, stream: OutputStream::Stderr, bytes: b"oh\n".to_vec() };
         let bootstrap = Bootstrap {
             key: "00".repeat(32),
             host: 1,
@@ -336,22 +341,26 @@ mod tests {
             ("everybody", encode(&Directive::Everybody(vec![vec![1, 2], vec![]]))),
             ("count", encode(&Directive::Count)),
             ("refuse", encode(&Directive::Refuse(vec![1, 70_000]))),
-            ("pronounce", encode(&Directive::Pronounce { verdict, epoch: Some(3) })),
+            ("pronounce", encode(&Directive::Pronounce { notice, epoch: Some(3) })),
             ("end", encode(&Directive::End { grace_ms: 5000 })),
             (
                 "ready",
-                encode(&Report::Ready { pid: 7, host_name: "b".into(), doors: vec!["10.0.0.2:9".parse().unwrap()] }),
+                encode(&AgentReport::Ready {
+                    pid: 7,
+                    host_name: "b".into(),
+                    probe_addresses: vec!["10.0.0.2:9".parse().unwrap()],
+                }),
             ),
-            ("probed", encode(&Report::Probed(vec![attempt]))),
+            ("probed", encode(&AgentReport::Probed(vec![attempt]))),
             ("output", encode(&output)),
-            ("result", encode(&Report::Result { rank: 0, bytes: vec![7; 3] })),
-            ("ended", encode(&Report::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
-            ("gathered", encode(&Report::Gathered { epoch: 2, messages: vec![(0, vec![1]), (1, vec![2])] })),
-            ("withdrawn", encode(&Report::Withdrawn { epoch: 2, rank: 1 })),
-            ("overdue", encode(&Report::Overdue { epoch: 2, missing: vec![3] })),
-            ("missing", encode(&Report::Missing { epoch: 2, ranks: Vec::new() })),
-            ("blamed", encode(&Report::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
-            ("samples", encode(&Report::Samples(vec![(0, vec![1, 2]), (70_000, Vec::new())]))),
+            ("result", encode(&AgentReport::Result { rank: 0, bytes: vec![7; 3] })),
+            ("ended", encode(&AgentReport::Ended { rank: 0, how: HowEnded::Signalled(9), after_us: 1 })),
+            ("gathered", encode(&AgentReport::Gathered { epoch: 2, messages: vec![(0, vec![1]), (1, vec![2])] })),
+            ("withdrawn", encode(&AgentReport::Withdrawn { epoch: 2, rank: 1 })),
+            ("overdue", encode(&AgentReport::Overdue { epoch: 2, missing: vec![3] })),
+            ("missing", encode(&AgentReport::Missing { epoch: 2, ranks: Vec::new() })),
+            ("blamed", encode(&AgentReport::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
+            ("samples", encode(&AgentReport::Samples(vec![(0, vec![1, 2]), (70_000, Vec::new())]))),
             ("bootstrap", bootstrap.to_bytes()),
             ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
             ("empty", Vec::new()),
@@ -361,8 +370,8 @@ mod tests {
 
     #[test]
     fn messages_survive_their_bytes() {
-        let start = Start {
-            ranks: vec![Seat { rank: 3, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 }],
+        let start = StartRanks {
+            ranks: vec![RankSlot { rank: 3, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 }],
             size: 4,
             command: vec![b"train".to_vec(), vec![0xff, 0]],
             working_dir: b"/data".to_vec(),
@@ -377,16 +386,16 @@ mod tests {
         {
             assert_eq!(decode::<Directive>(&encode(&directive)), Some(directive));
         }
-        let report = Report::Ended { rank: 1, how: HowEnded::Signalled(9), after_us: 7 };
-        assert_eq!(decode::<Report>(&encode(&report)), Some(report));
+        let report = AgentReport::Ended { rank: 1, how: HowEnded::Signalled(9), after_us: 7 };
+        assert_eq!(decode::<AgentReport>(&encode(&report)), Some(report));
     }
 
     #[test]
     fn what_is_cut_off_or_too_long_is_no_message() {
-        let mut bytes = encode(&Report::NotStarted { rank: None, why: "no such file".into() });
-        assert_eq!(decode::<Report>(&bytes[..bytes.len() - 1]), None);
+        let mut bytes = encode(&AgentReport::NotStarted { rank: None, why: "no such file".into() });
+        assert_eq!(decode::<AgentReport>(&bytes[..bytes.len() - 1]), None);
         bytes.push(0);
-        assert_eq!(decode::<Report>(&bytes), None);
+        assert_eq!(decode::<AgentReport>(&bytes), None);
     }
 
     #[test]

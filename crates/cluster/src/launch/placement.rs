@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use farandole_plan::{Rank, Topology};
 
 use super::hosts::is_this_host;
-use super::order::HostSlots;
+use super::job_spec::HostSlots;
 use crate::error::{Error, Result};
 
 /// More ranks than this can only be a slip of the finger.
@@ -19,14 +19,14 @@ const MOST_RANKS: usize = 1 << 20;
 
 /// Places for all ranks of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct JobPlacement {
     hosts: Vec<HostSlots>,
     topology: Topology,
 }
 
 /// Where one rank runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankPlacement {
     /// Index of its host.
     pub host: usize,
     /// How many ranks of its host come before it.
@@ -39,29 +39,29 @@ pub struct Place {
     pub cross_size: usize,
 }
 
-impl Placement {
+impl JobPlacement {
     /// So many ranks on this host.
-    pub fn here(ranks: usize) -> Result<Placement> {
-        Placement::fill(vec![HostSlots { name: "localhost".to_owned(), slots: ranks }], Some(ranks))
+    pub fn here(ranks: usize) -> Result<JobPlacement> {
+        JobPlacement::fill(vec![HostSlots { name: "localhost".to_owned(), slots: ranks }], Some(ranks))
     }
 
     /// Fills hosts with ranks, or with as many ranks as they have slots where no number is given.
-    pub fn fill(named: Vec<HostSlots>, ranks: Option<usize>) -> Result<Placement> {
+    pub fn fill(named: Vec<HostSlots>, ranks: Option<usize>) -> Result<JobPlacement> {
         let mut hosts = together(named);
         let slots = hosts.iter().fold(0_usize, |sum, host| sum.saturating_add(host.slots));
         let ranks = ranks.unwrap_or(slots);
         if !(1..=MOST_RANKS).contains(&ranks) {
-            return Err(Error::order(format!("-np {ranks}"), format!("a job has 1 to {MOST_RANKS} ranks")));
+            return Err(Error::job_spec(format!("-np {ranks}"), format!("a job has 1 to {MOST_RANKS} ranks")));
         }
         if ranks > slots {
-            return Err(Error::order(format!("-np {ranks}"), too_few(&hosts, slots, ranks)));
+            return Err(Error::job_spec(format!("-np {ranks}"), too_few(&hosts, slots, ranks)));
         }
         let mut host_of = Vec::with_capacity(ranks);
         for (index, host) in hosts.iter().enumerate() {
             host_of.extend(std::iter::repeat_n(index, host.slots.min(ranks - host_of.len())));
         }
         hosts.truncate(host_of[ranks - 1] + 1);
-        Ok(Placement { hosts, topology: Topology::from_host_names(&host_of) })
+        Ok(JobPlacement { hosts, topology: Topology::from_host_names(&host_of) })
     }
 
     /// Number of ranks.
@@ -80,8 +80,8 @@ impl Placement {
     }
 
     /// Where a rank runs.
-    pub fn place(&self, rank: Rank) -> Place {
-        Place {
+    pub fn place(&self, rank: Rank) -> RankPlacement {
+        RankPlacement {
             host: self.topology.host_of(rank),
             local_rank: self.topology.local_rank(rank),
             local_size: self.topology.local_size(rank),
@@ -145,12 +145,12 @@ mod tests {
     use crate::launch::hosts::parse_list;
     use proptest::prelude::*;
 
-    fn filled(hosts: &str, ranks: Option<usize>) -> Placement {
-        Placement::fill(parse_list(hosts).unwrap(), ranks).unwrap()
+    fn filled(hosts: &str, ranks: Option<usize>) -> JobPlacement {
+        JobPlacement::fill(parse_list(hosts).unwrap(), ranks).unwrap()
     }
 
     fn refused(hosts: &str, ranks: Option<usize>) -> String {
-        Placement::fill(parse_list(hosts).unwrap(), ranks).unwrap_err().to_string()
+        JobPlacement::fill(parse_list(hosts).unwrap(), ranks).unwrap_err().to_string()
     }
 
     #[test]
@@ -159,9 +159,9 @@ mod tests {
         let names: Vec<&str> = (0..5).map(|rank| placement.host_of(Rank(rank)).name.as_str()).collect();
         assert_eq!(names, ["h1", "h1", "h2", "h2", "h2"]);
         assert_eq!(placement.hosts().len(), 2, "a host without ranks is no part of the job");
-        let last = Place { host: 1, local_rank: 2, local_size: 3, cross_rank: 0, cross_size: 1 };
+        let last = RankPlacement { host: 1, local_rank: 2, local_size: 3, cross_rank: 0, cross_size: 1 };
         assert_eq!(placement.place(Rank(4)), last);
-        let middle = Place { host: 1, local_rank: 1, local_size: 3, cross_rank: 1, cross_size: 2 };
+        let middle = RankPlacement { host: 1, local_rank: 1, local_size: 3, cross_rank: 1, cross_size: 2 };
         assert_eq!(placement.place(Rank(3)), middle);
     }
 
@@ -194,10 +194,10 @@ mod tests {
 
     #[test]
     fn ranks_can_be_put_on_this_host() {
-        let placement = Placement::here(3).unwrap();
+        let placement = JobPlacement::here(3).unwrap();
         assert!(placement.is_local(0));
         assert_eq!(placement.ranks_on(0).len(), 3);
-        assert!(Placement::here(0).is_err());
+        assert!(JobPlacement::here(0).is_err());
     }
 
     proptest! {
@@ -210,7 +210,7 @@ mod tests {
                 slots.iter().map(|(name, slots)| HostSlots { name: format!("h{name}"), slots: *slots }).collect();
             let room: usize = slots.iter().map(|(_, slots)| slots).sum();
             let ranks = room.saturating_sub(fewer).max(1);
-            let placement = Placement::fill(named, Some(ranks)).unwrap();
+            let placement = JobPlacement::fill(named, Some(ranks)).unwrap();
             prop_assert_eq!(placement.size(), ranks);
 
             let listed: Vec<Rank> = (0..placement.hosts().len()).flat_map(|host| placement.ranks_on(host).to_vec()).collect();

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::order::Task;
+use super::job_spec::TaskFiles;
 
 /// Pieces of a task and of results: large beside what a frame costs, small beside what a connection takes in a
 /// heartbeat.
@@ -25,7 +25,7 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    pub(crate) fn open(task: &Task) -> io::Result<Tasks> {
+    pub(crate) fn open(task: &TaskFiles) -> io::Result<Tasks> {
         let file = File::open(&task.file)?;
         let bytes = file.metadata()?.len();
         Ok(Tasks { file, bytes })
@@ -114,7 +114,7 @@ mod tests {
             let bytes: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
             let file = folder.0.join("task");
             fs::write(&file, &bytes).unwrap();
-            let tasks = Tasks::open(&Task { file, results: folder.0.clone(), caller: 1 }).unwrap();
+            let tasks = Tasks::open(&TaskFiles { file, results: folder.0.clone(), caller: 1 }).unwrap();
             let mut gathered = Vec::new();
             while let Some(piece) = tasks.piece(gathered.len() as u64).unwrap() {
                 gathered.extend(piece);

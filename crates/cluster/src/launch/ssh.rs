@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::order::Ssh;
+use super::job_spec::Ssh;
 
 /// The command that starts the agent of a host. Its file is looked for at the same place as on this host, then in the
 /// other host's `PATH`.

@@ -13,7 +13,7 @@
 //! **Who is to blame.** The first process whose end is *reported* need not be the one that failed first: a rank that
 //! dies of an exception closes its connections long before its process is gone, and its peers may be quicker to end. So
 //! after the first failure the job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one
-//! ([`Report::Blamed`]), and the report follows these fingers to a rank that points at nobody.
+//! ([`AgentReport::Blamed`]), and the report follows these fingers to a rank that points at nobody.
 //!
 //! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver
 //! gives: while the launcher is stopped no limit comes nearer, neither an agent's silence nor a phase's end.
@@ -22,18 +22,18 @@
 //! waiting.
 
 mod agents;
-mod meeting;
-mod words;
+mod exit_report;
+mod gather;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::connectivity::{Attempt, ReachMap};
 use super::failure::{Failure, What};
-use super::message::{Directive, HowEnded, Report, Start, Stream};
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, StartRanks};
 use super::output::Tail;
-use super::reach::{Attempt, Map};
-use crate::rendezvous::{Verdict, VerdictKind};
-use meeting::{Left, Meeting};
+use crate::rendezvous::{FailureKind, FailureNotice};
+use gather::{Left, RendezvousGather};
 
 /// How long the ranks of a failed job have to end by themselves, with their own words, before they are told to.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ pub(crate) struct Settings {
     /// Hosts by the names that the user gave them.
     pub(crate) hosts: Vec<String>,
     /// What each host starts.
-    pub(crate) starts: Vec<Start>,
+    pub(crate) starts: Vec<StartRanks>,
     /// How long agents and probes may take.
     pub(crate) start_timeout: Duration,
     /// Silence longer than this is a death; zero: never.
@@ -96,7 +96,7 @@ enum Phase {
 struct Host {
     presence: Presence,
     pid: Option<u32>,
-    doors: Vec<std::net::SocketAddr>,
+    probe_addresses: Vec<std::net::SocketAddr>,
     probed: Option<Vec<Attempt>>,
     last_heard: Instant,
     last_told: Instant,
@@ -150,7 +150,7 @@ pub(crate) struct Supervision {
     failures: Vec<Failure>,
     /// Whom each rank points at.
     blamed: HashMap<u32, (Option<u32>, String)>,
-    meeting: Meeting,
+    gather: RendezvousGather,
     actions: VecDeque<Action>,
 }
 
@@ -160,7 +160,7 @@ impl Supervision {
         let host = || Host {
             presence: Presence::Expected,
             pid: None,
-            doors: Vec::new(),
+            probe_addresses: Vec::new(),
             probed: None,
             last_heard: now,
             last_told: now,
@@ -169,8 +169,8 @@ impl Supervision {
         let size = settings.starts.iter().map(|start| start.ranks.len()).sum();
         let mut ranks: Vec<RankState> = std::iter::repeat_with(RankState::default).take(size).collect();
         for (host, start) in settings.starts.iter().enumerate() {
-            for seat in &start.ranks {
-                ranks[seat.rank as usize].host = host;
+            for slot in &start.ranks {
+                ranks[slot.rank as usize].host = host;
             }
         }
         Supervision {
@@ -181,7 +181,7 @@ impl Supervision {
             ending: Ending::Well,
             failures: Vec::new(),
             blamed: HashMap::new(),
-            meeting: Meeting::new(size, settings.hosts.len()),
+            gather: RendezvousGather::new(size, settings.hosts.len()),
             actions: VecDeque::new(),
             settings,
         }
@@ -193,51 +193,53 @@ impl Supervision {
     }
 
     /// Takes in what an agent says.
-    pub(crate) fn report(&mut self, host: usize, report: Report, now: Instant) {
+    pub(crate) fn report(&mut self, host: usize, report: AgentReport, now: Instant) {
         if self.hosts[host].presence == Presence::Lost {
             return;
         }
         self.heard_of(host, now);
         match report {
-            Report::Ready { pid, host_name: _, doors } => self.agent_came(host, pid, doors, now),
-            Report::Probed(attempts) => {
+            AgentReport::Ready { pid, host_name: _, probe_addresses } => {
+                self.agent_came(host, pid, probe_addresses, now)
+            }
+            AgentReport::Probed(attempts) => {
                 self.hosts[host].probed = Some(attempts);
                 self.look_at_the_map(now);
             }
-            Report::Started { rank, pid } => self.rank_mut(rank, |state| state.pid = Some(pid)),
-            Report::NotStarted { rank, why } => self.fail(host, rank, What::NotStarted(why), now),
+            AgentReport::Started { rank, pid } => self.rank_mut(rank, |state| state.pid = Some(pid)),
+            AgentReport::NotStarted { rank, why } => self.fail(host, rank, What::NotStarted(why), now),
             // The driver shows output itself and keeps its tail here.
-            Report::Output { rank, stream, bytes } => self.keep_tail(rank, stream, &bytes),
-            Report::Ended { rank, how, .. } => self.rank_ended(host, rank, how, now),
-            Report::Stopped { rank, signal } => {
+            AgentReport::Output { rank, stream, bytes } => self.keep_tail(rank, stream, &bytes),
+            AgentReport::Ended { rank, how, .. } => self.rank_ended(host, rank, how, now),
+            AgentReport::Stopped { rank, signal } => {
                 self.rank_mut(rank, |state| state.stopped = Some((signal, now)));
                 self.say_stopped(rank, signal);
             }
-            Report::Continued { rank } => self.rank_mut(rank, |state| state.stopped = None),
-            Report::Gathered { epoch, messages } => {
-                if let Some(everybody) = self.meeting.gathered(host, epoch, messages) {
+            AgentReport::Continued { rank } => self.rank_mut(rank, |state| state.stopped = None),
+            AgentReport::Gathered { epoch, messages } => {
+                if let Some(everybody) = self.gather.gathered(host, epoch, messages) {
                     self.introduce(everybody);
                 }
             }
-            Report::Withdrawn { epoch, rank } => self.rank_withdrew(host, epoch, rank, now),
-            Report::Overdue { epoch, missing } => {
-                let directives = self.meeting.overdue(host, epoch, missing);
+            AgentReport::Withdrawn { epoch, rank } => self.rank_withdrew(host, epoch, rank, now),
+            AgentReport::Overdue { epoch, missing } => {
+                let directives = self.gather.overdue(host, epoch, missing);
                 directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
             }
-            Report::Missing { epoch, ranks } => {
-                let directives = self.meeting.counted(host, epoch, ranks);
+            AgentReport::Missing { epoch, ranks } => {
+                let directives = self.gather.counted(host, epoch, ranks);
                 directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
             }
-            Report::Silent { rank } => self.fail(host, Some(rank), What::Silent(self.settings.silence), now),
-            Report::Blamed { by, peer, cause } => {
+            AgentReport::Silent { rank } => self.fail(host, Some(rank), What::Silent(self.settings.silence), now),
+            AgentReport::Blamed { by, peer, cause } => {
                 self.blamed.entry(by).or_insert((peer, cause));
             }
-            Report::Empty => {
+            AgentReport::Empty => {
                 self.hosts[host].presence = Presence::Empty;
                 self.look_whether_over(now);
             }
-            // The driver keeps results itself, and shows samples to onlookers.
-            Report::Result { .. } | Report::Samples(_) | Report::Alive => {}
+            // The driver keeps results itself, and publishes samples.
+            AgentReport::Result { .. } | AgentReport::Samples(_) | AgentReport::Alive => {}
         }
     }
 
@@ -326,9 +328,9 @@ impl Supervision {
 
     // Coming together.
 
-    fn agent_came(&mut self, host: usize, pid: u32, doors: Vec<std::net::SocketAddr>, now: Instant) {
+    fn agent_came(&mut self, host: usize, pid: u32, probe_addresses: Vec<std::net::SocketAddr>, now: Instant) {
         let state = &mut self.hosts[host];
-        (state.presence, state.pid, state.doors) = (Presence::Here, Some(pid), doors);
+        (state.presence, state.pid, state.probe_addresses) = (Presence::Here, Some(pid), probe_addresses);
         let all_here = self.hosts.iter().all(|host| host.presence == Presence::Here);
         if !matches!(self.phase, Phase::Arriving { .. }) || !all_here {
             return;
@@ -337,9 +339,9 @@ impl Supervision {
             return self.start(now);
         }
         self.phase = Phase::Probing { until: now + self.settings.start_timeout };
-        let doors: Vec<_> = self.hosts.iter().map(|host| host.doors.clone()).collect();
+        let probe_addresses: Vec<_> = self.hosts.iter().map(|host| host.probe_addresses.clone()).collect();
         for from in 0..self.hosts.len() {
-            self.tell(from, Directive::Probe(super::reach::probes(from, &doors)), now);
+            self.tell(from, Directive::Probe(super::connectivity::probes(from, &probe_addresses)), now);
         }
     }
 
@@ -357,7 +359,7 @@ impl Supervision {
             .iter()
             .enumerate()
             .flat_map(|(from, host)| host.probed.iter().flatten().map(move |attempt| (from, attempt.clone())));
-        let map = Map::new(self.settings.hosts.clone(), attempts.collect());
+        let map = ReachMap::new(self.settings.hosts.clone(), attempts.collect());
         match map.addresses() {
             Ok(addresses) => {
                 for (start, addresses) in self.settings.starts.iter_mut().zip(addresses) {
@@ -396,10 +398,10 @@ impl Supervision {
 
     /// A rank did not wait for the others. If they have just been told of it, they must not wait for it either.
     fn rank_withdrew(&mut self, host: usize, epoch: u64, rank: u32, now: Instant) {
-        if self.meeting.withdrawn(host, epoch) == Left::TooLate {
-            let verdict = Verdict::new(VerdictKind::Other).on_rank(farandole_plan::Rank(rank));
-            let verdict = verdict.saying("it gave up waiting just when the last rank came");
-            self.tell_all(&Directive::Pronounce { verdict, epoch: Some(epoch) }, now);
+        if self.gather.withdrawn(host, epoch) == Left::TooLate {
+            let notice = FailureNotice::new(FailureKind::Other).on_rank(farandole_plan::Rank(rank));
+            let notice = notice.saying("it gave up waiting just when the last rank came");
+            self.tell_all(&Directive::Pronounce { notice, epoch: Some(epoch) }, now);
         }
     }
 
@@ -470,8 +472,8 @@ impl Supervision {
         }
         self.ending = Ending::Badly;
         if matches!(self.phase, Phase::Running) {
-            let verdict = self.failures[0].verdict();
-            self.tell_all(&Directive::Pronounce { verdict, epoch: None }, now);
+            let notice = self.failures[0].notice();
+            self.tell_all(&Directive::Pronounce { notice, epoch: None }, now);
             self.phase = Phase::Settling { until: now + SETTLE };
         } else {
             self.end_within(self.settings.grace, now);
@@ -532,8 +534,8 @@ impl Supervision {
         }
     }
 
-    fn keep_tail(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
-        if stream == Stream::Stderr {
+    fn keep_tail(&mut self, rank: u32, stream: OutputStream, bytes: &[u8]) {
+        if stream == OutputStream::Stderr {
             self.rank_mut(rank, |state| state.tail.push(bytes));
         }
     }

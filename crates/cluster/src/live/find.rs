@@ -1,4 +1,4 @@
-//! The jobs of this user on this machine, as an onlooker finds them.
+//! Finds the running jobs of this user on this machine.
 //!
 //! Their sockets have names that begin alike, and the kernel lists all names (`/proc/net/unix`). Who is behind one is
 //! asked of the kernel as well: a process of the user that the name says, or it is passed over.
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use farandole_transport::Credentials;
 use rustix::process::{Uid, geteuid};
 
+use super::endpoint::PREFIX;
 use super::snapshot::Snapshot;
-use super::stand::PREFIX;
 
 /// A job that does not answer in this time is stopped, or its machine is very busy.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -22,7 +22,7 @@ const MOST_BYTES: u64 = 256 << 20;
 
 /// A job's socket, with what it told.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundJob {
     /// The name of the socket.
     pub name: String,
     /// The process that opened it.
@@ -31,7 +31,7 @@ pub struct Found {
     pub snapshot: Result<Snapshot, String>,
 }
 
-impl Found {
+impl FoundJob {
     /// How long the job has been running. One that does not answer has done so for longest.
     fn age(&self) -> f64 {
         self.snapshot.as_ref().map_or(f64::INFINITY, |snapshot| snapshot.job.running_seconds)
@@ -42,19 +42,19 @@ impl Found {
 ///
 /// # Errors
 /// If the kernel does not list sockets.
-pub fn find() -> io::Result<Vec<Found>> {
+pub fn find() -> io::Result<Vec<FoundJob>> {
     let list = std::fs::read_to_string("/proc/net/unix")?;
     let mut names: Vec<(u32, Uid, &str)> = names_in(&list).collect();
     names.sort_unstable_by_key(|(pid, _, name)| (*pid, *name));
     names.dedup_by_key(|(_, _, name)| *name);
     let own = geteuid();
     let visible = names.into_iter().filter(|(_, uid, _)| *uid == own || own.is_root());
-    let mut found: Vec<Found> = visible.filter_map(|(pid, uid, name)| visit(pid, uid, name)).collect();
+    let mut found: Vec<FoundJob> = visible.filter_map(|(pid, uid, name)| visit(pid, uid, name)).collect();
     found.sort_by(|one, other| other.age().total_cmp(&one.age()));
     Ok(found)
 }
 
-/// Names of stands in the kernel's list, with the process and the user that they say.
+/// Names of endpoints in the kernel's list, with the process and the user that they say.
 fn names_in(list: &str) -> impl Iterator<Item = (u32, Uid, &str)> {
     list.lines().filter_map(|line| {
         let name = line.rsplit(' ').next()?.strip_prefix('@')?;
@@ -64,8 +64,8 @@ fn names_in(list: &str) -> impl Iterator<Item = (u32, Uid, &str)> {
     })
 }
 
-/// Asks at one stand. `None`: nobody is there any more, or somebody who only claims to be.
-fn visit(pid: u32, uid: Uid, name: &str) -> Option<Found> {
+/// Reads one endpoint. `None`: it has closed, or belongs to another user than its name says.
+fn visit(pid: u32, uid: Uid, name: &str) -> Option<FoundJob> {
     let address = SocketAddr::from_abstract_name(name).ok()?;
     let mut stream = UnixStream::connect_addr(&address).ok()?;
     if !Credentials::of_peer(&stream).is_ok_and(|host| host.uid == uid.as_raw()) {
@@ -79,7 +79,7 @@ fn visit(pid: u32, uid: Uid, name: &str) -> Option<Found> {
         }
         Err(_) => Err(format!("process {pid} does not answer: it is stopped, or its machine is very busy")),
     };
-    Some(Found { name: name.to_owned(), pid, snapshot })
+    Some(FoundJob { name: name.to_owned(), pid, snapshot })
 }
 
 fn read_all(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
@@ -105,9 +105,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::Arc;
 
-    use super::super::board::Board;
+    use super::super::endpoint::LiveEndpoint;
+    use super::super::job_state::JobState;
     use super::super::snapshot::JobView;
-    use super::super::stand::Stand;
     use super::*;
 
     #[test]
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn a_stand_is_found_and_gone_when_it_closes() {
-        let board = Arc::new(Board::new(JobView { size: 5, ..JobView::default() }, &[]));
-        let stand = Stand::open(board, None).unwrap();
-        let name = stand.name().unwrap().to_owned();
+        let state = Arc::new(JobState::new(JobView { size: 5, ..JobView::default() }, &[]));
+        let endpoint = LiveEndpoint::open(state, None).unwrap();
+        let name = endpoint.name().unwrap().to_owned();
         let here = || find().unwrap().into_iter().find(|found| found.name == name);
         let found = here().unwrap();
         assert_eq!((found.pid, found.snapshot.unwrap().ranks.len()), (std::process::id(), 5));
-        drop(stand);
+        drop(endpoint);
         assert!(here().is_none());
     }
 

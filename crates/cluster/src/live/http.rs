@@ -103,7 +103,7 @@ fn respond(request: &[u8], page: impl FnOnce() -> String) -> String {
             whole.split_inclusive("\r\n\r\n").next().unwrap_or_default().to_owned()
         }
         ("GET" | "HEAD", "/") => text("200 OK", "", "metrics of a job of farandole are at /metrics\n"),
-        ("GET" | "HEAD", _) => text("404 Not Found", "", "there is only /metrics here\n"),
+        ("GET" | "HEAD", _) => text("404 Not FoundJob", "", "there is only /metrics here\n"),
         _ => text("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "metrics can only be read\n"),
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use super::snapshot::{RankView, Snapshot, State};
+use super::snapshot::{LiveState, RankView, Snapshot};
 
 /// The form of the page, as it is told to whoever asks.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -34,10 +34,10 @@ const fn gauge(name: &'static str, help: &'static str, value: fn(&RankView) -> O
 
 const FAMILIES: [Family; 17] = [
     gauge("rank_up", "Whether the rank runs and is heard of: 1 or 0.", |rank| {
-        Some(f64::from(u8::from(rank.state == State::Running)))
+        Some(f64::from(u8::from(rank.state == LiveState::Running)))
     }),
     gauge("rank_stopped", "Whether a signal has stopped the rank: 1 or 0.", |rank| {
-        Some(f64::from(u8::from(rank.state == State::Stopped)))
+        Some(f64::from(u8::from(rank.state == LiveState::Stopped)))
     }),
     gauge("sample_age_seconds", "Age of what is known of the rank.", |rank| rank.sample_age_seconds),
     counter("iterations_total", "Iterations of training that the program has marked.", |rank| {
@@ -126,7 +126,7 @@ mod tests {
         let known = RankView {
             rank: 0,
             host: "a\"b\\c\nd".into(),
-            state: State::Running,
+            state: LiveState::Running,
             sample_age_seconds: Some(0.5),
             last_stall: Some(LastStall { seconds_ago: 3.0, ..LastStall::default() }),
             totals,

@@ -1,4 +1,4 @@
-//! What is known of a job at a moment, as it is told to onlookers.
+//! What is known of a job at a moment, as live views get it.
 //!
 //! It travels as JSON, because whoever watches may be of another version than the job. Fields may be added; what an
 //! older reader does not know it passes over, and what a newer one misses is empty. A meaning that changes takes
@@ -42,7 +42,7 @@ pub struct JobView {
 /// What is to be said of a rank in one word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum LiveState {
     /// It was started, and has not said anything yet.
     #[default]
     Starting,
@@ -58,16 +58,16 @@ pub enum State {
     Ended,
 }
 
-impl State {
+impl LiveState {
     /// The word.
     pub const fn word(self) -> &'static str {
         match self {
-            State::Starting => "starting",
-            State::Running => "running",
-            State::Stopped => "stopped",
-            State::Silent => "silent",
-            State::Left => "left",
-            State::Ended => "ended",
+            LiveState::Starting => "starting",
+            LiveState::Running => "running",
+            LiveState::Stopped => "stopped",
+            LiveState::Silent => "silent",
+            LiveState::Left => "left",
+            LiveState::Ended => "ended",
         }
     }
 }
@@ -83,7 +83,7 @@ pub struct RankView {
     /// Its process.
     pub pid: Option<u32>,
     /// How it is.
-    pub state: State,
+    pub state: LiveState,
     /// How it has ended, if it has.
     pub ending: Option<String>,
     /// How old everything below is.
@@ -189,7 +189,7 @@ mod tests {
         assert!(!json.contains('\u{1b}') && !json.contains('\n'));
         assert_eq!(Snapshot::from_json(json.as_bytes()), Ok(snapshot));
         let newer = r#"{"format": 1, "new": 1, "ranks": [{"rank": 1, "new": [], "state": "running"}]}"#;
-        assert_eq!(Snapshot::from_json(newer.as_bytes()).unwrap().ranks[0].state, State::Running);
+        assert_eq!(Snapshot::from_json(newer.as_bytes()).unwrap().ranks[0].state, LiveState::Running);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! What a rank keeps of the rendezvous: a connection over which both sides know that the other is alive.
 //!
 //! A small thread of its own sends a heartbeat every quarter of the allowed silence and hears the answers. It shares no
-//! lock with the engine and does nothing else but look, once in a second, at what the rank has recorded, for onlookers;
-//! so a rank that computes, or waits in a collective, is heard all the same; only a process that is stopped, or a
-//! machine that is, falls silent. When the server pronounces a [`Verdict`], or is itself gone or silent, whoever asked
-//! to be called is told, on the lifeline's thread, once.
+//! lock with the engine and does nothing else but look, once in a second, at what the rank has recorded, for live
+//! views; so a rank that computes, or waits in a collective, is heard all the same; only a process that is stopped, or
+//! a machine that is, falls silent. When the server pronounces a [`FailureNotice`], or is itself gone or silent,
+//! whoever asked to be called is told, on the lifeline's thread, once.
 //!
 //! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which
 //! stands still while this process is stopped or the machine is suspended.
@@ -23,12 +23,12 @@ use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::Stream;
-use super::judge::{host_name, words_for};
+use super::liveness::{host_name, words_for};
 use super::message::{Down, Keeper, ProcessState, Up};
-use super::server::Orders;
+use super::server::CommandQueue;
 use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
-use crate::verdict::{Verdict, VerdictKind};
+use crate::failure_notice::{FailureKind, FailureNotice};
 
 /// The variable that holds the longest silence in seconds; 0 turns heartbeats off.
 pub const HEARTBEAT_TIMEOUT: &str = "FARANDOLE_HEARTBEAT_TIMEOUT";
@@ -42,7 +42,7 @@ const HEARTBEATS: u32 = 4;
 /// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How often onlookers are told what the rank is doing: as often as somebody reads a figure on a screen.
+/// How often samples are sent: as often as somebody reads a figure on a screen.
 const SAMPLE_PERIOD: Duration = Duration::from_secs(1);
 
 /// A server that leaves so much untaken does not listen; a heartbeat that waits for its turn is far less.
@@ -66,7 +66,7 @@ pub fn silence_from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> R
 
 /// A rank's connection to the rendezvous after the exchange. Dropping it says goodbye.
 pub struct Lifeline {
-    orders: Arc<Orders<Wish>>,
+    commands: Arc<CommandQueue<Wish>>,
     news: Arc<News>,
     /// The process that has the thread: a fork of it has a copy of this handle and nothing to say.
     pid: u32,
@@ -80,17 +80,17 @@ enum Wish {
     Leave,
 }
 
-/// Says what the rank is doing, in bytes for onlookers.
+/// Makes a sample of what the rank is doing, as bytes.
 type Observer = Box<dyn FnMut() -> Vec<u8> + Send>;
 
-type OnVerdict = Box<dyn Fn(&Verdict) + Send>;
+type OnVerdict = Box<dyn Fn(&FailureNotice) + Send>;
 
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
 struct News {
     /// Locked by the lifeline's thread when a verdict comes, and while callbacks run; by the rank when it asks or adds
     /// a callback. A verdict that comes before a callback is kept for it.
-    heard: Mutex<(Option<Verdict>, Vec<OnVerdict>)>,
+    heard: Mutex<(Option<FailureNotice>, Vec<OnVerdict>)>,
 }
 
 impl Lifeline {
@@ -101,17 +101,17 @@ impl Lifeline {
         silence: Option<Duration>,
     ) -> Result<Lifeline> {
         let starting = |error| Error::local("starting a lifeline", error);
-        let orders = Arc::new(Orders::new().map_err(starting)?);
+        let commands = Arc::new(CommandQueue::new().map_err(starting)?);
         let news = Arc::<News>::default();
         let heard = Instant::now();
-        let (orders_too, news_too) = (orders.clone(), news.clone());
+        let (orders_too, news_too) = (commands.clone(), news.clone());
         let (observer, next_sample) = (None, heard);
         let watch = Watch {
             channel,
             keeper,
             own_host,
             silence,
-            orders: orders_too,
+            commands: orders_too,
             news: news_too,
             heard,
             observer,
@@ -122,15 +122,15 @@ impl Lifeline {
             .stack_size(STACK_BYTES)
             .spawn(move || watch.run())
             .map_err(starting)?;
-        Ok(Lifeline { orders, news, pid: std::process::id(), thread: Some(thread) })
+        Ok(Lifeline { commands, news, pid: std::process::id(), thread: Some(thread) })
     }
 
     /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has. There
     /// may be several who want to know.
-    pub fn on_verdict(&self, callback: impl Fn(&Verdict) + Send + 'static) {
+    pub fn on_verdict(&self, callback: impl Fn(&FailureNotice) + Send + 'static) {
         let mut heard = self.news.heard();
         match &heard.0 {
-            Some(verdict) => callback(verdict),
+            Some(notice) => callback(notice),
             None => heard.1.push(Box::new(callback)),
         }
     }
@@ -138,24 +138,24 @@ impl Lifeline {
     /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the
     /// lifeline's thread and must be quick.
     pub fn observe(&self, observer: impl FnMut() -> Vec<u8> + Send + 'static) {
-        self.orders.give(Wish::Observe(Box::new(observer)));
+        self.commands.give(Wish::Observe(Box::new(observer)));
     }
 
     /// What was pronounced, if anything was.
-    pub fn verdict(&self) -> Option<Verdict> {
+    pub fn notice(&self) -> Option<FailureNotice> {
         self.news.heard().0.clone()
     }
 
     /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be
     /// named.
     pub fn blame(&self, peer: Option<Rank>, cause: impl Into<String>) {
-        self.orders.give(Wish::Blame { peer, cause: cause.into() });
+        self.commands.give(Wish::Blame { peer, cause: cause.into() });
     }
 }
 
 impl fmt::Debug for Lifeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lifeline").field("verdict", &self.verdict()).finish_non_exhaustive()
+        f.debug_struct("Lifeline").field("failure_notice", &self.notice()).finish_non_exhaustive()
     }
 }
 
@@ -166,7 +166,7 @@ impl Drop for Lifeline {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.orders.give(Wish::Leave);
+        self.commands.give(Wish::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -174,18 +174,18 @@ impl Drop for Lifeline {
 }
 
 impl News {
-    fn heard(&self) -> MutexGuard<'_, (Option<Verdict>, Vec<OnVerdict>)> {
+    fn heard(&self) -> MutexGuard<'_, (Option<FailureNotice>, Vec<OnVerdict>)> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first verdict counts.
-    fn tell(&self, verdict: Verdict) {
+    fn tell(&self, notice: FailureNotice) {
         let mut heard = self.heard();
         if heard.0.is_some() {
             return;
         }
-        heard.1.drain(..).for_each(|callback| callback(&verdict));
-        heard.0 = Some(verdict);
+        heard.1.drain(..).for_each(|callback| callback(&notice));
+        heard.0 = Some(notice);
     }
 }
 
@@ -195,7 +195,7 @@ struct Watch {
     keeper: Keeper,
     own_host: String,
     silence: Option<Duration>,
-    orders: Arc<Orders<Wish>>,
+    commands: Arc<CommandQueue<Wish>>,
     news: Arc<News>,
     /// When the server was last heard.
     heard: Instant,
@@ -278,14 +278,14 @@ impl Watch {
     fn wait(&self, timeout: Option<Duration>) {
         let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
-            PollFd::new(self.orders.bell(), PollFlags::IN),
+            PollFd::new(self.commands.bell(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing),
         ];
         let _ = poll(&mut fds, timeout.and_then(|timeout| timeout.try_into().ok()).as_ref());
     }
 
     fn obey(&mut self) -> After {
-        for wish in self.orders.take() {
+        for wish in self.commands.take() {
             match wish {
                 Wish::Observe(observer) => self.observer = Some(observer),
                 Wish::Blame { peer, cause } => {
@@ -306,7 +306,7 @@ impl Watch {
                 Ok(Received::Message(message)) => {
                     self.heard = now;
                     match Down::decode(&message) {
-                        Some(Down::Verdict(verdict)) => self.news.tell(verdict),
+                        Some(Down::FailureNotice(notice)) => self.news.tell(notice),
                         Some(Down::Look { rank, pid }) => {
                             let seen = Up::Seen { rank, state: ProcessState::of(pid) };
                             let _ = self.channel.queue(&seen.encode());
@@ -330,28 +330,28 @@ impl Watch {
     }
 
     /// The server's process has closed the connection: it is gone, or it broke.
-    fn lost_keeper(&self, how: &str) -> Verdict {
-        let kind = if self.keeper.rank.is_some() { VerdictKind::Gone } else { VerdictKind::LauncherLost };
+    fn lost_keeper(&self, how: &str) -> FailureNotice {
+        let kind = if self.keeper.rank.is_some() { FailureKind::Gone } else { FailureKind::LauncherLost };
         self.verdict_on_keeper(kind).saying(how)
     }
 
     /// The server has not answered for too long.
-    fn silent_keeper(&self, now: Instant) -> Verdict {
+    fn silent_keeper(&self, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
         if self.state_of_keeper() == Some(ProcessState::Stopped) {
-            return self.verdict_on_keeper(VerdictKind::Stopped).saying(format!("not heard of for {quiet}"));
+            return self.verdict_on_keeper(FailureKind::Stopped).saying(format!("not heard of for {quiet}"));
         }
-        let kind = if self.keeper.rank.is_some() { VerdictKind::Silent } else { VerdictKind::LauncherLost };
+        let kind = if self.keeper.rank.is_some() { FailureKind::Silent } else { FailureKind::LauncherLost };
         self.verdict_on_keeper(kind).saying(format!(
             "nothing for {quiet}: it hangs or is stopped, its host is down, or the network between is cut"
         ))
     }
 
-    fn verdict_on_keeper(&self, kind: VerdictKind) -> Verdict {
-        let verdict = Verdict::new(kind).on_host(host_name(&self.keeper.host)).on_process(self.keeper.pid);
+    fn verdict_on_keeper(&self, kind: FailureKind) -> FailureNotice {
+        let notice = FailureNotice::new(kind).on_host(host_name(&self.keeper.host)).on_process(self.keeper.pid);
         match self.keeper.rank {
-            Some(rank) => verdict.on_rank(rank),
-            None => verdict,
+            Some(rank) => notice.on_rank(rank),
+            None => notice,
         }
     }
 

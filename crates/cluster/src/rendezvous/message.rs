@@ -1,7 +1,7 @@
 //! What ranks and the server of a rendezvous tell each other, encode beside decode, in the alphabet of `wire`.
 //!
 //! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then,
-//! is answered [`Down::Pulse`], sends a [`Up::Sample`] for onlookers, and leaves with [`Up::Goodbye`]; a server that
+//! is answered [`Down::Pulse`], sends a [`Up::Sample`] for live views, and leaves with [`Up::Goodbye`]; a server that
 //! closes in order says [`Down::Goodbye`]. Nothing else is ever acknowledged: the channel under it loses nothing.
 
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use farandole_plan::Rank;
 use farandole_transport::JobId;
 
-use crate::verdict::Verdict;
-use crate::wire::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
+use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
+use crate::failure_notice::FailureNotice;
 
 /// The longest visit that makes sense; also keeps a damaged number from overflowing a clock.
 const MOST_PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -29,7 +29,7 @@ pub(super) enum Up {
     Blame { peer: Option<Rank>, cause: String },
     /// What it found when it looked at a process of its host.
     Seen { rank: Rank, state: ProcessState },
-    /// What it is doing, for onlookers; the bytes are theirs to understand.
+    /// What it is doing, for live views, which decode the bytes.
     Sample(Vec<u8>),
 }
 
@@ -74,7 +74,7 @@ pub(super) enum Down {
     /// The answer to a heartbeat.
     Pulse,
     /// The job has failed.
-    Verdict(Verdict),
+    FailureNotice(FailureNotice),
     /// A question: what is this process of your host doing?
     Look { rank: Rank, pid: u32 },
     /// The server closes, and all is well.
@@ -215,9 +215,9 @@ impl Down {
                 put_text(&mut bytes, why);
             }
             Down::Pulse => bytes.push(3),
-            Down::Verdict(verdict) => {
+            Down::FailureNotice(notice) => {
                 bytes.push(4);
-                put_bytes(&mut bytes, &verdict.encode());
+                put_bytes(&mut bytes, &notice.encode());
             }
             Down::Look { rank, pid } => {
                 bytes.push(5);
@@ -250,7 +250,7 @@ impl Down {
             }
             2 => Down::Refused(reader.text()?),
             3 => Down::Pulse,
-            4 => Down::Verdict(Verdict::decode(reader.bytes()?)?),
+            4 => Down::FailureNotice(FailureNotice::decode(reader.bytes()?)?),
             5 => Down::Look { rank: Rank(reader.u32()?), pid: reader.u32()? },
             6 => Down::Goodbye,
             _ => return None,
@@ -278,8 +278,8 @@ pub fn check_any_message(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure_notice::FailureKind;
     use crate::seeds;
-    use crate::verdict::VerdictKind;
 
     fn arrival(stay: Stay) -> Up {
         let job = JobId::named("Slurm step 7.0");
@@ -302,7 +302,7 @@ mod tests {
             ("missing", Down::Missing(vec![Rank(1), Rank(70_000)]).encode()),
             ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
             ("pulse", Down::Pulse.encode()),
-            ("verdict", Down::Verdict(Verdict::new(VerdictKind::Stopped).on_rank(Rank(1))).encode()),
+            ("failure_notice", Down::FailureNotice(FailureNotice::new(FailureKind::Stopped).on_rank(Rank(1))).encode()),
             ("look", Down::Look { rank: Rank(1), pid: 77 }.encode()),
             ("endless_patience", [&[0, 1, 0, 0, 0, b'a'][..], &[0; 4], &[255; 8], &[0; 5]].concat()),
             ("arrival_without_a_job", [0; 22].to_vec()),

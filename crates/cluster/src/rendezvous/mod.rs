@@ -9,12 +9,12 @@
 //! A visit costs a rank one message up and one down, however many ranks there are: the server gathers.
 
 mod address;
-mod judge;
+mod arrivals;
 mod lifeline;
+mod liveness;
 mod message;
-mod reception;
 mod server;
-mod table;
+mod server_loop;
 
 use std::io;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ pub use lifeline::{DEFAULT_SILENCE, HEARTBEAT_TIMEOUT, Lifeline, silence_from_lo
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use message::check_any_message;
-pub use server::{Event, OnEvent, Server};
+pub use server::{OnEvent, RendezvousEvent, Server};
 
-pub use crate::verdict::{Verdict, VerdictKind};
+pub use crate::failure_notice::{FailureKind, FailureNotice};
 
-use crate::channel::{Channel, Fault, Purpose};
+use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::environment;
 use crate::error::{Error, Result};
 use address::Stream;
@@ -134,9 +134,9 @@ impl Rendezvous {
                 Err(error) => error,
             };
             let at = self.address.to_string();
-            match Fault::of(&error) {
-                Some(Fault::Stranger | Fault::NotAChannel) => return Err(Error::Untrusted { at }),
-                Some(Fault::Version { theirs }) => return Err(Error::Version { at, theirs: *theirs }),
+            match ChannelFault::of(&error) {
+                Some(ChannelFault::Stranger | ChannelFault::NotAChannel) => return Err(Error::Untrusted { at }),
+                Some(ChannelFault::Version { theirs }) => return Err(Error::Version { at, theirs: *theirs }),
                 // Somebody who went away, or who is just starting: another attempt may do better.
                 _ => {}
             }
@@ -162,7 +162,7 @@ impl Rendezvous {
         let patience = deadline.left();
         let stream = self.address.connect(patience)?;
         let answered = &Countdown::new(deadline.left() + ANSWER_PATIENCE);
-        let channel = Channel::connect(stream, &self.key, Purpose::Rendezvous, rank.0, answered)?;
+        let channel = Channel::connect(stream, &self.key, ChannelPurpose::Rendezvous, rank.0, answered)?;
         let mut channel = channel.with_most_bytes(self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES);
         let (job, ranks) = (self.job, self.ranks as u32);
         let arrival = Arrival { job, ranks, patience, stay: stay.clone(), blob: blob.to_vec() };

@@ -1,8 +1,8 @@
 //! The side of a rendezvous that the ranks come to, as whoever hosts it sees it.
 //!
-//! A [`Server`] seats all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and
+//! A [`Server`] serves all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and
 //! tells its owner what happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and
-//! [`Server::pronounce`]. All the work is done by one thread (`reception`); this handle gives it orders.
+//! [`Server::pronounce`]. All the work is done by one thread (`server_loop`); this handle gives it orders.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -15,16 +15,16 @@ use farandole_transport::descriptors::make_room;
 use farandole_transport::{Bell, JobId, Key};
 
 use super::address::Address;
-use super::reception::{Reception, Rule};
-use super::table::Table;
+use super::arrivals::Arrivals;
+use super::server_loop::{Rule, ServerLoop};
 use crate::error::{Error, Result};
-use crate::live::Board;
-use crate::verdict::Verdict;
+use crate::failure_notice::FailureNotice;
+use crate::live::JobState;
 
 /// What the owner of a part is told. It is told on the server's thread and must not keep it waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// All seats are taken. The ranks wait for [`Server::tell`].
+pub enum RendezvousEvent {
+    /// All ranks have arrived. They wait for [`Server::tell`].
     Gathered {
         /// How often the ranks have met before.
         epoch: u64,
@@ -39,7 +39,7 @@ pub enum Event {
         rank: Rank,
     },
     /// A rank has waited for as long as it wanted to. It is told who is missing by [`Server::refuse`], or before long
-    /// by the server itself, which knows of the seats here.
+    /// by the server itself, which knows who is missing here.
     Overdue {
         /// For which meeting it has come.
         epoch: u64,
@@ -91,12 +91,12 @@ pub enum Event {
 }
 
 /// Whom the owner of a part is told by.
-pub type OnEvent = Box<dyn Fn(Event) + Send + Sync>;
+pub type OnEvent = Box<dyn Fn(RendezvousEvent) + Send + Sync>;
 
 /// Hosts a rendezvous, and watches over those who stay, for as long as it lives.
 pub struct Server {
     address: Address,
-    orders: Arc<Orders>,
+    commands: Arc<CommandQueue>,
     /// The process that has the thread: a fork of it has a copy of this handle and hosts nothing.
     pid: u32,
     thread: Option<JoinHandle<()>>,
@@ -106,37 +106,37 @@ impl Server {
     /// Hosts the rendezvous of `ranks` ranks that hold `key`, which was made for their job alone. TCP is bound to
     /// exactly the given address.
     pub fn serve(at: &Address, ranks: usize, key: &Key) -> Result<Server> {
-        let table = Table::new(JobId::of_key(key), ranks, (0..ranks).map(Rank::from));
-        Server::start(at, table, key, Rule::Whole(None))
+        let arrivals = Arrivals::new(JobId::of_key(key), ranks, (0..ranks).map(Rank::from));
+        Server::start(at, arrivals, key, Rule::Whole(None))
     }
 
-    /// The same for ranks of `job`, where others may have the same key; and writes up on a board how the ranks do.
-    pub fn serve_shown(at: &Address, job: JobId, ranks: usize, key: &Key, board: Arc<Board>) -> Result<Server> {
-        let table = Table::new(job, ranks, (0..ranks).map(Rank::from));
-        Server::start(at, table, key, Rule::Whole(Some(board)))
+    /// The same for ranks of `job`, where others may have the same key; publishes the state of the ranks in `state`.
+    pub fn serve_shown(at: &Address, job: JobId, ranks: usize, key: &Key, state: Arc<JobState>) -> Result<Server> {
+        let arrivals = Arrivals::new(job, ranks, (0..ranks).map(Rank::from));
+        Server::start(at, arrivals, key, Rule::Whole(Some(state)))
     }
 
-    /// Hosts the part of a rendezvous to which the ranks `seats` come, of `world` in all. `key` was made for their job
+    /// Hosts the part of a rendezvous to which the ranks `local` come, of `world` in all. `key` was made for their job
     /// alone. `on_event` is told what happens.
-    pub fn serve_part(at: &Address, world: usize, seats: &[Rank], key: &Key, on_event: OnEvent) -> Result<Server> {
-        let table = Table::new(JobId::of_key(key), world, seats.iter().copied());
-        Server::start(at, table, key, Rule::Part(on_event))
+    pub fn serve_part(at: &Address, world: usize, local: &[Rank], key: &Key, on_event: OnEvent) -> Result<Server> {
+        let arrivals = Arrivals::new(JobId::of_key(key), world, local.iter().copied());
+        Server::start(at, arrivals, key, Rule::Part(on_event))
     }
 
-    fn start(at: &Address, table: Table, key: &Key, rule: Rule) -> Result<Server> {
+    fn start(at: &Address, arrivals: Arrivals, key: &Key, rule: Rule) -> Result<Server> {
         let listening = |error| Error::local(format!("listening at {at}"), error);
-        let seats = table.seats();
-        make_room(seats as u64, || format!("a meeting of {seats} ranks"))
+        let ranks = arrivals.expected();
+        make_room(ranks as u64, || format!("a rendezvous of {ranks} ranks"))
             .map_err(|error| listening(std::io::Error::other(error)))?;
         let (listener, address) = at.listen().map_err(listening)?;
         listener.set_nonblocking().map_err(listening)?;
-        let orders = Arc::new(Orders::new().map_err(listening)?);
-        let reception = Reception::new(listener, table, key.clone(), rule, orders.clone());
+        let commands = Arc::new(CommandQueue::new().map_err(listening)?);
+        let server_loop = ServerLoop::new(listener, arrivals, key.clone(), rule, commands.clone());
         let thread = std::thread::Builder::new()
             .name("rendezvous".into())
-            .spawn(move || reception.run())
+            .spawn(move || server_loop.run())
             .map_err(|e| Error::local("starting a thread", e))?;
-        Ok(Server { address, orders, pid: std::process::id(), thread: Some(thread) })
+        Ok(Server { address, commands, pid: std::process::id(), thread: Some(thread) })
     }
 
     /// Where ranks connect.
@@ -146,28 +146,28 @@ impl Server {
 
     /// Answers the ranks of a gathered part with the messages of all ranks of the world, in rank order.
     pub fn tell(&self, blobs: Vec<Vec<u8>>) {
-        self.orders.give(Order::Tell(blobs));
+        self.commands.give(Command::Tell(blobs));
     }
 
     /// Answers the ranks that have waited here for as long as they wanted to that these ranks, here or elsewhere, did
     /// not come.
     pub fn refuse(&self, missing: Vec<Rank>) {
-        self.orders.give(Order::Refuse(missing));
+        self.commands.give(Command::Refuse(missing));
     }
 
     /// Asks who has not come; the answer is an event.
     pub fn count(&self) {
-        self.orders.give(Order::Count);
+        self.commands.give(Command::Count);
     }
 
     /// Tells every rank that stays what has become of the job, and turns those away who still wait.
-    pub fn pronounce(&self, verdict: &Verdict) {
-        self.orders.give(Order::Pronounce(verdict.clone(), None));
+    pub fn pronounce(&self, notice: &FailureNotice) {
+        self.commands.give(Command::Pronounce(notice.clone(), None));
     }
 
     /// Tells the ranks that have met in this epoch, and only these, why they cannot go on. They may meet again.
-    pub fn pronounce_in(&self, epoch: u64, verdict: &Verdict) {
-        self.orders.give(Order::Pronounce(verdict.clone(), Some(epoch)));
+    pub fn pronounce_in(&self, epoch: u64, notice: &FailureNotice) {
+        self.commands.give(Command::Pronounce(notice.clone(), Some(epoch)));
     }
 }
 
@@ -184,7 +184,7 @@ impl Drop for Server {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.orders.give(Order::Close);
+        self.commands.give(Command::Close);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -196,33 +196,33 @@ impl Drop for Server {
 
 /// What the server's thread is to do.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum Command {
     Tell(Vec<Vec<u8>>),
     Refuse(Vec<Rank>),
     Count,
     /// To everybody, or to those of one epoch.
-    Pronounce(Verdict, Option<u64>),
+    Pronounce(FailureNotice, Option<u64>),
     Close,
 }
 
 /// The way from whoever holds a handle to the thread that works for it.
 #[derive(Debug)]
-pub(super) struct Orders<T = Order> {
+pub(super) struct CommandQueue<T = Command> {
     /// Locked by the owner to add and by the thread to take all; never while anybody talks to a socket.
     queue: Mutex<Vec<T>>,
     /// Rung after an order was given; the thread has it in its poll set.
     bell: Bell,
 }
 
-impl<T> Orders<T> {
-    pub(super) fn new() -> std::io::Result<Orders<T>> {
+impl<T> CommandQueue<T> {
+    pub(super) fn new() -> std::io::Result<CommandQueue<T>> {
         use rustix::event::{EventfdFlags, eventfd};
         let fd: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Orders { queue: Mutex::default(), bell: Bell::from_fd(fd) })
+        Ok(CommandQueue { queue: Mutex::default(), bell: Bell::from_fd(fd) })
     }
 
-    pub(super) fn give(&self, order: T) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    pub(super) fn give(&self, command: T) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         self.bell.ring();
     }
 

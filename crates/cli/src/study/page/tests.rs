@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::study::findings::Findings;
-use crate::study::ledger::{Measured, Outcome, Run};
+use crate::study::ledger::{Measured, Run, RunOutcome};
 use crate::study::sweep::{self, Axes};
 
 fn findings() -> Findings {
@@ -22,7 +22,7 @@ fn findings() -> Findings {
         point: points[position].clone(),
         repeat,
         seconds: 1.0,
-        outcome: Outcome::Measured(Measured {
+        outcome: RunOutcome::Measured(Measured {
             per_s,
             unit: "samples".into(),
             phases: vec![("forward".into(), 0.01), ("backward".into(), 0.02)],

@@ -15,7 +15,7 @@ use std::time::Duration;
 use farandole_transport::Countdown;
 
 use crate::error::{Error, Result};
-use crate::launch::message::Start;
+use crate::launch::message::StartRanks;
 
 /// The variable that names the folder.
 const FOLDER: &str = "FARANDOLE_HOROVOD_PATH";
@@ -36,7 +36,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The `PYTHONPATH` of ranks that are to find the alias, from what they would have without. `meanwhile` is called again
 /// and again while a Python starts.
-pub(super) fn python_path(start: &Start, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<OsString> {
+pub(super) fn python_path(start: &StartRanks, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<OsString> {
     let variable = |name: &str| {
         let set = start.variables.iter().rev().find(|(set, _)| set == name.as_bytes());
         set.map(|(_, value)| OsString::from_vec(value.clone())).or_else(|| std::env::var_os(name))
@@ -57,7 +57,7 @@ pub(super) fn python_path(start: &Start, working_dir: &Path, meanwhile: &mut dyn
     Ok(path)
 }
 
-fn ask_for_it(start: &Start, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<PathBuf> {
+fn ask_for_it(start: &StartRanks, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<PathBuf> {
     let is_python =
         |word: &&OsStr| Path::new(word).file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
     let named = start.command.iter().map(|word| OsStr::from_bytes(word)).find(is_python);
@@ -133,10 +133,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
         let bytes = |text: &str| text.replace('@', place.to_str().unwrap()).into_bytes();
-        let start = Start {
+        let start = StartRanks {
             command: command.iter().map(|word| bytes(word)).collect(),
             variables: variables.iter().map(|(name, value)| (name.as_bytes().to_vec(), bytes(value))).collect(),
-            ..Start::default()
+            ..StartRanks::default()
         };
         let path = python_path(&start, Path::new("/"), &mut || {});
         std::fs::remove_dir_all(&place).unwrap();

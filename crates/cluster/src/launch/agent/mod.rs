@@ -1,23 +1,22 @@
-//! The agent of a host: starts the host's ranks, looks after them, and ends them when the job is over for whatever
-//! reason.
+//! The agent of a host: starts the host's ranks, watches them, and ends them when the job is over for whatever reason.
 //!
-//! One thread, one loop: it waits for the launcher's directives, for signals, for ranks that write and for news from
-//! the rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when
-//! the launcher is gone or silent, the job is over.
+//! One thread, one loop: it waits for the launcher's directives, for signals, for output of ranks and for events of the
+//! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the
+//! launcher is gone or silent, the job is over.
 //!
-//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): an agent
-//! that was stopped gives its launcher, and its ranks' last grace, the time that they had before.
+//! **Invariant:** all limits are measured in awake time (`farandole_transport::awake`): an agent that was stopped still
+//! gives its launcher, and its ranks' grace period, the full time.
 //!
-//! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::stub`), orphans
-//! are the agent's children (`household`), and an agent ends only when it has none. What survives is a grandchild of a
-//! rank whose agent was killed by SIGKILL.
+//! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::exec_shim`),
+//! orphans become the agent's children (`children`), and an agent ends only when it has none. Only a grandchild of a
+//! rank whose agent was killed by SIGKILL survives.
 
 mod alias;
-mod call;
-mod household;
-mod line;
+mod children;
+mod connect;
 mod rank;
 mod ranks;
+mod retransmits;
 mod task;
 
 use std::collections::BTreeMap;
@@ -32,16 +31,16 @@ use rustix::process::Signal;
 
 use super::addresses;
 use super::bootstrap::Bootstrap;
+use super::connectivity::{Attempt, ProbeListener, probe_all};
 use super::mailbox::Mailbox;
-use super::message::{Directive, Report, decode, encode};
-use super::reach::{Attempt, Doors, knock_at_all};
+use super::message::{AgentReport, Directive, decode, encode};
 use super::signal::{ENDING, SIGCHLD, Signals};
-use super::wire::Wire;
+use super::socket::Socket;
 use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
-use crate::rendezvous::{Event, Server};
-use household::{Household, Reaped};
-use task::{Incoming, Parcels};
+use crate::rendezvous::{RendezvousEvent, Server};
+use children::{Children, Reaped};
+use task::{PendingStart, ResultQueue};
 
 /// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow
 /// terminal.
@@ -53,42 +52,42 @@ const ORPHANED_GRACE: Duration = Duration::from_secs(1);
 /// A heartbeat is sent this many times in the time whose silence is a death.
 const BEATS: u32 = 4;
 
-/// What ranks say for onlookers goes to the launcher in one message, this often.
+/// Samples of ranks go to the launcher in one message, this often.
 const SAMPLES_PERIOD: Duration = Duration::from_millis(500);
 
 /// News from other threads.
 enum News {
     /// From the rendezvous of this host's ranks.
-    Rendezvous(Event),
+    Rendezvous(RendezvousEvent),
     /// The attempts to reach other hosts are over.
-    Knocked(Vec<Attempt>),
+    Probed(Vec<Attempt>),
 }
 
 /// The agent's state.
 struct Agent {
-    channel: Polled<Wire>,
+    channel: Polled<Socket>,
     key: Key,
     host: u32,
     /// Sets the rhythm of heartbeats.
     silence: Duration,
-    /// Silence of the launcher longer than this is its death, unless its host still answers (`line`): a launcher that a
-    /// user has suspended is not dead. Zero on its own host, where a closed socket says everything.
+    /// Silence of the launcher longer than this is its death, unless its host still answers (`retransmits`): a launcher
+    /// that a user has suspended is not dead. Zero on its own host, where a closed socket says everything.
     launcher_silence: Duration,
     network: Vec<String>,
     launcher: Launcher,
     clock: AwakeClock,
     last_heard: Instant,
     last_told: Instant,
-    household: Household,
+    children: Children,
     presence: Presence,
     /// The order to start, while its task is on the way.
-    awaited: Option<Incoming>,
-    parcels: Parcels,
+    awaited: Option<PendingStart>,
+    results: ResultQueue,
     server: Option<Server>,
-    doors: Option<Doors>,
+    prober: Option<ProbeListener>,
     mailbox: Mailbox<News>,
     signals: Signals,
-    /// What ranks have said for onlookers since it was last passed on, and when that was.
+    /// Samples of ranks since they were last passed on, and when that was.
     samples: BTreeMap<u32, Vec<u8>>,
     samples_told: Instant,
 }
@@ -115,10 +114,10 @@ enum Presence {
 pub fn serve() -> Result<()> {
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| Error::local("reading standard input", error))?;
-    let mut stdin = Wire::from(stdin);
+    let mut stdin = Socket::from(stdin);
     let bootstrap = Bootstrap::read(&mut stdin).map_err(|error| Error::local("starting as an agent", error))?;
     let key: Key = bootstrap.key.parse().map_err(|_| Error::Refused { why: "the job's key is damaged".into() })?;
-    let Some(channel) = call::launcher(stdin, &bootstrap, &key)? else { return Ok(()) };
+    let Some(channel) = connect::to_launcher(stdin, &bootstrap, &key)? else { return Ok(()) };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
     let mut heard = ENDING.to_vec();
@@ -136,12 +135,12 @@ pub fn serve() -> Result<()> {
         clock: AwakeClock::new(now).judging_by(silence),
         last_heard: now,
         last_told: now,
-        household: Household::default(),
+        children: Children::default(),
         presence: Presence::Unstarted,
         awaited: None,
-        parcels: Parcels::default(),
+        results: ResultQueue::default(),
         server: None,
-        doors: None,
+        prober: None,
         mailbox: Mailbox::new()?,
         signals: Signals::hear(&heard)?,
         samples: BTreeMap::new(),
@@ -156,10 +155,10 @@ impl Agent {
         let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         if hosts > 1 {
             let offered = addresses::offered(&self.network);
-            self.doors = Doors::open(&offered, self.host, &self.key).ok();
+            self.prober = ProbeListener::open(&offered, self.host, &self.key).ok();
         }
-        let doors = self.doors.as_ref().map_or(Vec::new(), |doors| doors.addresses().to_vec());
-        self.tell(&Report::Ready { pid: std::process::id(), host_name, doors });
+        let probe_addresses = self.prober.as_ref().map_or(Vec::new(), |prober| prober.addresses().to_vec());
+        self.tell(&AgentReport::Ready { pid: std::process::id(), host_name, probe_addresses });
     }
 
     fn run(&mut self) -> Result<()> {
@@ -171,19 +170,19 @@ impl Agent {
             self.take_news(&mut reports);
             self.hear_signals(now);
             if self.channel.queued_bytes() < MOST_QUEUED_BYTES || self.launcher == Launcher::Gone {
-                self.household.read(&mut reports);
+                self.children.read(&mut reports);
             }
-            let reaped = self.household.reap(&mut reports);
+            let reaped = self.children.reap(&mut reports);
             for report in reports.drain(..) {
                 self.pass_on(report);
             }
-            self.send_parcels();
-            self.tell_onlookers(now);
-            if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && self.parcels.is_empty() {
+            self.send_results();
+            self.send_samples(now);
+            if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && self.results.is_empty() {
                 self.presence = Presence::Empty;
-                self.tell(&Report::Empty);
+                self.tell(&AgentReport::Empty);
             }
-            let kill_at = self.household.tick(now);
+            let kill_at = self.children.tick(now);
             self.beat(now);
             if self.launcher == Launcher::Gone && self.presence != Presence::Inhabited {
                 return Ok(());
@@ -207,7 +206,7 @@ impl Agent {
         fds.push(PollFd::from_borrowed_fd(self.mailbox.fd(), PollFlags::IN));
         fds.extend(self.signals.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
-            let pipes = self.household.ranks.iter().flat_map(|rank| rank.fds());
+            let pipes = self.children.ranks.iter().flat_map(|rank| rank.fds());
             fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
         // A wait that fails or is interrupted only makes the loop look once more.
@@ -230,7 +229,7 @@ impl Agent {
             }
         }
         if !self.launcher_silence.is_zero() && now.saturating_duration_since(self.last_heard) > self.launcher_silence {
-            match self.launcher == Launcher::There && line::is_answered(self.channel.fd()) {
+            match self.launcher == Launcher::There && retransmits::is_answered(self.channel.fd()) {
                 true => self.last_heard = now,
                 false => self.launcher_is_gone(now),
             }
@@ -240,8 +239,8 @@ impl Agent {
     fn launcher_is_gone(&mut self, now: Instant) {
         if self.launcher == Launcher::There {
             self.launcher = Launcher::Gone;
-            (self.awaited, self.parcels) = (None, Parcels::default());
-            self.household.clear(ORPHANED_GRACE, now);
+            (self.awaited, self.results) = (None, ResultQueue::default());
+            self.children.clear(ORPHANED_GRACE, now);
         }
     }
 
@@ -249,13 +248,13 @@ impl Agent {
         match directive {
             Directive::Probe(probes) => {
                 let (slot, key) = (self.mailbox.slot(), self.key.clone());
-                let knock = move || slot.post(News::Knocked(knock_at_all(&probes, &key)));
-                if std::thread::Builder::new().name("farandole-knock".into()).spawn(knock).is_err() {
-                    self.tell(&Report::Probed(Vec::new()));
+                let probe = move || slot.post(News::Probed(probe_all(&probes, &key)));
+                if std::thread::Builder::new().name("farandole-probe".into()).spawn(probe).is_err() {
+                    self.tell(&AgentReport::Probed(Vec::new()));
                 }
             }
             Directive::Start(start) => {
-                self.doors = None;
+                self.prober = None;
                 self.await_task(start);
             }
             Directive::Task(piece) => self.take_task(&piece),
@@ -274,52 +273,54 @@ impl Agent {
                     server.refuse(missing.into_iter().map(Rank).collect());
                 }
             }
-            Directive::Pronounce { verdict, epoch } => match (&self.server, epoch) {
-                (Some(server), None) => server.pronounce(&verdict),
-                (Some(server), Some(epoch)) => server.pronounce_in(epoch, &verdict),
+            Directive::Pronounce { notice, epoch } => match (&self.server, epoch) {
+                (Some(server), None) => server.pronounce(&notice),
+                (Some(server), Some(epoch)) => server.pronounce_in(epoch, &notice),
                 (None, _) => {}
             },
             Directive::Signal(signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    self.household.signal(signal);
+                    self.children.signal(signal);
                 }
             }
             Directive::End { grace_ms } => {
                 self.awaited = None;
-                self.household.clear(Duration::from_millis(grace_ms), now);
+                self.children.clear(Duration::from_millis(grace_ms), now);
                 if self.presence == Presence::Unstarted {
                     self.presence = Presence::Empty;
-                    self.tell(&Report::Empty);
+                    self.tell(&AgentReport::Empty);
                 }
             }
             Directive::Alive => {}
         }
     }
 
-    fn take_news(&mut self, reports: &mut Vec<Report>) {
+    fn take_news(&mut self, reports: &mut Vec<AgentReport>) {
         for news in self.mailbox.take() {
             match news {
-                News::Knocked(attempts) => reports.push(Report::Probed(attempts)),
-                News::Rendezvous(Event::Gathered { epoch, blobs }) => {
+                News::Probed(attempts) => reports.push(AgentReport::Probed(attempts)),
+                News::Rendezvous(RendezvousEvent::Gathered { epoch, blobs }) => {
                     let messages = blobs.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect();
-                    reports.push(Report::Gathered { epoch, messages });
+                    reports.push(AgentReport::Gathered { epoch, messages });
                 }
-                News::Rendezvous(Event::Withdrawn { epoch, rank }) => {
-                    reports.push(Report::Withdrawn { epoch, rank: rank.0 });
+                News::Rendezvous(RendezvousEvent::Withdrawn { epoch, rank }) => {
+                    reports.push(AgentReport::Withdrawn { epoch, rank: rank.0 });
                 }
-                News::Rendezvous(Event::Overdue { epoch, missing }) => {
-                    reports.push(Report::Overdue { epoch, missing: numbers(&missing) });
+                News::Rendezvous(RendezvousEvent::Overdue { epoch, missing }) => {
+                    reports.push(AgentReport::Overdue { epoch, missing: numbers(&missing) });
                 }
-                News::Rendezvous(Event::Missing { epoch, ranks }) => {
-                    reports.push(Report::Missing { epoch, ranks: numbers(&ranks) });
+                News::Rendezvous(RendezvousEvent::Missing { epoch, ranks }) => {
+                    reports.push(AgentReport::Missing { epoch, ranks: numbers(&ranks) });
                 }
-                News::Rendezvous(Event::Blamed { by, peer, cause }) => {
-                    reports.push(Report::Blamed { by: by.0, peer: peer.map(|peer| peer.0), cause });
+                News::Rendezvous(RendezvousEvent::Blamed { by, peer, cause }) => {
+                    reports.push(AgentReport::Blamed { by: by.0, peer: peer.map(|peer| peer.0), cause });
                 }
-                News::Rendezvous(Event::Silent { rank, .. }) if !self.is_stopped(rank) => {
-                    reports.push(Report::Silent { rank: rank.0 });
+                News::Rendezvous(RendezvousEvent::Silent { rank, .. }) if !self.is_stopped(rank) => {
+                    reports.push(AgentReport::Silent { rank: rank.0 });
                 }
-                News::Rendezvous(Event::Sampled { rank, sample }) => drop(self.samples.insert(rank.0, sample)),
+                News::Rendezvous(RendezvousEvent::Sampled { rank, sample }) => {
+                    drop(self.samples.insert(rank.0, sample))
+                }
                 // A rank that left, or whose connection broke: its process will say how it ended.
                 News::Rendezvous(_) => {}
             }
@@ -327,7 +328,7 @@ impl Agent {
     }
 
     fn is_stopped(&self, rank: Rank) -> bool {
-        self.household.ranks.iter().any(|process| process.seat.rank == rank.0 && process.stopped)
+        self.children.ranks.iter().any(|process| process.slot.rank == rank.0 && process.stopped)
     }
 
     /// Somebody wants this process to end: then the job is over on this host.
@@ -338,24 +339,24 @@ impl Agent {
     }
 
     /// Passes samples on, unless the launcher is behind: the next ones will do as well.
-    fn tell_onlookers(&mut self, now: Instant) {
+    fn send_samples(&mut self, now: Instant) {
         if self.samples.is_empty() || now < self.samples_told + SAMPLES_PERIOD {
             return;
         }
         self.samples_told = now;
         let samples = std::mem::take(&mut self.samples).into_iter().collect();
         if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
-            self.tell(&Report::Samples(samples));
+            self.tell(&AgentReport::Samples(samples));
         }
     }
 
     fn beat(&mut self, now: Instant) {
         if !self.silence.is_zero() && now.saturating_duration_since(self.last_told) >= self.silence / BEATS {
-            self.tell(&Report::Alive);
+            self.tell(&AgentReport::Alive);
         }
     }
 
-    fn tell(&mut self, report: &Report) {
+    fn tell(&mut self, report: &AgentReport) {
         if self.launcher == Launcher::There {
             self.last_told = self.clock.last();
             if self.channel.queue(&encode(report)).is_err() {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::launch::message::{HowEnded, Report, Seat, Stream};
+use crate::launch::message::{AgentReport, HowEnded, OutputStream, RankSlot};
 use crate::launch::output::Lines;
 
 /// How much is read from a pipe at once: what a pipe holds by default.
@@ -18,7 +18,7 @@ const READ_BYTES: usize = 64 << 10;
 /// A rank that has been started.
 #[derive(Debug)]
 pub(super) struct RankProcess {
-    pub(super) seat: Seat,
+    pub(super) slot: RankSlot,
     pub(super) pid: Pid,
     pub(super) stopped: bool,
     pub(super) ended: Option<HowEnded>,
@@ -32,13 +32,13 @@ pub(super) struct RankProcess {
 #[derive(Debug)]
 struct Pipe {
     fd: OwnedFd,
-    stream: Stream,
+    stream: OutputStream,
     lines: Lines,
 }
 
 impl RankProcess {
     /// Starts a rank in a process group of its own.
-    pub(super) fn start(seat: Seat, mut command: Command) -> io::Result<RankProcess> {
+    pub(super) fn start(slot: RankSlot, mut command: Command) -> io::Result<RankProcess> {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let pid = Pid::from_raw(child.id() as i32).expect("invariant: a child has a process id");
@@ -48,13 +48,13 @@ impl RankProcess {
         };
         let mut pipes = Vec::with_capacity(2);
         if let Some(stdout) = child.stdout.take() {
-            pipes.push(pipe(stdout.into(), Stream::Stdout)?);
+            pipes.push(pipe(stdout.into(), OutputStream::Stdout)?);
         }
         if let Some(stderr) = child.stderr.take() {
-            pipes.push(pipe(stderr.into(), Stream::Stderr)?);
+            pipes.push(pipe(stderr.into(), OutputStream::Stderr)?);
         }
         // Dropping the handle does not wait: the agent has one place that reaps, for orphans too.
-        Ok(RankProcess { seat, pid, stopped: false, ended: None, result: None, started: Instant::now(), pipes })
+        Ok(RankProcess { slot, pid, stopped: false, ended: None, result: None, started: Instant::now(), pipes })
     }
 
     /// What to poll for reading.
@@ -64,14 +64,14 @@ impl RankProcess {
 
     /// Reads what is there, at most one buffer from each pipe so that no rank starves the others, and says what is
     /// complete.
-    pub(super) fn read(&mut self, buffer: &mut Vec<u8>, reports: &mut Vec<Report>) -> Read {
+    pub(super) fn read(&mut self, buffer: &mut Vec<u8>, reports: &mut Vec<AgentReport>) -> Read {
         buffer.resize(READ_BYTES, 0);
-        let rank = self.seat.rank;
+        let rank = self.slot.rank;
         let mut read = Read::Nothing;
         self.pipes.retain_mut(|pipe| {
             let stream = pipe.stream;
             let mut report = |bytes: Option<Vec<u8>>| {
-                reports.extend(bytes.map(|bytes| Report::Output { rank, stream, bytes }));
+                reports.extend(bytes.map(|bytes| AgentReport::Output { rank, stream, bytes }));
             };
             match rustix::io::read(&pipe.fd, buffer.as_mut_slice()) {
                 Ok(0) => {
@@ -95,17 +95,17 @@ impl RankProcess {
 
     /// The process has ended. What it wrote is read to the end of what is there; children of its own may still hold the
     /// pipes.
-    pub(super) fn end(&mut self, how: HowEnded, buffer: &mut Vec<u8>, reports: &mut Vec<Report>) {
+    pub(super) fn end(&mut self, how: HowEnded, buffer: &mut Vec<u8>, reports: &mut Vec<AgentReport>) {
         while self.read(buffer, reports) == Read::Some {}
-        let rank = self.seat.rank;
+        let rank = self.slot.rank;
         for pipe in &mut self.pipes {
             let rest = pipe.lines.finish();
-            reports.extend(rest.map(|bytes| Report::Output { rank, stream: pipe.stream, bytes }));
+            reports.extend(rest.map(|bytes| AgentReport::Output { rank, stream: pipe.stream, bytes }));
         }
         self.ended = Some(how);
         self.stopped = false;
         let after_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        reports.push(Report::Ended { rank, how, after_us });
+        reports.push(AgentReport::Ended { rank, how, after_us });
     }
 
     /// Sends a signal to a rank that has not been waited for, and whatever it has started in its group.

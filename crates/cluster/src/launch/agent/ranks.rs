@@ -16,8 +16,8 @@ use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
 use super::{Agent, News, Presence, alias};
 use crate::environment as variable;
 use crate::error::{Error, Result};
-use crate::launch::message::{Report, Seat, Start};
-use crate::launch::stub;
+use crate::launch::exec_shim;
+use crate::launch::message::{AgentReport, RankSlot, StartRanks};
 use crate::rendezvous::{Address, Server};
 
 /// Descriptors of an agent for each of its ranks: two outputs, a result, and the connection to the rendezvous.
@@ -25,15 +25,15 @@ const AGENT_DESCRIPTORS: u64 = 4;
 
 impl Agent {
     /// Starts the ranks of this host. What cannot be done is reported; the launcher decides what follows.
-    pub(super) fn start(&mut self, start: &Start, task: Option<&File>) {
+    pub(super) fn start(&mut self, start: &StartRanks, task: Option<&File>) {
         // Before the first child: an agent without ranks is empty only when it has been told to end.
         self.presence = Presence::Inhabited;
         if let Err(error) = self.start_all(start, task) {
-            self.tell(&Report::NotStarted { rank: None, why: error.to_string() });
+            self.tell(&AgentReport::NotStarted { rank: None, why: error.to_string() });
         }
     }
 
-    fn start_all(&mut self, start: &Start, task: Option<&File>) -> Result<()> {
+    fn start_all(&mut self, start: &StartRanks, task: Option<&File>) -> Result<()> {
         let working_dir = Path::new(OsStr::from_bytes(&start.working_dir));
         if !working_dir.is_dir() {
             let why = format!("there is no directory {} here", working_dir.display());
@@ -57,20 +57,20 @@ impl Agent {
             true => Some(alias::python_path(start, working_dir, &mut meanwhile)?),
             false => None,
         };
-        for seat in &start.ranks {
+        for slot in &start.ranks {
             let mut command = Command::new(&stub);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
             command.current_dir(working_dir);
             let variables = start.variables.iter();
             command.envs(variables.map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
-            command.envs(variables_of(seat, start, &meeting));
+            command.envs(variables_of(slot, start, &meeting));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
-            command.env(stub::AGENT, std::process::id().to_string());
-            command.envs(open_files.map(|limit| (stub::OPEN_FILES, limit.to_string())));
+            command.env(exec_shim::AGENT, std::process::id().to_string());
+            command.envs(open_files.map(|limit| (exec_shim::OPEN_FILES, limit.to_string())));
             command.envs(python_path.as_ref().map(|path| ("PYTHONPATH", path)));
-            let report = match self.start_one(*seat, command, task) {
-                Ok(pid) => Report::Started { rank: seat.rank, pid },
-                Err(error) => Report::NotStarted { rank: Some(seat.rank), why: error.to_string() },
+            let report = match self.start_one(*slot, command, task) {
+                Ok(pid) => AgentReport::Started { rank: slot.rank, pid },
+                Err(error) => AgentReport::NotStarted { rank: Some(slot.rank), why: error.to_string() },
             };
             self.tell(&report);
         }
@@ -78,27 +78,27 @@ impl Agent {
     }
 
     /// Starts one rank, with descriptors for its task and its result if it has one.
-    fn start_one(&mut self, seat: Seat, mut command: Command, task: Option<&File>) -> std::io::Result<u32> {
+    fn start_one(&mut self, slot: RankSlot, mut command: Command, task: Option<&File>) -> std::io::Result<u32> {
         let Some(task) = task else {
             command.env_remove(TASK_FD).env_remove(RESULT_FD);
-            return self.household.start(seat, command, None);
+            return self.children.start(slot, command, None);
         };
         let result = inherited_file("farandole-result")?;
         command.env(TASK_FD, task.as_raw_fd().to_string()).env(RESULT_FD, result.as_raw_fd().to_string());
         let kept = result.try_clone()?;
-        let started = self.household.start(seat, command, Some(kept));
+        let started = self.children.start(slot, command, Some(kept));
         keep_from_others(&result)?;
         started
     }
 
     /// Opens the rendezvous of this host's ranks, where no file has to be cleared away.
-    fn open_rendezvous(&mut self, start: &Start) -> Result<Address> {
-        let seats: Vec<Rank> = start.ranks.iter().map(|seat| Rank(seat.rank)).collect();
+    fn open_rendezvous(&mut self, start: &StartRanks) -> Result<Address> {
+        let local: Vec<Rank> = start.ranks.iter().map(|slot| Rank(slot.rank)).collect();
         let digest = blake3::hash(self.key.to_hex().as_bytes()).to_hex();
         let name = format!("farandole-{}-{}", std::process::id(), &digest[..12]);
         let slot = self.mailbox.slot();
         let post = Box::new(move |event| slot.post(News::Rendezvous(event)));
-        let server = Server::serve_part(&Address::UnixAbstract(name), start.size, &seats, &self.key, post)?;
+        let server = Server::serve_part(&Address::UnixAbstract(name), start.size, &local, &self.key, post)?;
         let address = server.address().clone();
         self.server = Some(server);
         Ok(address)
@@ -117,16 +117,16 @@ fn key_file(key: &Key) -> Result<File> {
 }
 
 /// What a rank finds in its environment, under our names and under Horovod's, which scripts read.
-fn variables_of(seat: &Seat, start: &Start, meeting: &Address) -> Vec<(OsString, OsString)> {
+fn variables_of(slot: &RankSlot, start: &StartRanks, meeting: &Address) -> Vec<(OsString, OsString)> {
     let mut variables: Vec<(OsString, OsString)> = Vec::new();
     let mut set = |name: &str, value: String| variables.push((name.into(), OsString::from_vec(value.into_bytes())));
     for (name, value) in [
-        ("RANK", seat.rank as usize),
+        ("RANK", slot.rank as usize),
         ("SIZE", start.size),
-        ("LOCAL_RANK", seat.local_rank as usize),
-        ("LOCAL_SIZE", seat.local_size as usize),
-        ("CROSS_RANK", seat.cross_rank as usize),
-        ("CROSS_SIZE", seat.cross_size as usize),
+        ("LOCAL_RANK", slot.local_rank as usize),
+        ("LOCAL_SIZE", slot.local_size as usize),
+        ("CROSS_RANK", slot.cross_rank as usize),
+        ("CROSS_SIZE", slot.cross_size as usize),
     ] {
         set(&format!("FARANDOLE_{name}"), value.to_string());
         set(&format!("HOROVOD_{name}"), value.to_string());

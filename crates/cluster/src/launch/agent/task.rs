@@ -2,7 +2,7 @@
 //!
 //! The task comes in pieces and is gathered in a file in memory, which every rank inherits; ranks are started when it
 //! is complete. Each rank also inherits an empty file in memory for its result, and nobody else's. When the rank has
-//! ended its result becomes a *parcel*, which goes to the launcher piece by piece, as the channel takes it; that the
+//! ended its result is queued and goes to the launcher piece by piece, as the channel takes it; that the
 //! rank has ended is told behind it. So whoever hears of a rank's end has its result. Ranks that failed go first: their
 //! word is short, and somebody waits for it.
 //!
@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::{Agent, MOST_QUEUED_BYTES};
-use crate::launch::message::{Report, Start};
+use crate::launch::message::{AgentReport, StartRanks};
 use crate::launch::results::PIECE_BYTES;
 
 /// The variable that names the descriptor with the task.
@@ -27,8 +27,8 @@ pub(super) const RESULT_FD: &str = "FARANDOLE_RESULT_FD";
 
 /// An order to start whose task is on the way.
 #[derive(Debug)]
-pub(super) struct Incoming {
-    start: Box<Start>,
+pub(super) struct PendingStart {
+    start: Box<StartRanks>,
     task: File,
     awaited_bytes: u64,
 }
@@ -47,21 +47,21 @@ pub(super) fn keep_from_others(file: &File) -> io::Result<()> {
 
 /// Results that wait for the channel.
 #[derive(Debug, Default)]
-pub(super) struct Parcels {
-    queue: VecDeque<Parcel>,
+pub(super) struct ResultQueue {
+    queue: VecDeque<QueuedResult>,
 }
 
 #[derive(Debug)]
-struct Parcel {
+struct QueuedResult {
     rank: u32,
     result: File,
     at: u64,
     bytes: u64,
     /// What is told behind it.
-    ended: Report,
+    ended: AgentReport,
 }
 
-impl Parcels {
+impl ResultQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -69,10 +69,10 @@ impl Parcels {
 
 impl Agent {
     /// Starts the ranks, at once or when their task has come.
-    pub(super) fn await_task(&mut self, start: Box<Start>) {
+    pub(super) fn await_task(&mut self, start: Box<StartRanks>) {
         let Some(awaited_bytes) = start.task_bytes else { return self.start(&start, None) };
         match inherited_file("farandole-task") {
-            Ok(task) => self.awaited = Some(Incoming { start, task, awaited_bytes }),
+            Ok(task) => self.awaited = Some(PendingStart { start, task, awaited_bytes }),
             Err(error) => return self.tell_lost_task(&error),
         }
         self.take_task(&[]);
@@ -94,21 +94,21 @@ impl Agent {
 
     fn tell_lost_task(&mut self, error: &io::Error) {
         let why = format!("no memory for their task: {error}");
-        self.tell(&Report::NotStarted { rank: None, why });
+        self.tell(&AgentReport::NotStarted { rank: None, why });
     }
 
     /// Tells the launcher; of a rank's end, behind its result.
-    pub(super) fn pass_on(&mut self, report: Report) {
-        if let Report::Ended { rank, how, .. } = report
-            && let Some(result) = self.household.take_result(rank)
+    pub(super) fn pass_on(&mut self, report: AgentReport) {
+        if let AgentReport::Ended { rank, how, .. } = report
+            && let Some(result) = self.children.take_result(rank)
             && let Ok(bytes) = result.metadata().map(|about| about.len())
             && bytes > 0
         {
-            let parcel = Parcel { rank, result, at: 0, bytes, ended: report };
+            let queued = QueuedResult { rank, result, at: 0, bytes, ended: report };
             if how.is_success() {
-                self.parcels.queue.push_back(parcel);
+                self.results.queue.push_back(queued);
             } else {
-                self.parcels.queue.push_front(parcel);
+                self.results.queue.push_front(queued);
             }
             return;
         }
@@ -116,21 +116,21 @@ impl Agent {
     }
 
     /// Sends of the results what the channel takes.
-    pub(super) fn send_parcels(&mut self) {
+    pub(super) fn send_results(&mut self) {
         while self.channel.queued_bytes() < MOST_QUEUED_BYTES
-            && let Some(parcel) = self.parcels.queue.front_mut()
+            && let Some(queued) = self.results.queue.front_mut()
         {
-            let left = usize::try_from(parcel.bytes - parcel.at).unwrap_or(usize::MAX);
+            let left = usize::try_from(queued.bytes - queued.at).unwrap_or(usize::MAX);
             let mut bytes = vec![0; left.min(PIECE_BYTES)];
             // The rank is gone, but a child of it could still cut the file off: then it is as long as it is.
-            let count = parcel.result.read_at(&mut bytes, parcel.at).unwrap_or(0);
+            let count = queued.result.read_at(&mut bytes, queued.at).unwrap_or(0);
             bytes.truncate(count);
-            parcel.at += count as u64;
-            let rank = parcel.rank;
+            queued.at += count as u64;
+            let rank = queued.rank;
             if count > 0 {
-                self.tell(&Report::Result { rank, bytes });
-            } else if let Some(parcel) = self.parcels.queue.pop_front() {
-                self.tell(&parcel.ended);
+                self.tell(&AgentReport::Result { rank, bytes });
+            } else if let Some(queued) = self.results.queue.pop_front() {
+                self.tell(&queued.ended);
             }
         }
     }

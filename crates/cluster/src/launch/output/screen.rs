@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use super::calendar::stamp;
 use super::writer::{Full, Target, Writer};
-use crate::launch::message::Stream;
-use crate::launch::order::{Output, Prefix, Timestamps};
+use crate::launch::job_spec::{OutputOptions, Prefix, Timestamps};
+use crate::launch::message::OutputStream;
 
 /// Colours of ranks on a terminal, in turn; red is left to errors.
 const COLOURS: [&str; 6] = ["\x1b[36m", "\x1b[33m", "\x1b[32m", "\x1b[35m", "\x1b[34m", "\x1b[96m"];
@@ -27,7 +27,7 @@ pub(crate) struct Painted {
 /// Shows what ranks write.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    output: Output,
+    output: OutputOptions,
     painted: Painted,
     /// Digits of the largest rank, for names of folders that sort.
     digits: usize,
@@ -36,13 +36,13 @@ pub(crate) struct Screen {
 
 impl Screen {
     /// A screen for a job of `size` ranks.
-    pub(crate) fn new(output: Output, painted: Painted, size: usize, writer: Writer) -> Screen {
+    pub(crate) fn new(output: OutputOptions, painted: Painted, size: usize, writer: Writer) -> Screen {
         let digits = size.saturating_sub(1).to_string().len();
         Screen { output, painted, digits, writer }
     }
 
     /// Shows whole lines of a rank. [`Full`]: nothing was taken; try again when there is room.
-    pub(crate) fn show(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> Result<(), Full> {
+    pub(crate) fn show(&mut self, rank: u32, stream: OutputStream, bytes: &[u8]) -> Result<(), Full> {
         if !self.writer.has_room() {
             return Err(Full);
         }
@@ -50,8 +50,8 @@ impl Screen {
             self.writer.write(Target::File(file), bytes.to_vec());
         }
         let target = match stream {
-            Stream::Stdout => Target::Stdout,
-            Stream::Stderr => Target::Stderr,
+            OutputStream::Stdout => Target::Stdout,
+            OutputStream::Stderr => Target::Stderr,
         };
         let text = self.dress(rank, stream, bytes, SystemTime::now());
         self.writer.write(target, text);
@@ -78,17 +78,17 @@ impl Screen {
         self.writer.finish();
     }
 
-    fn file_of(&self, rank: u32, stream: Stream) -> Option<PathBuf> {
+    fn file_of(&self, rank: u32, stream: OutputStream) -> Option<PathBuf> {
         let name = match stream {
-            Stream::Stdout => "stdout",
-            Stream::Stderr => "stderr",
+            OutputStream::Stdout => "stdout",
+            OutputStream::Stderr => "stderr",
         };
         let directory = self.output.directory.as_ref()?;
         Some(directory.join(format!("rank.{rank:0width$}", width = self.digits)).join(name))
     }
 
     /// The lines with what goes in front of each. A last line without an end gets one: another rank's comes next.
-    fn dress(&self, rank: u32, stream: Stream, bytes: &[u8], now: SystemTime) -> Vec<u8> {
+    fn dress(&self, rank: u32, stream: OutputStream, bytes: &[u8], now: SystemTime) -> Vec<u8> {
         let front = self.front(rank, stream, now);
         let mut dressed = Vec::with_capacity(bytes.len() + front.len() * 4);
         for line in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -104,10 +104,10 @@ impl Screen {
         dressed
     }
 
-    fn front(&self, rank: u32, stream: Stream, now: SystemTime) -> String {
+    fn front(&self, rank: u32, stream: OutputStream, now: SystemTime) -> String {
         let (name, painted) = match stream {
-            Stream::Stdout => ("stdout", self.painted.stdout),
-            Stream::Stderr => ("stderr", self.painted.stderr),
+            OutputStream::Stdout => ("stdout", self.painted.stdout),
+            OutputStream::Stderr => ("stderr", self.painted.stderr),
         };
         let time = match self.output.timestamps {
             Timestamps::On => stamp(now),
@@ -127,15 +127,15 @@ impl Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::order::Colour;
+    use crate::launch::job_spec::Colour;
 
     fn screen(prefix: Prefix, timestamps: Timestamps, painted: Painted) -> Screen {
-        let output = Output { prefix, timestamps, colour: Colour::Never, directory: None, drawer: None };
+        let output = OutputOptions { prefix, timestamps, colour: Colour::Never, directory: None, drawer: None };
         Screen::new(output, painted, 12, Writer::start(None).unwrap())
     }
 
     fn dressed(screen: &Screen, bytes: &[u8]) -> String {
-        String::from_utf8(screen.dress(3, Stream::Stdout, bytes, SystemTime::UNIX_EPOCH)).unwrap()
+        String::from_utf8(screen.dress(3, OutputStream::Stdout, bytes, SystemTime::UNIX_EPOCH)).unwrap()
     }
 
     #[test]
@@ -161,6 +161,6 @@ mod tests {
     fn folders_of_ranks_sort_by_number() {
         let mut screen = screen(Prefix::Rank, Timestamps::Off, Painted::default());
         screen.output.directory = Some("/logs".into());
-        assert_eq!(screen.file_of(3, Stream::Stderr), Some("/logs/rank.03/stderr".into()));
+        assert_eq!(screen.file_of(3, OutputStream::Stderr), Some("/logs/rank.03/stderr".into()));
     }
 }

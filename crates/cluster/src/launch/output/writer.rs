@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
-use crate::launch::order::Drawer;
+use crate::launch::job_spec::Drawer;
 
 /// So many bytes may be under way. Enough to keep a terminal busy, little beside what a rank's own buffers hold.
 const MOST_BYTES: usize = 4 << 20;

@@ -1,9 +1,9 @@
 //! Stories of jobs, told to the supervision event by event.
 
-use super::super::message::Seat;
-use super::super::reach::Probe;
+use super::super::connectivity::HostProbe;
+use super::super::message::RankSlot;
 use super::*;
-use crate::rendezvous::VerdictKind;
+use crate::rendezvous::FailureKind;
 use farandole_transport::AwakeClock;
 
 /// A job under supervision, with a clock that the story moves.
@@ -18,11 +18,11 @@ impl Story {
     fn new(hosts: &[usize]) -> Story {
         let mut rank = 0;
         let starts = hosts.iter().map(|&count| {
-            let mut seat = |local| {
+            let mut slot = |local| {
                 rank += 1;
-                Seat { rank: rank - 1, local_rank: local, local_size: count as u32, ..Seat::default() }
+                RankSlot { rank: rank - 1, local_rank: local, local_size: count as u32, ..RankSlot::default() }
             };
-            Start { ranks: (0..count as u32).map(&mut seat).collect(), ..Start::default() }
+            StartRanks { ranks: (0..count as u32).map(&mut slot).collect(), ..StartRanks::default() }
         });
         let settings = Settings {
             starts: starts.collect(),
@@ -39,15 +39,18 @@ impl Story {
     fn running(hosts: &[usize]) -> Story {
         let mut story = Story::new(hosts);
         for host in 0..hosts.len() {
-            let doors = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
-            story.hear(host, Report::Ready { pid: 100 + host as u32, host_name: format!("h{host}"), doors });
+            let probe_addresses = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
+            story.hear(
+                host,
+                AgentReport::Ready { pid: 100 + host as u32, host_name: format!("h{host}"), probe_addresses },
+            );
         }
         if hosts.len() > 1 {
             let probed = story.take_done();
             for action in probed {
                 let Action::Send(host, Directive::Probe(probes)) = action else { panic!("{action:?}") };
                 let reached = |probe| Attempt { probe, outcome: Ok(1) };
-                story.hear(host, Report::Probed(probes.into_iter().map(reached).collect()));
+                story.hear(host, AgentReport::Probed(probes.into_iter().map(reached).collect()));
             }
         }
         let started = story.take_done();
@@ -55,20 +58,20 @@ impl Story {
         let mut rank = 0;
         for (host, &count) in hosts.iter().enumerate() {
             for _ in 0..count {
-                story.hear(host, Report::Started { rank, pid: 1000 + rank });
+                story.hear(host, AgentReport::Started { rank, pid: 1000 + rank });
                 rank += 1;
             }
         }
         story
     }
 
-    fn hear(&mut self, host: usize, report: Report) {
+    fn hear(&mut self, host: usize, report: AgentReport) {
         self.supervision.report(host, report, self.now);
         self.collect();
     }
 
     fn ended(&mut self, host: usize, rank: u32, how: HowEnded) {
-        self.hear(host, Report::Ended { rank, how, after_us: 1 });
+        self.hear(host, AgentReport::Ended { rank, how, after_us: 1 });
     }
 
     /// Lets time pass in small steps; hosts other than the silent ones give signs of life.
@@ -77,7 +80,7 @@ impl Story {
         for _ in 0..time.as_millis() / step.as_millis() {
             self.now += step;
             for host in (0..self.supervision.hosts.len()).filter(|host| !silent.contains(host)) {
-                self.supervision.report(host, Report::Alive, self.now);
+                self.supervision.report(host, AgentReport::Alive, self.now);
             }
             self.supervision.tick(self.now);
             self.collect();
@@ -104,12 +107,12 @@ impl Story {
         self.supervision.last_words().pop().unwrap_or_default()
     }
 
-    fn verdicts(&self) -> Vec<VerdictKind> {
-        let verdict = |action: &Action| match action {
-            Action::Send(_, Directive::Pronounce { verdict, .. }) => Some(verdict.kind),
+    fn notices(&self) -> Vec<FailureKind> {
+        let notice = |action: &Action| match action {
+            Action::Send(_, Directive::Pronounce { notice, .. }) => Some(notice.kind),
             _ => None,
         };
-        self.done.iter().filter_map(verdict).collect()
+        self.done.iter().filter_map(notice).collect()
     }
 }
 
@@ -119,7 +122,7 @@ fn a_job_that_ends_well_says_nothing() {
     story.ended(0, 0, HowEnded::Exited(0));
     story.ended(0, 1, HowEnded::Exited(0));
     assert!(!story.is_finished(), "the host has not said that it is empty");
-    story.hear(0, Report::Empty);
+    story.hear(0, AgentReport::Empty);
     assert!(story.is_finished());
     assert_eq!(story.supervision.exit_code(), 0);
     assert!(story.supervision.last_words().is_empty());
@@ -128,12 +131,15 @@ fn a_job_that_ends_well_says_nothing() {
 #[test]
 fn the_exit_code_is_that_of_the_rank_that_failed() {
     let mut story = Story::running(&[1, 1]);
-    story.hear(1, Report::Output { rank: 1, stream: Stream::Stderr, bytes: b"Traceback\nValueError: no\n".to_vec() });
+    story.hear(
+        1,
+        AgentReport::Output { rank: 1, stream: OutputStream::Stderr, bytes: b"Traceback\nValueError: no\n".to_vec() },
+    );
     story.ended(1, 1, HowEnded::Exited(3));
-    assert_eq!(story.verdicts(), [VerdictKind::Exited { code: 3 }, VerdictKind::Exited { code: 3 }]);
+    assert_eq!(story.notices(), [FailureKind::Exited { code: 3 }, FailureKind::Exited { code: 3 }]);
     story.ended(0, 0, HowEnded::Exited(1));
-    story.hear(0, Report::Empty);
-    story.hear(1, Report::Empty);
+    story.hear(0, AgentReport::Empty);
+    story.hear(1, AgentReport::Empty);
     assert!(story.is_finished());
     assert_eq!(story.supervision.exit_code(), 3);
     assert_eq!(story.last_line(), "rank 1 on h1 (pid 1001) ended with exit code 3 after 0.0 s: ValueError: no");
@@ -144,12 +150,12 @@ fn the_exit_code_is_that_of_the_rank_that_failed() {
 fn fingers_lead_to_the_rank_that_failed_first() {
     let mut story = Story::running(&[3]);
     // Rank 2 failed; its peers were quicker to end, and one of them blames the other.
-    story.hear(0, Report::Blamed { by: 0, peer: Some(1), cause: "rank 1 is gone".into() });
+    story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: "rank 1 is gone".into() });
     story.ended(0, 0, HowEnded::Exited(1));
-    story.hear(0, Report::Blamed { by: 1, peer: Some(2), cause: "rank 2 is gone".into() });
+    story.hear(0, AgentReport::Blamed { by: 1, peer: Some(2), cause: "rank 2 is gone".into() });
     story.ended(0, 1, HowEnded::Exited(1));
     story.ended(0, 2, HowEnded::Signalled(11));
-    story.hear(0, Report::Empty);
+    story.hear(0, AgentReport::Empty);
     assert!(story.last_line().starts_with("rank 2 on h0 (pid 1002) was killed by signal 11 (SIGSEGV)"));
     assert_eq!(story.supervision.exit_code(), 139);
 }
@@ -157,11 +163,11 @@ fn fingers_lead_to_the_rank_that_failed_first() {
 #[test]
 fn fingers_in_a_circle_end_somewhere() {
     let mut story = Story::running(&[2]);
-    story.hear(0, Report::Blamed { by: 0, peer: Some(1), cause: "cut off".into() });
-    story.hear(0, Report::Blamed { by: 1, peer: Some(0), cause: "cut off".into() });
+    story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: "cut off".into() });
+    story.hear(0, AgentReport::Blamed { by: 1, peer: Some(0), cause: "cut off".into() });
     story.ended(0, 0, HowEnded::Exited(1));
     story.ended(0, 1, HowEnded::Exited(1));
-    story.hear(0, Report::Empty);
+    story.hear(0, AgentReport::Empty);
     assert!(story.last_line().starts_with("rank "), "{}", story.last_line());
 }
 
@@ -185,27 +191,27 @@ fn survivors_are_told_to_end_after_a_moment_and_left_after_the_grace_period() {
 fn a_silent_host_and_a_killed_agent_are_told_apart() {
     let mut cut = Story::running(&[1, 1]);
     cut.pass(Duration::from_secs(6), &[1]);
-    assert_eq!(cut.verdicts(), [VerdictKind::HostLost]);
+    assert_eq!(cut.notices(), [FailureKind::HostLost]);
     assert!(cut.last_line().starts_with("h1 has not been heard of for 5."), "{}", cut.last_line());
 
     let mut killed = Story::running(&[1, 1]);
     killed.supervision.agent_gone(1, "its connection was closed".into(), killed.now);
     killed.collect();
-    assert_eq!(killed.verdicts(), [VerdictKind::AgentLost]);
+    assert_eq!(killed.notices(), [FailureKind::AgentLost]);
     assert!(killed.last_line().starts_with("the agent on h1 (pid 101) is gone"), "{}", killed.last_line());
 }
 
 #[test]
 fn a_stopped_rank_is_reported_as_stopped_if_it_does_not_go_on() {
     let mut story = Story::running(&[2]);
-    story.hear(0, Report::Stopped { rank: 1, signal: 19 });
+    story.hear(0, AgentReport::Stopped { rank: 1, signal: 19 });
     story.pass(Duration::from_secs(4), &[]);
-    story.hear(0, Report::Continued { rank: 1 });
+    story.hear(0, AgentReport::Continued { rank: 1 });
     story.pass(Duration::from_secs(10), &[]);
-    assert!(story.verdicts().is_empty());
-    story.hear(0, Report::Stopped { rank: 1, signal: 19 });
+    assert!(story.notices().is_empty());
+    story.hear(0, AgentReport::Stopped { rank: 1, signal: 19 });
     story.pass(Duration::from_secs(6), &[]);
-    assert_eq!(story.verdicts(), [VerdictKind::Stopped]);
+    assert_eq!(story.notices(), [FailureKind::Stopped]);
     assert!(story.last_line().contains("was stopped by signal 19 (SIGSTOP)"), "{}", story.last_line());
 }
 
@@ -219,7 +225,7 @@ fn one_signal_ends_politely_and_a_second_one_at_once() {
     story.supervision.signal(2, story.now);
     story.collect();
     assert!(story.done.contains(&Action::Send(0, Directive::End { grace_ms: 0 })));
-    story.hear(0, Report::Empty);
+    story.hear(0, AgentReport::Empty);
     assert!(story.is_finished());
     assert_eq!(story.supervision.exit_code(), 130);
 }
@@ -227,9 +233,9 @@ fn one_signal_ends_politely_and_a_second_one_at_once() {
 #[test]
 fn a_host_that_does_not_answer_ends_the_start() {
     let mut story = Story::new(&[1, 1]);
-    story.hear(0, Report::Ready { pid: 1, host_name: "h0".into(), doors: vec![] });
+    story.hear(0, AgentReport::Ready { pid: 1, host_name: "h0".into(), probe_addresses: vec![] });
     story.pass(Duration::from_secs(31), &[]);
-    story.hear(0, Report::Empty);
+    story.hear(0, AgentReport::Empty);
     assert!(story.is_finished());
     assert_eq!(story.last_line(), "h1 cannot be used: it has not answered within 30 s (--start-timeout)");
     assert_ne!(story.supervision.exit_code(), 0);
@@ -239,12 +245,12 @@ fn a_host_that_does_not_answer_ends_the_start() {
 fn hosts_that_cannot_reach_each_other_are_shown_as_a_table() {
     let mut story = Story::new(&[1, 1]);
     for host in 0..2 {
-        let doors = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
-        story.hear(host, Report::Ready { pid: 1, host_name: "h".into(), doors });
+        let probe_addresses = vec![format!("10.0.0.{}:99", host + 1).parse().unwrap()];
+        story.hear(host, AgentReport::Ready { pid: 1, host_name: "h".into(), probe_addresses });
     }
-    let probe = |host: u32| Probe { host, door: format!("10.0.0.{}:99", host + 1).parse().unwrap() };
-    story.hear(0, Report::Probed(vec![Attempt { probe: probe(1), outcome: Ok(300) }]));
-    story.hear(1, Report::Probed(vec![Attempt { probe: probe(0), outcome: Err("timed out".into()) }]));
+    let probe = |host: u32| HostProbe { host, address: format!("10.0.0.{}:99", host + 1).parse().unwrap() };
+    story.hear(0, AgentReport::Probed(vec![Attempt { probe: probe(1), outcome: Ok(300) }]));
+    story.hear(1, AgentReport::Probed(vec![Attempt { probe: probe(0), outcome: Err("timed out".into()) }]));
     assert!(!story.done.iter().any(|action| matches!(action, Action::Send(_, Directive::Start(_)))));
     let words = story.supervision.last_words().join("\n");
     assert!(words.contains("  h0 -> h1: reached at 10.0.0.2\n  h1 -> h0: not at 10.0.0.1: timed out"), "{words}");
@@ -255,9 +261,9 @@ fn hosts_that_cannot_reach_each_other_are_shown_as_a_table() {
 fn everybody_gets_what_everybody_brought() {
     let mut story = Story::running(&[1, 2]);
     for epoch in 0..2 {
-        story.hear(1, Report::Gathered { epoch, messages: vec![(1, vec![11]), (2, vec![12])] });
+        story.hear(1, AgentReport::Gathered { epoch, messages: vec![(1, vec![11]), (2, vec![12])] });
         assert!(story.take_done().is_empty());
-        story.hear(0, Report::Gathered { epoch, messages: vec![(0, vec![10])] });
+        story.hear(0, AgentReport::Gathered { epoch, messages: vec![(0, vec![10])] });
         let all = Directive::Everybody(vec![vec![10], vec![11], vec![12]]);
         assert_eq!(story.take_done(), [Action::Send(0, all.clone()), Action::Send(1, all)]);
     }
@@ -266,26 +272,26 @@ fn everybody_gets_what_everybody_brought() {
 #[test]
 fn ranks_that_were_told_of_one_who_has_just_given_up_hear_of_that_and_may_meet_again() {
     let mut story = Story::running(&[1, 1]);
-    story.hear(0, Report::Gathered { epoch: 0, messages: vec![(0, vec![])] });
-    story.hear(1, Report::Gathered { epoch: 0, messages: vec![(1, vec![])] });
+    story.hear(0, AgentReport::Gathered { epoch: 0, messages: vec![(0, vec![])] });
+    story.hear(1, AgentReport::Gathered { epoch: 0, messages: vec![(1, vec![])] });
     story.take_done();
-    story.hear(0, Report::Withdrawn { epoch: 0, rank: 0 });
+    story.hear(0, AgentReport::Withdrawn { epoch: 0, rank: 0 });
     for (host, action) in story.take_done().into_iter().enumerate() {
-        let Action::Send(to, Directive::Pronounce { verdict, epoch: Some(0) }) = action else { panic!("{action:?}") };
-        assert_eq!((to, verdict.rank), (host, Some(farandole_plan::Rank(0))));
+        let Action::Send(to, Directive::Pronounce { notice, epoch: Some(0) }) = action else { panic!("{action:?}") };
+        assert_eq!((to, notice.rank), (host, Some(farandole_plan::Rank(0))));
     }
     assert_eq!(story.supervision.phase, Phase::Running);
-    story.hear(0, Report::Gathered { epoch: 1, messages: vec![(0, vec![])] });
-    story.hear(1, Report::Gathered { epoch: 1, messages: vec![(1, vec![])] });
+    story.hear(0, AgentReport::Gathered { epoch: 1, messages: vec![(0, vec![])] });
+    story.hear(1, AgentReport::Gathered { epoch: 1, messages: vec![(1, vec![])] });
     assert_eq!(story.take_done().len(), 2);
 }
 
 #[test]
 fn what_ranks_blamed_each_other_for_before_they_met_anew_is_forgotten() {
     let mut story = Story::running(&[3]);
-    story.hear(0, Report::Blamed { by: 1, peer: Some(0), cause: "long ago".into() });
+    story.hear(0, AgentReport::Blamed { by: 1, peer: Some(0), cause: "long ago".into() });
     let messages = vec![(0, vec![]), (1, vec![]), (2, vec![])];
-    story.hear(0, Report::Gathered { epoch: 0, messages });
+    story.hear(0, AgentReport::Gathered { epoch: 0, messages });
     story.ended(0, 1, HowEnded::Exited(3));
     story.ended(0, 0, HowEnded::Exited(4));
     assert!(story.last_line().starts_with("rank 1"), "{}", story.last_line());
@@ -300,7 +306,7 @@ fn silence_is_no_death_while_nobody_listens() {
         story.supervision.tick(story.now);
     }
     story.collect();
-    assert!(story.verdicts().is_empty());
+    assert!(story.notices().is_empty());
 }
 
 /// Turns the launcher's loop as its driver does: the supervision is told awake time, and a turn is late by as much as
@@ -322,7 +328,7 @@ fn a_launcher_that_was_stopped_judges_nobody() {
         turn_late(&mut story, &mut clock, &mut real, Duration::from_secs(8));
         turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
         for host in [0, 1] {
-            story.hear(host, Report::Alive);
+            story.hear(host, AgentReport::Alive);
         }
     }
     assert!(!story.take_done().iter().any(|action| matches!(action, Action::Send(_, Directive::Pronounce { .. }))));
@@ -331,7 +337,7 @@ fn a_launcher_that_was_stopped_judges_nobody() {
     let mut turns = 0;
     while story.supervision.phase == Phase::Running {
         turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
-        story.hear(0, Report::Alive);
+        story.hear(0, AgentReport::Alive);
         turns += 1;
         assert!(turns < 20, "the silent host is not missed");
     }
@@ -345,7 +351,7 @@ fn a_launcher_that_was_stopped_at_the_start_waits_for_its_agents_all_the_same() 
     let mut clock = AwakeClock::new(real).judging_by(Duration::from_secs(5));
     turn_late(&mut story, &mut clock, &mut real, Duration::from_secs(8 * 3600));
     turn_late(&mut story, &mut clock, &mut real, Duration::ZERO);
-    story.hear(0, Report::Ready { pid: 100, host_name: "h0".into(), doors: Vec::new() });
+    story.hear(0, AgentReport::Ready { pid: 100, host_name: "h0".into(), probe_addresses: Vec::new() });
     assert_eq!(story.supervision.phase, Phase::Running);
 }
 
@@ -367,7 +373,7 @@ fn an_agent_that_is_seen_to_be_stopped_is_not_lost_and_the_user_is_told_once() {
     let [Action::Say(words)] = &said[..] else { panic!("{said:?}") };
     assert!(words.starts_with("the agent on h0 (pid 100) is stopped"), "{words}");
     // Continued, and stopped again.
-    story.hear(0, Report::Alive);
+    story.hear(0, AgentReport::Alive);
     story.now += Duration::from_secs(3);
     story.supervision.agent_stopped(0, story.now);
     story.collect();

@@ -13,7 +13,7 @@ use super::super::message::Directive;
 
 /// The meeting of this epoch.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct RendezvousGather {
     epoch: u64,
     size: usize,
     parts: Vec<Part>,
@@ -39,9 +39,9 @@ pub(super) enum Left {
     TooLate,
 }
 
-impl Meeting {
-    pub(super) fn new(size: usize, hosts: usize) -> Meeting {
-        Meeting { epoch: 0, size, parts: vec![Part::default(); hosts] }
+impl RendezvousGather {
+    pub(super) fn new(size: usize, hosts: usize) -> RendezvousGather {
+        RendezvousGather { epoch: 0, size, parts: vec![Part::default(); hosts] }
     }
 
     /// All ranks of a host have come. What all ranks have brought, in rank order, if it was the last.
@@ -118,36 +118,36 @@ mod tests {
 
     #[test]
     fn whoever_comes_for_the_next_epoch_waits_for_those_still_in_this_one() {
-        let mut meeting = Meeting::new(3, 2);
+        let mut gather = RendezvousGather::new(3, 2);
         for epoch in 0..3 {
-            assert_eq!(meeting.gathered(1, epoch, vec![(2, vec![2]), (1, vec![1])]), None);
-            assert_eq!(meeting.gathered(0, epoch, vec![(0, vec![0])]), Some(vec![vec![0], vec![1], vec![2]]));
+            assert_eq!(gather.gathered(1, epoch, vec![(2, vec![2]), (1, vec![1])]), None);
+            assert_eq!(gather.gathered(0, epoch, vec![(0, vec![0])]), Some(vec![vec![0], vec![1], vec![2]]));
         }
-        assert_eq!(meeting.gathered(0, 2, vec![(0, vec![0])]), None, "an echo of the epoch before is no arrival");
-        assert_eq!(meeting.gathered(1, 3, vec![(1, vec![]), (2, vec![])]), None);
+        assert_eq!(gather.gathered(0, 2, vec![(0, vec![0])]), None, "an echo of the epoch before is no arrival");
+        assert_eq!(gather.gathered(1, 3, vec![(1, vec![]), (2, vec![])]), None);
     }
 
     #[test]
     fn a_rank_that_withdraws_is_awaited_again() {
-        let mut meeting = Meeting::new(2, 2);
-        assert_eq!(meeting.gathered(0, 0, vec![(0, vec![7])]), None);
-        assert_eq!(meeting.withdrawn(0, 0), Left::InTime);
-        assert_eq!(meeting.gathered(1, 0, vec![(1, vec![1])]), None, "rank 0 has gone");
-        assert_eq!(meeting.gathered(0, 0, vec![(0, vec![8])]), Some(vec![vec![8], vec![1]]));
-        assert_eq!(meeting.withdrawn(0, 0), Left::TooLate);
+        let mut gather = RendezvousGather::new(2, 2);
+        assert_eq!(gather.gathered(0, 0, vec![(0, vec![7])]), None);
+        assert_eq!(gather.withdrawn(0, 0), Left::InTime);
+        assert_eq!(gather.gathered(1, 0, vec![(1, vec![1])]), None, "rank 0 has gone");
+        assert_eq!(gather.gathered(0, 0, vec![(0, vec![8])]), Some(vec![vec![8], vec![1]]));
+        assert_eq!(gather.withdrawn(0, 0), Left::TooLate);
     }
 
     #[test]
     fn whoever_has_waited_long_enough_hears_who_is_missing_anywhere() {
-        let mut meeting = Meeting::new(6, 3);
-        assert_eq!(meeting.gathered(0, 0, vec![(0, vec![]), (1, vec![])]), None);
-        let asked = meeting.overdue(0, 0, Vec::new());
+        let mut gather = RendezvousGather::new(6, 3);
+        assert_eq!(gather.gathered(0, 0, vec![(0, vec![]), (1, vec![])]), None);
+        let asked = gather.overdue(0, 0, Vec::new());
         assert_eq!(asked, [(1, Directive::Count), (2, Directive::Count)]);
-        assert_eq!(meeting.counted(2, 0, vec![5]), []);
+        assert_eq!(gather.counted(2, 0, vec![5]), []);
         assert_eq!(
-            meeting.overdue(1, 0, vec![3]),
+            gather.overdue(1, 0, vec![3]),
             [(0, Directive::Refuse(vec![3, 5])), (1, Directive::Refuse(vec![3, 5]))]
         );
-        assert_eq!(meeting.counted(2, 0, vec![5]), [], "everybody has been answered");
+        assert_eq!(gather.counted(2, 0, vec![5]), [], "everybody has been answered");
     }
 }

@@ -7,7 +7,7 @@ use super::Attempt;
 
 /// Who reached whom, and where.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub(crate) struct ReachMap {
     hosts: Vec<String>,
     /// Which host tried, and how it went.
     attempts: Vec<(usize, Attempt)>,
@@ -15,22 +15,22 @@ pub(crate) struct Map {
 
 /// Why a job cannot be connected: a table, and a line that sums it up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Gap {
+pub(crate) struct ReachGap {
     /// One line for each pair of hosts that matters.
     pub(crate) table: Vec<String>,
     /// What a person should know.
     pub(crate) summary: String,
 }
 
-impl Map {
+impl ReachMap {
     /// The map of these attempts.
-    pub(crate) fn new(hosts: Vec<String>, attempts: Vec<(usize, Attempt)>) -> Map {
-        Map { hosts, attempts }
+    pub(crate) fn new(hosts: Vec<String>, attempts: Vec<(usize, Attempt)>) -> ReachMap {
+        ReachMap { hosts, attempts }
     }
 
     /// For each host, the addresses at which its ranks should listen: the quickest one that everybody reaches, or,
     /// where there is none, the quickest for each of the others.
-    pub(crate) fn addresses(&self) -> Result<Vec<Vec<IpAddr>>, Gap> {
+    pub(crate) fn addresses(&self) -> Result<Vec<Vec<IpAddr>>, ReachGap> {
         let hosts = 0..self.hosts.len();
         let gap = hosts.clone().any(|from| hosts.clone().any(|to| from != to && self.quickest(from, to).is_none()));
         if gap { Err(self.gap()) } else { Ok(hosts.map(|to| self.addresses_of(to)).collect()) }
@@ -38,7 +38,7 @@ impl Map {
 
     fn addresses_of(&self, to: usize) -> Vec<IpAddr> {
         let others = || (0..self.hosts.len()).filter(|&from| from != to);
-        let tried: BTreeSet<IpAddr> = self.at(to).map(|(_, attempt)| attempt.probe.door.ip()).collect();
+        let tried: BTreeSet<IpAddr> = self.at(to).map(|(_, attempt)| attempt.probe.address.ip()).collect();
         // For each address that everybody reaches, how long the slowest takes.
         let shared = tried.iter().filter_map(|&address| {
             let times = others().map(|from| self.time(from, to, address)).collect::<Option<Vec<u64>>>()?;
@@ -58,17 +58,18 @@ impl Map {
     }
 
     fn time(&self, from: usize, to: usize, address: IpAddr) -> Option<u64> {
-        let mut fitting = self.at(to).filter(|(who, attempt)| *who == from && attempt.probe.door.ip() == address);
+        let mut fitting = self.at(to).filter(|(who, attempt)| *who == from && attempt.probe.address.ip() == address);
         fitting.find_map(|(_, attempt)| attempt.outcome.as_ref().ok().copied())
     }
 
     fn quickest(&self, from: usize, to: usize) -> Option<IpAddr> {
         let reached = self.at(to).filter(|(who, _)| *who == from);
-        let times = reached.filter_map(|(_, attempt)| Some((*attempt.outcome.as_ref().ok()?, attempt.probe.door.ip())));
+        let times =
+            reached.filter_map(|(_, attempt)| Some((*attempt.outcome.as_ref().ok()?, attempt.probe.address.ip())));
         times.min().map(|(_, address)| address)
     }
 
-    fn gap(&self) -> Gap {
+    fn gap(&self) -> ReachGap {
         let mut table = Vec::new();
         let mut missing = Vec::new();
         for from in 0..self.hosts.len() {
@@ -88,7 +89,7 @@ impl Map {
                 }
                 for attempt in tried {
                     let why = attempt.outcome.as_ref().err().map_or("", String::as_str);
-                    table.push(format!("  {here} -> {there}: not at {}: {why}", attempt.probe.door.ip()));
+                    table.push(format!("  {here} -> {there}: not at {}: {why}", attempt.probe.address.ip()));
                 }
             }
         }
@@ -96,22 +97,22 @@ impl Map {
             "{}; open the ports between them, or name the networks to use (--network-interface)",
             missing.join(", ")
         );
-        Gap { table, summary }
+        ReachGap { table, summary }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Probe;
+    use super::super::HostProbe;
     use super::*;
 
     fn attempt(from: usize, to: u32, address: &str, outcome: Result<u64, &str>) -> (usize, Attempt) {
-        let door = std::net::SocketAddr::new(address.parse().unwrap(), 1);
-        (from, Attempt { probe: Probe { host: to, door }, outcome: outcome.map_err(str::to_owned) })
+        let address = std::net::SocketAddr::new(address.parse().unwrap(), 1);
+        (from, Attempt { probe: HostProbe { host: to, address }, outcome: outcome.map_err(str::to_owned) })
     }
 
-    fn map(attempts: Vec<(usize, Attempt)>, hosts: usize) -> Map {
-        Map::new(["a", "b", "c"][..hosts].iter().map(|name| name.to_string()).collect(), attempts)
+    fn map(attempts: Vec<(usize, Attempt)>, hosts: usize) -> ReachMap {
+        ReachMap::new(["a", "b", "c"][..hosts].iter().map(|name| name.to_string()).collect(), attempts)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where everything that is known of a running job is written up.
 //!
-//! Whoever hosts the meeting writes; whoever serves onlookers reads. The lock between them is held to write up one
+//! The host of the rendezvous writes; the endpoint reads. The lock between them is held to update one
 //! rank, or to copy all of them; never while anybody talks to a socket.
 
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use farandole_trace::live::{Counts, Rates, Sample};
 
-use super::snapshot::{FORMAT, JobView, LastStall, RankView, Snapshot, State, Totals};
+use super::snapshot::{FORMAT, JobView, LastStall, LiveState, RankView, Snapshot, Totals};
 
 /// So many samples are remembered for rates: about ten seconds. Long enough for a figure that can be read, short enough
 /// to see something change.
@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_millis(3500);
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Board {
+pub struct JobState {
     job: JobView,
     began: Instant,
     ranks: Mutex<Vec<Entry>>,
@@ -33,18 +33,18 @@ struct Entry {
     pid: Option<u32>,
     stopped: bool,
     /// How it ended.
-    ended: Option<(State, String)>,
+    ended: Option<(LiveState, String)>,
     sample: Option<(Instant, Sample)>,
     /// Totals of the last samples, oldest first.
     counts: VecDeque<Counts>,
 }
 
-impl Board {
-    /// A board for a job that begins now, with the host of each rank as far as these are known.
-    pub fn new(job: JobView, hosts: &[String]) -> Board {
+impl JobState {
+    /// The state of a job that begins now, with the host of each rank as far as these are known.
+    pub fn new(job: JobView, hosts: &[String]) -> JobState {
         let entry = |rank: usize| Entry { host: hosts.get(rank).cloned().unwrap_or_default(), ..Entry::default() };
         let ranks = Mutex::new((0..job.size).map(entry).collect());
-        Board { job, began: Instant::now(), ranks }
+        JobState { job, began: Instant::now(), ranks }
     }
 
     fn ranks(&self) -> MutexGuard<'_, Vec<Entry>> {
@@ -78,7 +78,7 @@ impl Board {
     }
 
     /// It has left the job, or its process has ended, in these words.
-    pub fn ended(&self, rank: u32, state: State, how: impl Into<String>) {
+    pub fn ended(&self, rank: u32, state: LiveState, how: impl Into<String>) {
         self.change(rank, |entry| entry.ended = Some((state, how.into())));
     }
 
@@ -87,7 +87,7 @@ impl Board {
         let Some(sample) = Sample::decode(sample) else { return };
         self.change(rank, |entry| {
             // A rank that left may come to the next meeting.
-            if entry.ended.as_ref().is_some_and(|(state, _)| *state == State::Left) {
+            if entry.ended.as_ref().is_some_and(|(state, _)| *state == LiveState::Left) {
                 entry.ended = None;
             }
             if entry.counts.back().is_some_and(|last| Rates::between(last, &sample.counts).is_none()) {
@@ -115,15 +115,15 @@ impl Entry {
         let age = self.sample.as_ref().map(|(heard, _)| now.saturating_duration_since(*heard));
         let (state, ending) = match self.ended {
             Some((state, how)) => (state, Some(how).filter(|how| !how.is_empty())),
-            None if self.stopped => (State::Stopped, None),
-            None if age.is_none() => (State::Starting, None),
-            None if age > Some(SILENCE) => (State::Silent, None),
-            None => (State::Running, None),
+            None if self.stopped => (LiveState::Stopped, None),
+            None if age.is_none() => (LiveState::Starting, None),
+            None if age > Some(SILENCE) => (LiveState::Silent, None),
+            None => (LiveState::Running, None),
         };
         let (host, pid) = (self.host, self.pid);
         let view = RankView { rank, host, pid, state, ending, ..RankView::default() };
         let (Some((_, sample)), Some(age)) = (self.sample, age) else { return view };
-        let current = matches!(state, State::Running);
+        let current = matches!(state, LiveState::Running);
         let rates = self.counts.front().and_then(|first| Rates::between(first, &sample.counts)).filter(|_| current);
         // A window may begin before the first iteration does.
         let marked = self.counts.iter().find(|counts| counts.iterations > 0);
@@ -156,8 +156,8 @@ impl Entry {
 }
 
 /// Whether a rank in this state still does something.
-fn ending_is_open(state: State) -> bool {
-    !matches!(state, State::Left | State::Ended)
+fn ending_is_open(state: LiveState) -> bool {
+    !matches!(state, LiveState::Left | LiveState::Ended)
 }
 
 fn totals(counts: &Counts) -> Totals {
@@ -182,8 +182,8 @@ fn seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn board(size: usize) -> Board {
-        Board::new(JobView { size, ..JobView::default() }, &["a".to_owned(), "b".to_owned()])
+    fn state(size: usize) -> JobState {
+        JobState::new(JobView { size, ..JobView::default() }, &["a".to_owned(), "b".to_owned()])
     }
 
     fn sample(second: u64) -> Vec<u8> {
@@ -195,63 +195,63 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_last_samples() {
-        let (board, now) = (board(2), Instant::now());
+        let (state, now) = (state(2), Instant::now());
         for second in 1..=30 {
-            board.sampled(0, &sample(second), now);
+            state.sampled(0, &sample(second), now);
         }
-        let snapshot = board.snapshot(now);
+        let snapshot = state.snapshot(now);
         let rank = &snapshot.ranks[0];
         assert_eq!((rank.bytes_per_second, rank.iterations_per_second), (Some(1000.0), Some(2.0)));
-        assert_eq!((rank.totals.iterations, rank.state, rank.host.as_str()), (60, State::Running, "a"));
-        assert_eq!(snapshot.ranks[1].state, State::Starting);
+        assert_eq!((rank.totals.iterations, rank.state, rank.host.as_str()), (60, LiveState::Running, "a"));
+        assert_eq!(snapshot.ranks[1].state, LiveState::Starting);
     }
 
     #[test]
     fn iterations_are_paced_from_the_first_on() {
-        let (board, now) = (board(1), Instant::now());
-        board.sampled(0, &Sample::default().encode(), now);
-        (1..3).for_each(|second| board.sampled(0, &sample(second), now));
-        assert_eq!(board.snapshot(now).ranks[0].iterations_per_second, Some(2.0));
+        let (state, now) = (state(1), Instant::now());
+        state.sampled(0, &Sample::default().encode(), now);
+        (1..3).for_each(|second| state.sampled(0, &sample(second), now));
+        assert_eq!(state.snapshot(now).ranks[0].iterations_per_second, Some(2.0));
     }
 
     #[test]
     fn a_rank_falls_silent_stops_and_ends() {
-        let (board, now) = (board(1), Instant::now());
-        board.started(0, 77, None);
-        (1..4).for_each(|second| board.sampled(0, &sample(second), now));
-        let at = |ms| board.snapshot(now + Duration::from_millis(ms)).ranks.remove(0);
-        assert_eq!(at(1000).state, State::Running);
+        let (state, now) = (state(1), Instant::now());
+        state.started(0, 77, None);
+        (1..4).for_each(|second| state.sampled(0, &sample(second), now));
+        let at = |ms| state.snapshot(now + Duration::from_millis(ms)).ranks.remove(0);
+        assert_eq!(at(1000).state, LiveState::Running);
         let silent = at(10_000);
-        assert_eq!((silent.state, silent.bytes_per_second, silent.pid), (State::Silent, None, Some(77)));
+        assert_eq!((silent.state, silent.bytes_per_second, silent.pid), (LiveState::Silent, None, Some(77)));
         assert_eq!(silent.phase.as_deref(), Some("forward"), "what it did last is worth knowing");
-        board.stopped(0);
-        assert_eq!(at(10_000).state, State::Stopped);
-        board.continued(0);
-        board.ended(0, State::Ended, "was killed by signal 9 (SIGKILL)");
+        state.stopped(0);
+        assert_eq!(at(10_000).state, LiveState::Stopped);
+        state.continued(0);
+        state.ended(0, LiveState::Ended, "was killed by signal 9 (SIGKILL)");
         let ended = at(1000);
-        assert_eq!((ended.state, ended.phase), (State::Ended, None));
+        assert_eq!((ended.state, ended.phase), (LiveState::Ended, None));
         assert_eq!(ended.ending.as_deref(), Some("was killed by signal 9 (SIGKILL)"));
         assert_eq!(ended.totals.bytes, 3000, "what it did stays known");
     }
 
     #[test]
     fn a_rank_that_comes_again_is_counted_anew() {
-        let (board, now) = (board(1), Instant::now());
-        (5..9).for_each(|second| board.sampled(0, &sample(second), now));
-        board.ended(0, State::Left, "");
-        assert_eq!(board.snapshot(now).ranks[0].state, State::Left);
-        board.sampled(0, &sample(1), now);
-        let rank = board.snapshot(now).ranks.remove(0);
-        assert_eq!((rank.state, rank.bytes_per_second, rank.totals.bytes), (State::Running, None, 1000));
+        let (state, now) = (state(1), Instant::now());
+        (5..9).for_each(|second| state.sampled(0, &sample(second), now));
+        state.ended(0, LiveState::Left, "");
+        assert_eq!(state.snapshot(now).ranks[0].state, LiveState::Left);
+        state.sampled(0, &sample(1), now);
+        let rank = state.snapshot(now).ranks.remove(0);
+        assert_eq!((rank.state, rank.bytes_per_second, rank.totals.bytes), (LiveState::Running, None, 1000));
     }
 
     #[test]
     fn garbage_and_ranks_that_are_none_change_nothing() {
-        let (board, now) = (board(1), Instant::now());
-        board.sampled(0, b"garbage", now);
-        board.sampled(7, &sample(1), now);
-        board.stopped(u32::MAX);
-        let snapshot = board.snapshot(now);
-        assert_eq!((snapshot.ranks.len(), snapshot.ranks[0].state), (1, State::Starting));
+        let (state, now) = (state(1), Instant::now());
+        state.sampled(0, b"garbage", now);
+        state.sampled(7, &sample(1), now);
+        state.stopped(u32::MAX);
+        let snapshot = state.snapshot(now);
+        assert_eq!((snapshot.ranks.len(), snapshot.ranks[0].state), (1, LiveState::Starting));
     }
 }

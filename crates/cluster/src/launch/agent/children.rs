@@ -1,12 +1,12 @@
-//! All processes of a host's ranks, from first to last, with whatever they have started themselves.
+//! All processes of a host's ranks, with whatever these have started themselves.
 //!
-//! The agent is the *subreaper* of everything below it: a process whose parent dies becomes its child, wherever it has
-//! put itself. So the household is empty exactly when this process has no children left, and clearing it means killing
-//! children until there are none. A rank that leaves a process behind, in its group or not, leaves nothing behind.
+//! The agent is the *subreaper* of everything below it: a process whose parent dies becomes its child, whatever group
+//! or session it is in. So everything has ended exactly when this process has no children left, and ending everything
+//! means killing children until there are none. A rank leaves no process behind.
 //!
-//! **Invariant:** only what descends from this process is signalled. The number of a rank, and of its group, is the
-//! rank's until it has been waited for; later the kernel may have given it to somebody else, and the group's members
-//! are found by their descent (`kin`).
+//! **Invariant:** only descendants of this process are signalled. The process id and group id of a rank are its own
+//! until it has been waited for; afterwards the kernel may give them to another process, and the group's members are
+//! found by descent (`process_tree`).
 
 use std::fs::File;
 use std::process::Command;
@@ -15,21 +15,21 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, WaitOptions};
 
 use super::rank::RankProcess;
-use crate::launch::kin::Kin;
-use crate::launch::message::{HowEnded, Report, Seat};
+use crate::launch::message::{AgentReport, HowEnded, RankSlot};
+use crate::launch::process_tree::ProcessTree;
 
-/// While a household is being cleared, orphans appear as their parents die; it is looked at this often.
+/// While a children is being cleared, orphans appear as their parents die; it is looked at this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The ranks of a host, and their kin.
+/// The ranks of a host, and their descendants.
 #[derive(Debug, Default)]
-pub(super) struct Household {
+pub(super) struct Children {
     pub(super) ranks: Vec<RankProcess>,
     leaving: Option<Leaving>,
     buffer: Vec<u8>,
 }
 
-/// The household has been told to leave.
+/// The children has been told to leave.
 #[derive(Clone, Copy, Debug)]
 struct Leaving {
     /// From here on it is not asked any more.
@@ -46,10 +46,10 @@ pub(super) enum Reaped {
     NoneLeft,
 }
 
-impl Household {
+impl Children {
     /// Adds a rank, with the file that its result goes into.
-    pub(super) fn start(&mut self, seat: Seat, command: Command, result: Option<File>) -> std::io::Result<u32> {
-        let mut rank = RankProcess::start(seat, command)?;
+    pub(super) fn start(&mut self, slot: RankSlot, command: Command, result: Option<File>) -> std::io::Result<u32> {
+        let mut rank = RankProcess::start(slot, command)?;
         rank.result = result;
         let pid = rank.pid.as_raw_nonzero().get() as u32;
         self.ranks.push(rank);
@@ -58,18 +58,18 @@ impl Household {
 
     /// Takes the file with a rank's result.
     pub(super) fn take_result(&mut self, rank: u32) -> Option<File> {
-        self.ranks.iter_mut().find(|process| process.seat.rank == rank)?.result.take()
+        self.ranks.iter_mut().find(|process| process.slot.rank == rank)?.result.take()
     }
 
     /// Reads what ranks have written.
-    pub(super) fn read(&mut self, reports: &mut Vec<Report>) {
+    pub(super) fn read(&mut self, reports: &mut Vec<AgentReport>) {
         for rank in &mut self.ranks {
             rank.read(&mut self.buffer, reports);
         }
     }
 
     /// Takes note of every process that has ended, stopped or gone on.
-    pub(super) fn reap(&mut self, reports: &mut Vec<Report>) -> Reaped {
+    pub(super) fn reap(&mut self, reports: &mut Vec<AgentReport>) -> Reaped {
         loop {
             let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
             let (pid, status) = match rustix::process::wait(options) {
@@ -81,17 +81,17 @@ impl Household {
             let Some(rank) = self.ranks.iter_mut().find(|rank| rank.pid == pid && rank.ended.is_none()) else {
                 continue; // Somebody's orphan.
             };
-            let number = rank.seat.rank;
+            let number = rank.slot.rank;
             if let Some(code) = status.exit_status() {
                 rank.end(HowEnded::Exited(code), &mut self.buffer, reports);
             } else if let Some(signal) = status.terminating_signal() {
                 rank.end(HowEnded::Signalled(signal), &mut self.buffer, reports);
             } else if let Some(signal) = status.stopping_signal() {
                 rank.stopped = true;
-                reports.push(Report::Stopped { rank: number, signal });
+                reports.push(AgentReport::Stopped { rank: number, signal });
             } else if status.continued() {
                 rank.stopped = false;
-                reports.push(Report::Continued { rank: number });
+                reports.push(AgentReport::Continued { rank: number });
             }
         }
     }
@@ -105,7 +105,7 @@ impl Household {
 
     /// Asks everybody to end, and kills whoever has not after the grace period.
     pub(super) fn clear(&mut self, grace: Duration, now: Instant) {
-        // Who is stopped hears nothing before it goes on.
+        // A stopped process gets SIGTERM only after SIGCONT.
         self.signal_all(&[Signal::TERM, Signal::CONT], Signal::TERM);
         let kill_from = now + grace;
         let kill_from = self.leaving.map_or(kill_from, |leaving| leaving.kill_from.min(kill_from));
@@ -123,14 +123,14 @@ impl Household {
 
     /// Signals the groups of all ranks, also of those that have ended, and every child.
     fn signal_all(&self, to_groups: &[Signal], to_children: Signal) {
-        let kin = Kin::look();
+        let tree = ProcessTree::scan();
         for rank in &self.ranks {
             match rank.ended {
                 None => to_groups.iter().for_each(|signal| rank.signal(*signal)),
-                Some(_) => kin.signal_group(rank.pid, to_groups),
+                Some(_) => tree.signal_group(rank.pid, to_groups),
             }
         }
-        for child in kin.children() {
+        for child in tree.children() {
             let _ = rustix::process::kill_process(child, to_children);
         }
     }
@@ -147,8 +147,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn seat() -> Seat {
-        Seat { rank: 0, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 }
+    fn slot() -> RankSlot {
+        RankSlot { rank: 0, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 }
     }
 
     fn shell(script: &str) -> Command {
@@ -157,18 +157,18 @@ mod tests {
         command
     }
 
-    /// A household whose only rank runs this and has ended and been waited for.
-    fn with_ended_rank(script: &str) -> Household {
-        let mut household = Household::default();
-        household.start(seat(), shell(script), None).unwrap();
+    /// A children whose only rank runs this and has ended and been waited for.
+    fn with_ended_rank(script: &str) -> Children {
+        let mut children = Children::default();
+        children.start(slot(), shell(script), None).unwrap();
         let mut reports = Vec::new();
         let end = Instant::now() + PATIENCE;
-        while household.ranks[0].ended.is_none() {
-            household.reap(&mut reports);
+        while children.ranks[0].ended.is_none() {
+            children.reap(&mut reports);
             assert!(Instant::now() < end, "the rank does not end");
             std::thread::sleep(Duration::from_millis(2));
         }
-        household
+        children
     }
 
     /// The number that a shell prints first.
@@ -189,12 +189,12 @@ mod tests {
             assert!(Instant::now() < end, "no group of its own");
             std::thread::sleep(Duration::from_millis(2));
         }
-        let mut household = with_ended_rank("exit 0");
+        let mut children = with_ended_rank("exit 0");
         // What the kernel may do once a rank has been waited for: its number is somebody else's.
-        household.ranks[0].pid = bystander;
+        children.ranks[0].pid = bystander;
         let now = Instant::now();
-        household.clear(Duration::ZERO, now);
-        household.tick(now + LOOK_AGAIN);
+        children.clear(Duration::ZERO, now);
+        children.tick(now + LOOK_AGAIN);
         // A signal that was sent is delivered at once; a process that it has ended is gone or a zombie a moment later.
         std::thread::sleep(Duration::from_millis(200));
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", bystander.as_raw_nonzero())).unwrap_or_default();
@@ -206,30 +206,30 @@ mod tests {
     #[test]
     fn what_a_rank_that_ended_has_left_in_its_group_is_asked_to_end() {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-        let note = |word: &str| std::env::temp_dir().join(format!("farandole-household-{}-{word}", std::process::id()));
+        let note = |word: &str| std::env::temp_dir().join(format!("farandole-children-{}-{word}", std::process::id()));
         let (up, asked) = (note("up"), note("asked"));
         // The inner one is not our child while the outer one lives, which SIGTERM does not end.
         let inner = "trap 'echo > $ASKED; exit' TERM; echo > $UP; while :; do sleep 0.05; done";
         let outer = r#"trap : TERM; sh -c "$INNER" & wait; sleep 300"#;
-        let mut household = Household::default();
+        let mut children = Children::default();
         let mut command = shell(r#"sh -c "$OUTER" & while ! test -e $UP; do sleep 0.05; done; exit 0"#);
         command.env("INNER", inner).env("OUTER", outer).env("UP", &up).env("ASKED", &asked);
-        household.start(seat(), command, None).unwrap();
+        children.start(slot(), command, None).unwrap();
         let (mut reports, end) = (Vec::new(), Instant::now() + PATIENCE);
-        while household.ranks[0].ended.is_none() {
-            household.reap(&mut reports);
+        while children.ranks[0].ended.is_none() {
+            children.reap(&mut reports);
             assert!(Instant::now() < end, "the rank does not end");
             std::thread::sleep(Duration::from_millis(2));
         }
         let now = Instant::now();
-        household.clear(PATIENCE, now);
+        children.clear(PATIENCE, now);
         while !asked.exists() {
             assert!(Instant::now() < end, "what is left of the group was not asked");
             std::thread::sleep(Duration::from_millis(2));
         }
-        household.clear(Duration::ZERO, Instant::now());
-        while household.reap(&mut reports) == Reaped::SomeLeft {
-            household.tick(Instant::now() + LOOK_AGAIN);
+        children.clear(Duration::ZERO, Instant::now());
+        while children.reap(&mut reports) == Reaped::SomeLeft {
+            children.tick(Instant::now() + LOOK_AGAIN);
             assert!(Instant::now() < end, "something is left");
             std::thread::sleep(Duration::from_millis(2));
         }

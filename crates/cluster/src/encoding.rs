@@ -1,5 +1,5 @@
 //! Numbers, texts and bytes as they stand in the messages of this crate; the alphabet of `rendezvous::message` and
-//! `verdict`.
+//! `failure_notice`.
 //!
 //! Numbers are little-endian and of fixed size; texts and byte strings start with their length as `u32`; what may be
 //! missing starts with a byte 0 or 1. Every value has exactly one encoding. Reading never panics and allocates no more

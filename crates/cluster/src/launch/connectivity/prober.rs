@@ -1,4 +1,4 @@
-//! Doors that answer a knock, and knocking.
+//! Answers probes of other hosts, and probes them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -8,39 +8,39 @@ use std::time::{Duration, Instant};
 
 use farandole_transport::{Countdown, Key, Waiter};
 
-use super::{Attempt, Probe};
-use crate::channel::{Channel, Fault, Purpose};
+use super::{Attempt, HostProbe};
+use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::error::{Error, Result};
-use crate::launch::wire::Wire;
+use crate::launch::socket::Socket;
 
-/// How long one knock may take. A path across the world answers in a third of a second; a firewall that swallows
+/// The time limit of one probe. A path across the world answers in a third of a second; a firewall that swallows
 /// packets never does.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection attempt needs some time, also when the countdown ends just now: zero is refused.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// More than this many knocks at once are not answered; whoever holds the key knocks once at each door.
+/// More than this many probes at once are not answered; each host probes an address once.
 const MOST_AT_ONCE: usize = 128;
 
-/// A host's doors. They are open as long as this lives.
+/// Answers probes of a host's addresses as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Doors {
+pub(crate) struct ProbeListener {
     addresses: Vec<SocketAddr>,
     stop: farandole_transport::Bell,
     thread: Option<std::thread::JoinHandle<()>>,
     closing: Arc<std::sync::atomic::AtomicBool>,
 }
 
-impl Doors {
-    /// Opens a door at each of these addresses, on behalf of a host. An address that has gone meanwhile gets none.
-    pub(crate) fn open(at: &[IpAddr], host: u32, key: &Key) -> Result<Doors> {
-        let waiter = Waiter::new().map_err(|error| Error::local("opening doors", io::Error::other(error)))?;
+impl ProbeListener {
+    /// Listens at each of these addresses on behalf of a host. An address that no longer exists is skipped.
+    pub(crate) fn open(at: &[IpAddr], host: u32, key: &Key) -> Result<ProbeListener> {
+        let waiter = Waiter::new().map_err(|error| Error::local("listening for probes", io::Error::other(error)))?;
         let mut listeners = Vec::new();
         for &address in at {
             let Ok(listener) = TcpListener::bind(SocketAddr::new(address, 0)) else { continue };
-            listener.set_nonblocking(true).map_err(|error| Error::local("opening doors", error))?;
-            waiter.watch(&listener).map_err(|error| Error::local("opening doors", io::Error::other(error)))?;
+            listener.set_nonblocking(true).map_err(|error| Error::local("listening for probes", error))?;
+            waiter.watch(&listener).map_err(|error| Error::local("listening for probes", io::Error::other(error)))?;
             listeners.push(listener);
         }
         let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -48,7 +48,7 @@ impl Doors {
         let closing = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let seen = Arc::clone(&closing);
         let thread = std::thread::Builder::new()
-            .name("farandole-doors".into())
+            .name("farandole-probes".into())
             .spawn(move || {
                 let open = Arc::new(AtomicUsize::new(0));
                 while !seen.load(Ordering::Acquire) {
@@ -61,16 +61,16 @@ impl Doors {
                 }
             })
             .map_err(|error| Error::local("starting a thread", error))?;
-        Ok(Doors { addresses, stop, thread: Some(thread), closing })
+        Ok(ProbeListener { addresses, stop, thread: Some(thread), closing })
     }
 
-    /// Where the doors are.
+    /// The addresses that it listens at.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 }
 
-impl Drop for Doors {
+impl Drop for ProbeListener {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         self.stop.ring();
@@ -80,7 +80,7 @@ impl Drop for Doors {
     }
 }
 
-/// Answers one knock, on a thread of its own: whoever knocks may be slow.
+/// Answers one probe, on a thread of its own: the other side may be slow.
 fn answer(stream: TcpStream, host: u32, key: &Key, open: &Arc<AtomicUsize>) {
     if open.fetch_add(1, Ordering::Relaxed) >= MOST_AT_ONCE {
         open.fetch_sub(1, Ordering::Relaxed);
@@ -91,48 +91,48 @@ fn answer(stream: TcpStream, host: u32, key: &Key, open: &Arc<AtomicUsize>) {
         let say_who = || -> io::Result<()> {
             stream.set_nonblocking(false)?;
             let deadline = Countdown::new(PATIENCE);
-            let mut channel = Channel::accept(Wire::from_tcp(stream)?, &key, Purpose::Probe, &deadline)?;
+            let mut channel = Channel::accept(Socket::from_tcp(stream)?, &key, ChannelPurpose::Probe, &deadline)?;
             channel.send(&host.to_le_bytes(), &deadline)
         };
         // A stranger, or a host that has given up: nobody misses the answer.
         let _ = say_who();
         theirs.fetch_sub(1, Ordering::Relaxed);
     };
-    if std::thread::Builder::new().name("farandole-door".into()).spawn(answering).is_err() {
+    if std::thread::Builder::new().name("farandole-probe".into()).spawn(answering).is_err() {
         open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Knocks at all doors, many at once, and says how it went, in the order of the probes.
-pub(crate) fn knock_at_all(probes: &[Probe], key: &Key) -> Vec<Attempt> {
-    /// So many threads knock; a job of a thousand hosts is through in a few rounds of patience at worst.
-    const KNOCKERS: usize = 64;
+/// Runs all probes, many at once, and returns the results in the order of the probes.
+pub(crate) fn probe_all(probes: &[HostProbe], key: &Key) -> Vec<Attempt> {
+    /// So many threads probe; a job of a thousand hosts is through in a few rounds of patience at worst.
+    const PROBERS: usize = 64;
     let next = AtomicUsize::new(0);
     let mut attempts: Vec<(usize, Attempt)> = std::thread::scope(|scope| {
-        let knocker = || {
+        let prober = || {
             let mut mine = Vec::new();
             while let Some((index, probe)) = {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 probes.get(index).map(|probe| (index, probe))
             } {
                 let began = Instant::now();
-                let outcome = knock(probe, key).map(|()| began.elapsed().as_micros() as u64);
+                let outcome = probe_once(probe, key).map(|()| began.elapsed().as_micros() as u64);
                 mine.push((index, Attempt { probe: probe.clone(), outcome }));
             }
             mine
         };
-        let knockers: Vec<_> = (0..KNOCKERS.min(probes.len())).map(|_| scope.spawn(knocker)).collect();
-        knockers.into_iter().flat_map(|knocker| knocker.join().unwrap_or_default()).collect()
+        let probers: Vec<_> = (0..PROBERS.min(probes.len())).map(|_| scope.spawn(prober)).collect();
+        probers.into_iter().flat_map(|prober| prober.join().unwrap_or_default()).collect()
     });
     attempts.sort_by_key(|(index, _)| *index);
     attempts.into_iter().map(|(_, attempt)| attempt).collect()
 }
 
-fn knock(probe: &Probe, key: &Key) -> std::result::Result<(), String> {
+fn probe_once(probe: &HostProbe, key: &Key) -> std::result::Result<(), String> {
     let deadline = Countdown::new(PATIENCE);
     let once = || -> io::Result<Option<Vec<u8>>> {
-        let stream = Wire::from_tcp(TcpStream::connect_timeout(&probe.door, deadline.left().max(LEAST))?)?;
-        let mut channel = Channel::connect(stream, key, Purpose::Probe, probe.host, &deadline)?;
+        let stream = Socket::from_tcp(TcpStream::connect_timeout(&probe.address, deadline.left().max(LEAST))?)?;
+        let mut channel = Channel::connect(stream, key, ChannelPurpose::Probe, probe.host, &deadline)?;
         channel.receive(&deadline)
     };
     // The kernel's limit for connecting may have passed while this process was stopped. Then the countdown has time
@@ -146,7 +146,7 @@ fn knock(probe: &Probe, key: &Key) -> std::result::Result<(), String> {
     match reached {
         Ok(Some(host)) if host == probe.host.to_le_bytes() => Ok(()),
         Ok(_) => Err("another host of this job is there".to_owned()),
-        Err(error) => Err(match Fault::of(&error) {
+        Err(error) => Err(match ChannelFault::of(&error) {
             Some(_) => "something else is there".to_owned(),
             None => error.to_string(),
         }),
@@ -160,14 +160,15 @@ mod tests {
     #[test]
     fn the_right_host_is_told_from_others() {
         let key = Key::random().unwrap();
-        let doors = Doors::open(&["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()], 3, &key).unwrap();
-        let stranger = Doors::open(&["127.0.0.1".parse().unwrap()], 3, &Key::random().unwrap()).unwrap();
+        let probe_addresses =
+            ProbeListener::open(&["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()], 3, &key).unwrap();
+        let stranger = ProbeListener::open(&["127.0.0.1".parse().unwrap()], 3, &Key::random().unwrap()).unwrap();
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let probe = |host, door: SocketAddr| Probe { host, door };
-        let attempts = knock_at_all(
+        let probe = |host, address: SocketAddr| HostProbe { host, address };
+        let attempts = probe_all(
             &[
-                probe(3, doors.addresses()[0]),
-                probe(4, doors.addresses()[0]),
+                probe(3, probe_addresses.addresses()[0]),
+                probe(4, probe_addresses.addresses()[0]),
                 probe(3, stranger.addresses()[0]),
                 probe(3, nobody),
             ],

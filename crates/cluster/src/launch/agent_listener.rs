@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use farandole_transport::Key;
 
-use super::order::Order;
-use super::wire::Wire;
+use super::job_spec::JobSpec;
+use super::socket::Socket;
 use super::{addresses, ssh};
-use crate::channel::{Polled, Purpose, Received};
+use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::error::{Error, Result};
 
 /// A handshake that takes longer is dropped; the agent calls again.
@@ -25,9 +25,9 @@ const MOST_CALLERS: usize = 256;
 
 /// The listening sockets and whoever is shaking hands.
 #[derive(Debug, Default)]
-pub(super) struct Doorway {
+pub(super) struct AgentListener {
     listeners: Vec<TcpListener>,
-    callers: Vec<(Polled<Wire>, Instant)>,
+    callers: Vec<(Polled<Socket>, Instant)>,
 }
 
 /// Somebody who holds the key.
@@ -36,22 +36,22 @@ pub(super) struct Caller {
     /// The host that it speaks for.
     pub(super) host: u32,
     /// The channel to it.
-    pub(super) channel: Polled<Wire>,
+    pub(super) channel: Polled<Socket>,
     /// What it has said already.
     pub(super) first: Option<Vec<u8>>,
 }
 
-impl Doorway {
+impl AgentListener {
     /// Listens where these hosts can reach us.
-    pub(super) fn open(order: &Order, hosts: &[&str]) -> Result<Doorway> {
+    pub(super) fn open(spec: &JobSpec, hosts: &[&str]) -> Result<AgentListener> {
         let mut at: Vec<IpAddr> = Vec::new();
         for host in hosts {
-            at.extend(address_towards(order, host));
+            at.extend(address_towards(spec, host));
         }
         at.sort();
         at.dedup();
-        if at.is_empty() || !order.network.is_empty() {
-            at = addresses::offered(&order.network);
+        if at.is_empty() || !spec.network.is_empty() {
+            at = addresses::offered(&spec.network);
         }
         let mut listeners = Vec::new();
         for address in at {
@@ -65,7 +65,7 @@ impl Doorway {
                 io::Error::new(io::ErrorKind::AddrNotAvailable, "this host has no address that others could call");
             return Err(Error::local("listening for agents", none));
         }
-        Ok(Doorway { listeners, callers: Vec::new() })
+        Ok(AgentListener { listeners, callers: Vec::new() })
     }
 
     /// Where agents call.
@@ -85,7 +85,9 @@ impl Doorway {
                 if self.callers.len() >= MOST_CALLERS {
                     self.callers.remove(0);
                 }
-                if let Ok(caller) = Wire::from_tcp(stream).and_then(|wire| Polled::accept(wire, key, Purpose::Agent)) {
+                if let Ok(caller) =
+                    Socket::from_tcp(stream).and_then(|wire| Polled::accept(wire, key, ChannelPurpose::Agent))
+                {
                     self.callers.push((caller, now));
                 }
             }
@@ -111,10 +113,9 @@ impl Doorway {
 }
 
 /// Our address on the way to a host, by asking the kernel's routes. Nothing is sent.
-fn address_towards(order: &Order, host: &str) -> impl Iterator<Item = IpAddr> {
+fn address_towards(spec: &JobSpec, host: &str) -> impl Iterator<Item = IpAddr> {
     let bare = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    let (name, port) =
-        ssh::resolve(&order.ssh, host).unwrap_or_else(|| (bare.to_owned(), order.ssh.port.unwrap_or(22)));
+    let (name, port) = ssh::resolve(&spec.ssh, host).unwrap_or_else(|| (bare.to_owned(), spec.ssh.port.unwrap_or(22)));
     let targets = (name.as_str(), port).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
     targets.into_iter().filter_map(|target| {
         let from: SocketAddr = match target {
@@ -134,18 +135,18 @@ mod tests {
     use farandole_transport::Countdown;
     use std::net::TcpStream;
 
-    fn doorway() -> (Doorway, SocketAddr) {
+    fn agent_listener() -> (AgentListener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        (Doorway { listeners: vec![listener], callers: Vec::new() }, address)
+        (AgentListener { listeners: vec![listener], callers: Vec::new() }, address)
     }
 
     #[test]
     fn a_crowd_of_strangers_gets_nothing_and_keeps_nobody_out() {
         use std::io::{Read, Write};
         let key = Key::random().unwrap();
-        let (mut doorway, address) = doorway();
+        let (mut agent_listener, address) = agent_listener();
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut crowd: Vec<TcpStream> = (0..600)
             .map(|number: usize| {
@@ -155,25 +156,26 @@ mod tests {
                     1 => stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
                     // The right words with the wrong key.
                     _ => {
-                        let wire = Wire::from_tcp(stranger.try_clone().unwrap()).unwrap();
-                        let mut wrong = Polled::connect(wire, &Key::random().unwrap(), Purpose::Agent, 1).unwrap();
+                        let wire = Socket::from_tcp(stranger.try_clone().unwrap()).unwrap();
+                        let mut wrong =
+                            Polled::connect(wire, &Key::random().unwrap(), ChannelPurpose::Agent, 1).unwrap();
                         let _ = wrong.flush();
                         stranger.set_nonblocking(false).unwrap();
                     }
                 }
-                assert!(doorway.answer(&key, Instant::now()).is_empty(), "a stranger was let in");
+                assert!(agent_listener.answer(&key, Instant::now()).is_empty(), "a stranger was let in");
                 stranger
             })
             .collect();
-        assert!(doorway.callers.len() <= MOST_CALLERS);
+        assert!(agent_listener.callers.len() <= MOST_CALLERS);
         let agent_key = key.clone();
         let agent = std::thread::spawn(move || {
-            let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
-            Channel::connect(wire, &agent_key, Purpose::Agent, 3, &Countdown::until(deadline)).unwrap()
+            let wire = Socket::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
+            Channel::connect(wire, &agent_key, ChannelPurpose::Agent, 3, &Countdown::until(deadline)).unwrap()
         });
         let caller = loop {
             assert!(Instant::now() < deadline, "the agent was not let in");
-            match doorway.answer(&key, Instant::now()).pop() {
+            match agent_listener.answer(&key, Instant::now()).pop() {
                 Some(caller) => break caller,
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -181,8 +183,8 @@ mod tests {
         assert_eq!(caller.host, 3);
         agent.join().unwrap();
         // After a while the last of the crowd is sent away as well; nobody has heard more than our version.
-        assert!(doorway.answer(&key, Instant::now() + PATIENCE).is_empty());
-        assert!(doorway.callers.is_empty());
+        assert!(agent_listener.answer(&key, Instant::now() + PATIENCE).is_empty());
+        assert!(agent_listener.callers.is_empty());
         let mut heard = Vec::new();
         for stranger in &mut crowd {
             stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -197,12 +199,12 @@ mod tests {
     #[test]
     fn an_agent_that_speaks_at_once_is_heard() {
         let key = Key::random().unwrap();
-        let (mut doorway, address) = doorway();
+        let (mut agent_listener, address) = agent_listener();
         let (agent_key, deadline) = (key.clone(), Instant::now() + PATIENCE);
         let agent = std::thread::spawn(move || {
-            let wire = Wire::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
+            let wire = Socket::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
             let deadline = Countdown::until(deadline);
-            let mut channel = Channel::connect(wire, &agent_key, Purpose::Agent, 7, &deadline).unwrap();
+            let mut channel = Channel::connect(wire, &agent_key, ChannelPurpose::Agent, 7, &deadline).unwrap();
             channel.send(b"here", &deadline).unwrap();
             channel
         });
@@ -210,7 +212,7 @@ mod tests {
             assert!(Instant::now() < deadline, "the agent was not let in");
             // Seldom enough for what comes after the handshake to lie beside its end.
             std::thread::sleep(Duration::from_millis(20));
-            if let Some(caller) = doorway.answer(&key, Instant::now()).pop() {
+            if let Some(caller) = agent_listener.answer(&key, Instant::now()).pop() {
                 break caller;
             }
         };

@@ -1,8 +1,8 @@
 //! Which processes descend from this one.
 //!
-//! A number of a process, or of a process group, is the kernel's to give away again once nobody has it. So a number
-//! that was written down is no address for a signal. What is signalled here is found by its descent from this process,
-//! which is the subreaper of all it has started, and is held by a descriptor from the look at it to the signal.
+//! The kernel may reuse the id of a process or a process group once nobody has it, so a stored id must not be
+//! signalled. Processes to signal are found by their descent from this process, which is the subreaper of all it has
+//! started, and are held by a pidfd from the check to the signal.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 
 /// All processes, as they were at one moment.
 #[derive(Debug)]
-pub(crate) struct Kin {
+pub(crate) struct ProcessTree {
     processes: HashMap<i32, Process>,
 }
 
@@ -23,12 +23,12 @@ struct Process {
     group: i32,
 }
 
-impl Kin {
+impl ProcessTree {
     /// Looks at all processes: there is no other way to know adopted ones.
-    pub(crate) fn look() -> Kin {
-        let Ok(entries) = std::fs::read_dir("/proc") else { return Kin { processes: HashMap::new() } };
+    pub(crate) fn scan() -> ProcessTree {
+        let Ok(entries) = std::fs::read_dir("/proc") else { return ProcessTree { processes: HashMap::new() } };
         let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        Kin { processes: numbers.filter_map(|pid| Some((pid, process(pid)?))).collect() }
+        ProcessTree { processes: numbers.filter_map(|pid| Some((pid, process(pid)?))).collect() }
     }
 
     /// This process's children. Their numbers are safe until they are waited for, which only this process can do.
@@ -74,7 +74,7 @@ impl Kin {
 /// orphan has ended, so this goes on until nothing is left.
 pub(crate) fn end_orphans(deadline: &Countdown) {
     loop {
-        let orphans = Kin::look().children();
+        let orphans = ProcessTree::scan().children();
         if orphans.is_empty() || deadline.is_over() {
             return;
         }
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn descent_is_followed_and_circles_end() {
-        let kin = |list: &[(i32, i32)]| Kin {
+        let tree = |list: &[(i32, i32)]| ProcessTree {
             processes: list.iter().map(|&(pid, parent)| (pid, Process { parent, group: 1 })).collect(),
         };
-        let family = kin(&[(-2, me()), (-3, -2), (-4, -3), (-5, 1), (-6, -7), (-7, -6)]);
+        let family = tree(&[(-2, me()), (-3, -2), (-4, -3), (-5, 1), (-6, -7), (-7, -6)]);
         assert!([-2, -3, -4].iter().all(|&pid| family.is_ours(pid)));
         assert!(![-5, -6, -7, -8].iter().any(|&pid| family.is_ours(pid)));
     }

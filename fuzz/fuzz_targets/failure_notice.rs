@@ -5,7 +5,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| check(bytes));
 
 #[cfg(fuzzing)]
 fn check(bytes: &[u8]) {
-    farandole_cluster::verdict::check_any_verdict(bytes);
+    farandole_cluster::failure_notice::check_any_notice(bytes);
 }
 
 /// Without the fuzzer's flag there is nothing to check; this keeps the target compiling for linters.

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 
+use super::arrivals::ConnectionId;
 use super::message::{ProcessState, Stay};
-use super::table::GuestId;
-use crate::verdict::{Verdict, VerdictKind};
+use crate::failure_notice::{FailureKind, FailureNotice};
 
 /// A rank that stays connected.
 #[derive(Clone, Debug)]
@@ -28,18 +28,26 @@ pub(super) struct Member {
     /// When it was last heard.
     pub(super) heard: Instant,
     /// Whom we have asked about it since.
-    pub(super) asked: Vec<GuestId>,
+    pub(super) asked: Vec<ConnectionId>,
     /// When the one who was asked last should have answered, or when nothing more is to be done about the silence.
     pub(super) look_again: Option<Instant>,
 }
 
+/// A rank's report that its collective failed, and the peer that it saw fail, if it was one.
+#[derive(Debug)]
+pub(super) struct Blame {
+    pub(super) by: Rank,
+    pub(super) peer: Option<Rank>,
+    pub(super) cause: String,
+}
+
 /// What to do about a silent rank.
 #[derive(Debug, PartialEq)]
-pub(super) enum Judgement {
+pub(super) enum SilenceAction {
     /// Ask this neighbour to look at its process.
-    Ask(GuestId),
+    Ask(ConnectionId),
     /// Tell everybody.
-    Pronounce(Verdict),
+    Pronounce(FailureNotice),
 }
 
 impl Member {
@@ -71,17 +79,17 @@ impl Member {
     }
 
     /// A verdict on it.
-    pub(super) fn verdict(&self, kind: VerdictKind) -> Verdict {
-        Verdict::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.pid)
+    pub(super) fn notice(&self, kind: FailureKind) -> FailureNotice {
+        FailureNotice::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.pid)
     }
 
     /// The verdict on a silent rank, once somebody has looked at its process.
-    pub(super) fn verdict_on(&self, state: ProcessState, now: Instant) -> Verdict {
+    pub(super) fn verdict_on(&self, state: ProcessState, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
         match state {
-            ProcessState::Stopped => self.verdict(VerdictKind::Stopped).saying(format!("not heard of for {quiet}")),
-            ProcessState::Gone => self.verdict(VerdictKind::Gone),
-            ProcessState::Alive => self.verdict(VerdictKind::Silent).saying(format!(
+            ProcessState::Stopped => self.notice(FailureKind::Stopped).saying(format!("not heard of for {quiet}")),
+            ProcessState::Gone => self.notice(FailureKind::Gone),
+            ProcessState::Alive => self.notice(FailureKind::Silent).saying(format!(
                 "nothing for {quiet}, though its process is there: it hangs, or the network between is cut"
             )),
         }
@@ -92,26 +100,26 @@ impl Member {
 /// its host.
 pub(super) fn judge<'a>(
     silent: &Member,
-    neighbours: impl Iterator<Item = (GuestId, &'a Member)>,
+    neighbours: impl Iterator<Item = (ConnectionId, &'a Member)>,
     now: Instant,
-) -> Judgement {
+) -> SilenceAction {
     let quiet = now.saturating_duration_since(silent.heard);
     let mut alone = true;
-    for (guest, neighbour) in neighbours {
+    for (connection, neighbour) in neighbours {
         alone = false;
         // Half as quiet is not quiet: two ranks of a lost host have said their last words at different times.
         let is_heard = now.saturating_duration_since(neighbour.heard) <= quiet / 2;
-        if is_heard && !silent.asked.contains(&guest) {
-            return Judgement::Ask(guest);
+        if is_heard && !silent.asked.contains(&connection) {
+            return SilenceAction::Ask(connection);
         }
     }
     let quiet = words_for(quiet);
-    Judgement::Pronounce(if alone {
-        silent.verdict(VerdictKind::Silent).saying(format!(
+    SilenceAction::Pronounce(if alone {
+        silent.notice(FailureKind::Silent).saying(format!(
             "nothing for {quiet}: its process hangs or is stopped, its host is down, or the network between is cut"
         ))
     } else {
-        Verdict::new(VerdictKind::HostLost)
+        FailureNotice::new(FailureKind::HostLost)
             .on_host(host_name(&silent.host))
             .saying(format!("none of its ranks is heard of for {quiet}: it is down, or the network between is cut"))
     })
@@ -150,12 +158,14 @@ mod tests {
         let mut silent = member(1, "b", began);
         let (awake, also) = (member(2, "b", now), member(3, "b", now));
         let neighbours = || [(20, &awake), (30, &also)].into_iter();
-        assert_eq!(judge(&silent, neighbours(), now), Judgement::Ask(20));
+        assert_eq!(judge(&silent, neighbours(), now), SilenceAction::Ask(20));
         silent.asked.push(20);
-        assert_eq!(judge(&silent, neighbours(), now), Judgement::Ask(30));
+        assert_eq!(judge(&silent, neighbours(), now), SilenceAction::Ask(30));
         silent.asked.push(30);
-        let Judgement::Pronounce(verdict) = judge(&silent, neighbours(), now) else { panic!("nobody is left to ask") };
-        assert_eq!(verdict.kind, VerdictKind::HostLost);
+        let SilenceAction::Pronounce(notice) = judge(&silent, neighbours(), now) else {
+            panic!("nobody is left to ask")
+        };
+        assert_eq!(notice.kind, FailureKind::HostLost);
     }
 
     #[test]
@@ -164,11 +174,11 @@ mod tests {
         let now = began + Duration::from_secs(5);
         let silent = member(1, "b", began);
         let other = member(2, "b", began + Duration::from_secs(1));
-        let Judgement::Pronounce(verdict) = judge(&silent, [(20, &other)].into_iter(), now) else {
-            panic!("no verdict")
+        let SilenceAction::Pronounce(notice) = judge(&silent, [(20, &other)].into_iter(), now) else {
+            panic!("no notice")
         };
         assert_eq!(
-            verdict.to_string(),
+            notice.to_string(),
             "host b is lost: none of its ranks is heard of for 5.0 s: it is down, or the network between is cut"
         );
     }
@@ -177,10 +187,11 @@ mod tests {
     fn a_rank_alone_on_its_host_is_silent_and_no_more_is_known() {
         let began = Instant::now();
         let silent = member(1, "b", began);
-        let Judgement::Pronounce(verdict) = judge(&silent, std::iter::empty(), began + Duration::from_secs(5)) else {
-            panic!("no verdict")
+        let SilenceAction::Pronounce(notice) = judge(&silent, std::iter::empty(), began + Duration::from_secs(5))
+        else {
+            panic!("no notice")
         };
-        assert_eq!((verdict.kind, verdict.rank, verdict.pid), (VerdictKind::Silent, Some(Rank(1)), Some(71)));
+        assert_eq!((notice.kind, notice.rank, notice.pid), (FailureKind::Silent, Some(Rank(1)), Some(71)));
     }
 
     #[test]
@@ -202,9 +213,9 @@ mod tests {
         let rank = member(1, "b", began);
         let now = began + Duration::from_secs(5);
         for (state, kind) in [
-            (ProcessState::Stopped, VerdictKind::Stopped),
-            (ProcessState::Gone, VerdictKind::Gone),
-            (ProcessState::Alive, VerdictKind::Silent),
+            (ProcessState::Stopped, FailureKind::Stopped),
+            (ProcessState::Gone, FailureKind::Gone),
+            (ProcessState::Alive, FailureKind::Silent),
         ] {
             assert_eq!(rank.verdict_on(state, now).kind, kind);
         }

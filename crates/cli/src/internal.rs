@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-use farandole_cluster::launch::{agent, stub};
+use farandole_cluster::launch::{agent, exec_shim};
 
 /// What an agent exits with when it could not serve.
 const AGENT_FAILED: u8 = 1;
@@ -19,7 +19,7 @@ pub(crate) fn serve(words: &[OsString]) -> Option<ExitCode> {
             Err(error) => complain(AGENT_FAILED, &error.to_string()),
         }),
         Some("rank") if words.get(2).map(OsString::as_os_str) == Some(OsStr::new("--")) => {
-            let (code, why) = stub::become_program(&words[3..]);
+            let (code, why) = exec_shim::become_program(&words[3..]);
             Some(complain(code, &why))
         }
         _ => None,

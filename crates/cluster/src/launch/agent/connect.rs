@@ -3,7 +3,7 @@
 //! On the launcher's own host it is standard input itself. Elsewhere the agent calls the addresses that the launcher
 //! has named, one after the other. An address that cannot be connected to is given up at once, so that a user hears of
 //! it; one where somebody accepts but does not finish the handshake is tried again until time is up, because a crowd of
-//! strangers at the launcher's door may have pushed this caller out.
+//! other connections may have pushed this one out of the launcher's queue.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,17 +11,17 @@ use std::time::Duration;
 
 use farandole_transport::{Countdown, Key};
 
-use crate::channel::{Channel, Polled, Purpose};
+use crate::channel::{Channel, ChannelPurpose, Polled};
 use crate::error::{Error, Result};
 use crate::launch::bootstrap::Bootstrap;
-use crate::launch::wire::Wire;
+use crate::launch::socket::Socket;
 
 /// Between two rounds of calls: long beside a handshake, short beside a start.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The channel to the launcher. `None` if this is its own host and it has given the job up before this agent came to
 /// speak: the launcher has said why, and a word of ours after its last line would only hide that.
-pub(super) fn launcher(stdin: Wire, bootstrap: &Bootstrap, key: &Key) -> Result<Option<Polled<Wire>>> {
+pub(super) fn to_launcher(stdin: Socket, bootstrap: &Bootstrap, key: &Key) -> Result<Option<Polled<Socket>>> {
     let patience = Duration::from_millis(bootstrap.patience_ms);
     if !bootstrap.launcher.is_empty() {
         return call(&bootstrap.launcher, bootstrap.host, key, patience).map(Some);
@@ -39,7 +39,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> Result<Polled<Wire>> {
+fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> Result<Polled<Socket>> {
     let deadline = Countdown::new(patience);
     // Addresses that swallow packets must not use up the time for the others.
     let share = (patience / (addresses.len() as u32 + 1)).max(PAUSE);
@@ -48,7 +48,7 @@ fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> R
     while !open.is_empty() {
         let mut still_open = Vec::new();
         for address in open {
-            let wire = match TcpStream::connect_timeout(&address, share).and_then(Wire::from_tcp) {
+            let wire = match TcpStream::connect_timeout(&address, share).and_then(Socket::from_tcp) {
                 Ok(wire) => wire,
                 // The kernel's limit may have passed while this process was stopped.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut && deadline.left() > share => {
@@ -73,8 +73,8 @@ fn call(addresses: &[SocketAddr], host: u32, key: &Key, patience: Duration) -> R
     Err(Error::local(why, io::Error::other("give an address that it can reach by --network-interface")))
 }
 
-fn shake(wire: Wire, host: u32, key: &Key, deadline: &Countdown) -> io::Result<Polled<Wire>> {
-    Channel::connect(wire, key, Purpose::Agent, host, deadline).and_then(Channel::into_polled)
+fn shake(wire: Socket, host: u32, key: &Key, deadline: &Countdown) -> io::Result<Polled<Socket>> {
+    Channel::connect(wire, key, ChannelPurpose::Agent, host, deadline).and_then(Channel::into_polled)
 }
 
 #[cfg(test)]
@@ -101,8 +101,8 @@ mod tests {
             // What the agent has sent and nobody has read makes a reset of the end.
             (&ours).write_all(bytes).unwrap();
             drop(theirs);
-            let stdin = Wire::from(std::os::fd::OwnedFd::from(ours));
-            assert!(launcher(stdin, &bootstrap, &key).unwrap().is_none());
+            let stdin = Socket::from(std::os::fd::OwnedFd::from(ours));
+            assert!(to_launcher(stdin, &bootstrap, &key).unwrap().is_none());
         }
     }
 
@@ -125,8 +125,8 @@ mod tests {
             for _ in 0..2 {
                 drop(listener.accept().unwrap());
             }
-            let wire = Wire::from_tcp(listener.accept().unwrap().0).unwrap();
-            Channel::accept(wire, &launcher_key, Purpose::Agent, &Countdown::new(Duration::from_secs(20)))
+            let wire = Socket::from_tcp(listener.accept().unwrap().0).unwrap();
+            Channel::accept(wire, &launcher_key, ChannelPurpose::Agent, &Countdown::new(Duration::from_secs(20)))
                 .unwrap()
                 .caller()
         });

@@ -1,19 +1,19 @@
-//! How ranks of one host come by a key that nobody has given them.
+//! How ranks of one host get a key that nobody has given them.
 //!
-//! Rank 0 makes the key and stands at the *door*, an abstract Unix socket whose name all ranks of the job compute
-//! alike. Anybody on the machine may know that name; so both sides ask the kernel first whose process the other one is
-//! ([`Credentials`]). A visitor of another user is sent away without a word. A visitor who finds somebody else's
-//! process at the door reads nothing from it and says who it is. Between processes of one user the key is handed over
-//! in the clear: they could read it out of each other's memory anyway.
+//! Rank 0 makes the key and serves it at the *key socket*, an abstract Unix socket whose name all ranks of the job
+//! compute alike. Any process of the machine may know that name, so both sides first ask the kernel for the other's
+//! user ([`Credentials`]). Rank 0 closes the connection of another user without a word. A rank that finds a process of
+//! another user at the socket reads nothing from it and reports who it is. Between processes of one user the key is
+//! sent in the clear: they could read it out of each other's memory anyway.
 //!
 //! ```text
 //! from rank 0: the key, 64 hexadecimal digits
 //! ```
 //!
-//! The door closes when every other rank has come. So a rank that initialises again cannot be given the key of
-//! last time by a rank 0 that has not got so far yet: it waits until the door opens anew. Which rank a visitor is
-//! stands in the name that it binds its own socket to, and comes with the connection: nothing has to be read. The
-//! number of its process would not do: ranks in containers of their own are all strangers without a number to rank 0.
+//! The key socket closes when every other rank has fetched the key. So a rank that initialises again cannot get the
+//! last key from a rank 0 that has not got so far yet: it waits until the socket opens again. A rank binds its own
+//! socket to a name that contains its number, and the name comes with the connection: nothing has to be read. The
+//! process id would not do: rank 0 sees no id of ranks in other containers.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -36,14 +36,14 @@ use crate::error::{Error, Result};
 /// Length of a key as text.
 const KEY_DIGITS: usize = 64;
 
-/// Pauses between knocks grow from the first to the second: rank 0 may just be starting.
+/// Pauses between attempts grow from the first to the second: rank 0 may just be starting.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-/// The door is looked at this often even if nobody rings: when the system was short of descriptors, nobody does.
+/// The listener is polled this often even without an event: there is none when the system is short of descriptors.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The name of the door of this launch.
-pub(super) fn name(launch: &Launch) -> String {
+/// The name of the key socket of this launch.
+pub(super) fn socket_name(launch: &Launch) -> String {
     let variable = match launch.launcher {
         Launcher::Horovod => "HOROVOD_RANK",
         Launcher::Torchrun => "RANK",
@@ -58,9 +58,9 @@ pub(super) fn name(launch: &Launch) -> String {
     format!("farandole-{}-{}", geteuid().as_raw(), &hash.to_hex()[..16])
 }
 
-/// Rank 0 at its door, until everybody has come or it is dropped.
+/// Serves the key in rank 0, until every rank has fetched it or this is dropped.
 #[derive(Debug)]
-pub(super) struct Doorkeeper {
+pub(super) struct KeyServer {
     stop: Bell,
     /// Set by the dropping owner before it rings; read by the keeper's thread each time it wakes.
     closing: Arc<AtomicBool>,
@@ -80,26 +80,26 @@ enum Visitor {
     Unknown(usize),
 }
 
-impl Doorkeeper {
-    /// Opens the door and hands `key` to `visitors` processes of this user.
-    pub(super) fn stand(door: &str, key: &Key, visitors: usize) -> Result<Doorkeeper> {
-        let opening = || format!("opening the door unix:@{door}");
-        let address = SocketAddr::from_abstract_name(door).map_err(|e| Error::local(opening(), e))?;
-        let listener = UnixListener::bind_addr(&address).map_err(|error| taken(door, &address, error))?;
+impl KeyServer {
+    /// Opens the socket and sends `key` to `visitors` processes of this user.
+    pub(super) fn start(key_socket: &str, key: &Key, visitors: usize) -> Result<KeyServer> {
+        let opening = || format!("opening the key socket unix:@{key_socket}");
+        let address = SocketAddr::from_abstract_name(key_socket).map_err(|e| Error::local(opening(), e))?;
+        let listener = UnixListener::bind_addr(&address).map_err(|error| taken(key_socket, &address, error))?;
         listener.set_nonblocking(true).map_err(|e| Error::local(opening(), e))?;
         let waiter = Waiter::new().map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         waiter.watch(&listener).map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         let (stop, closing) = (waiter.bell(), Arc::new(AtomicBool::new(false)));
-        let (key, is_closing, own_door) = (key.to_hex(), Arc::clone(&closing), door.to_owned());
+        let (key, is_closing, own_door) = (key.to_hex(), Arc::clone(&closing), key_socket.to_owned());
         let thread = std::thread::Builder::new()
-            .name("doorkeeper".into())
-            .spawn(move || receive(&own_door, &listener, &waiter, &is_closing, &key, visitors))
+            .name("key_server".into())
+            .spawn(move || serve(&own_door, &listener, &waiter, &is_closing, &key, visitors))
             .map_err(|e| Error::local("starting a thread", e))?;
-        Ok(Doorkeeper { stop, closing, pid: std::process::id(), thread: Some(thread) })
+        Ok(KeyServer { stop, closing, pid: std::process::id(), thread: Some(thread) })
     }
 }
 
-impl Drop for Doorkeeper {
+impl Drop for KeyServer {
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             // The thread did not come along into this process.
@@ -114,8 +114,8 @@ impl Drop for Doorkeeper {
     }
 }
 
-/// The life of the doorkeeper's thread.
-fn receive(door: &str, listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: &str, visitors: usize) {
+/// The thread of the key server.
+fn serve(key_socket: &str, listener: &UnixListener, waiter: &Waiter, closing: &AtomicBool, key: &str, visitors: usize) {
     let mut served = HashSet::new();
     while served.len() < visitors && !closing.load(Ordering::Acquire) {
         match listener.accept() {
@@ -123,7 +123,7 @@ fn receive(door: &str, listener: &UnixListener, waiter: &Waiter, closing: &Atomi
             Ok((mut stream, from)) => {
                 let Ok(visitor) = Credentials::of_peer(&stream) else { continue };
                 if visitor.uid == geteuid().as_raw() && stream.write_all(key.as_bytes()).is_ok() {
-                    served.insert(identify(door, from.as_abstract_name(), visitor.pid, served.len()));
+                    served.insert(identify(key_socket, from.as_abstract_name(), visitor.pid, served.len()));
                 }
             }
             Err(_) => {
@@ -134,13 +134,13 @@ fn receive(door: &str, listener: &UnixListener, waiter: &Waiter, closing: &Atomi
 }
 
 /// The name of a visitor's own socket.
-fn visitor_name(door: &str, rank: u32) -> String {
-    format!("{door}-rank-{rank}")
+fn visitor_name(key_socket: &str, rank: u32) -> String {
+    format!("{key_socket}-rank-{rank}")
 }
 
 /// Who a visitor is by the name of its socket, or else by its process.
-fn identify(door: &str, name: Option<&[u8]>, pid: Option<u32>, served: usize) -> Visitor {
-    let said = name.and_then(|name| std::str::from_utf8(name).ok()?.strip_prefix(door)?.strip_prefix("-rank-"));
+fn identify(key_socket: &str, name: Option<&[u8]>, pid: Option<u32>, served: usize) -> Visitor {
+    let said = name.and_then(|name| std::str::from_utf8(name).ok()?.strip_prefix(key_socket)?.strip_prefix("-rank-"));
     match (said.and_then(|rank| rank.parse().ok()), pid) {
         (Some(rank), _) => Visitor::Rank(rank),
         (None, Some(pid)) => Visitor::Process(pid),
@@ -148,19 +148,19 @@ fn identify(door: &str, name: Option<&[u8]>, pid: Option<u32>, served: usize) ->
     }
 }
 
-/// Gets the key from rank 0, which may still have to open its door.
-pub(super) fn knock(door: &str, rank: Rank, deadline: Instant) -> Result<Key> {
+/// Fetches the key from rank 0, which may not have opened its socket yet.
+pub(super) fn fetch(key_socket: &str, rank: Rank, deadline: Instant) -> Result<Key> {
     let deadline = Countdown::until(deadline);
     let began = Instant::now();
     let mut pause = PAUSES.0;
     loop {
-        let error = match enter(door, rank, &deadline) {
+        let error = match fetch_once(key_socket, rank, &deadline) {
             Ok(Ok(key)) => return Ok(key),
-            Ok(Err(stranger)) => return Err(strange(door, &stranger)),
+            Ok(Err(stranger)) => return Err(strange(key_socket, &stranger)),
             Err(error) => error,
         };
         if deadline.left() <= pause {
-            let address = format!("unix:@{door}, which rank 0 opens");
+            let address = format!("unix:@{key_socket}, which rank 0 opens");
             return Err(Error::Unreachable { address, waited: began.elapsed(), source: error });
         }
         std::thread::sleep(pause);
@@ -168,12 +168,12 @@ pub(super) fn knock(door: &str, rank: Rank, deadline: Instant) -> Result<Key> {
     }
 }
 
-/// One attempt: the key, or whoever is at the door without being this user's.
-fn enter(door: &str, rank: Rank, deadline: &Countdown) -> io::Result<std::result::Result<Key, Credentials>> {
+/// One attempt: the key, or the process of another user that holds the socket.
+fn fetch_once(key_socket: &str, rank: Rank, deadline: &Countdown) -> io::Result<std::result::Result<Key, Credentials>> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // Whoever else has the name, an earlier attempt or somebody who wants to disturb, the visit can do without it.
-    let _ = bind(&socket, &SocketAddrUnix::new_abstract_name(visitor_name(door, rank.0).as_bytes())?);
-    connect(&socket, &SocketAddrUnix::new_abstract_name(door.as_bytes())?)?;
+    let _ = bind(&socket, &SocketAddrUnix::new_abstract_name(visitor_name(key_socket, rank.0).as_bytes())?);
+    connect(&socket, &SocketAddrUnix::new_abstract_name(key_socket.as_bytes())?)?;
     let mut stream = UnixStream::from(socket);
     let keeper = Credentials::of_peer(&stream)?;
     if keeper.uid != geteuid().as_raw() {
@@ -188,26 +188,26 @@ fn enter(door: &str, rank: Rank, deadline: &Countdown) -> io::Result<std::result
     key.map(Ok).map_err(|not_a_key| io::Error::new(io::ErrorKind::InvalidData, not_a_key))
 }
 
-/// Why rank 0 cannot open its door: whoever stands there is named.
-fn taken(door: &str, address: &SocketAddr, error: io::Error) -> Error {
+/// Why rank 0 cannot open the socket; names the process that holds it.
+fn taken(key_socket: &str, address: &SocketAddr, error: io::Error) -> Error {
     let holder = UnixStream::connect_addr(address).and_then(|stream| Credentials::of_peer(&stream));
     match holder {
-        Ok(holder) if holder.uid != geteuid().as_raw() => strange(door, &holder),
+        Ok(holder) if holder.uid != geteuid().as_raw() => strange(key_socket, &holder),
         Ok(holder) => Error::Refused {
-            why: format!("{} is rank 0 of this job already (it holds unix:@{door})", holder.process()),
+            why: format!("{} is rank 0 of this job already (it holds unix:@{key_socket})", holder.process()),
         },
-        Err(_) => Error::local(format!("opening the door unix:@{door}"), error),
+        Err(_) => Error::local(format!("opening the key socket unix:@{key_socket}"), error),
     }
 }
 
-fn strange(door: &str, holder: &Credentials) -> Error {
+fn strange(key_socket: &str, holder: &Credentials) -> Error {
     let container = match holder.pid {
         Some(_) => "",
         None => " (in containers with users of their own, your own ranks look like this)",
     };
     Error::Refused {
         why: format!(
-            "unix:@{door}, where the ranks of this job meet, is held by {} of user {}, who is not you{container}; ask \
+            "unix:@{key_socket}, where the ranks of this job meet, is held by {} of user {}, who is not you{container}; ask \
              them to end it, or meet elsewhere (FARANDOLE_RENDEZVOUS=tcp:127.0.0.1:PORT and FARANDOLE_KEY)",
             holder.process(),
             holder.uid
@@ -224,37 +224,37 @@ mod tests {
     }
 
     fn own_door(test: &str) -> String {
-        format!("farandole-door-{}-{test}", std::process::id())
+        format!("farandole-key-socket-{}-{test}", std::process::id())
     }
 
     #[test]
     fn a_rank_that_comes_early_waits_for_the_door_and_gets_the_key() {
-        let door = own_door("early");
+        let key_socket = own_door("early");
         let key = Key::random().unwrap();
         let early = std::thread::spawn({
-            let door = door.clone();
-            move || knock(&door, Rank(1), soon()).unwrap()
+            let key_socket = key_socket.clone();
+            move || fetch(&key_socket, Rank(1), soon()).unwrap()
         });
         std::thread::sleep(Duration::from_millis(30));
-        let _keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
+        let _keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
         assert_eq!(early.join().unwrap(), key);
     }
 
     #[test]
     fn the_door_is_closed_once_everybody_has_come() {
-        let door = own_door("once");
-        let first = Doorkeeper::stand(&door, &Key::random().unwrap(), 1).unwrap();
-        knock(&door, Rank(1), soon()).unwrap();
+        let key_socket = own_door("once");
+        let first = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap();
+        fetch(&key_socket, Rank(1), soon()).unwrap();
         // The visitor may be back before the keeper has left its thread.
         let closed = soon();
-        while UnixStream::connect_addr(&SocketAddr::from_abstract_name(&door).unwrap()).is_ok() {
-            assert!(Instant::now() < closed, "the door stays open");
+        while UnixStream::connect_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).is_ok() {
+            assert!(Instant::now() < closed, "the key socket stays open");
             std::thread::sleep(Duration::from_millis(1));
         }
         let key = Key::random().unwrap();
-        let _second = Doorkeeper::stand(&door, &key, 1).unwrap();
+        let _second = KeyServer::start(&key_socket, &key, 1).unwrap();
         assert_eq!(
-            knock(&door, Rank(1), soon()).unwrap(),
+            fetch(&key_socket, Rank(1), soon()).unwrap(),
             key,
             "the key of this time, while the first keeper still lives"
         );
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_door_that_nobody_opens_is_given_up_at_the_deadline() {
         let began = Instant::now();
-        let error = knock(&own_door("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
+        let error = fetch(&own_door("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("which rank 0 opens"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5));
@@ -272,9 +272,9 @@ mod tests {
 
     #[test]
     fn a_second_rank_zero_is_told_who_was_first() {
-        let door = own_door("second");
-        let _first = Doorkeeper::stand(&door, &Key::random().unwrap(), 2).unwrap();
-        let error = Doorkeeper::stand(&door, &Key::random().unwrap(), 2).unwrap_err().to_string();
+        let key_socket = own_door("second");
+        let _first = KeyServer::start(&key_socket, &Key::random().unwrap(), 2).unwrap();
+        let error = KeyServer::start(&key_socket, &Key::random().unwrap(), 2).unwrap_err().to_string();
         assert!(error.contains(&format!("process {} is rank 0 of this job already", std::process::id())), "{error}");
     }
 
@@ -291,8 +291,8 @@ mod tests {
 
     #[test]
     fn a_squatter_of_another_user_is_named_and_believed_nothing() {
-        let door = own_door("squatter");
-        let address = SocketAddr::from_abstract_name(&door).unwrap();
+        let key_socket = own_door("squatter");
+        let address = SocketAddr::from_abstract_name(&key_socket).unwrap();
         let squatter = as_somebody_else({
             let address = address.clone();
             move || UnixListener::bind_addr(&address).unwrap()
@@ -303,8 +303,8 @@ mod tests {
                 let _ = stream.unwrap().write_all("0".repeat(KEY_DIGITS).as_bytes());
             }
         });
-        let refused = knock(&door, Rank(1), soon()).unwrap_err().to_string();
-        let not_opened = Doorkeeper::stand(&door, &Key::random().unwrap(), 1).unwrap_err().to_string();
+        let refused = fetch(&key_socket, Rank(1), soon()).unwrap_err().to_string();
+        let not_opened = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap_err().to_string();
         for error in [refused, not_opened] {
             assert!(error.contains("of user 65534, who is not you"), "{error}");
         }
@@ -312,27 +312,27 @@ mod tests {
 
     #[test]
     fn a_visitor_of_another_user_gets_nothing_and_is_not_counted() {
-        let door = own_door("visitor");
+        let key_socket = own_door("visitor");
         let key = Key::random().unwrap();
-        let _keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
-        let address = SocketAddr::from_abstract_name(&door).unwrap();
+        let _keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
+        let address = SocketAddr::from_abstract_name(&key_socket).unwrap();
         let got = as_somebody_else(move || {
             let mut bytes = Vec::new();
             UnixStream::connect_addr(&address).unwrap().read_to_end(&mut bytes).unwrap();
             bytes
         });
         assert!(got.is_empty(), "{got:?}");
-        assert_eq!(knock(&door, Rank(1), soon()).unwrap(), key, "the door is still open for its own");
+        assert_eq!(fetch(&key_socket, Rank(1), soon()).unwrap(), key, "the key socket is still open for its own");
     }
 
     #[test]
     fn a_stranger_who_takes_the_name_of_a_rank_keeps_nobody_out() {
-        let door = own_door("namesake");
+        let key_socket = own_door("namesake");
         let key = Key::random().unwrap();
-        let keeper = Doorkeeper::stand(&door, &key, 1).unwrap();
-        let name = SocketAddr::from_abstract_name(visitor_name(&door, 1)).unwrap();
+        let keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
+        let name = SocketAddr::from_abstract_name(visitor_name(&key_socket, 1)).unwrap();
         let _namesake = as_somebody_else(move || UnixListener::bind_addr(&name).unwrap());
-        assert_eq!(knock(&door, Rank(1), soon()).unwrap(), key);
+        assert_eq!(fetch(&key_socket, Rank(1), soon()).unwrap(), key);
         let closed = soon();
         while !keeper.thread.as_ref().unwrap().is_finished() {
             assert!(Instant::now() < closed, "the rank was not counted");
@@ -342,10 +342,10 @@ mod tests {
 
     #[test]
     fn a_keeper_who_says_nothing_is_left_at_the_deadline() {
-        let door = own_door("mute");
-        let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&door).unwrap()).unwrap();
+        let key_socket = own_door("mute");
+        let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).unwrap();
         let began = Instant::now();
-        knock(&door, Rank(1), began + Duration::from_millis(200)).unwrap_err();
+        fetch(&key_socket, Rank(1), began + Duration::from_millis(200)).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(5));
     }
 
@@ -355,7 +355,7 @@ mod tests {
         let by_name = |name: &str, pid| identify("farandole-7", Some(name.as_bytes()), pid, 5);
         assert_eq!(by_name(&name, Some(77)), Visitor::Rank(3));
         assert_eq!(by_name(&name, None), Visitor::Rank(3), "ranks of other PID namespaces have no number");
-        assert_eq!(by_name("farandole-8-rank-3", Some(77)), Visitor::Process(77), "another door's visitor");
+        assert_eq!(by_name("farandole-8-rank-3", Some(77)), Visitor::Process(77), "another socket's visitor");
         assert_eq!(identify("farandole-7", None, Some(77), 5), Visitor::Process(77));
         assert_eq!(identify("farandole-7", None, None, 5), Visitor::Unknown(5));
     }
@@ -366,18 +366,19 @@ mod tests {
     #[test]
     fn ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted() {
         if let Ok(told) = std::env::var(INSIDE) {
-            let (door, rank) = told.split_once(' ').unwrap();
-            println!("key {}", knock(door, Rank(rank.parse().unwrap()), soon()).unwrap().to_hex());
+            let (key_socket, rank) = told.split_once(' ').unwrap();
+            println!("key {}", fetch(key_socket, Rank(rank.parse().unwrap()), soon()).unwrap().to_hex());
             return;
         }
-        let door = own_door("namespaces");
+        let key_socket = own_door("namespaces");
         let key = Key::random().unwrap();
-        let keeper = Doorkeeper::stand(&door, &key, 2).unwrap();
+        let keeper = KeyServer::start(&key_socket, &key, 2).unwrap();
         let visit = |rank: u32| {
-            let itself = "environment::door::tests::ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted";
+            let itself =
+                "environment::local_key::tests::ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted";
             let mut copy = std::process::Command::new("unshare");
             copy.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap());
-            copy.args([itself, "--exact", "--nocapture"]).env(INSIDE, format!("{door} {rank}"));
+            copy.args([itself, "--exact", "--nocapture"]).env(INSIDE, format!("{key_socket} {rank}"));
             let output = copy.output().expect("this test needs unshare, and root to use it");
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             assert!(
@@ -394,7 +395,7 @@ mod tests {
         visit(2);
         let closed = soon();
         while !keeper.thread.as_ref().unwrap().is_finished() {
-            assert!(Instant::now() < closed, "the door stays open, though everybody has come");
+            assert!(Instant::now() < closed, "the key socket stays open, though everybody has come");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

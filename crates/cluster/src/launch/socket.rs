@@ -12,41 +12,41 @@ use crate::channel::Patient;
 
 /// A connected socket: TCP between hosts, one end of a pair within a host.
 #[derive(Debug)]
-pub(crate) struct Wire(OwnedFd);
+pub(crate) struct Socket(OwnedFd);
 
-impl From<UnixStream> for Wire {
-    fn from(stream: UnixStream) -> Wire {
-        Wire(stream.into())
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Socket {
+        Socket(stream.into())
     }
 }
 
-impl From<OwnedFd> for Wire {
-    fn from(socket: OwnedFd) -> Wire {
-        Wire(socket)
+impl From<OwnedFd> for Socket {
+    fn from(socket: OwnedFd) -> Socket {
+        Socket(socket)
     }
 }
 
-impl Wire {
+impl Socket {
     /// A TCP connection; small messages go out at once.
-    pub(crate) fn from_tcp(stream: TcpStream) -> io::Result<Wire> {
+    pub(crate) fn from_tcp(stream: TcpStream) -> io::Result<Socket> {
         stream.set_nodelay(true)?;
-        Ok(Wire(stream.into()))
+        Ok(Socket(stream.into()))
     }
 }
 
-impl AsFd for Wire {
+impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Read for Wire {
+impl Read for Socket {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.0, target)?)
     }
 }
 
-impl Write for Wire {
+impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Without a signal when the other side is gone: the error says it.
         Ok(rustix::net::send(&self.0, bytes, rustix::net::SendFlags::NOSIGNAL)?)
@@ -57,7 +57,7 @@ impl Write for Wire {
     }
 }
 
-impl Patient for Wire {
+impl Patient for Socket {
     fn set_patience(&self, patience: Duration) -> io::Result<()> {
         set_socket_timeout(&self.0, Timeout::Recv, Some(patience))?;
         Ok(set_socket_timeout(&self.0, Timeout::Send, Some(patience))?)

@@ -1,16 +1,15 @@
-//! The thread behind a [`super::Server`]: one poll loop over the listener, all connections and the owner's orders.
+//! The thread behind a [`super::Server`]: one poll loop over the listener, all connections and the owner's commands.
 //!
-//! A connection is a *guest*. It comes to the door, where it shakes hands and says that it has arrived; sits at the
-//! table until the epoch is complete; and then goes, or stays as a *member*, whose heartbeats are answered and whose
-//! silence is noticed. What is done about a failure is a *rule*: a server for the whole job looks closer (`judge`) and
-//! tells everybody; one for a part tells its owner.
+//! A connection performs the handshake and sends its arrival, waits until the epoch is complete, and is then closed or
+//! stays as a *member*, which sends heartbeats and is watched for silence. The *rule* says who handles a failure: the
+//! server of a whole job investigates (`liveness`) and notifies all members; the server of one host tells its owner.
 //!
-//! **Invariant:** whoever slept judges nobody. All moments here are awake time (`farandole_transport::awake`): while
-//! this process is stopped no limit comes nearer, neither a member's silence nor a guest's patience.
+//! **Invariant:** all limits are measured in awake time (`farandole_transport::awake`): while this process is stopped,
+//! no member's silence and no connection's timeout comes nearer.
 //!
-//! **Invariant:** nothing here blocks but the poll. A stranger costs a descriptor for [`DOOR_PATIENCE`] and 64 bytes;
-//! when there are more than [`MOST_AT_DOOR`] the one who has stood there longest goes, so that an honest rank, which
-//! needs one round trip, gets in.
+//! **Invariant:** only the poll blocks. An unauthenticated connection costs one descriptor for [`HANDSHAKE_TIMEOUT`]
+//! and 64 bytes; beyond [`MOST_HANDSHAKES`] the oldest one is dropped, so that a rank, which needs one round trip,
+//! gets in.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,25 +22,25 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::MOST_BLOB_BYTES;
 use super::address::{Listener, Stream};
-use super::judge::{Judgement, Member, host_name, judge};
+use super::arrivals::{Arrivals, Arrived, ConnectionId};
+use super::liveness::{Blame, Member, SilenceAction, host_name, judge};
 use super::message::{Arrival, Down, Keeper, ProcessState, Stay, Up};
-use super::server::{Event, OnEvent, Order, Orders};
-use super::table::{GuestId, Seat, Table};
-use crate::channel::{Polled, Purpose, Received};
+use super::server::{Command, CommandQueue, OnEvent, RendezvousEvent};
+use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::environment;
-use crate::live::{Board, State};
-use crate::verdict::{Verdict, VerdictKind};
+use crate::failure_notice::{FailureKind, FailureNotice};
+use crate::live::{JobState, LiveState};
 
 /// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
-const DOOR_PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// So many may stand at the door at once.
-const MOST_AT_DOOR: usize = 256;
+/// Connections in the handshake at once.
+const MOST_HANDSHAKES: usize = 256;
 
-/// How long a guest that has been told the last thing has to take it, and members to go when the server closes.
+/// How long a connection has to read its last message, and members to leave when the server closes.
 const PARTING_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The loop turns at least this often while there are guests, to notice that it was itself stopped.
+/// The loop turns at least this often while there are connections, to notice that this process was stopped.
 const TURN_AT_LEAST: Duration = Duration::from_millis(500);
 
 /// When no descriptor is left for a new connection, the next attempt waits this long.
@@ -61,22 +60,22 @@ const ARRIVAL_BYTES: usize = 4096;
 
 /// What is done when a epoch is complete or a rank fails.
 pub(super) enum Rule {
-    /// All seats are here: everything is decided here, and written up for onlookers.
-    Whole(Option<Arc<Board>>),
+    /// All ranks arrive here: everything is decided here, and published for live views.
+    Whole(Option<Arc<JobState>>),
     /// The owner decides.
     Part(OnEvent),
 }
 
 /// The state of the server's thread.
-pub(super) struct Reception {
+pub(super) struct ServerLoop {
     listener: Listener,
     key: Key,
     rule: Rule,
-    orders: Arc<Orders>,
+    commands: Arc<CommandQueue>,
     keeper: Keeper,
-    table: Table,
-    guests: BTreeMap<GuestId, Guest>,
-    next_guest: GuestId,
+    arrivals: Arrivals,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next_id: ConnectionId,
     /// Epochs that were completed.
     epoch: u64,
     /// The epochs before this one have their verdict, and get no other.
@@ -87,26 +86,20 @@ pub(super) struct Reception {
     closing: Option<Instant>,
 }
 
-struct Blame {
-    by: Rank,
-    peer: Option<Rank>,
-    cause: String,
-}
-
-struct Guest {
+struct Connection {
     channel: Polled<Stream>,
-    place: Place,
+    stage: Stage,
 }
 
-enum Place {
+enum Stage {
     /// It has not arrived.
-    Door { until: Instant },
+    Handshake { until: Instant },
     /// It waits for the others.
-    Table { rank: Rank, until: Instant, stay: Stay, overdue: Overdue },
+    Waiting { rank: Rank, until: Instant, stay: Stay, overdue: Overdue },
     /// It stays.
     Member(Member),
     /// It has been told the last thing.
-    Going { until: Instant },
+    Leaving { until: Instant },
 }
 
 /// Whether a rank at the table has waited for as long as it wanted to.
@@ -117,18 +110,24 @@ enum Overdue {
     Asked,
 }
 
-impl Reception {
-    pub(super) fn new(listener: Listener, table: Table, key: Key, rule: Rule, orders: Arc<Orders>) -> Reception {
+impl ServerLoop {
+    pub(super) fn new(
+        listener: Listener,
+        arrivals: Arrivals,
+        key: Key,
+        rule: Rule,
+        commands: Arc<CommandQueue>,
+    ) -> ServerLoop {
         let host = std::env::var(environment::HOST).unwrap_or_else(|_| environment::host_identity());
-        Reception {
+        ServerLoop {
             listener,
             key,
             rule,
-            orders,
+            commands,
             keeper: Keeper { rank: None, pid: std::process::id(), host },
-            table,
-            guests: BTreeMap::new(),
-            next_guest: 0,
+            arrivals,
+            connections: BTreeMap::new(),
+            next_id: 0,
             epoch: 0,
             judged_before: 0,
             blame: None,
@@ -146,12 +145,12 @@ impl Reception {
             let limits = self.members().filter_map(|(_, member)| member.silence).min();
             clock = clock.judging_by(limits.unwrap_or_default());
             let now = clock.look(Instant::now(), at_most.unwrap_or(Duration::MAX));
-            for order in self.orders.take() {
-                self.obey(order, now);
+            for command in self.commands.take() {
+                self.obey(command, now);
             }
             self.accept(now);
-            for guest in ready {
-                self.attend(guest, now);
+            for connection in ready {
+                self.attend(connection, now);
             }
             self.look_at_clocks(now);
             self.flush();
@@ -164,41 +163,41 @@ impl Reception {
     /// How long nothing can be due; for ever, if nobody is there.
     fn longest_wait(&self, now: Instant) -> Option<Duration> {
         let due = self.next_due().map(|due| due.saturating_duration_since(now));
-        if self.guests.is_empty() { due } else { Some(due.unwrap_or(TURN_AT_LEAST).min(TURN_AT_LEAST)) }
+        if self.connections.is_empty() { due } else { Some(due.unwrap_or(TURN_AT_LEAST).min(TURN_AT_LEAST)) }
     }
 
-    /// Waits until something happens or is due; says which guests have something to say.
-    fn wait(&mut self, at_most: Option<Duration>) -> Vec<GuestId> {
+    /// Waits until something happens or is due; returns the connections that are ready.
+    fn wait(&mut self, at_most: Option<Duration>) -> Vec<ConnectionId> {
         let accepting = self.closing.is_none() && self.accept_again.is_none();
         let mut fds = vec![
-            PollFd::new(self.orders.bell(), PollFlags::IN),
+            PollFd::new(self.commands.bell(), PollFlags::IN),
             PollFd::new(&self.listener, if accepting { PollFlags::IN } else { PollFlags::empty() }),
         ];
-        fds.extend(self.guests.values().map(|guest| {
-            let writing = if guest.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
-            PollFd::from_borrowed_fd(guest.channel.fd(), PollFlags::IN | writing)
+        fds.extend(self.connections.values().map(|connection| {
+            let writing = if connection.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(connection.channel.fd(), PollFlags::IN | writing)
         }));
         // A millisecond more, lest the loop turns several times just before something is due.
         let timeout = at_most.map(|timeout| timeout + Duration::from_millis(1)).and_then(|t| t.try_into().ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
-        let ready = self.guests.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
-        ready.map(|(guest, _)| *guest).collect()
+        let ready = self.connections.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
+        ready.map(|(connection, _)| *connection).collect()
     }
 
     fn next_due(&self) -> Option<Instant> {
-        let guests = self.guests.values().filter_map(|guest| match &guest.place {
-            Place::Door { until } | Place::Table { until, .. } | Place::Going { until } => Some(*until),
-            Place::Member(member) => member.due(),
+        let connections = self.connections.values().filter_map(|connection| match &connection.stage {
+            Stage::Handshake { until } | Stage::Waiting { until, .. } | Stage::Leaving { until } => Some(*until),
+            Stage::Member(member) => member.due(),
         });
         let blame = self.blame.as_ref().map(|(due, _)| *due);
-        guests.chain(blame).chain(self.accept_again).chain(self.closing).min()
+        connections.chain(blame).chain(self.accept_again).chain(self.closing).min()
     }
 
-    fn members(&self) -> impl Iterator<Item = (GuestId, &Member)> {
-        self.guests.iter().filter_map(|(id, guest)| match &guest.place {
-            Place::Member(member) => Some((*id, member)),
+    fn members(&self) -> impl Iterator<Item = (ConnectionId, &Member)> {
+        self.connections.iter().filter_map(|(id, connection)| match &connection.stage {
+            Stage::Member(member) => Some((*id, member)),
             _ => None,
         })
     }
@@ -221,21 +220,22 @@ impl Reception {
     }
 
     fn welcome(&mut self, stream: Stream, now: Instant) {
-        let Ok(channel) = Polled::accept(stream, &self.key, Purpose::Rendezvous) else { return };
+        let Ok(channel) = Polled::accept(stream, &self.key, ChannelPurpose::Rendezvous) else { return };
         let channel = channel.with_most_bytes(MOST_BLOB_BYTES + ARRIVAL_BYTES);
-        let at_door = |guest: &&Guest| matches!(guest.place, Place::Door { .. });
-        if self.guests.values().filter(at_door).count() >= MOST_AT_DOOR {
-            let oldest = self.guests.iter().find(|(_, guest)| at_door(guest)).map(|(id, _)| *id);
-            oldest.and_then(|id| self.guests.remove(&id));
+        let shaking = |connection: &&Connection| matches!(connection.stage, Stage::Handshake { .. });
+        if self.connections.values().filter(shaking).count() >= MOST_HANDSHAKES {
+            let oldest = self.connections.iter().find(|(_, connection)| shaking(connection)).map(|(id, _)| *id);
+            oldest.and_then(|id| self.connections.remove(&id));
         }
-        self.guests.insert(self.next_guest, Guest { channel, place: Place::Door { until: now + DOOR_PATIENCE } });
-        self.next_guest += 1;
+        self.connections
+            .insert(self.next_id, Connection { channel, stage: Stage::Handshake { until: now + HANDSHAKE_TIMEOUT } });
+        self.next_id += 1;
     }
 
-    /// Listens to a guest until it has nothing more to say.
-    fn attend(&mut self, id: GuestId, now: Instant) {
-        while let Some(guest) = self.guests.get_mut(&id) {
-            match guest.channel.receive() {
+    /// Receives all pending messages of a connection.
+    fn attend(&mut self, id: ConnectionId, now: Instant) {
+        while let Some(connection) = self.connections.get_mut(&id) {
+            match connection.channel.receive() {
                 Ok(Received::Message(message)) => self.hear(id, &message, now),
                 Ok(Received::NothingYet) => return,
                 Ok(Received::Closed) => self.part(id, "its connection was closed without a goodbye".into()),
@@ -244,19 +244,19 @@ impl Reception {
         }
     }
 
-    fn hear(&mut self, id: GuestId, message: &[u8], now: Instant) {
-        let Some(guest) = self.guests.get_mut(&id) else { return };
-        match (&mut guest.place, Up::decode(message)) {
-            (Place::Door { .. }, Some(Up::Arrival(arrival))) => self.arrive(id, arrival, now),
-            (Place::Member(member), Some(up)) => {
+    fn hear(&mut self, id: ConnectionId, message: &[u8], now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match (&mut connection.stage, Up::decode(message)) {
+            (Stage::Handshake { .. }, Some(Up::Arrival(arrival))) => self.arrive(id, arrival, now),
+            (Stage::Member(member), Some(up)) => {
                 member.hear(now);
                 let (rank, epoch) = (member.rank, member.epoch);
                 match up {
                     Up::Heartbeat => self.say(id, &Down::Pulse),
                     Up::Goodbye => {
-                        guest.place = Place::Going { until: now };
-                        self.write_up(|board| board.ended(rank.0, State::Left, ""));
-                        self.report(Event::Left { rank });
+                        connection.stage = Stage::Leaving { until: now };
+                        self.write_up(|state| state.ended(rank.0, LiveState::Left, ""));
+                        self.report(RendezvousEvent::Left { rank });
                     }
                     Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, epoch, now),
                     Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
@@ -264,7 +264,7 @@ impl Reception {
                     Up::Arrival(_) => {}
                 }
             }
-            (Place::Going { .. }, _) => {}
+            (Stage::Leaving { .. }, _) => {}
             (_, _) => {
                 let why = "the request has another form: install the same farandole everywhere";
                 self.dismiss(id, &Down::Refused(why.into()), now);
@@ -272,29 +272,29 @@ impl Reception {
         }
     }
 
-    fn arrive(&mut self, id: GuestId, arrival: Arrival, now: Instant) {
-        let Some(guest) = self.guests.get(&id) else { return };
-        let rank = Rank(guest.channel.caller().unwrap_or(u32::MAX));
+    fn arrive(&mut self, id: ConnectionId, arrival: Arrival, now: Instant) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let rank = Rank(connection.channel.caller().unwrap_or(u32::MAX));
         let Arrival { job, ranks, patience, stay, blob } = arrival;
         let kept_out = self.members().find_map(|(_, member)| member.keeps_out(rank, &stay));
         if let Some(why) = kept_out {
             return self.dismiss(id, &Down::Refused(why), now);
         }
-        if let Err(why) = self.table.sit_down(rank, job, ranks, Seat { guest: id, blob }) {
+        if let Err(why) = self.arrivals.admit(rank, job, ranks, Arrived { connection: id, blob }) {
             return self.dismiss(id, &Down::Refused(why), now);
         }
-        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(&id) else { return };
         if let Stay::Yes { pid, host, .. } = &stay
             && (*pid, host) == (self.keeper.pid, &self.keeper.host)
         {
             self.keeper.rank = Some(rank);
         }
-        guest.place = Place::Table { rank, until: now + patience, stay, overdue: Overdue::No };
-        if self.table.is_full() {
-            let blobs = self.table.blobs();
+        connection.stage = Stage::Waiting { rank, until: now + patience, stay, overdue: Overdue::No };
+        if self.arrivals.is_full() {
+            let blobs = self.arrivals.blobs();
             match &self.rule {
                 Rule::Whole(_) => self.complete(blobs.into_iter().map(|(_, blob)| blob).collect(), now),
-                Rule::Part(on_event) => on_event(Event::Gathered { epoch: self.epoch, blobs }),
+                Rule::Part(on_event) => on_event(RendezvousEvent::Gathered { epoch: self.epoch, blobs }),
             }
         }
     }
@@ -303,19 +303,19 @@ impl Reception {
     fn complete(&mut self, blobs: Vec<Vec<u8>>, now: Instant) {
         let answer = Down::Everybody { keeper: self.keeper.clone(), blobs: Arc::new(blobs) };
         let answer = answer.encode();
-        for id in self.table.clear() {
-            let Some(guest) = self.guests.get_mut(&id) else { continue };
-            let Place::Table { rank, stay, .. } = &guest.place else { continue };
+        for id in self.arrivals.clear() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            let Stage::Waiting { rank, stay, .. } = &connection.stage else { continue };
             let (rank, epoch) = (*rank, self.epoch);
-            let _ = guest.channel.queue(&answer);
-            guest.place = match stay.clone() {
-                Stay::No => Place::Going { until: now + PARTING_PATIENCE },
+            let _ = connection.channel.queue(&answer);
+            connection.stage = match stay.clone() {
+                Stay::No => Stage::Leaving { until: now + PARTING_PATIENCE },
                 Stay::Yes { silence, pid, host } => {
-                    if let Rule::Whole(Some(board)) = &self.rule {
-                        board.started(rank.0, pid, Some(host_name(&host)));
+                    if let Rule::Whole(Some(state)) = &self.rule {
+                        state.started(rank.0, pid, Some(host_name(&host)));
                     }
                     let (asked, look_again) = (Vec::new(), None);
-                    Place::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
+                    Stage::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
                 }
             };
         }
@@ -323,19 +323,21 @@ impl Reception {
         self.blame = None;
     }
 
-    fn obey(&mut self, order: Order, now: Instant) {
-        match order {
-            Order::Tell(blobs) => self.complete(blobs, now),
-            Order::Refuse(missing) => self.refuse(missing, now),
-            Order::Count => self.report(Event::Missing { epoch: self.epoch, ranks: self.table.missing() }),
-            Order::Pronounce(verdict, Some(epoch)) => self.pronounce(&verdict, Some(epoch)),
-            Order::Pronounce(verdict, None) => {
-                self.turn_all_away(&Down::Refused(verdict.to_string()), now);
-                self.pronounce(&verdict, None);
+    fn obey(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Tell(blobs) => self.complete(blobs, now),
+            Command::Refuse(missing) => self.refuse(missing, now),
+            Command::Count => {
+                self.report(RendezvousEvent::Missing { epoch: self.epoch, ranks: self.arrivals.missing() })
             }
-            Order::Close => {
+            Command::Pronounce(notice, Some(epoch)) => self.pronounce(&notice, Some(epoch)),
+            Command::Pronounce(notice, None) => {
+                self.turn_all_away(&Down::Refused(notice.to_string()), now);
+                self.pronounce(&notice, None);
+            }
+            Command::Close => {
                 self.clear_the_table(now);
-                let members: Vec<GuestId> = self.members().map(|(id, _)| id).collect();
+                let members: Vec<ConnectionId> = self.members().map(|(id, _)| id).collect();
                 for id in members {
                     self.say(id, &Down::Goodbye);
                 }
@@ -349,19 +351,19 @@ impl Reception {
     /// open.
     fn clear_the_table(&mut self, now: Instant) {
         if self.epoch == 0 {
-            let missing = self.table.missing();
+            let missing = self.arrivals.missing();
             self.turn_all_away(&Down::Missing(missing), now);
         }
-        for id in self.table.clear() {
-            self.guests.remove(&id);
+        for id in self.arrivals.clear() {
+            self.connections.remove(&id);
         }
     }
 
     /// Tells those who have waited long enough who is missing; the others go on waiting.
     fn refuse(&mut self, missing: Vec<Rank>, now: Instant) {
         let answer = Down::Missing(missing);
-        let overdue = self.guests.iter().filter_map(|(id, guest)| match guest.place {
-            Place::Table { rank, overdue: Overdue::Asked, .. } => Some((*id, rank)),
+        let overdue = self.connections.iter().filter_map(|(id, connection)| match connection.stage {
+            Stage::Waiting { rank, overdue: Overdue::Asked, .. } => Some((*id, rank)),
             _ => None,
         });
         for (id, rank) in overdue.collect::<Vec<_>>() {
@@ -371,24 +373,25 @@ impl Reception {
     }
 
     /// A rank does not wait any more. An owner that was told of a full table has to know.
-    fn leave_the_table(&mut self, id: GuestId, rank: Rank) {
-        let was_full = self.table.is_full();
-        self.table.stand_up(rank, id);
-        if was_full && !self.table.is_full() {
-            self.report(Event::Withdrawn { epoch: self.epoch, rank });
+    fn leave_the_table(&mut self, id: ConnectionId, rank: Rank) {
+        let was_full = self.arrivals.is_full();
+        self.arrivals.remove(rank, id);
+        if was_full && !self.arrivals.is_full() {
+            self.report(RendezvousEvent::Withdrawn { epoch: self.epoch, rank });
         }
     }
 
     /// A rank at the table has waited for as long as it wanted to. The owner of a part may know more about who is
     /// missing.
-    fn outwait(&mut self, id: GuestId, now: Instant) {
-        let missing = self.table.missing();
-        let Some(Guest { place: Place::Table { rank, until, overdue, .. }, .. }) = self.guests.get_mut(&id) else {
+    fn outwait(&mut self, id: ConnectionId, now: Instant) {
+        let missing = self.arrivals.missing();
+        let Some(Connection { stage: Stage::Waiting { rank, until, overdue, .. }, .. }) = self.connections.get_mut(&id)
+        else {
             return;
         };
         if matches!(self.rule, Rule::Part(_)) && *overdue == Overdue::No {
             (*until, *overdue) = (now + OWNER_PATIENCE, Overdue::Asked);
-            return self.report(Event::Overdue { epoch: self.epoch, missing });
+            return self.report(RendezvousEvent::Overdue { epoch: self.epoch, missing });
         }
         let rank = *rank;
         self.leave_the_table(id, rank);
@@ -396,30 +399,30 @@ impl Reception {
     }
 
     fn turn_all_away(&mut self, answer: &Down, now: Instant) {
-        for id in self.table.clear() {
+        for id in self.arrivals.clear() {
             self.dismiss(id, answer, now);
         }
     }
 
     /// Does what is due by now.
     fn look_at_clocks(&mut self, now: Instant) {
-        let due: Vec<GuestId> = self
-            .guests
+        let due: Vec<ConnectionId> = self
+            .connections
             .iter()
-            .filter(|(_, guest)| match &guest.place {
-                Place::Door { until } | Place::Table { until, .. } | Place::Going { until } => *until <= now,
-                Place::Member(member) => member.due().is_some_and(|due| due <= now),
+            .filter(|(_, connection)| match &connection.stage {
+                Stage::Handshake { until } | Stage::Waiting { until, .. } | Stage::Leaving { until } => *until <= now,
+                Stage::Member(member) => member.due().is_some_and(|due| due <= now),
             })
             .map(|(id, _)| *id)
             .collect();
         for id in due {
-            match self.guests.get(&id).map(|guest| &guest.place) {
-                Some(Place::Member(_)) => self.miss(id, now),
-                Some(Place::Table { .. }) => self.outwait(id, now),
+            match self.connections.get(&id).map(|connection| &connection.stage) {
+                Some(Stage::Member(_)) => self.miss(id, now),
+                Some(Stage::Waiting { .. }) => self.outwait(id, now),
                 // One who is on its way out and has taken everything closes its connection, or we do; so for a
                 // stranger.
-                Some(Place::Door { .. }) => drop(self.guests.remove(&id)),
-                Some(Place::Going { .. }) => self.see_off(id),
+                Some(Stage::Handshake { .. }) => drop(self.connections.remove(&id)),
+                Some(Stage::Leaving { .. }) => self.see_off(id),
                 None => {}
             }
         }
@@ -430,98 +433,98 @@ impl Reception {
         }
     }
 
-    /// Flushes and forgets a guest that is going.
-    fn see_off(&mut self, id: GuestId) {
-        if let Some(mut guest) = self.guests.remove(&id) {
-            let _ = guest.channel.flush();
+    /// Flushes, and removes connections whose last message was sent.
+    fn see_off(&mut self, id: ConnectionId) {
+        if let Some(mut connection) = self.connections.remove(&id) {
+            let _ = connection.channel.flush();
         }
     }
 
     fn flush(&mut self) {
-        for guest in self.guests.values_mut().filter(|guest| guest.channel.wants_write()) {
+        for connection in self.connections.values_mut().filter(|connection| connection.channel.wants_write()) {
             // A connection that takes nothing more will be heard closing.
-            let _ = guest.channel.flush();
+            let _ = connection.channel.flush();
         }
     }
 
-    fn say(&mut self, id: GuestId, down: &Down) {
-        if let Some(guest) = self.guests.get_mut(&id) {
-            let _ = guest.channel.queue(&down.encode());
+    fn say(&mut self, id: ConnectionId, down: &Down) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            let _ = connection.channel.queue(&down.encode());
         }
     }
 
-    /// Tells a guest the last thing. It has a moment to take it and to close its side.
-    fn dismiss(&mut self, id: GuestId, answer: &Down, now: Instant) {
+    /// Sends a connection its last message. It has a moment to read it and to close its side.
+    fn dismiss(&mut self, id: ConnectionId, answer: &Down, now: Instant) {
         self.say(id, answer);
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.place = Place::Going { until: now + PARTING_PATIENCE };
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.stage = Stage::Leaving { until: now + PARTING_PATIENCE };
         }
     }
 
-    /// A guest's connection has ended.
-    fn part(&mut self, id: GuestId, how: String) {
-        let Some(guest) = self.guests.remove(&id) else { return };
-        match guest.place {
-            Place::Door { .. } | Place::Going { .. } => {}
-            Place::Table { rank, .. } => self.leave_the_table(id, rank),
-            Place::Member(member) => match &self.rule {
+    /// A connection has ended.
+    fn part(&mut self, id: ConnectionId, how: String) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        match connection.stage {
+            Stage::Handshake { .. } | Stage::Leaving { .. } => {}
+            Stage::Waiting { rank, .. } => self.leave_the_table(id, rank),
+            Stage::Member(member) => match &self.rule {
                 Rule::Whole(_) => {
-                    self.write_up(|board| board.ended(member.rank.0, State::Ended, &*how));
-                    let verdict = member.verdict(VerdictKind::Gone).saying(how);
-                    self.pronounce_in(member.epoch, &verdict);
+                    self.write_up(|state| state.ended(member.rank.0, LiveState::Ended, &*how));
+                    let notice = member.notice(FailureKind::Gone).saying(how);
+                    self.pronounce_in(member.epoch, &notice);
                 }
-                Rule::Part(on_event) => on_event(Event::Lost { rank: member.rank, how }),
+                Rule::Part(on_event) => on_event(RendezvousEvent::Lost { rank: member.rank, how }),
             },
         }
     }
 
-    fn report(&self, event: Event) {
+    fn report(&self, event: RendezvousEvent) {
         if let Rule::Part(on_event) = &self.rule {
             on_event(event);
         }
     }
 
-    fn write_up(&self, write: impl FnOnce(&Board)) {
-        if let Rule::Whole(Some(board)) = &self.rule {
-            write(board);
+    fn write_up(&self, write: impl FnOnce(&JobState)) {
+        if let Rule::Whole(Some(state)) = &self.rule {
+            write(state);
         }
     }
 
     fn show(&self, rank: Rank, sample: Vec<u8>, now: Instant) {
-        self.write_up(|board| board.sampled(rank.0, &sample, now));
-        self.report(Event::Sampled { rank, sample });
+        self.write_up(|state| state.sampled(rank.0, &sample, now));
+        self.report(RendezvousEvent::Sampled { rank, sample });
     }
 
     /// A member has been silent for too long.
-    fn miss(&mut self, id: GuestId, now: Instant) {
-        let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) else { return };
+    fn miss(&mut self, id: ConnectionId, now: Instant) {
+        let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) else { return };
         let since = now.saturating_duration_since(silent.heard);
         let allowed = silent.silence.unwrap_or(since);
         silent.look_again = Some(now + LOOK_PATIENCE.min(allowed));
         let silent = silent.clone();
         match &self.rule {
             Rule::Part(on_event) => {
-                on_event(Event::Silent { rank: silent.rank, since });
+                on_event(RendezvousEvent::Silent { rank: silent.rank, since });
                 self.stop_looking(id, now + allowed);
             }
             Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
             Rule::Whole(_) if silent.host == self.keeper.host => {
                 self.stop_looking(id, now + allowed);
-                let verdict = silent.verdict_on(ProcessState::of(silent.pid), now);
-                self.pronounce_in(silent.epoch, &verdict);
+                let notice = silent.verdict_on(ProcessState::of(silent.pid), now);
+                self.pronounce_in(silent.epoch, &notice);
             }
             Rule::Whole(_) => {
                 let neighbours = self.members().filter(|(other, member)| *other != id && member.host == silent.host);
                 match judge(&silent, neighbours, now) {
-                    Judgement::Ask(neighbour) => {
-                        if let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) {
+                    SilenceAction::Ask(neighbour) => {
+                        if let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) {
                             silent.asked.push(neighbour);
                         }
                         self.say(neighbour, &Down::Look { rank: silent.rank, pid: silent.pid });
                     }
-                    Judgement::Pronounce(verdict) => {
+                    SilenceAction::Pronounce(notice) => {
                         self.stop_looking(id, now + allowed);
-                        self.pronounce_in(silent.epoch, &verdict);
+                        self.pronounce_in(silent.epoch, &notice);
                     }
                 }
             }
@@ -529,8 +532,8 @@ impl Reception {
     }
 
     /// Enough was said about a silent member for now.
-    fn stop_looking(&mut self, id: GuestId, until: Instant) {
-        if let Some(Guest { place: Place::Member(silent), .. }) = self.guests.get_mut(&id) {
+    fn stop_looking(&mut self, id: ConnectionId, until: Instant) {
+        if let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) {
             silent.look_again = Some(until);
         }
     }
@@ -548,7 +551,7 @@ impl Reception {
     fn take_blame(&mut self, blame: Blame, epoch: u64, now: Instant) {
         match &self.rule {
             Rule::Part(on_event) => {
-                on_event(Event::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
+                on_event(RendezvousEvent::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
             }
             Rule::Whole(_) if self.blame.is_none() && epoch >= self.judged_before && epoch + 1 == self.epoch => {
                 self.blame = Some((now + BLAME_PATIENCE, blame));
@@ -567,27 +570,28 @@ impl Reception {
                 ProcessState::Alive => None,
                 state => Some(peer.verdict_on(state, now)),
             });
-        let verdict = seen.unwrap_or_else(|| Verdict::new(VerdictKind::Other).on_rank(blame.by).saying(blame.cause));
-        self.pronounce_in(epoch, &verdict);
+        let notice =
+            seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
+        self.pronounce_in(epoch, &notice);
     }
 
     /// The first verdict on a epoch, to its members.
-    fn pronounce_in(&mut self, epoch: u64, verdict: &Verdict) {
+    fn pronounce_in(&mut self, epoch: u64, notice: &FailureNotice) {
         if epoch < self.judged_before {
             return;
         }
         self.judged_before = epoch + 1;
         self.blame = None;
-        self.pronounce(verdict, Some(epoch));
+        self.pronounce(notice, Some(epoch));
     }
 
-    fn pronounce(&mut self, verdict: &Verdict, epoch: Option<u64>) {
-        let down = Down::Verdict(verdict.clone()).encode();
-        for guest in self.guests.values_mut() {
-            if let Place::Member(member) = &guest.place
+    fn pronounce(&mut self, notice: &FailureNotice, epoch: Option<u64>) {
+        let down = Down::FailureNotice(notice.clone()).encode();
+        for connection in self.connections.values_mut() {
+            if let Stage::Member(member) = &connection.stage
                 && epoch.is_none_or(|epoch| member.epoch == epoch)
             {
-                let _ = guest.channel.queue(&down);
+                let _ = connection.channel.queue(&down);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! From flags to an order: what was asked for, resolved and consistent, before anything is started.
+//! From flags to a job spec: what was asked for, resolved and consistent, before anything is started.
 //!
 //! The environment is a parameter, so that a test is not at the mercy of its own. A flag counts before the environment,
 //! and that before the default.
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use farandole_cluster::launch::{
-    Alias, Colour, Order, Output, Placement, Prefix, Ssh, Task, Timestamps, Verbose, hostfile, hosts, variables,
+    Alias, Colour, JobPlacement, JobSpec, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps, Verbose, hostfile, hosts,
+    variables,
 };
 use farandole_cluster::{environment, live};
 use farandole_engine::config::SettingValue;
@@ -36,70 +37,70 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_RESULT_FD",
 ];
 
-/// Makes the order of `farandole run`. `lookup` is this process's environment, `here` its directory.
-pub(super) fn order(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<Order> {
-    let mut order = order_for(&args.launch, args.command.clone(), lookup, here)?;
+/// Makes the job spec of `farandole run`. `lookup` is this process's environment, `here` its directory.
+pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<JobSpec> {
+    let mut spec = job_spec_for(&args.launch, args.command.clone(), lookup, here)?;
     if args.horovod {
-        order.alias = Alias::Horovod;
+        spec.alias = Alias::Horovod;
     }
     if let (Some(file), Some(results), Some(caller)) = (&args.task, &args.results, args.caller) {
-        order.task = Some(Task { file: here.join(file), results: here.join(results), caller });
+        spec.task = Some(TaskFiles { file: here.join(file), results: here.join(results), caller });
     }
-    Ok(order)
+    Ok(spec)
 }
 
-/// Makes an order for any command.
-pub(super) fn order_for(
+/// Makes the job spec of any command.
+pub(super) fn job_spec_for(
     args: &LaunchArgs,
     command: Vec<OsString>,
     lookup: impl Fn(&str) -> Option<OsString>,
     here: &Path,
-) -> Result<Order> {
+) -> Result<JobSpec> {
     let text = |variable: &str| lookup(variable).and_then(|value| value.into_string().ok());
     let working_dir = here.join(args.working_dir.as_deref().unwrap_or(here));
-    let mut order = Order::new(placement(args)?, command, working_dir);
-    order.start_timeout =
-        time(args.start_timeout, &["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"], &text, Order::START_TIMEOUT)?;
-    ensure!(!order.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
-    order.silence = time(args.heartbeat_timeout, &["FARANDOLE_HEARTBEAT_TIMEOUT"], &text, Order::SILENCE)?;
-    order.grace = time(args.grace, &["FARANDOLE_GRACE"], &text, Order::GRACE)?;
-    order.output = output(args, here);
-    order.ssh = Ssh {
+    let mut spec = JobSpec::new(placement(args)?, command, working_dir);
+    spec.start_timeout =
+        time(args.start_timeout, &["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"], &text, JobSpec::START_TIMEOUT)?;
+    ensure!(!spec.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
+    spec.silence = time(args.heartbeat_timeout, &["FARANDOLE_HEARTBEAT_TIMEOUT"], &text, JobSpec::SILENCE)?;
+    spec.grace = time(args.grace, &["FARANDOLE_GRACE"], &text, JobSpec::GRACE)?;
+    spec.output = output(args, here);
+    spec.ssh = Ssh {
         port: args.ssh_port,
         identity: args.ssh_identity_file.as_ref().map(|file| here.join(file)),
         words: args.ssh_option.clone(),
     };
-    order.verbose = if args.verbose { Verbose::Yes } else { Verbose::No };
+    spec.verbose = if args.verbose { Verbose::Yes } else { Verbose::No };
     let named =
         environment::INTERFACE.iter().find_map(|variable| text(variable)).filter(|names| !names.trim().is_empty());
-    order.network = match (args.network_interface.as_slice(), named) {
+    spec.network = match (args.network_interface.as_slice(), named) {
         ([], Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
         (flags, _) => flags.iter().map(|name| name.trim().to_owned()).collect(),
     };
     ensure!(
-        order.network.iter().all(|name| !name.is_empty()),
+        spec.network.iter().all(|name| !name.is_empty()),
         "--network-interface: an empty name; expected for instance eth0"
     );
 
-    order.metrics = metrics(args.insight.metrics, text(live::METRICS))?;
+    spec.metrics = metrics(args.insight.metrics, text(live::METRICS))?;
     let mut settings = args.tuning.variables()?;
     settings.extend(args.insight.variables(here));
-    order.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();
+    spec.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();
     // The ranks' own patience for each other is the launcher's.
     let patience =
         [("FARANDOLE_START_TIMEOUT", args.start_timeout), ("FARANDOLE_HEARTBEAT_TIMEOUT", args.heartbeat_timeout)];
     for (name, time) in patience {
-        order.set.extend(time.map(|time| (name.to_owned(), time.show().into())));
+        spec.set.extend(time.map(|time| (name.to_owned(), time.show().into())));
     }
     for word in &args.variables {
-        add_variable(&mut order, word, &lookup)?;
+        add_variable(&mut spec, word, &lookup)?;
     }
-    let set = &order.set;
+    let set = &spec.set;
     tuning::check(|name| {
         let last = set.iter().rev().find(|(set, _)| set == name);
         last.map_or_else(|| text(name), |(_, value)| value.to_str().map(str::to_owned))
     })?;
-    Ok(order)
+    Ok(spec)
 }
 
 /// Where metrics are to be shown.
@@ -114,20 +115,20 @@ fn metrics(flag: Option<SocketAddr>, variable: Option<String>) -> Result<Option<
     }
 }
 
-fn placement(args: &LaunchArgs) -> Result<Placement> {
+fn placement(args: &LaunchArgs) -> Result<JobPlacement> {
     let hosts = match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse_list(list)?,
         (None, Some(file)) => hostfile::read(file)?,
         (None, None) => {
             let ranks = args.ranks.context("how many ranks? Give -np 4, or hosts with slots, as in -H h1:2,h2:2")?;
-            return Ok(Placement::here(ranks)?);
+            return Ok(JobPlacement::here(ranks)?);
         }
     };
-    Ok(Placement::fill(hosts, args.ranks)?)
+    Ok(JobPlacement::fill(hosts, args.ranks)?)
 }
 
-fn output(args: &LaunchArgs, here: &Path) -> Output {
-    Output {
+fn output(args: &LaunchArgs, here: &Path) -> OutputOptions {
+    OutputOptions {
         prefix: if args.no_prefix { Prefix::None } else { Prefix::Rank },
         timestamps: if args.prefix_output_with_timestamp { Timestamps::On } else { Timestamps::Off },
         colour: match args.colour {
@@ -158,7 +159,7 @@ fn time(
 }
 
 /// Takes in one `-x`.
-fn add_variable(order: &mut Order, word: &OsStr, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<()> {
+fn add_variable(spec: &mut JobSpec, word: &OsStr, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<()> {
     let shown = word.display();
     let bytes = word.as_bytes();
     let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
@@ -169,8 +170,8 @@ fn add_variable(order: &mut Order, word: &OsStr, lookup: &impl Fn(&str) -> Optio
     let name = name.with_context(|| format!("-x {shown}: expected NAME or NAME=VALUE"))?;
     ensure!(!LAUNCHERS_OWN.contains(&name), "-x {name}: the launcher sets this itself, for each rank");
     match value {
-        Some(value) => order.set.push((name.to_owned(), value)),
-        None if name.ends_with('*') || lookup(name).is_some() => order.pass.push(name.to_owned()),
+        Some(value) => spec.set.push((name.to_owned(), value)),
+        None if name.ends_with('*') || lookup(name).is_some() => spec.pass.push(name.to_owned()),
         None => bail!("-x {name}: is not set here; give it a value with -x {name}=VALUE"),
     }
     Ok(())

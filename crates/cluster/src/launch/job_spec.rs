@@ -1,8 +1,8 @@
-//! What a user wants to have started: the vocabulary between those who ask and those who carry out.
+//! What a user wants to have started: the type between those who ask for a job and those who run it.
 //!
-//! An order is complete and consistent in itself when it has been made: the placement has a place for each rank and the
-//! command has a first word. Whether hosts can be reached and the command exists is found out by carrying it out.
-//! Nothing in here has behaviour beyond its defaults.
+//! A [`JobSpec`] is complete and consistent when it has been made: every rank is placed on a host, and the command has
+//! a first word. Whether hosts can be reached and the command exists shows when it runs. Nothing in here has behaviour
+//! beyond its defaults.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::placement::Placement;
+use super::placement::JobPlacement;
 
 /// A job to be started.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct JobSpec {
     /// Which rank runs where.
-    pub placement: Placement,
+    pub placement: JobPlacement,
     /// The command of every rank, with its words. Never empty.
     pub command: Vec<OsString>,
     /// Variables for every rank, on every host; a later one of the same name counts.
@@ -25,7 +25,7 @@ pub struct Order {
     /// select is decided in [`super::variables::travelling`].
     pub pass: Vec<String>,
     /// How the ranks' output is shown.
-    pub output: Output,
+    pub output: OutputOptions,
     /// How other hosts are reached.
     pub ssh: Ssh,
     /// How long hosts may take to answer and ranks to find each other.
@@ -42,7 +42,7 @@ pub struct Order {
     /// offered to other hosts.
     pub network: Vec<String>,
     /// What ranks are given besides their command, where somebody waits for what they make of it.
-    pub task: Option<Task>,
+    pub task: Option<TaskFiles>,
     /// Whether ranks find Farandole under the name `horovod`.
     pub alias: Alias,
     /// Where metrics of the job are shown to whoever reaches that address; nowhere unless it is said.
@@ -50,9 +50,9 @@ pub struct Order {
 }
 
 /// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives
-/// the order and the ranks' program.
+/// the spec and the ranks' program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub struct TaskFiles {
     /// The file with the bytes.
     pub file: PathBuf,
     /// The folder for results: `rank.N` for each rank that has one, and `failure` if the job failed.
@@ -71,7 +71,7 @@ pub enum Alias {
     Horovod,
 }
 
-impl Order {
+impl JobSpec {
     /// How long a start may take unless something else is said: what Horovod's users know, and far longer than ssh
     /// needs to a host that is up.
     pub const START_TIMEOUT: Duration = farandole_transport::connect::START_TIMEOUT;
@@ -82,24 +82,24 @@ impl Order {
     /// for somebody who waits at a terminal.
     pub const GRACE: Duration = Duration::from_secs(5);
 
-    /// An order with every setting at its default: the command runs in `working_dir`, and what
+    /// A spec with every setting at its default: the command runs in `working_dir`, and what
     /// [`super::variables::ALLOWED`] names goes to other hosts.
     ///
     /// # Panics
     ///
     /// If the command has no word.
-    pub fn new(placement: Placement, command: Vec<OsString>, working_dir: PathBuf) -> Order {
+    pub fn new(placement: JobPlacement, command: Vec<OsString>, working_dir: PathBuf) -> JobSpec {
         assert!(!command.is_empty(), "invariant: a command has a first word");
-        Order {
+        JobSpec {
             placement,
             command,
             set: Vec::new(),
             pass: super::variables::ALLOWED.iter().map(|&name| name.to_owned()).collect(),
-            output: Output::default(),
+            output: OutputOptions::default(),
             ssh: Ssh::default(),
-            start_timeout: Order::START_TIMEOUT,
-            silence: Order::SILENCE,
-            grace: Order::GRACE,
+            start_timeout: JobSpec::START_TIMEOUT,
+            silence: JobSpec::SILENCE,
+            grace: JobSpec::GRACE,
             working_dir,
             verbose: Verbose::No,
             network: Vec::new(),
@@ -121,7 +121,7 @@ pub struct HostSlots {
 
 /// How the ranks' output is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct OutputOptions {
     /// What stands before a line.
     pub prefix: Prefix,
     /// Whether a time stands there, too.

@@ -1,4 +1,4 @@
-//! Where onlookers are served: one thread that waits for them, and one for each while it is served.
+//! Serves live views: one thread that accepts connections, and one for each connection.
 //!
 //! The socket's name is `farandole-live-UID-PID-N`: abstract, so it is gone with its process whatever ends that, and
 //! there is nothing to clean up. Names can be taken by anybody; so both sides ask the kernel whose process the other
@@ -17,8 +17,8 @@ use farandole_transport::Credentials;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Uid, geteuid};
 
-use super::board::Board;
 use super::http::{self, PATIENCE, write_within};
+use super::job_state::JobState;
 use super::metrics;
 use crate::error::{Error, Result};
 
@@ -28,7 +28,7 @@ pub(super) const PREFIX: &str = "farandole-live-";
 /// A process may host several jobs, one after the other or, in tests, at once.
 const MOST_NAMES: u32 = 64;
 
-/// So many onlookers are served at once. A scraper and some terminals need less.
+/// So many connections are served at once. A scraper and some terminals need less.
 const MOST_AT_ONCE: usize = 16;
 
 /// When no descriptor is left for a visitor, the next look waits this long.
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module's text. Dropping it closes it.
 #[derive(Debug)]
-pub struct Stand {
+pub struct LiveEndpoint {
     name: Option<String>,
     metrics: Option<SocketAddr>,
     /// The thread has the other end; closing this one sends it home.
@@ -46,25 +46,25 @@ pub struct Stand {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Stand {
-    /// Shows a board to processes of this user and, where an address is given, its metrics to whoever reaches that.
+impl LiveEndpoint {
+    /// Serves the state to processes of this user and, where an address is given, its metrics to whoever reaches that.
     ///
     /// # Errors
     /// If the address cannot be listened at, or a thread cannot be started. A socket that cannot be opened is done
     /// without.
-    pub fn open(board: Arc<Board>, metrics: Option<SocketAddr>) -> Result<Stand> {
+    pub fn open(state: Arc<JobState>, metrics: Option<SocketAddr>) -> Result<LiveEndpoint> {
         let page = match metrics {
             Some(address) => Some(listen(address)?),
             None => None,
         };
         let address = page.as_ref().and_then(|page| page.local_addr().ok());
         let (name, socket) = name_and_socket().map_or((None, None), |(name, socket)| (Some(name), Some(socket)));
-        let opening = |error| Error::local("opening a stand for onlookers", error);
+        let opening = |error| Error::local("opening a socket for live views", error);
         let (stop, stopped) = UnixStream::pair().map_err(opening)?;
-        let rounds = Rounds { board, socket, page, stopped, served: Arc::new(()) };
+        let rounds = Rounds { state, socket, page, stopped, served: Arc::new(()) };
         let thread = std::thread::Builder::new().name("farandole-live".into());
         let thread = thread.spawn(move || rounds.run()).map_err(opening)?;
-        Ok(Stand { name, metrics: address, stop: Some(stop), pid: std::process::id(), thread: Some(thread) })
+        Ok(LiveEndpoint { name, metrics: address, stop: Some(stop), pid: std::process::id(), thread: Some(thread) })
     }
 
     /// The name of the socket, without what makes it abstract; `None` if there is no socket.
@@ -78,7 +78,7 @@ impl Stand {
     }
 }
 
-impl Drop for Stand {
+impl Drop for LiveEndpoint {
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             // The thread did not come along into this process.
@@ -130,7 +130,7 @@ fn may_look(visitor: Uid) -> bool {
 
 /// The thread's state.
 struct Rounds {
-    board: Arc<Board>,
+    state: Arc<JobState>,
     socket: Option<UnixListener>,
     page: Option<TcpListener>,
     stopped: UnixStream,
@@ -169,9 +169,9 @@ impl Rounds {
         if !Credentials::of_peer(&stream).is_ok_and(|visitor| may_look(Uid::from_raw(visitor.uid))) {
             return Ok(());
         }
-        let board = Arc::clone(&self.board);
+        let state = Arc::clone(&self.state);
         self.serve(move || {
-            let mut json = board.snapshot(Instant::now()).to_json();
+            let mut json = state.snapshot(Instant::now()).to_json();
             json.push('\n');
             let _ = write_within(&mut stream, json.as_bytes(), PATIENCE, UnixStream::set_write_timeout);
         });
@@ -180,8 +180,8 @@ impl Rounds {
 
     fn accept_there(&self, page: &TcpListener) -> io::Result<()> {
         let (stream, _) = page.accept()?;
-        let board = Arc::clone(&self.board);
-        self.serve(move || http::answer(stream, || metrics::page(&board.snapshot(Instant::now()))));
+        let state = Arc::clone(&self.state);
+        self.serve(move || http::answer(stream, || metrics::page(&state.snapshot(Instant::now()))));
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl Rounds {
                 drop(served);
             };
             // Without a thread the visitor finds its connection closed.
-            let _ = std::thread::Builder::new().name("farandole-onlooker".into()).spawn(visit);
+            let _ = std::thread::Builder::new().name("farandole-live".into()).spawn(visit);
         }
     }
 }
@@ -207,23 +207,23 @@ mod tests {
     use super::super::snapshot::{JobView, Snapshot};
     use super::*;
 
-    fn board(size: usize) -> Arc<Board> {
-        Arc::new(Board::new(JobView { size, pid: 7, ..JobView::default() }, &[]))
+    fn state(size: usize) -> Arc<JobState> {
+        Arc::new(JobState::new(JobView { size, pid: 7, ..JobView::default() }, &[]))
     }
 
-    fn open(size: usize) -> Stand {
-        Stand::open(board(size), Some("127.0.0.1:0".parse().unwrap())).unwrap()
+    fn open(size: usize) -> LiveEndpoint {
+        LiveEndpoint::open(state(size), Some("127.0.0.1:0".parse().unwrap())).unwrap()
     }
 
-    fn look(stand: &Stand) -> UnixStream {
-        let address = UnixAddress::from_abstract_name(stand.name().unwrap()).unwrap();
+    fn look(endpoint: &LiveEndpoint) -> UnixStream {
+        let address = UnixAddress::from_abstract_name(endpoint.name().unwrap()).unwrap();
         let stream = UnixStream::connect_addr(&address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream
     }
 
-    fn ask(stand: &Stand, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(stand.metrics().unwrap()).unwrap();
+    fn ask(endpoint: &LiveEndpoint, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(endpoint.metrics().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.write_all(request).unwrap();
         let mut answer = Vec::new();
@@ -233,9 +233,9 @@ mod tests {
 
     #[test]
     fn onlookers_of_this_user_see_the_job_whatever_they_say() {
-        let stand = open(3);
+        let endpoint = open(3);
         for words in [&b""[..], b"garbage\0\xff", &[7; 5000]] {
-            let mut stream = look(&stand);
+            let mut stream = look(&endpoint);
             let _ = stream.write_all(words);
             let mut json = Vec::new();
             // Words that nobody has read make the end a reset, behind everything that was sent.
@@ -247,8 +247,8 @@ mod tests {
     /// Needs root, to become somebody else; the kernel lets one thread change its user alone.
     #[test]
     fn a_visitor_of_another_user_gets_nothing() {
-        let stand = open(1);
-        let address = UnixAddress::from_abstract_name(stand.name().unwrap()).unwrap();
+        let endpoint = open(1);
+        let address = UnixAddress::from_abstract_name(endpoint.name().unwrap()).unwrap();
         let got = std::thread::spawn(move || {
             rustix::thread::set_thread_uid(Uid::from_raw(65_534)).expect("this test needs root");
             let mut bytes = Vec::new();
@@ -257,7 +257,7 @@ mod tests {
         });
         assert!(got.join().unwrap().is_empty());
         let mut json = Vec::new();
-        look(&stand).read_to_end(&mut json).unwrap();
+        look(&endpoint).read_to_end(&mut json).unwrap();
         assert!(!json.is_empty(), "whoever may look is served all the same");
     }
 
@@ -269,22 +269,23 @@ mod tests {
 
     #[test]
     fn metrics_are_served_and_garbage_is_answered() {
-        let stand = open(2);
-        let page = ask(&stand, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let endpoint = open(2);
+        let page = ask(&endpoint, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("farandole_ranks 2\n"), "{page}");
-        assert!(ask(&stand, b"\x16\x03\x01\x02\n\n").starts_with("HTTP/1.1 400 "));
+        assert!(ask(&endpoint, b"\x16\x03\x01\x02\n\n").starts_with("HTTP/1.1 400 "));
         let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &[b'x'; 20_000]].concat();
-        let answer = ask(&stand, &endless);
+        let answer = ask(&endpoint, &endless);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
     }
 
     #[test]
     fn slow_visitors_are_sent_away_and_hold_up_nobody() {
-        let stand = open(1);
-        let mut slow: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(stand.metrics().unwrap()).unwrap()).collect();
+        let endpoint = open(1);
+        let mut slow: Vec<TcpStream> =
+            (0..4).map(|_| TcpStream::connect(endpoint.metrics().unwrap()).unwrap()).collect();
         slow[0].write_all(b"GET /me").unwrap();
         let began = Instant::now();
-        assert!(ask(&stand, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+        assert!(ask(&endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
         assert!(began.elapsed() < PATIENCE, "somebody else is served at once");
         slow[0].set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut answer = String::new();
@@ -294,9 +295,9 @@ mod tests {
 
     #[test]
     fn too_many_visitors_are_sent_away() {
-        let stand = open(1);
+        let endpoint = open(1);
         let mut crowd: Vec<TcpStream> =
-            (0..MOST_AT_ONCE + 20).map(|_| TcpStream::connect(stand.metrics().unwrap()).unwrap()).collect();
+            (0..MOST_AT_ONCE + 20).map(|_| TcpStream::connect(endpoint.metrics().unwrap()).unwrap()).collect();
         let last = crowd.last_mut().unwrap();
         last.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         assert_eq!(last.read(&mut [0; 10]).unwrap_or(0), 0, "its connection was closed");
@@ -304,17 +305,17 @@ mod tests {
 
     #[test]
     fn a_port_that_is_taken_is_named() {
-        let stand = open(1);
-        let taken = stand.metrics().unwrap();
-        let words = Stand::open(board(1), Some(taken)).unwrap_err().to_string();
+        let endpoint = open(1);
+        let taken = endpoint.metrics().unwrap();
+        let words = LiveEndpoint::open(state(1), Some(taken)).unwrap_err().to_string();
         assert!(words.contains(&taken.to_string()) && words.contains("choose another port"), "{words}");
     }
 
     #[test]
     fn a_closed_stand_leaves_nothing_open() {
-        let stand = open(1);
-        let (name, address) = (stand.name().unwrap().to_owned(), stand.metrics().unwrap());
-        drop(stand);
+        let endpoint = open(1);
+        let (name, address) = (endpoint.name().unwrap().to_owned(), endpoint.metrics().unwrap());
+        drop(endpoint);
         assert!(UnixStream::connect_addr(&UnixAddress::from_abstract_name(&name).unwrap()).is_err());
         assert!(TcpStream::connect(address).is_err());
     }
