@@ -5,6 +5,7 @@ mod schema;
 
 use farandole_insight::history::{Cost, History, RankHistory, Sketch, Window};
 use farandole_insight::loss::Cause;
+use farandole_insight::report::wording::{Wording, wording};
 use farandole_insight::report::{json, text};
 use farandole_insight::verdict::{Topic, Verdict, rule_names};
 
@@ -45,7 +46,7 @@ fn one_starving_rank_is_named() {
     let verdict = judged(&jobs::one_starves());
     let (topic, rules) = top(&verdict);
     assert_eq!((topic, rules[0]), (&Topic::Cause(Cause::Input), "starving-rank"));
-    assert!(verdict.findings[0].advice[0].change.contains("Only rank 2 on host waits"));
+    assert!(wording(&verdict.findings[0].advice[0].action).change.contains("Only rank 2 on host waits"));
     assert!(verdict.headline.contains("to input wait of rank 2"), "{}", verdict.headline);
     assert!(!verdict.findings[0].sentences.concat().contains("lose alike"), "{:?}", verdict.findings[0].sentences);
     assert_eq!(rules, ["starving-rank"], "the others' loaders are good enough");
@@ -73,7 +74,7 @@ fn own_code_of_all_ranks_is_told_with_its_place() {
     );
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code"]));
     assert!((saved(&verdict, "own-code") - 30.0).abs() < 1e-9);
-    let change = &verdict.findings[0].advice[0].change;
+    let change = &wording(&verdict.findings[0].advice[0].action).change;
     assert!(change.contains("for 30 % of the time, most of it at train.py:42 in <log> (90 % of samples)"), "{change}");
     let report = json::report(&verdict);
     let evidence = &report["findings"][0]["evidence"];
@@ -106,7 +107,11 @@ fn a_late_rank_is_told_with_the_phase_in_which_it_is_slow() {
     assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
     assert!(verdict.headline.contains("38 % to rank 3 arriving late, in “forward”"), "{}", verdict.headline);
     let finding = &verdict.findings[0];
-    assert!(finding.advice[0].change.contains("It takes longer in “forward”"), "{}", finding.advice[0].change);
+    assert!(
+        wording(&finding.advice[0].action).change.contains("It takes longer in “forward”"),
+        "{}",
+        wording(&finding.advice[0].action).change
+    );
     assert!(finding.sentences.iter().any(|said| said.contains("90 % in “forward”, 10 % in “backward”")));
     assert_eq!(json::report(&verdict)["findings"][0]["phase"], "forward");
     assert!(!text::report(&verdict).contains("another program"));
@@ -125,7 +130,7 @@ fn another_program_on_the_cores_is_suspected_only_where_the_kernel_says_so() {
     let said = |shares: [Option<f64>; 4]| {
         let mut history = jobs::late();
         history.ranks.iter_mut().zip(shares).for_each(|(rank, share)| rank.core_wait = share);
-        judged(&history).findings[0].advice[0].change.clone()
+        wording(&judged(&history).findings[0].advice[0].action).change
     };
     let suspected = said([Some(0.02), Some(0.03), Some(0.01), Some(0.4)]);
     assert!(
@@ -176,7 +181,7 @@ fn a_slow_link_gets_fewer_bytes_and_a_warning_about_convergence() {
     assert!((saved(&verdict, "narrow-wire") - 40.0).abs() < 1e-9);
     for rule in ["narrow-wire", "batch-size"] {
         let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == rule);
-        assert!(advice.is_some_and(|advice| advice.caution.is_some()), "{rule}");
+        assert!(advice.is_some_and(|advice| wording(&advice.action).caution.is_some()), "{rule}");
     }
     // One rank alone would need 400 ms where two take 1 s.
     assert!((saved(&verdict, "too-small") - 60.0).abs() < 1e-9);
@@ -193,7 +198,7 @@ fn tiny_tensors_are_to_travel_together() {
     let mut small_buffer = jobs::tiny_tensors();
     small_buffer.settings.insert("fusion_threshold_bytes".to_owned(), "4096".to_owned());
     let verdict = judged(&small_buffer);
-    assert!(verdict.findings[0].advice[0].how[0].contains("--fusion-threshold-mb 64"));
+    assert!(wording(&verdict.findings[0].advice[0].action).how[0].contains("--fusion-threshold-mb 64"));
 }
 
 #[test]
@@ -209,8 +214,9 @@ fn checkpoints_and_crowded_cores_have_their_rules() {
     let verdict = judged(&jobs::crowded());
     let advice = &verdict.findings[0].advice[0];
     assert_eq!(advice.rule, "thread-layout");
-    assert!(advice.change.starts_with("4 ranks with 8 threads each share 8 cores"), "{}", advice.change);
-    let [threads, of_tensorflow, pinned] = advice.how.as_slice() else { panic!("{:?}", advice.how) };
+    let Wording { change, how, .. } = wording(&advice.action);
+    assert!(change.starts_with("4 ranks with 8 threads each share 8 cores"), "{change}");
+    let [threads, of_tensorflow, pinned] = how.as_slice() else { panic!("{how:?}") };
     assert!(threads.contains("OMP_NUM_THREADS=2") && of_tensorflow.contains("TF_NUM_INTRAOP_THREADS=2"));
     assert!(pinned.contains("taskset -c $n-$((n+1))"), "{pinned}");
 }
@@ -259,13 +265,13 @@ fn learned_orders_that_are_off_are_to_be_switched_on() {
 fn algorithms_are_to_be_measured_where_the_ranks_are() {
     let verdict = judged(&jobs::four_on_a_slow_link());
     let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
-    assert!(advice.change.contains("hierarchical"));
-    assert_eq!(advice.how, ["farandole run -np 4 -H node1:2,node2:2 farandole calibrate"]);
+    assert!(wording(&advice.action).change.contains("hierarchical"));
+    assert_eq!(wording(&advice.action).how, ["farandole run -np 4 -H node1:2,node2:2 farandole calibrate"]);
     let mut alone = jobs::four_on_a_slow_link();
     alone.ranks.iter_mut().for_each(|rank| rank.host = "here".to_owned());
     let verdict = judged(&alone);
     let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
-    assert_eq!(advice.how, ["farandole calibrate -np 4"]);
+    assert_eq!(wording(&advice.action).how, ["farandole calibrate -np 4"]);
 }
 
 #[test]
@@ -291,8 +297,10 @@ fn every_loss_has_advice_or_is_told_why_there_is_none() {
     let nothing = "nothing-to-change";
     assert_eq!(said, [("packing", nothing), ("transfer", nothing), ("agreement", nothing)]);
     // 2 ms of agreement for each of the operations, and 64 KB in 3 ms.
-    assert!(verdict.findings[2].advice[0].change.contains("2.00 ms for each operation"));
-    assert!(verdict.findings[1].advice[0].change.contains("3.00 ms for each operation, on average 64 KB"));
+    assert!(wording(&verdict.findings[2].advice[0].action).change.contains("2.00 ms for each operation"));
+    assert!(
+        wording(&verdict.findings[1].advice[0].action).change.contains("3.00 ms for each operation, on average 64 KB")
+    );
 }
 
 #[test]
@@ -316,7 +324,7 @@ fn what_touches_convergence_comes_with_a_warning() {
     for (name, history) in jobs::all() {
         for advice in judged(&history).findings.iter().flat_map(|finding| &finding.advice) {
             let touches = ["narrow-wire", "narrow-copies", "batch-size"].contains(&advice.rule);
-            assert_eq!(advice.caution.is_some(), touches, "{name}: {}", advice.rule);
+            assert_eq!(wording(&advice.action).caution.is_some(), touches, "{name}: {}", advice.rule);
             warned += usize::from(touches);
         }
     }

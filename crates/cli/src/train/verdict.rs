@@ -8,6 +8,7 @@ use std::path::Path;
 
 use farandole_insight::history::{History, Window};
 use farandole_insight::report::text;
+use farandole_insight::report::wording::wording;
 use farandole_insight::verdict::Verdict;
 
 use crate::report::load;
@@ -44,7 +45,7 @@ fn lines(traces: &Path, kept: Option<&Path>) -> Vec<String> {
     let mut lines = vec![text::capitalised(&verdict.headline)];
     if let Some(advice) = verdict.findings.first().and_then(|finding| finding.advice.first()) {
         let gain = text::gain_text(advice).map_or(String::new(), |gain| format!(" {gain}"));
-        lines.push(format!("Advice: {}{gain}", advice.change));
+        lines.push(format!("Advice: {}{gain}", wording(&advice.action).change));
     }
     lines.push(match kept {
         Some(folder) => {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::efficiency::Scaling;
 use crate::history::{Gap, Lack};
 use crate::loss::{Cause, Interval};
+use crate::report::wording::{Wording, wording};
 use crate::verdict::{Finding, Gain, Topic, Verdict};
 
 /// What the document calls itself. Another number would mean that something old has changed.
@@ -95,12 +96,13 @@ fn finding(finding: &Finding) -> Value {
         .advice
         .iter()
         .map(|advice| {
+            let Wording { change, how, caution } = wording(&advice.action);
             json!({
                 "rule": advice.rule,
-                "change": advice.change,
-                "how": advice.how,
+                "change": change,
+                "how": how,
                 "gain": advice.gain.map(|gain| saved(&gain)),
-                "caution": advice.caution,
+                "caution": caution,
             })
         })
         .collect();

@@ -6,3 +6,4 @@ pub mod json;
 pub mod page;
 pub mod table;
 pub mod text;
+pub mod wording;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::loss::SplitRow;
+use crate::report::wording::{Wording, wording};
 use crate::verdict::{Advice, Finding, Gain, Verdict, percent_text, time_text};
 
 /// Columns that a bar of a hundred percent takes.
@@ -152,10 +153,11 @@ fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
     lines.extend(wrapped(&finding.sentences.join(" "), "   ", "   "));
     lines.extend(without_text(finding).map(|without| format!("   {without}")));
     for advice in &finding.advice {
-        lines.extend(wrapped(&advice.change, "   → ", "     "));
-        lines.extend(advice.how.iter().map(|line| format!("         {line}")));
+        let Wording { change, how, caution } = wording(&advice.action);
+        lines.extend(wrapped(&change, "   → ", "     "));
+        lines.extend(how.iter().map(|line| format!("         {line}")));
         lines.extend(gain_text(advice).map(|gain| format!("     {gain}")));
-        if let Some(caution) = advice.caution {
+        if let Some(caution) = caution {
             lines.extend(wrapped(&format!("Careful: {caution}."), "     ", "     "));
         }
     }

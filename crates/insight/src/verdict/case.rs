@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::Location;
 use crate::efficiency::Efficiencies;
 use crate::history::{Activity, History, Places};
 use crate::loss::Split;
@@ -108,24 +109,22 @@ impl<'a> Case<'a> {
         self.split.useful_ns
     }
 
-    /// The hosts and how many ranks each has, as the launcher takes them.
-    pub fn host_list(&self) -> String {
-        let mut hosts: Vec<(&str, usize)> = Vec::new();
+    /// The names of the hosts, each with its number of ranks, in the order of ranks.
+    pub fn ranks_by_host(&self) -> Vec<(String, usize)> {
+        let mut hosts: Vec<(String, usize)> = Vec::new();
         for rank in self.history.recorded().map(|rank| &self.history.ranks[rank]) {
-            match hosts.iter_mut().find(|(name, _)| *name == rank.host_name()) {
+            match hosts.iter_mut().find(|(name, _)| name == rank.host_name()) {
                 Some((_, count)) => *count += 1,
-                None => hosts.push((rank.host_name(), 1)),
+                None => hosts.push((rank.host_name().to_owned(), 1)),
             }
         }
-        hosts.iter().map(|(name, count)| format!("{name}:{count}")).collect::<Vec<_>>().join(",")
+        hosts
     }
 
-    /// How to have a rank's host examined.
-    pub fn doctor(&self, rank: usize) -> String {
-        match self.history.hosts() {
-            1 => "farandole doctor".to_owned(),
-            _ => format!("farandole doctor -H {}", self.history.ranks[rank].host_name()),
-        }
+    /// Where a rank runs.
+    pub fn location(&self, rank: usize) -> Location {
+        let host = self.history.ranks[rank].host_name().to_owned();
+        Location { host, only_host: self.history.hosts() == 1 }
     }
 
     /// A setting of the engine that is a number.

@@ -8,10 +8,12 @@
 //!
 //! **Invariant:** the findings come largest first, and their losses are part of the split, which sums to the whole.
 
+mod action;
 mod case;
 mod rules;
 mod words;
 
+pub use action::{Action, HotSpot, Location, Reason};
 pub use case::Case;
 pub use rules::rule_names;
 pub use words::{percent_text, time_text};
@@ -142,14 +144,10 @@ impl std::fmt::Display for Topic {
 pub struct Advice {
     /// The rule it comes from.
     pub rule: &'static str,
-    /// What to change, in a sentence.
-    pub change: String,
-    /// The flag, variable or line of code.
-    pub how: Vec<String>,
+    /// What to do.
+    pub action: Action,
     /// What it would bring; `None` where a trace cannot tell.
     pub gain: Option<Gain>,
-    /// What to look after, where the change touches what the model learns.
-    pub caution: Option<&'static str>,
 }
 
 /// What a change would bring.

@@ -2,6 +2,7 @@
 
 use super::markup::escaped;
 use crate::report::text::{capitalised, gain_text, without_text};
+use crate::report::wording::{Wording, wording};
 use crate::verdict::{Advice, Finding, Verdict, percent_text};
 
 /// All findings, largest first.
@@ -25,11 +26,11 @@ fn finding(finding: &Finding) -> String {
 }
 
 fn advice(advice: &Advice) -> String {
-    let how =
-        if advice.how.is_empty() { String::new() } else { format!("<pre>{}</pre>\n", escaped(&advice.how.join("\n"))) };
+    let Wording { change, how, caution } = wording(&advice.action);
+    let how = if how.is_empty() { String::new() } else { format!("<pre>{}</pre>\n", escaped(&how.join("\n"))) };
     let gain = gain_text(advice).map_or(String::new(), |gain| format!("<p class=\"gain\">{}</p>\n", escaped(&gain)));
-    let caution = advice.caution.map_or(String::new(), |caution| {
+    let caution = caution.map_or(String::new(), |caution| {
         format!("<p class=\"caution\"><strong>Careful:</strong> {}.</p>\n", escaped(caution))
     });
-    format!("<div class=\"advice\">\n<p>{}</p>\n{how}{gain}{caution}</div>\n", escaped(&advice.change))
+    format!("<div class=\"advice\">\n<p>{}</p>\n{how}{gain}{caution}</div>\n", escaped(&change))
 }

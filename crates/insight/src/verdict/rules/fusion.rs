@@ -3,9 +3,8 @@
 //! An operation of `b` bytes takes about `start-up + b / bandwidth`. What its start-up is can be seen in the smallest
 //! messages.
 
-use super::super::{Case, Finding};
-use super::Saying;
-use crate::profile::size_text;
+use super::super::{Action, Case, Finding};
+use super::Proposal;
 use crate::replay::Change;
 
 /// Messages up to this size are nearly all start-up on any network that training runs on.
@@ -30,58 +29,38 @@ const LEAST_THRESHOLD_BYTES: u64 = 1 << 20;
 /// What the default threshold is, where the trace does not say.
 const DEFAULT_THRESHOLD_BYTES: u64 = 64 << 20;
 
-pub(super) fn replay_off(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
-    (case.setting("replay") == Some(0) && case.largest_part() == finding.topic.key()).then(|| {
-        let change = "Ranks talk about every request because learned orders are switched off: switch them on.";
-        let how = ["farandole run --cache-capacity 1024 …; or unset FARANDOLE_REPLAY and HOROVOD_CACHE_CAPACITY"];
-        Saying::new(change, &how).gaining(case.gain(&[Change::NoAgreement]))
-    })
+pub(super) fn replay_off(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+    (case.setting("replay") == Some(0) && case.largest_part() == finding.topic.key())
+        .then(|| Proposal::gaining(Action::EnableOrderReplay, case.gain(&[Change::NoAgreement])))
 }
 
-pub(super) fn larger(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+pub(super) fn larger(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
     let traffic = case.traffic();
-    let operations = case.operations_per_iteration();
+    let operations_per_iteration = case.operations_per_iteration();
     if case.largest_part() != finding.topic.key()
         || traffic.calls == 0
-        || operations < MANY
+        || operations_per_iteration < MANY
         || traffic.bytes / traffic.calls > SMALL_BYTES
     {
         return None;
     }
+    let mean_bytes = traffic.bytes / traffic.calls;
     let threshold_bytes = case.setting("fusion_threshold_bytes").unwrap_or(DEFAULT_THRESHOLD_BYTES);
     let bytes = traffic.bytes as f64 / case.iterations();
     let small_ns = case.messages.bins[0].ns as f64 / case.messages.bins[0].calls.max(1) as f64;
     let start_up = (small_ns * traffic.calls as f64).min(traffic.ns as f64);
     let wanted_bytes = (bytes as u64).next_power_of_two().max(DEFAULT_THRESHOLD_BYTES);
-    let left = (traffic.ns as f64 - start_up * (1.0 - 1.0 / operations)) / traffic.ns.max(1) as f64;
+    let left = (traffic.ns as f64 - start_up * (1.0 - 1.0 / operations_per_iteration)) / traffic.ns.max(1) as f64;
     let gain = case.gain(&[Change::NoAgreement, Change::Transfer(left.clamp(0.0, 1.0))]);
-    let small = format!(
-        "{operations:.0} operations in each iteration carry {} on average, and most of their time is start-up",
-        size_text(traffic.bytes / traffic.calls)
-    );
-    let saying = if threshold_bytes < wanted_bytes && threshold_bytes < DEFAULT_THRESHOLD_BYTES {
-        let megabytes = wanted_bytes >> 20;
-        Saying::new(
-            format!("{small}: let more tensors travel together, with a fusion buffer of {megabytes} MB."),
-            &[&format!(
-                "farandole run --fusion-threshold-mb {megabytes} …; or FARANDOLE_FUSION_THRESHOLD={wanted_bytes}"
-            )],
-        )
+    let action = if threshold_bytes < wanted_bytes && threshold_bytes < DEFAULT_THRESHOLD_BYTES {
+        Action::RaiseFusionThreshold { operations_per_iteration, mean_bytes, threshold_bytes: wanted_bytes }
     } else {
-        Saying::new(
-            format!(
-                "{small}: they come one by one, so that nothing can travel together. Submit all of them before waiting for the first."
-            ),
-            &[
-                "torch: handles = [hvd.allreduce_async_(t, name=n) for n, t in tensors]; [hvd.synchronize(h) for h in handles]",
-                "       or hvd.grouped_allreduce_(list of tensors)",
-            ],
-        )
+        Action::SubmitTogether { operations_per_iteration, mean_bytes }
     };
-    Some(saying.gaining(gain))
+    Some(Proposal::gaining(action, gain))
 }
 
-pub(super) fn smaller(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+pub(super) fn smaller(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
     let traffic = case.traffic();
     let (exposed, overlapped) = (case.split.exposed_ns() as f64, case.split.overlapped_ns as f64);
     let bytes = (traffic.bytes as f64 / case.iterations()) as u64;
@@ -95,13 +74,7 @@ pub(super) fn smaller(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     {
         return None;
     }
-    let megabytes = (bytes / PIECES).div_ceil(1 << 20);
-    let change = format!(
-        "All gradients travel in one piece of {} when the last is there: smaller buckets of {megabytes} MB let the first ones travel while the rest is \
-         computed.",
-        size_text(bytes)
-    );
-    let how =
-        format!("farandole run --fusion-threshold-mb {megabytes} …; or FARANDOLE_FUSION_THRESHOLD={}", megabytes << 20);
-    Some(Saying::new(change, &[&how]).gaining(case.gain(&[Change::Transfer(1.0 / PIECES as f64)])))
+    let threshold_bytes = (bytes / PIECES).next_multiple_of(1 << 20);
+    let action = Action::LowerFusionThreshold { iteration_bytes: bytes, threshold_bytes };
+    Some(Proposal::gaining(action, case.gain(&[Change::Transfer(1.0 / PIECES as f64)])))
 }

@@ -1,7 +1,7 @@
 //! Ranks that take longer for their work than the others.
 
-use super::super::{Case, Finding, Topic, percent_text, time_text};
-use super::Saying;
+use super::super::{Action, Case, Finding, Topic};
+use super::Proposal;
 use crate::loss::Cause;
 use crate::replay::Change;
 
@@ -24,67 +24,41 @@ fn rarely(finding: &Finding) -> bool {
     evidence.iterations >= 5 && (evidence.iterations_hit as f64) < RARELY * evidence.iterations as f64
 }
 
-pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+pub(super) fn slow_rank(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
     let late = rank(finding).filter(|_| !rarely(finding))?;
+    let action = free_cores(case, late).unwrap_or_else(|| examine(case, late, finding.phase.clone()));
+    Some(Proposal::gaining(action, case.gain(&[Change::NotLate(late)])))
+}
+
+fn examine(case: &Case<'_>, late: usize, phase: Option<String>) -> Action {
     let ranks = &case.history.ranks;
     let others: Vec<u64> =
         case.history.recorded().filter(|&rank| rank != late).map(|rank| ranks[rank].useful_ns()).collect();
-    let mean_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
-    let host = ranks[late].host_name();
-    if let Some(saying) = pushed_aside(case, late) {
-        return Some(saying);
-    }
-    let more = match finding.phase.as_deref() {
-        Some(phase @ "evaluation") => {
-            format!("It takes longer in “{phase}”: give every rank the same share of what is evaluated.")
-        }
-        Some(phase) => format!(
-            "It takes longer in “{phase}”: see whether it has more to do there (a larger batch, longer samples, code for this rank alone) or a \
-             slower device."
-        ),
-        None => "See whether it has more to do (a larger batch, longer samples, code for this rank alone) or a slower device."
-            .to_owned(),
-    };
-    let change = format!(
-        "Rank {late} on {host} works {} where the others need {}. {more}",
-        time_text(ranks[late].useful_ns()),
-        time_text(mean_ns)
-    );
-    Some(Saying::new(change, &[&case.doctor(late)]).gaining(case.gain(&[Change::NotLate(late)])))
+    let others_useful_ns = others.iter().sum::<u64>() / others.len().max(1) as u64;
+    let (location, useful_ns) = (case.location(late), ranks[late].useful_ns());
+    Action::ExamineSlowRank { rank: late, location, useful_ns, others_useful_ns, phase }
 }
 
-/// What is said of a late rank whose main thread had to wait for a core, and the others' did not.
-fn pushed_aside(case: &Case<'_>, late: usize) -> Option<Saying> {
+/// For a late rank whose main thread had to wait for a core, when those of the others did not.
+fn free_cores(case: &Case<'_>, late: usize) -> Option<Action> {
     let share = case.history.ranks[late].core_wait?;
     let others: Option<Vec<f64>> =
         case.history.recorded().filter(|&rank| rank != late).map(|rank| case.history.ranks[rank].core_wait).collect();
     let others = others.filter(|others| !others.is_empty())?;
     let mean = others.iter().sum::<f64>() / others.len() as f64;
-    if share < WAITS_FOR_CORES || share < FAR_LONGER * mean {
-        return None;
-    }
-    let change = format!(
-        "The main thread of rank {late} on {} had no core in {} of the run although it could have run, those of the others in {}: another program \
-         is on its cores. Move that elsewhere, or give the rank cores of its own.",
-        case.history.ranks[late].host_name(),
-        percent_text(100.0 * share),
-        percent_text(100.0 * mean)
-    );
-    Some(Saying::new(change, &[&case.doctor(late)]).gaining(case.gain(&[Change::NotLate(late)])))
+    (share >= WAITS_FOR_CORES && share >= FAR_LONGER * mean).then(|| Action::FreeCores {
+        rank: late,
+        location: case.location(late),
+        waited_percent: 100.0 * share,
+        others_waited_percent: 100.0 * mean,
+    })
 }
 
-pub(super) fn rare_and_long(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
-    let late = rank(finding).filter(|_| rarely(finding))?;
-    let change = format!(
-        "Rank {late} is late in few iterations, but long: it does something there that the others do not (evaluation, logging, a \
-         checkpoint). Mark it as a phase and this report names it; then share it or move it elsewhere."
-    );
-    let how = ["python: with farandole.phase(\"evaluate\"): …"];
-    Some(Saying::new(change, &how).gaining(case.gain(&[Change::NotLate(late)])))
+pub(super) fn rare_and_long(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+    let rank = rank(finding).filter(|_| rarely(finding))?;
+    Some(Proposal::gaining(Action::MarkPhase { rank }, case.gain(&[Change::NotLate(rank)])))
 }
 
-pub(super) fn uneven_work(case: &Case<'_>, _: &Finding) -> Option<Saying> {
-    let change = "Another rank is the last one every time: work differs from batch to batch. Give all ranks batches of the same cost \
-                  (sort or bucket samples by length), and keep other programs off their cores.";
-    Some(Saying::new(change, &[]).gaining(case.gain(&[Change::Balanced])))
+pub(super) fn uneven_work(case: &Case<'_>, _: &Finding) -> Option<Proposal> {
+    Some(Proposal::gaining(Action::BalanceBatches, case.gain(&[Change::Balanced])))
 }

@@ -6,45 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{Case, Finding, Topic};
-use super::Saying;
+use super::super::{Action, Case, Finding, Topic};
+use super::Proposal;
 use crate::history::RankHistory;
 use crate::loss::Cause;
 use farandole_trace::machine;
 
-/// The ranks of a host, what they may use and what they want to.
-struct Crowd {
-    ranks: usize,
-    threads: usize,
-    cores: usize,
-}
-
-pub(super) fn crowded(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
-    if !is_foremost(case, finding) {
-        return None;
-    }
-    let Crowd { ranks, threads, cores } = crowd(case)?;
-    let fitting = (cores / ranks).max(1);
-    let how_many =
-        if threads % ranks == 0 { format!("{} threads each", threads / ranks) } else { format!("{threads} threads") };
-    let change = format!(
-        "{ranks} ranks with {how_many} share {cores} core{} and push each other aside: give each rank {fitting} thread{}, and cores of its \
-         own{}.",
-        if cores == 1 { "" } else { "s" },
-        if fitting == 1 { "" } else { "s" },
-        if ranks > cores { ", with fewer ranks on a host" } else { "" }
-    );
-    let last = fitting - 1;
-    let pin = format!(
-        "pinned: farandole run … sh -c 'n=$((FARANDOLE_LOCAL_RANK*{fitting})); exec taskset -c $n-$((n+{last})) python train.py'"
-    );
-    let threads =
-        format!("farandole run -x OMP_NUM_THREADS={fitting} …; or torch.set_num_threads({fitting}) in the script");
-    let of_tensorflow = format!(
-        "tensorflow: farandole run -x TF_NUM_INTRAOP_THREADS={fitting} …; or \
-         tf.config.threading.set_intra_op_parallelism_threads({fitting}) first of all"
-    );
-    Some(Saying::new(change, &[&threads, &of_tensorflow, &pin]))
+pub(super) fn crowded(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+    is_foremost(case, finding).then(|| crowd(case)).flatten().map(Proposal::of)
 }
 
 /// Crowded cores show in many losses. They are spoken of once: at the largest of those that they can cause.
@@ -61,7 +30,7 @@ fn is_foremost(case: &Case<'_>, finding: &Finding) -> bool {
 }
 
 /// The first host on which ranks have more threads than cores.
-fn crowd(case: &Case<'_>) -> Option<Crowd> {
+fn crowd(case: &Case<'_>) -> Option<Action> {
     let mut hosts: BTreeMap<&str, Vec<&RankHistory>> = BTreeMap::new();
     for rank in case.history.recorded() {
         let rank = &case.history.ranks[rank];
@@ -70,7 +39,7 @@ fn crowd(case: &Case<'_>) -> Option<Crowd> {
     hosts.into_values().find_map(|ranks| {
         let threads = ranks.iter().map(|rank| rank.threads).sum::<Option<usize>>()?;
         let cores = cores(&ranks)?;
-        (threads > cores).then_some(Crowd { ranks: ranks.len(), threads, cores })
+        (threads > cores).then_some(Action::FitThreads { ranks: ranks.len(), threads, cores })
     })
 }
 

@@ -1,6 +1,7 @@
-//! The rules, in the order in which their advice is given. Each looks at one finding and has advice or not.
+//! The rules, in the order in which their advice is given. Each looks at one finding and proposes an action or not.
 //!
-//! A rule reads the case and nothing else, so that it can be tried with a sketch. What it promises comes from a replay.
+//! A rule reads the case and nothing else, so that a sketch can test it. The gain comes from a replay. No rule has
+//! words of its own: [`report::wording`](crate::report::wording) has them.
 
 mod checkpoint;
 mod fusion;
@@ -13,63 +14,57 @@ mod sequential;
 mod size;
 mod wire;
 
-use super::{Advice, Case, Finding, Topic};
+use super::{Action, Advice, Case, Finding, Gain, Topic};
 use crate::loss::Cause;
 
-/// A rule: what it is called, what it is about, and what it has to say.
+/// A rule: its name, the topics it is about, and its proposal.
 struct Rule {
     name: &'static str,
     about: fn(&Topic) -> bool,
-    say: fn(&Case<'_>, &Finding) -> Option<Saying>,
+    propose: fn(&Case<'_>, &Finding) -> Option<Proposal>,
 }
 
 /// Advice without the rule's name.
-struct Saying {
-    change: String,
-    how: Vec<String>,
-    gain: Option<super::Gain>,
-    caution: Option<&'static str>,
+struct Proposal {
+    action: Action,
+    gain: Option<Gain>,
 }
 
-impl Saying {
-    fn new(change: impl Into<String>, how: &[&str]) -> Saying {
-        let how = how.iter().map(|line| (*line).to_owned()).collect();
-        Saying { change: change.into(), how, gain: None, caution: None }
+impl Proposal {
+    /// An action whose gain a trace cannot tell.
+    fn of(action: Action) -> Proposal {
+        Proposal { action, gain: None }
     }
 
-    fn gaining(self, gain: super::Gain) -> Saying {
-        Saying { gain: Some(gain), ..self }
-    }
-
-    fn careful(self, caution: &'static str) -> Saying {
-        Saying { caution: Some(caution), ..self }
+    fn gaining(action: Action, gain: Gain) -> Proposal {
+        Proposal { action, gain: Some(gain) }
     }
 }
 
 /// Every rule. A new one is a line here and a function beside its like.
 const RULES: [Rule; 22] = [
-    Rule { name: "starving-rank", about: input, say: input::starving_rank },
-    Rule { name: "loader-workers", about: input, say: input::loader_workers },
-    Rule { name: "preprocess-offline", about: input, say: input::preprocess_offline },
-    Rule { name: "record-format", about: input, say: input::record_format },
-    Rule { name: "own-code-of-some", about: own_code, say: own::of_some },
-    Rule { name: "own-code", about: own_code, say: own::of_all },
-    Rule { name: "share-phase", about: sequential, say: sequential::share },
-    Rule { name: "move-phase", about: sequential, say: sequential::move_away },
-    Rule { name: "thread-layout", about: between_ranks, say: layout::crowded },
-    Rule { name: "slow-rank", about: late, say: late::slow_rank },
-    Rule { name: "unmarked-phase", about: late, say: late::rare_and_long },
-    Rule { name: "uneven-work", about: late_by_turns, say: late::uneven_work },
-    Rule { name: "checkpoint", about: checkpoint, say: checkpoint::in_background },
-    Rule { name: "replay-order", about: communication, say: fusion::replay_off },
-    Rule { name: "larger-fusion", about: communication, say: fusion::larger },
-    Rule { name: "smaller-fusion", about: communication, say: fusion::smaller },
-    Rule { name: "narrow-copies", about: packing, say: wire::narrow_copies },
-    Rule { name: "narrow-wire", about: transfer, say: wire::narrow },
-    Rule { name: "calibrate", about: transfer, say: wire::calibrate },
-    Rule { name: "one-switch", about: transfer, say: wire::one_switch },
-    Rule { name: "batch-size", about: communication, say: size::batch_knee },
-    Rule { name: "too-small", about: communication, say: size::too_small },
+    Rule { name: "starving-rank", about: input, propose: input::starving_rank },
+    Rule { name: "loader-workers", about: input, propose: input::loader_workers },
+    Rule { name: "preprocess-offline", about: input, propose: input::preprocess_offline },
+    Rule { name: "record-format", about: input, propose: input::record_format },
+    Rule { name: "own-code-of-some", about: own_code, propose: own::of_some },
+    Rule { name: "own-code", about: own_code, propose: own::of_all },
+    Rule { name: "share-phase", about: sequential, propose: sequential::share },
+    Rule { name: "move-phase", about: sequential, propose: sequential::move_away },
+    Rule { name: "thread-layout", about: between_ranks, propose: layout::crowded },
+    Rule { name: "slow-rank", about: late, propose: late::slow_rank },
+    Rule { name: "unmarked-phase", about: late, propose: late::rare_and_long },
+    Rule { name: "uneven-work", about: late_by_turns, propose: late::uneven_work },
+    Rule { name: "checkpoint", about: checkpoint, propose: checkpoint::in_background },
+    Rule { name: "replay-order", about: communication, propose: fusion::replay_off },
+    Rule { name: "larger-fusion", about: communication, propose: fusion::larger },
+    Rule { name: "smaller-fusion", about: communication, propose: fusion::smaller },
+    Rule { name: "narrow-copies", about: packing, propose: wire::narrow_copies },
+    Rule { name: "narrow-wire", about: transfer, propose: wire::narrow },
+    Rule { name: "calibrate", about: transfer, propose: wire::calibrate },
+    Rule { name: "one-switch", about: transfer, propose: wire::one_switch },
+    Rule { name: "batch-size", about: communication, propose: size::batch_knee },
+    Rule { name: "too-small", about: communication, propose: size::too_small },
 ];
 
 /// The names of all rules, and of what is said where none has advice.
@@ -89,23 +84,21 @@ const MISSING_RANKS: &str = "missing-ranks";
 /// The advice of all rules for a finding, or why there is none.
 pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
     if case.history.recorded_size() < case.history.size() && may_hide_waits(&finding.topic) {
-        let Saying { change, how, gain, caution } = nothing::without_all_ranks();
-        return vec![Advice { rule: MISSING_RANKS, change, how, gain, caution }];
+        return vec![Advice { rule: MISSING_RANKS, action: Action::CollectAllTraces, gain: None }];
     }
     let mut advice: Vec<Advice> = RULES
         .iter()
         .filter(|rule| (rule.about)(&finding.topic))
         .filter_map(|rule| {
-            let Saying { change, how, gain, caution } = (rule.say)(case, finding)?;
+            let Proposal { action, gain } = (rule.propose)(case, finding)?;
             if gain.is_some_and(|gain| gain.time_saved_percent < WORTH_SAYING_PERCENT) {
                 return None;
             }
-            Some(Advice { rule: rule.name, change, how, gain, caution })
+            Some(Advice { rule: rule.name, action, gain })
         })
         .collect();
     if advice.is_empty() {
-        let Saying { change, how, gain, caution } = nothing::to_gain(case, finding);
-        advice.push(Advice { rule: NO_ADVICE, change, how, gain, caution });
+        advice.push(Advice { rule: NO_ADVICE, action: nothing::to_gain(case, finding), gain: None });
     }
     advice
 }

@@ -1,7 +1,7 @@
 //! Too little work for so many ranks.
 
-use super::super::{Case, Finding, Gain, percent_text};
-use super::Saying;
+use super::super::{Action, Case, Finding, Gain};
+use super::Proposal;
 use crate::replay::{Change, replayed_ns};
 
 /// A job whose ranks together do less than this many ranks' work is hardly worth its ranks.
@@ -13,28 +13,19 @@ const LARGEST_BATCH: u32 = 32;
 /// What a doubling must bring at least, in percent of the time for each sample, to be worth it: less is past the knee.
 const WORTH_DOUBLING_PERCENT: f64 = 5.0;
 
-/// A larger batch is another optimisation problem.
-const LARGER_BATCH: &str = "a larger batch changes what the model learns: scale the learning rate with a warm-up, and compare the loss \
-                            by samples, not by iterations";
-
-pub(super) fn too_small(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
-    let size = case.history.size();
-    let speedup = size as f64 * case.efficiencies.parallel;
-    let exposed = case.split.percent(case.split.exposed_ns());
-    if size < 2 || speedup >= HARDLY_WORTH || exposed < 50.0 || case.largest_part() != finding.topic.key() {
+pub(super) fn too_small(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+    let ranks = case.history.size();
+    let speedup = ranks as f64 * case.efficiencies.parallel;
+    let exposed_percent = case.split.percent(case.split.exposed_ns());
+    if ranks < 2 || speedup >= HARDLY_WORTH || exposed_percent < 50.0 || case.largest_part() != finding.topic.key() {
         return None;
     }
-    let change = format!(
-        "Or the model is too small to distribute on this network: {size} ranks do the work of {speedup:.1}, and {} of their time is communication. Train it on one \
-         rank, or give each rank more work.",
-        percent_text(exposed)
-    );
     let alone = Gain::of(case.history.end_ns as f64, case.useful_ns() as f64);
-    let saying = Saying::new(change, &["farandole run -np 1 …"]);
-    Some(if alone.time_saved_percent > 0.0 { saying.gaining(alone) } else { saying })
+    let gain = Some(alone).filter(|gain| gain.time_saved_percent > 0.0);
+    Some(Proposal { action: Action::UseOneRank { ranks, speedup, exposed_percent }, gain })
 }
 
-pub(super) fn batch_knee(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
+pub(super) fn batch_knee(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
     if case.largest_part() != finding.topic.key() {
         return None;
     }
@@ -49,10 +40,6 @@ pub(super) fn batch_knee(case: &Case<'_>, finding: &Finding) -> Option<Saying> {
     if knee == 1 {
         return None;
     }
-    let change = format!(
-        "Give each rank {knee} times as many samples between two exchanges, if memory allows; beyond that a doubling brings less than \
-         {WORTH_DOUBLING_PERCENT:.0} %. Without more memory the same comes from accumulating gradients."
-    );
-    let how = format!("hvd.DistributedOptimizer(…, backward_passes_per_step={knee})");
-    Some(Saying::new(change, &[&how]).gaining(Gain::of(per_sample(1), per_sample(knee))).careful(LARGER_BATCH))
+    let action = Action::RaiseBatch { factor: knee, doubling_saves_percent: WORTH_DOUBLING_PERCENT };
+    Some(Proposal::gaining(action, Gain::of(per_sample(1), per_sample(knee))))
 }
