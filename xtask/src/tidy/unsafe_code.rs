@@ -21,7 +21,7 @@ const MODULES: [&str; 15] = [
     "crates/transport/src/credentials.rs",
     "crates/transport/src/shm/",
     "crates/cluster/tests/fork.rs",
-    "crates/engine/tests/fork.rs",
+    "crates/engine/tests/suite/fork.rs",
     "crates/cli/src/doctor/library.rs",
     "crates/cli/src/peer/mpi.rs",
 ];

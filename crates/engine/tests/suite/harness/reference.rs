@@ -6,7 +6,7 @@
 //! bf16 inputs loses bits. A road that rounds or scales too early gives other bits.
 //!
 //! Prescales must be powers of two for that; postscales may be anything, because they are applied once.
-#![allow(dead_code, unreachable_pub)]
+#![allow(unreachable_pub)]
 
 use std::sync::Arc;
 

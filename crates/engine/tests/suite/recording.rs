@@ -2,19 +2,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::harness::{Transport, config, ranks, ranks_with, sum};
 use farandole_engine::meeting::{Hall, Medium};
 use farandole_engine::{Communicator, Config, DirectSettings};
 use farandole_plan::{Rank, ReduceOp};
 use farandole_trace::event::{Collective, Dtype, Group, Operation, StepKind};
 use farandole_trace::{Event, Identity, Recorder, Trace};
-use harness::{Transport, config, ranks, ranks_with, sum};
 
 /// The events of one operation, in order, waiting left out.
 fn events_of(trace: &Trace, group: Group, operation: Operation) -> Vec<Event> {

@@ -6,7 +6,7 @@
 //! What must hold: with a fault that ends something, every survivor fails, with words that name the fault, long before
 //! the deadline unless the deadline is the only thing that can tell; with a mere delay nobody fails; and a result that
 //! a rank does get is right (the programs check that).
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

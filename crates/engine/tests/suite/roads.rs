@@ -5,22 +5,17 @@
 //! `programs.rs` does the same at random; this goes through element types, operations, factors and sizes one by one.
 #![allow(clippy::unwrap_used)]
 
-#[path = "harness/direct_roads.rs"]
-mod direct_roads;
-mod harness;
-#[path = "harness/reference.rs"]
-mod reference;
-
+use crate::harness::direct_roads;
 use std::sync::Arc;
 
+use crate::harness::reference::{Call, Inputs, Solved};
+use crate::harness::{Transport, direct_ranks, ranks};
 use farandole_engine::{Engine, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::element::{as_bytes, as_bytes_mut};
 use farandole_tensor::{OwnedBytes, Region};
 use half::f16;
-use harness::{Transport, direct_ranks, ranks};
-use reference::{Call, Inputs, Solved};
 
 const FOLDS: [ReduceOp; 5] = [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 

@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::harness::{Transport, config, meetings, result, run_hooked, sum};
 use farandole_engine::{Config, Engine, Error, Hooks, Stacks, StallNotice};
 use farandole_plan::stall::{Interpreter, ThreadStack};
 use farandole_plan::{GroupId, Rank};
-use harness::{Transport, config, meetings, result, run_hooked, sum};
 
 /// Reports of each rank.
 type Reports = Arc<Mutex<Vec<Vec<StallNotice>>>>;

@@ -2,18 +2,17 @@
 //! breaks next.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::harness::{Transport, ranks, result, sum};
 use farandole_engine::meeting::{Hall, Medium, Meeting};
 use farandole_engine::{Communicator, DirectSettings, Engine, Error, Failure};
 use farandole_plan::{GroupId, Rank, ReduceOp};
 use farandole_transport::memory::Settings;
 use farandole_transport::{Bell, Waiter};
-use harness::{Transport, ranks, result, sum};
 
 /// An alarm takes microseconds; this is what a machine with other things to do may add. Every deadline that could end a
 /// call instead of the alarm is longer.

@@ -3,15 +3,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::harness::{Boxed, by_contacts, config, result, sum};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, StallNotice};
 use farandole_plan::Rank;
 use farandole_plan::stall::Finding;
-use harness::{Boxed, by_contacts, config, result, sum};
 
 /// Longer than any report takes, and far shorter than the deadline of a test.
 const LONG: Duration = Duration::from_secs(40);

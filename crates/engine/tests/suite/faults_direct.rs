@@ -1,12 +1,10 @@
 //! As `faults`, for direct collectives: the small road, tiles in windows, buffers that all ranks map, rings, and links.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "harness/strikes.rs"]
-mod strikes;
-
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::harness::strikes::{Holdings, Run, strike_everywhere};
 use farandole_engine::meeting::Medium;
 use farandole_engine::{Communicator, DirectSettings, Error, Result};
 use farandole_plan::algorithm::Algorithm;
@@ -14,7 +12,6 @@ use farandole_plan::{Dtype, Rank, ReduceOp};
 use farandole_transport::frame::Checksum;
 use farandole_transport::memory::Settings;
 use farandole_transport::stream::Shape;
-use strikes::{Holdings, Run, strike_everywhere};
 
 /// A run that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);

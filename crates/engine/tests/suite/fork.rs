@@ -3,15 +3,13 @@
 
 #![allow(unsafe_code, clippy::unwrap_used, missing_docs)]
 
-mod harness;
-
 use std::time::{Duration, Instant};
 
+use crate::harness::{Transport, ranks, sum};
 use farandole_engine::meeting::{Hall, Medium};
 use farandole_engine::{Communicator, DirectSettings, Error};
 use farandole_plan::{Rank, ReduceOp};
 use farandole_transport::{Contact, Key, Listener, Mesh, Options, Waiter, memory};
-use harness::{Transport, ranks, sum};
 
 /// Runs the closure in a forked child and returns the code that it exits with; a child that hangs is killed.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {

@@ -14,22 +14,19 @@
 //! share the work. A test says how many it ran, and from which seed on.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "harness/direct_roads.rs"]
-mod direct_roads;
-mod harness;
-#[path = "harness/reference.rs"]
-mod reference;
-
+use crate::harness;
+use crate::harness::direct_roads;
+use crate::harness::reference;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::harness::reference::{Call, Dice, Inputs, Solved};
+use crate::harness::{Transport, direct_ranks, ranks_with, request};
 use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
-use harness::{Transport, direct_ranks, ranks_with, request};
-use reference::{Call, Dice, Inputs, Solved};
 
 /// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;

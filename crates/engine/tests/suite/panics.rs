@@ -1,15 +1,13 @@
 //! A panic inside the engine: every ticket resolves, with an error that names it.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
 use std::time::Duration;
 
+use crate::harness::{Transport, ranks, reduce, request};
 use farandole_engine::Submission;
 use farandole_plan::request::Batch;
 use farandole_plan::{Dtype, Rank, ReduceOp};
 use farandole_tensor::Region;
-use harness::{Transport, ranks, reduce, request};
 
 /// The owner of a tensor that cannot be dropped.
 struct Bomb;

@@ -1,14 +1,12 @@
 //! Completions of many requests through one queue: each comes once, with its memory, whatever becomes of the engine.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::harness::{Transport, ranks, sum};
 use farandole_engine::{Completion, CompletionQueue, Error};
 use farandole_plan::Rank;
-use harness::{Transport, ranks, sum};
 
 /// A thread that takes completions until the queue is closed, and passes them on.
 fn collect(queue: CompletionQueue) -> (mpsc::Receiver<Completion>, std::thread::JoinHandle<()>) {

@@ -2,11 +2,9 @@
 //! sum. Every rank gets an error that names what differs; nobody gets data that do not belong together.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Transport, direct_ranks};
 use farandole_engine::{Communicator, DirectSettings};
 use farandole_plan::{Dtype, Rank, ReduceOp};
-use harness::{Transport, direct_ranks};
 
 fn settings() -> DirectSettings {
     DirectSettings { deadline: std::time::Duration::from_secs(20), ..DirectSettings::default() }

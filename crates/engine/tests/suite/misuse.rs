@@ -1,15 +1,13 @@
 //! Bad input gets a message and costs nothing; shutting down is orderly and can be followed by a new start.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
 use std::time::{Duration, Instant};
 
+use crate::harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 use farandole_engine::{Config, Error, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 use farandole_tensor::Region;
-use harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 
 #[test]
 fn a_name_under_way_is_refused_and_free_again_afterwards() {

@@ -1,6 +1,6 @@
 //! One call on every direct road: small, window, mapped, and over links by each algorithm. Each result is compared with
 //! the one right result, bit by bit.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
 
 use farandole_engine::{Communicator, DirectSettings};
 use farandole_plan::algorithm::Algorithm;

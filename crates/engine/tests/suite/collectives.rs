@@ -1,12 +1,10 @@
 //! Every collective on every transport, against results worked out by hand.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 use farandole_engine::{Config, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 use farandole_tensor::Region;
-use harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 
 #[test]
 fn allreduce_sums_over_all_transports() {

@@ -4,18 +4,12 @@
 //! `faults_windows` does the same in shared memory, `faults_direct` for direct collectives.
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-#[path = "harness/named_strikes.rs"]
-mod named_strikes;
-#[path = "harness/strikes.rs"]
-mod strikes;
-
+use crate::harness::named_strikes::{What, strike};
+use crate::harness::strikes::Holdings;
 use farandole_engine::meeting::Medium;
 use farandole_transport::frame::Checksum;
 use farandole_transport::memory::Settings;
 use farandole_transport::stream::Shape;
-use named_strikes::{What, strike};
-use strikes::Holdings;
 
 const ALL: [What; 9] = [
     What::Allreduce(7),

@@ -1,13 +1,13 @@
 //! Named collectives as programs to be struck (`strikes`).
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
 
 use farandole_engine::meeting::{Medium, Meeting};
 use farandole_engine::{Config, Engine, Error, Outcome, Result, Submission};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
 use farandole_tensor::Region;
 
+use super::strikes::{Run, strike_everywhere};
 use crate::harness::{self, reduce, request};
-use crate::strikes::{Run, strike_everywhere};
 
 #[derive(Clone, Copy, Debug)]
 pub enum What {

@@ -3,7 +3,12 @@
 //!
 //! Every run has a hard deadline. A rank that panics fails the test with its own words; a run that hangs ends the test
 //! process with a report, because a thread that hangs cannot be stopped.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
+
+pub mod direct_roads;
+pub mod named_strikes;
+pub mod reference;
+pub mod strikes;
 
 use std::sync::Arc;
 use std::sync::mpsc;

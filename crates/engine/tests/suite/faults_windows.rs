@@ -2,15 +2,9 @@
 //! used, and of rings.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod harness;
-#[path = "harness/named_strikes.rs"]
-mod named_strikes;
-#[path = "harness/strikes.rs"]
-mod strikes;
-
+use crate::harness::named_strikes::{What, strike};
+use crate::harness::strikes::Holdings;
 use farandole_engine::meeting::Medium;
-use named_strikes::{What, strike};
-use strikes::Holdings;
 
 /// Strikes every point of these: what is asked for, and how often; and checks that nothing is left.
 fn strike_all(cases: &[(What, usize)], at_least: usize) {

@@ -1,0 +1,23 @@
+//! The tests of the whole crate: one module for each subject, one binary, because linking the crate takes longer than
+//! compiling the tests of a subject. They run in processes of their own (`cargo nextest`).
+
+mod harness;
+
+mod alarm;
+mod collectives;
+mod direct;
+mod direct_hosts;
+mod disagreement;
+mod faults;
+mod faults_direct;
+mod faults_windows;
+mod fork;
+mod misuse;
+mod panics;
+mod programs;
+mod queue;
+mod recording;
+mod roads;
+mod stalls;
+mod stalls_direct;
+mod tables;
