@@ -147,7 +147,7 @@ fn leave(py: Python<'_>) {
         let rank = Rank::from(job.world.rank());
         let what = format!("rank {rank} ended with an exception: {exception}");
         py.detach(|| {
-            job.world.engine().alarm().ring(Some(rank), what);
+            job.world.engine().abort_handle().abort(Some(rank), what);
             let deadline = Instant::now() + CHANGE_TIMEOUT;
             while job.world.engine().failure().is_none() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_micros(50));
@@ -230,7 +230,7 @@ fn lock_lifecycle_or_abort(job: &Weak<Job>) -> MutexGuard<'static, ()> {
     }
     if let Some(job) = job.upgrade() {
         let what = "this rank was shut down while one of its threads was still adding or removing a process set";
-        job.world.engine().alarm().ring(Some(Rank::from(job.world.rank())), what.to_owned());
+        job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), what.to_owned());
     }
     lock_lifecycle()
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Config, Engine, Submission, wait_all};
 use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::Region;
@@ -61,12 +61,12 @@ fn many(engine: &Engine, rounds: usize) -> [Duration; 2] {
 }
 
 fn main() {
-    let hall = Hall::new(2, Medium::Windows);
+    let thread_world = ThreadWorld::new(2, Medium::Windows);
     let ranks: Vec<_> = (0..2u32)
         .map(|rank| {
-            let meeting = hall.enter(Rank(rank));
+            let connector = thread_world.enter(Rank(rank));
             std::thread::spawn(move || {
-                let engine = Engine::start(meeting, Config::from_env().expect("settings")).expect("two ranks");
+                let engine = Engine::start(connector, Config::from_env().expect("settings")).expect("two ranks");
                 (small(&engine, 5000), many(&engine, 300))
             })
         })

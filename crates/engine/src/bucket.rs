@@ -28,12 +28,12 @@ use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Shape, Span};
 use farandole_tensor::pack::{pack, unpack};
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
-use crate::diary::Mark;
 use crate::error::Error;
 use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::path::{Path, fold_of};
 use crate::exec::{Buffers, Halves};
 use crate::owed::Owed;
+use crate::record::group::Mark;
 use crate::submission::{Outcome, Returned};
 
 /// A request that has been submitted and is not done.

@@ -16,7 +16,7 @@
 //! - *walk away*: the caller drops its end; the driver's end keeps the slot alive and `fulfil` puts a value in that is
 //!   dropped with the slot.
 //!
-//! What is deliberately not here: who drives while a caller waits. That is the baton's business (`baton`).
+//! What is deliberately not here: who drives while a caller waits. That is the driver lock's business (`driver_lock`).
 
 use crate::sync::{Condvar, Mutex, lock};
 

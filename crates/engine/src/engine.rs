@@ -16,32 +16,32 @@ use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
 
+use crate::abort::AbortHandle;
 use crate::affinity;
-use crate::alarm::Alarm;
-use crate::baton::{Baton, Push, Spin};
 use crate::bucket::Pending;
+use crate::command_queue::After;
 use crate::completion::Slot;
+use crate::completion_queue::{CompletionQueue, Sleeper};
 use crate::config::Config;
-use crate::diary::{Diary, Mark, Start};
+use crate::connector::{Connector, number_in};
+use crate::driver_lock::{DriverLock, Push, Spin};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Group, Settings};
-use crate::intake::After;
-use crate::limits::Limits;
-use crate::meeting::{Meeting, number_in};
 use crate::owed::{Owed, Recipient};
-use crate::queue::{CompletionQueue, Sleeper};
-use crate::roster::Roster;
+use crate::record::group::{GroupRecord, Mark, Start};
 use crate::shared::Shared;
+use crate::status_reporter::{Stacks, StatusReporter};
 use crate::submission::{Outcome, Returned, Submission};
+use crate::tensor_table::TensorTable;
 use crate::ticket::{QuietTickets, Ticket};
-use crate::witness::{Stacks, Witness};
-use crate::worker::{Driver, OnStall, Order};
+use crate::wait_limits::WaitLimits;
+use crate::worker::{Command, Driver, OnStall};
 
 /// One rank's engine. See the crate's text.
 pub struct Engine {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
-    alarm: Alarm,
+    abort: AbortHandle,
     rank: Rank,
     hosts: Arc<[String]>,
     /// The same for messages.
@@ -55,7 +55,7 @@ pub struct Engine {
 
 /// What adding groups needs. The lock keeps two threads of this rank from adding groups in two orders.
 struct Forming {
-    meeting: Box<dyn Meeting>,
+    connector: Box<dyn Connector>,
     /// Groups added or tried so far, on all ranks alike. Connections and records are told apart by it, because numbers
     /// of groups are used again.
     rounds: u32,
@@ -80,35 +80,35 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Failed`] if the ranks do not find each other in time.
-    pub fn start(meeting: impl Meeting + 'static, config: Config) -> Result<Engine> {
-        Engine::start_with(meeting, config, Hooks::default())
+    pub fn start(connector: impl Connector + 'static, config: Config) -> Result<Engine> {
+        Engine::start_with(connector, config, Hooks::default())
     }
 
     /// As [`Engine::start`], with hooks.
-    pub fn start_with(meeting: impl Meeting + 'static, config: Config, hooks: Hooks) -> Result<Engine> {
-        let mut meeting: Box<dyn Meeting> = Box::new(meeting);
-        let (rank, hosts): (Rank, Arc<[String]>) = (meeting.rank(), meeting.hosts().into());
+    pub fn start_with(connector: impl Connector + 'static, config: Config, hooks: Hooks) -> Result<Engine> {
+        let mut connector: Box<dyn Connector> = Box::new(connector);
+        let (rank, hosts): (Rank, Arc<[String]>) = (connector.rank(), connector.hosts().into());
         let ranks: Arc<[Rank]> = (0..hosts.len()).map(Rank::from).collect();
         let core = affinity::core_of(&config, rank, &hosts)?;
         let waiter = Arc::new(Waiter::new().map_err(not_started)?);
         let fork = ForkGuard::new().map_err(not_started)?;
-        let mesh = meeting.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
+        let mesh = connector.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
         let spin = spin(&config, &mesh);
         let recorder = hooks.recorder.unwrap_or_else(|| recorder(&config, rank, &hosts));
         let start = Start::now();
-        let diary = Diary::new(&recorder, GroupId::WORLD, &ranks, start);
+        let record = GroupRecord::new(&recorder, GroupId::WORLD, &ranks, start);
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
-        let world = Group::new(settings, mesh, diary);
-        let roster = Arc::new(Roster::default());
-        roster.add(GroupId::WORLD, ranks, Some(rank));
+        let world = Group::new(settings, mesh, record);
+        let tensor_table = Arc::new(TensorTable::default());
+        tensor_table.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|notice| eprintln!("{}", notice.shown())));
-        let alarm = Alarm::new(waiter.bell());
-        let witness = Witness::new(Arc::clone(&recorder), hooks.stacks, waiter.bell());
-        let (known, woken) = (Arc::clone(&roster), Arc::clone(&waiter));
-        let driver = Driver::new(world, start.instant, known, woken, alarm.clone(), on_stall, witness);
-        let baton = Baton::new(driver, waiter, spin);
-        let shared = Arc::new(Shared { baton, roster, fork, recorder: Arc::clone(&recorder) });
+        let abort = AbortHandle::new(waiter.bell());
+        let status_reporter = StatusReporter::new(Arc::clone(&recorder), hooks.stacks, waiter.bell());
+        let (known, woken) = (Arc::clone(&tensor_table), Arc::clone(&waiter));
+        let driver = Driver::new(world, start.instant, known, woken, abort.clone(), on_stall, status_reporter);
+        let driver_lock = DriverLock::new(driver, waiter, spin);
+        let shared = Arc::new(Shared { driver_lock, tensor_table, fork, recorder: Arc::clone(&recorder) });
         let (is_bound, bound) = std::sync::mpsc::sync_channel(1);
         let worker = std::thread::Builder::new()
             .name(format!("farandole-{rank}"))
@@ -120,16 +120,16 @@ impl Engine {
                     // The engine waits for this word, unless it has gone already.
                     let _ = is_bound.send(bound);
                     if works {
-                        shared.baton.work();
+                        shared.driver_lock.work();
                     }
                 }
             })
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         bound.recv().expect("invariant: the worker says first whether it is bound")?;
-        let forming = Mutex::new(Forming { meeting, rounds: 0 });
+        let forming = Mutex::new(Forming { connector, rounds: 0 });
         let table = hooks.table;
         let worker = Some(worker);
-        Ok(Engine { shared, worker, alarm, rank, hosts, host_names, config, table, recorder, start, forming })
+        Ok(Engine { shared, worker, abort, rank, hosts, host_names, config, table, recorder, start, forming })
     }
 
     /// After how long waiting is reported, unless nobody wants to know.
@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// The time limits that the user has set.
-    pub(crate) fn wait_limits(&self) -> Limits {
+    pub(crate) fn wait_limits(&self) -> WaitLimits {
         wait_limits(&self.config)
     }
 
@@ -178,12 +178,12 @@ impl Engine {
 
     /// World ranks of a group's members, in order.
     pub fn group(&self, group: GroupId) -> Result<Arc<[Rank]>> {
-        self.shared.roster.members(group).map(|(ranks, _)| ranks)
+        self.shared.tensor_table.members(group).map(|(ranks, _)| ranks)
     }
 
     /// Every group there is, by number, with the world ranks of its members.
     pub fn groups(&self) -> Vec<(GroupId, Arc<[Rank]>)> {
-        self.shared.roster.all()
+        self.shared.tensor_table.all()
     }
 
     /// Whether this process is a fork of the one that started the engine, so that nothing here may be used.
@@ -193,18 +193,18 @@ impl Engine {
 
     /// This rank's number in a group, if it is a member.
     pub fn rank_in(&self, group: GroupId) -> Result<Option<Rank>> {
-        self.shared.roster.members(group).map(|(_, me)| me)
+        self.shared.tensor_table.members(group).map(|(_, me)| me)
     }
 
     /// The first cause that ended the world, if it has ended.
     pub fn failure(&self) -> Option<Error> {
-        self.shared.roster.ended(GroupId::WORLD)
+        self.shared.tensor_table.ended(GroupId::WORLD)
     }
 
     /// What ends all collectives of this engine from any thread, with a cause. Does not interrupt [`Engine::add_group`]
     /// while the members of a new group look for each other, which ends at its own deadline.
-    pub fn alarm(&self) -> Alarm {
-        self.alarm.clone()
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.abort.clone()
     }
 
     /// Hands a request in. Returns at once; the ticket tells how it went.
@@ -280,7 +280,7 @@ impl Engine {
         queue.queue().take_back(refused.len());
         match sleeper {
             Sleeper::Drives => queue.queue().wake(all),
-            Sleeper::None => self.shared.baton.make_up_for(all),
+            Sleeper::None => self.shared.driver_lock.make_up_for(all),
         }
         refused
     }
@@ -300,7 +300,7 @@ impl Engine {
     fn enter(&self, submission: &Submission) -> Result<NameId> {
         self.shared.check_fork()?;
         submission.check()?;
-        self.shared.roster.enter(submission.group, &submission.request, &self.recorder)
+        self.shared.tensor_table.enter(submission.group, &submission.request, &self.recorder)
     }
 
     fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
@@ -312,11 +312,11 @@ impl Engine {
         if push != Push::Quiet && self.recorder.is_on() {
             let stamped = |time_ns| {
                 pending.mark.time_ns = Some(time_ns);
-                Order::Submit { group, request, pending }
+                Command::Submit { group, request, pending }
             };
-            return self.shared.baton.push_stamped(stamped, push);
+            return self.shared.driver_lock.push_stamped(stamped, push);
         }
-        self.shared.baton.push(Order::Submit { group, request, pending }, push)
+        self.shared.driver_lock.push(Command::Submit { group, request, pending }, push)
     }
 
     /// Makes a group of these world ranks. All ranks of the world call this, members or not, with the same ranks and
@@ -337,23 +337,24 @@ impl Engine {
             return invalid(format!("there is no rank {rank} in a world of {}", self.size()));
         }
         let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = self.shared.roster.find(&sorted) {
+        if let Some(group) = self.shared.tensor_table.find(&sorted) {
             return Err(Error::ExistingGroup(group));
         }
         forming.rounds += 1;
-        let (group, round) = (self.shared.roster.lowest_free(), GroupId(forming.rounds));
+        let (group, round) = (self.shared.tensor_table.lowest_free(), GroupId(forming.rounds));
         self.agree_on_members(round, &sorted)?;
         let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
         let ranks: Arc<[Rank]> = sorted.into();
-        let mesh =
-            me.map(|_| forming.meeting.mesh(round, &ranks, self.shared.baton.waiter(), self.config.meet_deadline));
+        let mesh = me.map(|_| {
+            forming.connector.mesh(round, &ranks, self.shared.driver_lock.waiter(), self.config.meet_deadline)
+        });
         self.agree_on_success(round, matches!(mesh, Some(Err(_))))?;
-        self.shared.roster.add(group, Arc::clone(&ranks), me);
+        self.shared.tensor_table.add(group, Arc::clone(&ranks), me);
         if let Some(Ok(mesh)) = mesh {
-            let diary = Diary::new(&self.recorder, round, &ranks, self.start);
+            let record = GroupRecord::new(&self.recorder, round, &ranks, self.start);
             let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.host_names);
-            let group = Box::new(Group::new(settings, mesh, diary));
-            let _ = self.shared.baton.push(Order::AddGroup(group), Push::Ringing);
+            let group = Box::new(Group::new(settings, mesh, record));
+            let _ = self.shared.driver_lock.push(Command::AddGroup(group), Push::Ringing);
         }
         Ok(group)
     }
@@ -365,8 +366,8 @@ impl Engine {
             return Err(Error::InvalidGroup("the world ends with the engine".into()));
         }
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, me) = self.shared.roster.members(group)?;
-        self.shared.roster.end(group, &Error::UnknownGroup(group));
+        let (_, me) = self.shared.tensor_table.members(group)?;
+        self.shared.tensor_table.end(group, &Error::UnknownGroup(group));
         self.run(Submission::without_memory(request(
             format!("farandole.group.{group}.remove"),
             Collective::Barrier,
@@ -374,10 +375,11 @@ impl Engine {
         )))?;
         if me.is_some() {
             let done = Arc::new(Slot::new());
-            let after = self.shared.baton.push(Order::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
-            self.shared.baton.wait(&*done, None, after, None);
+            let after =
+                self.shared.driver_lock.push(Command::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
+            self.shared.driver_lock.wait(&*done, None, after, None);
         }
-        self.shared.roster.remove(group);
+        self.shared.tensor_table.remove(group);
         drop(forming);
         Ok(())
     }
@@ -426,8 +428,8 @@ impl Drop for Engine {
             std::mem::forget(worker);
             return;
         }
-        let _ = self.shared.baton.push(Order::Shutdown, Push::Ringing);
-        self.shared.baton.wake_worker();
+        let _ = self.shared.driver_lock.push(Command::Shutdown, Push::Ringing);
+        self.shared.driver_lock.wake_worker();
         let _ = worker.join();
     }
 }
@@ -470,11 +472,11 @@ fn recorder(config: &Config, rank: Rank, hosts: &[String]) -> Arc<Recorder> {
     Recorder::new(identity, config.recorder_records as usize)
 }
 
-fn wait_limits(config: &Config) -> Limits {
+fn wait_limits(config: &Config) -> WaitLimits {
     // As for stalls of named requests: a limit that comes before the warning is none.
     let counts = !config.stall_check_disable && config.stall_shutdown > config.stall_warning;
     let stall_shutdown = if counts { config.stall_shutdown } else { Duration::ZERO };
-    Limits { timeout: config.deadline, stall_shutdown }
+    WaitLimits { timeout: config.deadline, stall_shutdown }
 }
 
 /// Where ranks share memory, an allreduce of this size takes longer to be copied into the fusion buffer and out of it
@@ -509,7 +511,7 @@ fn settings(
     };
     let fusion_limit_bytes = config.fusion_threshold_bytes.max(agree.stage_below_bytes) as usize;
     let wait = wait_limits(config);
-    let limits = stall::Limits { warn_after: config.stall_warning, shut_down_after: config.stall_shutdown };
+    let wait_limits = stall::StallLimits { warn_after: config.stall_warning, shut_down_after: config.stall_shutdown };
     Settings {
         id,
         ranks: Arc::clone(ranks),
@@ -517,7 +519,7 @@ fn settings(
         agree,
         fusion_limit_bytes,
         wait,
-        stall: (!config.stall_check_disable).then_some(limits),
+        stall: (!config.stall_check_disable).then_some(wait_limits),
         table,
         hierarchical: match config.hierarchical_allreduce {
             None => Hierarchical::Chosen,

@@ -4,23 +4,23 @@
 //! name, so ranks may submit in any order; they run as soon as every rank of the group has asked for them. From the
 //! second iteration on the ranks know the order and no longer talk about it.
 //!
-//! One gradient's way: `engine` (checks, enters the name) → `intake` → `worker` (the loop) → `group` (agreement, the
+//! One gradient's way: `engine` (checks, enters the name) → `commands` → `worker` (the loop) → `group` (agreement, the
 //! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links)
-//! and back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `baton`.
+//! and back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `driver_lock`.
 //!
 //! ```
 //! use farandole_engine::{Config, Engine, Submission};
-//! use farandole_engine::meeting::{Hall, Medium};
+//! use farandole_engine::connector::{ThreadWorld, Medium};
 //! use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 //! use farandole_tensor::Region;
 //!
 //! // Two ranks, here as threads of one process.
-//! let hall = Hall::new(2, Medium::Pipes(Default::default()));
+//! let thread_world = ThreadWorld::new(2, Medium::Pipes(Default::default()));
 //! std::thread::scope(|threads| {
 //!     for rank in 0..2u32 {
-//!         let meeting = hall.enter(Rank(rank));
+//!         let connector = thread_world.enter(Rank(rank));
 //!         threads.spawn(move || {
-//!             let engine = Engine::start(meeting, Config::default()).unwrap();
+//!             let engine = Engine::start(connector, Config::default()).unwrap();
 //!             let request = Request {
 //!                 name: "gradient".into(),
 //!                 collective: Collective::Allreduce { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0 },
@@ -43,41 +43,41 @@
 // Under the model checker only the hand-over protocols are of interest; `tests/loom_ticket.rs` takes them in by itself.
 #![cfg(not(loom))]
 
+mod abort;
 mod affinity;
-mod alarm;
-mod baton;
 mod bucket;
+mod command_queue;
 mod completion;
+mod completion_queue;
 pub mod config;
+pub mod connector;
 mod crowd;
-mod diary;
 pub mod direct;
+mod driver_lock;
 mod engine;
 pub mod error;
 mod exec;
 mod group;
-mod intake;
-mod limits;
-pub mod meeting;
 mod owed;
-mod queue;
-mod roster;
+mod record;
 mod shared;
+mod status_reporter;
 mod submission;
 mod sync;
 pub mod tables;
+mod tensor_table;
 mod ticket;
-mod witness;
+mod wait_limits;
 mod worker;
 
-pub use alarm::Alarm;
+pub use abort::AbortHandle;
+pub use completion_queue::{Completion, CompletionQueue};
 pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
 pub use group::StallNotice;
-pub use queue::{Completion, CompletionQueue};
+pub use status_reporter::Stacks;
 pub use submission::{Outcome, Returned, Submission};
 pub use ticket::{QuietTickets, Ticket, wait_all};
-pub use witness::Stacks;
 pub use worker::OnStall;

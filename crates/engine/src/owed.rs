@@ -1,8 +1,8 @@
 //! The driver's end of a promise: [`Owed`]. However the driver loses it, the ticket or queue gets an answer.
 //!
-//! A request passes through many hands on its way (intake, table, bucket). If one of them panics, unwinding drops
-//! whatever it held, and with it the only means of telling the caller. So dropping an [`Owed`] that was not fulfilled
-//! does not lose it:
+//! A request passes through many hands on its way (command queue, table, bucket). If one of them panics, unwinding
+//! drops whatever it held, and with it the only means of telling the caller. So dropping an [`Owed`] that was not
+//! fulfilled does not lose it:
 //!
 //! - *unwinding*: why the driver panics is known only to whoever catches the panic, further out on this thread. The
 //!   promise is put aside, and [`take_orphans`] gives it to that one, who fulfils it with the text of the panic.
@@ -14,8 +14,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::completion_queue::{Completion, Queue};
 use crate::error::Error;
-use crate::queue::{Completion, Queue};
 use crate::submission::{Outcome, Returned};
 use crate::ticket::Promise;
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
 
-use crate::baton::Baton;
+use crate::driver_lock::DriverLock;
 use crate::error::{Error, Result};
-use crate::roster::Roster;
+use crate::tensor_table::TensorTable;
 
 /// Alive as long as the engine or one of its tickets.
 pub(crate) struct Shared {
-    pub(crate) baton: Baton,
-    pub(crate) roster: Arc<Roster>,
+    pub(crate) driver_lock: DriverLock,
+    pub(crate) tensor_table: Arc<TensorTable>,
     pub(crate) fork: ForkGuard,
     /// Where threads that wait for their tickets say so.
     pub(crate) recorder: Arc<Recorder>,

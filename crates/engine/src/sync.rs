@@ -1,5 +1,5 @@
-//! Locks for the two hand-over protocols of this crate (`completion`, `intake`): the standard library's in production,
-//! the model checker's under `--cfg loom`, where every interleaving of a small program is tried.
+//! Locks for the two hand-over protocols of this crate (`completion`, `commands`): the standard library's in
+//! production, the model checker's under `--cfg loom`, where every interleaving of a small program is tried.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};

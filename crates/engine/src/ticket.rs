@@ -2,7 +2,8 @@
 //!
 //! A ticket is one end of a [`Slot`]; the driver holds the other. It can be asked ([`Ticket::is_done`]), waited for
 //! with or without a deadline, and waited for together with others ([`wait_all`]). A waiting thread drives the engine
-//! if nobody else does (`baton`). Dropping a ticket gives the result up, not the request: other ranks count on it.
+//! if nobody else does (`driver_lock`). Dropping a ticket gives the result up, not the request: other ranks count on
+//! it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,10 +12,10 @@ use farandole_trace::Event;
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::NameId;
 
-use crate::baton::Note;
+use crate::command_queue::After;
 use crate::completion::Slot;
+use crate::driver_lock::Note;
 use crate::error::{Error, Result};
-use crate::intake::After;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned};
 
@@ -75,7 +76,7 @@ impl Ticket {
     pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
-        Ok(self.shared.baton.wait(&*self.promise, deadline, After::Nothing, None))
+        Ok(self.shared.driver_lock.wait(&*self.promise, deadline, After::Nothing, None))
     }
 
     /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait:
@@ -106,11 +107,11 @@ impl Ticket {
         Ok(self.take()?)
     }
 
-    /// Waits as the baton does, and leaves a record of it if there was something to wait for.
+    /// Waits as the driver lock does, and leaves a record of it if there was something to wait for.
     fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
         let recorder = &*self.shared.recorder;
         let note = recorder.is_on().then_some(Note { name: self.name_id, recorder });
-        self.shared.baton.wait(&*self.promise, deadline, after, note)
+        self.shared.driver_lock.wait(&*self.promise, deadline, after, note)
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {

@@ -1,14 +1,14 @@
-//! THE loop: [`Driver::turn`]. It takes orders in, gives every group its turn, and ends groups that are in trouble.
+//! THE loop: [`Driver::turn`]. It takes orders in, gives every group its turn, and ends groups that are in error.
 //!
 //! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
-//! decided in `baton`. The driver is the only one who touches groups, meshes and regions under way.
+//! decided in `driver_lock`. The driver is the only one who touches groups, meshes and regions under way.
 //!
 //! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this
 //! rank's clock: a rank that was stopped blames nobody for what it did not hear meanwhile.
 //!
-//! The first trouble counts. Trouble of the world, a panic of ours or an alarm ends every group with the same cause;
-//! trouble of another group ends that group alone. Whatever goes wrong while an alarm is ringing is taken for its
-//! effect (`alarm`).
+//! The first error counts. GroupError of the world, a panic of ours or an abort handle ends every group with the same
+//! cause; error of another group ends that group alone. Whatever goes wrong while an abort handle is ringing is taken
+//! for its effect (`abort`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use farandole_plan::{GroupId, Request};
 use farandole_trace::event::NameId;
 use farandole_transport::{AwakeClock, Waiter};
 
-use crate::alarm::Alarm;
-use crate::baton::LONGEST_SLEEP;
+use crate::abort::AbortHandle;
 use crate::bucket::Pending;
+use crate::command_queue::CommandQueue;
 use crate::completion::Slot;
+use crate::driver_lock::LONGEST_SLEEP;
 use crate::error::{Error, Failure};
-use crate::group::{Group, Look, StallNotice, Surroundings, Trouble};
-use crate::intake::Intake;
+use crate::group::{Group, GroupError, Look, StallNotice, TurnInput};
 use crate::owed::take_orphans;
-use crate::roster::Roster;
+use crate::status_reporter::StatusReporter;
 use crate::submission::Returned;
-use crate::witness::Witness;
+use crate::tensor_table::TensorTable;
 
 /// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size
 /// theirs.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum Order {
+pub(crate) enum Command {
     /// Carry this out.
     Submit { group: GroupId, request: Request, pending: Pending },
     /// Take this group in.
@@ -69,16 +69,16 @@ pub(crate) struct Driver {
     /// The start of this rank's clock.
     start: Instant,
     clock: AwakeClock,
-    roster: Arc<Roster>,
+    tensor_table: Arc<TensorTable>,
     waiter: Arc<Waiter>,
-    alarm: Alarm,
-    /// Whether the alarm has rung and been acted on.
-    alarmed: bool,
+    abort: AbortHandle,
+    /// Whether the abort handle has rung and been acted on.
+    aborted: bool,
     on_stall: OnStall,
     /// Says what this rank does when others wait for it.
-    witness: Witness,
+    status_reporter: StatusReporter,
     /// Orders of the current turn, the next one last; empty between turns, unless one has panicked.
-    orders: Vec<Order>,
+    orders: Vec<Command>,
     took_something: bool,
     /// When the last turn began.
     turned_at: Duration,
@@ -90,23 +90,23 @@ impl Driver {
     pub(crate) fn new(
         world: Group,
         start: Instant,
-        roster: Arc<Roster>,
+        tensor_table: Arc<TensorTable>,
         waiter: Arc<Waiter>,
-        alarm: Alarm,
+        abort: AbortHandle,
         on_stall: OnStall,
-        witness: Witness,
+        status_reporter: StatusReporter,
     ) -> Driver {
         Driver {
             groups: vec![world],
             ending: Vec::new(),
             start,
             clock: AwakeClock::new(start),
-            roster,
+            tensor_table,
             waiter,
-            alarm,
-            alarmed: false,
+            abort,
+            aborted: false,
             on_stall,
-            witness,
+            status_reporter,
             orders: Vec::new(),
             took_something: false,
             turned_at: Duration::ZERO,
@@ -116,8 +116,8 @@ impl Driver {
     }
 
     /// Does what can be done now.
-    pub(crate) fn turn(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
-        match catch_unwind(AssertUnwindSafe(|| self.turn_or_panic(intake, look))) {
+    pub(crate) fn turn(&mut self, commands: &CommandQueue<Command>, look: Look) -> Turn {
+        match catch_unwind(AssertUnwindSafe(|| self.turn_or_panic(commands, look))) {
             Ok(turn) => turn,
             Err(panic) => {
                 self.survive(&format!("the engine has a bug: {}", panic_text(&*panic)));
@@ -130,14 +130,14 @@ impl Driver {
     /// unwinding has dropped. Orders that were not taken yet are taken in the next turn, and find their groups ended.
     fn survive(&mut self, what: &str) {
         let orphans = take_orphans();
-        let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(Trouble::Panicked(what.to_owned()))));
-        let error = self.roster.ended(GroupId::WORLD).unwrap_or_else(|| {
+        let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(GroupError::Panicked(what.to_owned()))));
+        let error = self.tensor_table.ended(GroupId::WORLD).unwrap_or_else(|| {
             let what = what.to_owned();
             Error::from(Failure { what, rank: None, tensor: None, elapsed: None, orderly: false })
         });
         if ended.is_err() {
             // Whatever state the groups are in, the requests are there.
-            self.roster.end_all(&error);
+            self.tensor_table.end_all(&error);
             let now = self.start.elapsed();
             self.groups.iter_mut().for_each(|group| group.fail_requests(&error, now));
         }
@@ -146,21 +146,21 @@ impl Driver {
         }
     }
 
-    fn turn_or_panic(&mut self, intake: &Intake<Order>, look: Look) -> Turn {
+    fn turn_or_panic(&mut self, commands: &CommandQueue<Command>, look: Look) -> Turn {
         let now = self.look_at_clock();
         self.turned_at = now;
-        let alarmed = self.hear_alarm();
-        self.took_something = self.take_orders(intake, now);
-        let mut moved = self.took_something || alarmed;
+        let aborted = self.check_abort();
+        self.took_something = self.take_orders(commands, now);
+        let mut moved = self.took_something || aborted;
         if let (true, Some(world)) = (self.took_something, self.groups.first_mut()) {
             world.note_cycle(now);
         }
         for index in 0..self.groups.len() {
-            let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
-            match self.groups[index].turn(look, &around) {
+            let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
+            match self.groups[index].turn(look, &turn) {
                 Ok(group_moved) => moved |= group_moved,
-                Err(trouble) => {
-                    self.fail(index, trouble);
+                Err(group_error) => {
+                    self.fail(index, group_error);
                     moved = true;
                 }
             }
@@ -198,14 +198,14 @@ impl Driver {
         }
         let states: Vec<GroupState> = self.groups.iter().filter_map(|group| group.state(now)).collect();
         for group in self.groups.iter_mut().filter(|group| group.is_asked()) {
-            group.begin_answer(&self.witness, states.clone());
+            group.begin_answer(&self.status_reporter, states.clone());
         }
     }
 
-    fn take_orders(&mut self, intake: &Intake<Order>, now: Duration) -> bool {
+    fn take_orders(&mut self, commands: &CommandQueue<Command>, now: Duration) -> bool {
         // A panic may have left some. They come before whatever has been pushed since.
         if self.orders.is_empty() {
-            intake.take_all(&mut self.orders);
+            commands.take_all(&mut self.orders);
             self.orders.reverse();
         }
         let took_something = !self.orders.is_empty();
@@ -215,28 +215,28 @@ impl Driver {
         took_something
     }
 
-    fn take_order(&mut self, order: Order, now: Duration) {
+    fn take_order(&mut self, order: Command, now: Duration) {
         match order {
-            Order::Submit { group, request, pending } => {
-                let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+            Command::Submit { group, request, pending } => {
+                let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
                 match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
-                    Some(group) => group.submit(request, pending, &around),
+                    Some(group) => group.submit(request, pending, &turn),
                     None => {
-                        let error = self.roster.ended(group).unwrap_or(Error::UnknownGroup(group));
+                        let error = self.tensor_table.ended(group).unwrap_or(Error::UnknownGroup(group));
                         pending.fail(error);
                     }
                 }
             }
-            Order::AddGroup(mut group) => {
+            Command::AddGroup(mut group) => {
                 // The world may have ended since the members met; a group does not outlive it.
-                if let Some(error) = self.roster.ended(GroupId::WORLD) {
-                    let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
-                    group.fail(&error, &around);
+                if let Some(error) = self.tensor_table.ended(GroupId::WORLD) {
+                    let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
+                    group.fail(&error, &turn);
                 }
                 group.slept(self.clock.slept());
                 self.groups.push(*group);
             }
-            Order::RemoveGroup { group, done } => {
+            Command::RemoveGroup { group, done } => {
                 match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
                     Some(found) => {
                         self.ending.push((group, done));
@@ -245,10 +245,10 @@ impl Driver {
                     None => done.fulfil(()),
                 }
             }
-            Order::Waits(wait) => self.tell_of_direct_call(wait, now),
-            Order::Shutdown => {
+            Command::Waits(wait) => self.tell_of_direct_call(wait, now),
+            Command::Shutdown => {
                 self.shutting_down = true;
-                self.roster.end_all(&Error::ShutDown);
+                self.tensor_table.end_all(&Error::ShutDown);
                 for group in &mut self.groups {
                     group.close(now);
                 }
@@ -258,10 +258,10 @@ impl Driver {
 
     /// A direct call of this rank waits. The world looks into it.
     fn tell_of_direct_call(&mut self, wait: DirectWait, now: Duration) {
-        let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
+        let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
         let Some(world) = self.groups.first_mut().filter(|world| world.id() == GroupId::WORLD) else { return };
-        if let Err(trouble) = world.tell_of_direct_call(wait, &around) {
-            self.fail(0, trouble);
+        if let Err(group_error) = world.tell_of_direct_call(wait, &turn) {
+            self.fail(0, group_error);
         }
     }
 
@@ -281,15 +281,15 @@ impl Driver {
         });
     }
 
-    /// Ends all groups if the alarm has rung. Says whether it is news.
-    fn hear_alarm(&mut self) -> bool {
-        let Some(verdict) = self.alarm.verdict().filter(|_| !self.alarmed).cloned() else { return false };
-        self.alarmed = true;
-        let lost = verdict.peer;
+    /// Ends all groups if the abort handle has rung. Says whether it is news.
+    fn check_abort(&mut self) -> bool {
+        let Some(abort) = self.abort.aborted().filter(|_| !self.aborted).cloned() else { return false };
+        self.aborted = true;
+        let lost = abort.peer;
         if let Some(peer) = lost {
             self.groups.iter_mut().for_each(|group| group.expect_nothing_of(peer));
         }
-        self.fail_all(Trouble::Alarmed(verdict));
+        self.fail_all(GroupError::Aborted(abort));
         if lost.is_none() {
             let now = self.now();
             self.groups.iter_mut().for_each(|group| group.expect_little(now));
@@ -297,31 +297,31 @@ impl Driver {
         true
     }
 
-    /// A group is in trouble.
-    fn fail(&mut self, index: usize, trouble: Trouble) {
-        if self.hear_alarm() {
+    /// A group is in error.
+    fn fail(&mut self, index: usize, group_error: GroupError) {
+        if self.check_abort() {
             return;
         }
         let now = self.now();
-        let failure = self.groups[index].first_cause(trouble, &self.waiter, now);
+        let failure = self.groups[index].first_cause(group_error, &self.waiter, now);
         // Finding the cause may have taken a while.
-        if self.hear_alarm() {
+        if self.check_abort() {
             return;
         }
         match self.groups[index].id() {
             GroupId::WORLD => self.end_all(failure),
             _ => {
-                let around = Surroundings { now: self.now(), roster: &self.roster, on_stall: &*self.on_stall };
-                self.groups[index].fail(&Error::from(failure), &around);
+                let turn = TurnInput { now: self.now(), tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
+                self.groups[index].fail(&Error::from(failure), &turn);
             }
         }
     }
 
-    /// All groups are in the same trouble.
-    pub(crate) fn fail_all(&mut self, trouble: Trouble) {
+    /// All groups are in the same error.
+    pub(crate) fn fail_all(&mut self, group_error: GroupError) {
         let now = self.now();
         let failure = match self.groups.first_mut() {
-            Some(group) => group.first_cause(trouble, &self.waiter, now),
+            Some(group) => group.first_cause(group_error, &self.waiter, now),
             None => return,
         };
         self.end_all(failure);
@@ -329,11 +329,11 @@ impl Driver {
 
     fn end_all(&mut self, failure: Failure) {
         let error = Error::from(failure);
-        self.roster.end_all(&error);
+        self.tensor_table.end_all(&error);
         let now = self.now();
         for group in &mut self.groups {
-            let around = Surroundings { now, roster: &self.roster, on_stall: &*self.on_stall };
-            group.fail(&error, &around);
+            let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
+            group.fail(&error, &turn);
         }
     }
 
@@ -376,7 +376,7 @@ impl Driver {
         self.groups.iter_mut().for_each(Group::fall_asleep);
     }
 
-    /// Another thread has the baton.
+    /// Another thread has the driver lock.
     pub(crate) fn pick_up(&mut self) {
         self.groups.iter_mut().for_each(Group::pick_up);
     }

@@ -1,18 +1,18 @@
-//! Tries every interleaving of the ticket's completion and of the intake's wake-up on small programs.
+//! Tries every interleaving of the ticket's completion and of the command queue's wake-up on small programs.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p farandole-engine --test loom_ticket --release`.
 #![cfg(loom)]
 #![allow(dead_code, unreachable_pub)]
 
+#[path = "../src/command_queue.rs"]
+mod command_queue;
 #[path = "../src/completion.rs"]
 mod completion;
-#[path = "../src/intake.rs"]
-mod intake;
 #[path = "../src/sync.rs"]
 mod sync;
 
+use command_queue::{After, CommandQueue};
 use completion::Slot;
-use intake::{After, Intake};
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -94,13 +94,13 @@ fn a_driver_that_sleeps_is_rung_for_every_item_it_would_miss() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let intake = Arc::new(Intake::new());
+        let commands = Arc::new(CommandQueue::new());
         let bell = Arc::new(Bell::default());
         let pushers: Vec<_> = (0..2)
             .map(|item| {
-                let (intake, bell) = (Arc::clone(&intake), Arc::clone(&bell));
+                let (commands, bell) = (Arc::clone(&commands), Arc::clone(&bell));
                 thread::spawn(move || {
-                    if intake.push(item) == After::Ring {
+                    if commands.push(item) == After::Ring {
                         bell.ring();
                     }
                 })
@@ -110,9 +110,9 @@ fn a_driver_that_sleeps_is_rung_for_every_item_it_would_miss() {
         let mut seen = 0;
         while seen < 2 {
             let mut taken = Vec::new();
-            intake.take_all(&mut taken);
+            commands.take_all(&mut taken);
             seen += taken.len();
-            if seen < 2 && intake.fall_asleep() {
+            if seen < 2 && commands.fall_asleep() {
                 bell.wait();
             }
         }

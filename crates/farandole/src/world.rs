@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess, spawn};
-use farandole_engine::meeting::Contacts;
+use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{Alarm, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
+use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
 use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
 use farandole_trace::live::Sampler;
@@ -122,7 +122,7 @@ impl Setup {
         let way = access.rendezvous.clone().map(|way| way.with_silence(silence));
         let own = Introduction::new(own, &config);
         let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, own, Instant::now() + countdown.left())?;
-        let meeting = |epoch| Contacts {
+        let meeting = |epoch| ProcessConnector {
             rank: environment.rank,
             contacts: contacts.clone(),
             listener: Arc::clone(&listener),
@@ -140,7 +140,7 @@ impl Setup {
         let lost = |error: Error| with_verdict(error, lifeline.as_ref());
         let mut communicator =
             Communicator::join(&mut meeting(0), direct, self.patience).map_err(|error| lost(error.into()))?;
-        heed(lifeline.as_ref(), communicator.alarm());
+        heed(lifeline.as_ref(), communicator.abort_handle());
         let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
         let identity = Identity {
             rank: environment.rank.0,
@@ -168,7 +168,7 @@ impl Setup {
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks: self.stacks, on_stall: self.on_stall };
         let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
-        heed(lifeline.as_ref(), engine.alarm());
+        heed(lifeline.as_ref(), engine.abort_handle());
         communicator.report_stalls_with(&engine);
         let blamed = AtomicBool::new(false);
         let communicator = Mutex::new(communicator);
@@ -214,9 +214,9 @@ fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
 }
 
 /// Lets a verdict end collectives.
-fn heed(lifeline: Option<&Lifeline>, alarm: Alarm) {
+fn heed(lifeline: Option<&Lifeline>, abort: AbortHandle) {
     if let Some(lifeline) = lifeline {
-        lifeline.on_verdict(move |verdict| alarm.ring(verdict.rank, verdict.to_string()));
+        lifeline.on_verdict(move |verdict| abort.abort(verdict.rank, verdict.to_string()));
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farandole::{Communicator, DirectSettings, Rank, ReduceOp};
 use farandole_cluster::{Address, Rendezvous, Server};
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_transport::{Key, memory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -29,12 +29,14 @@ fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
     let at: Address = "tcp:127.0.0.1:0".parse().expect("an address");
     let server = Server::serve(&at, RANKS, &key).expect("a rendezvous can be hosted");
     let rendezvous = Arc::new(Rendezvous::new(server.address().clone(), RANKS, key).with_silence(Some(DEADLINE)));
-    let hall =
-        Hall::new(RANKS, Medium::Pipes(memory::Settings { capacity_bytes: 4096, ..memory::Settings::default() }));
+    let thread_world = ThreadWorld::new(
+        RANKS,
+        Medium::Pipes(memory::Settings { capacity_bytes: 4096, ..memory::Settings::default() }),
+    );
     let deadline = Instant::now() + DEADLINE;
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
-            let (rendezvous, hall) = (rendezvous.clone(), hall.clone());
+            let (rendezvous, thread_world) = (rendezvous.clone(), thread_world.clone());
             let life = move || {
                 let own = (rank as u32).to_le_bytes();
                 let (blobs, lifeline) = rendezvous.join(Rank::from(rank), &own, deadline).expect("all ranks come");
@@ -44,7 +46,7 @@ fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
                     .collect();
                 assert!(numbers.iter().copied().eq(0..RANKS as u32), "everybody's message, in rank order");
                 let mut world =
-                    Communicator::join(&mut hall.enter(Rank::from(rank)), DirectSettings::default(), DEADLINE)
+                    Communicator::join(&mut thread_world.enter(Rank::from(rank)), DirectSettings::default(), DEADLINE)
                         .expect("ranks find each other");
                 let mut data = vec![rank as i64; 1000];
                 world.allreduce(&mut data, ReduceOp::Sum).expect("all ranks reduce");

@@ -1,9 +1,9 @@
 //! Which algorithm a collective uses.
 //!
 //! [`choose`] takes the algorithm with the least time in a [`Table`] that was measured on the machine, unless what the
-//! built-in [`Limits`] would take is as good within [`MARGIN`]; without a table it goes by the limits. [`Choices`] is
-//! the same for all sizes at once, worked out when a group is made, so that asking costs no more than a look into a
-//! list.
+//! built-in [`AlgorithmLimits`] would take is as good within [`MARGIN`]; without a table it goes by the limits.
+//! [`Choices`] is the same for all sizes at once, worked out when a group is made, so that asking costs no more than a
+//! look into a list.
 //!
 //! The choice must be the same on all ranks. It is a function of its arguments alone, uses only arithmetic that is
 //! exact to the bit on every machine (no logarithms), and breaks ties by the order of [`Algorithm::ALL`]. The table
@@ -39,7 +39,7 @@ impl Means {
 
 /// Sizes at which the choice changes where nothing has been measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct AlgorithmLimits {
     /// On one host, everybody folds everything as long as a rank reads no more than this from all windows together.
     pub whole_read_max_bytes: u64,
     /// Whole vectors are exchanged up to this size.
@@ -68,9 +68,9 @@ pub enum Hierarchical {
     Never,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for AlgorithmLimits {
+    fn default() -> AlgorithmLimits {
+        AlgorithmLimits {
             // Where a second hand-over (0.3 to 1 us) takes as long as folding what the others would have folded:
             // measured between 4 and 8 KiB with 2 and 4 ranks, between 1 and 2 KiB with 8 and 16.
             whole_read_max_bytes: 16 << 10,
@@ -101,7 +101,7 @@ pub fn choose(
     topology: &Topology,
     means: Means,
     rates: &Rates,
-    limits: &Limits,
+    limits: &AlgorithmLimits,
 ) -> Algorithm {
     let usual = choose_unmeasured(bytes, Class::of(topology), means, limits);
     let Some(table) = table else { return usual };
@@ -127,7 +127,7 @@ pub fn choose(
 }
 
 /// The algorithm where nothing has been measured.
-pub fn choose_unmeasured(bytes: u64, class: Class, means: Means, limits: &Limits) -> Algorithm {
+pub fn choose_unmeasured(bytes: u64, class: Class, means: Means, limits: &AlgorithmLimits) -> Algorithm {
     let ranks = u64::from(class.ranks);
     if class.hosts == 1 {
         if means.windows && bytes.saturating_mul(ranks) <= limits.whole_read_max_bytes {
@@ -186,7 +186,7 @@ impl Formed {
 #[derive(Clone, Debug)]
 pub struct Choices {
     class: Class,
-    limits: Limits,
+    limits: AlgorithmLimits,
     measured: Option<Measured>,
 }
 
@@ -202,7 +202,7 @@ struct Measured {
 
 impl Choices {
     /// The choices of a group on this placement. A table for another class is not used.
-    pub fn new(table: Option<Arc<Table>>, topology: &Topology, limits: Limits) -> Choices {
+    pub fn new(table: Option<Arc<Table>>, topology: &Topology, limits: AlgorithmLimits) -> Choices {
         let class = Class::of(topology);
         let measured = table.filter(|table| table.class == class).map(|table| Measured::new(table, topology, &limits));
         Choices { class, limits, measured }
@@ -232,7 +232,7 @@ impl Choices {
         let differs = |&bytes: &u64| self.allreduce(bytes, means) != algorithm;
         let Some(mut exceeds) = (0..RUNGS).map(least_bytes).find(differs) else { return u64::MAX };
         let Some(rung) = rung_of(exceeds).checked_sub(1) else { return 0 };
-        // Limits are exact, and may lie within a rung.
+        // AlgorithmLimits are exact, and may lie within a rung.
         let mut fits = least_bytes(rung);
         while exceeds - fits > 1 {
             let middle = fits + (exceeds - fits) / 2;
@@ -255,7 +255,7 @@ impl Choices {
 }
 
 impl Measured {
-    fn new(table: Arc<Table>, topology: &Topology, limits: &Limits) -> Measured {
+    fn new(table: Arc<Table>, topology: &Topology, limits: &AlgorithmLimits) -> Measured {
         let sizes = || (0..RUNGS).map(least_bytes);
         let algorithms = ALL_MEANS.map(|means| {
             sizes().map(|bytes| choose(Some(&table), bytes, topology, means, &Rates::TYPICAL, limits)).collect()
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn without_measurements_size_and_placement_decide() {
         let unmeasured = |bytes, topology: &Topology, means| {
-            choose_unmeasured(bytes, Class::of(topology), means, &Limits::default())
+            choose_unmeasured(bytes, Class::of(topology), means, &AlgorithmLimits::default())
         };
         let one_host = Topology::one_host(4);
         assert_eq!(unmeasured(4, &one_host, WINDOWS), Algorithm::WindowWhole);
@@ -361,7 +361,8 @@ mod tests {
             (Algorithm::Doubling, 2000, 150.0),
         ];
         let table = table(&topology, &points);
-        let chosen = |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &Limits::default());
+        let chosen =
+            |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &AlgorithmLimits::default());
         assert_eq!(chosen(1000), Algorithm::Doubling);
         assert_eq!(chosen(1500), Algorithm::Doubling);
         assert_eq!(chosen(1700), Algorithm::Ring);
@@ -372,7 +373,8 @@ mod tests {
     fn beyond_the_measured_sizes_the_model_takes_over() {
         let topology = Topology::all_apart(16);
         let table = table(&topology, &[(Algorithm::Ring, 1 << 20, 900.0), (Algorithm::Doubling, 1 << 20, 790.0)]);
-        let chosen = |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &Limits::default());
+        let chosen =
+            |bytes| choose(Some(&table), bytes, &topology, NOTHING, &Rates::TYPICAL, &AlgorithmLimits::default());
         assert_eq!(chosen(1 << 20), Algorithm::Doubling);
         assert_eq!(chosen(1 << 28), Algorithm::Ring);
         assert_eq!(chosen(64), Algorithm::Doubling);
@@ -382,7 +384,7 @@ mod tests {
     fn what_cannot_run_is_not_chosen_however_fast_it_was() {
         let topology = Topology::one_host(4);
         let table = table(&topology, &[(Algorithm::WindowTiles, 1000, 1.0), (Algorithm::Ring, 1000, 50.0)]);
-        let chosen = |means| choose(Some(&table), 1000, &topology, means, &Rates::TYPICAL, &Limits::default());
+        let chosen = |means| choose(Some(&table), 1000, &topology, means, &Rates::TYPICAL, &AlgorithmLimits::default());
         assert_eq!(chosen(WINDOWS), Algorithm::WindowTiles);
         assert_eq!(chosen(NOTHING), Algorithm::Ring);
     }
@@ -392,7 +394,7 @@ mod tests {
         let topology = Topology::one_host(2);
         let table = table(&topology, &[(Algorithm::WindowTiles, 1 << 20, 1.0)]);
         let mapped = Means { mapped: true, ..WINDOWS };
-        let chosen = choose(Some(&table), 1 << 20, &topology, mapped, &Rates::TYPICAL, &Limits::default());
+        let chosen = choose(Some(&table), 1 << 20, &topology, mapped, &Rates::TYPICAL, &AlgorithmLimits::default());
         assert_eq!(chosen, Algorithm::Mapped);
     }
 
@@ -401,7 +403,7 @@ mod tests {
         let topology = Topology::all_apart(4);
         let chosen = |ring_us| {
             let table = table(&topology, &[(Algorithm::Doubling, 64, 100.0), (Algorithm::Ring, 64, ring_us)]);
-            choose(Some(&table), 64, &topology, NOTHING, &Rates::TYPICAL, &Limits::default())
+            choose(Some(&table), 64, &topology, NOTHING, &Rates::TYPICAL, &AlgorithmLimits::default())
         };
         assert_eq!(chosen(100.0 * (1.0 - MARGIN) + 0.1), Algorithm::Doubling);
         assert_eq!(chosen(100.0 * (1.0 - MARGIN) - 0.1), Algorithm::Ring);
@@ -413,7 +415,7 @@ mod tests {
         let measured = table(&topology, &[(Algorithm::Hierarchical, 64, 1.0), (Algorithm::Ring, 64, 9.0)]);
         let ring = table(&topology, &[(Algorithm::Hierarchical, 64, 9.0), (Algorithm::Ring, 64, 1.0)]);
         let chosen = |table, bytes, hierarchical| {
-            let limits = Limits { hierarchical, ..Limits::default() };
+            let limits = AlgorithmLimits { hierarchical, ..AlgorithmLimits::default() };
             choose(table, bytes, &topology, NOTHING, &Rates::TYPICAL, &limits).is_hierarchical()
         };
         for table in [None, Some(&measured), Some(&ring)] {
@@ -425,7 +427,7 @@ mod tests {
         assert!(!chosen(None, 4, Hierarchical::Chosen) && chosen(None, 1 << 20, Hierarchical::Chosen));
         assert!(chosen(Some(&measured), 64, Hierarchical::Chosen) && !chosen(Some(&ring), 64, Hierarchical::Chosen));
         // Nothing to be hierarchical about.
-        let limits = Limits { hierarchical: Hierarchical::Always, ..Limits::default() };
+        let limits = AlgorithmLimits { hierarchical: Hierarchical::Always, ..AlgorithmLimits::default() };
         assert!(!choose_unmeasured(64, Class::of(&Topology::all_apart(4)), NOTHING, &limits).is_hierarchical());
     }
 
@@ -448,7 +450,7 @@ mod tests {
             (Algorithm::WindowTiles, 1 << 20, 100.0),
         ];
         let table = Arc::new(table(&topology, &points));
-        let limits = Limits::default();
+        let limits = AlgorithmLimits::default();
         let choices = Choices::new(Some(Arc::clone(&table)), &topology, limits);
         for bytes in (0..RUNGS).map(least_bytes) {
             for means in ALL_MEANS {
@@ -468,13 +470,13 @@ mod tests {
     fn a_table_for_another_placement_is_not_used() {
         let table = Arc::new(table(&Topology::one_host(2), &[(Algorithm::Ring, 4, 1.0)]));
         let topology = Topology::all_apart(2);
-        assert!(Choices::new(Some(table), &topology, Limits::default()).table().is_none());
+        assert!(Choices::new(Some(table), &topology, AlgorithmLimits::default()).table().is_none());
     }
 
     #[test]
     fn the_largest_size_of_an_algorithm_is_exact() {
         let topology = Topology::one_host(2);
-        let limits = Limits { whole_read_max_bytes: 2 * 10_007, ..Limits::default() };
+        let limits = AlgorithmLimits { whole_read_max_bytes: 2 * 10_007, ..AlgorithmLimits::default() };
         let choices = Choices::new(None, &topology, limits);
         assert_eq!(choices.largest_of(Algorithm::WindowWhole, WINDOWS), 10_007);
         assert_eq!(choices.largest_of(Algorithm::WindowTiles, WINDOWS), 0);
@@ -495,7 +497,7 @@ mod tests {
         ] {
             table.insert(Point { way: Way::Allgather(form), bytes, time_us });
         }
-        let choices = Choices::new(Some(Arc::new(table)), &topology, Limits::default());
+        let choices = Choices::new(Some(Arc::new(table)), &topology, AlgorithmLimits::default());
         let tuning = Tuning { segment_elems: 1, tile_elems: 1, slots: 1, small_elems: 7 };
         let small_elems = |formed, bytes| choices.tuned(formed, bytes, tuning).small_elems;
         assert_eq!(small_elems(Formed::Allgather, 4), u64::MAX);

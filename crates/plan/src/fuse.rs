@@ -9,7 +9,7 @@
 //! which therefore bounds the fusion buffer; an item above it travels alone; a threshold of zero turns fusion off.
 //!
 //! Fusing saves an item its own hand-overs and costs two copies, into the common buffer and out of it. So an allreduce
-//! that is *large* (`Limits::alone_from_bytes`) travels alone.
+//! that is *large* (`FusionLimits::alone_from_bytes`) travels alone.
 //!
 //! **Look-ahead.** An item may join an earlier bucket past items of other keys, as mixed precision interleaves them,
 //! and past large ones, as long as the items it passes sum to no more than the threshold. Other items with the same key
@@ -36,7 +36,7 @@ pub const ALIGN_BYTES: u64 = 64;
 
 /// What fusing depends on besides the items. Equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct FusionLimits {
     /// Ranks of the group.
     pub size: usize,
     /// Largest bucket of more than one tensor; zero turns fusion off.
@@ -93,7 +93,7 @@ pub struct BucketPlan {
 
 impl BucketPlan {
     /// The bucket of the given items, which have the same key.
-    fn new(items: Vec<Arc<Item>>, limits: &Limits) -> BucketPlan {
+    fn new(items: Vec<Arc<Item>>, limits: &FusionLimits) -> BucketPlan {
         let first = Arc::clone(&items[0]);
         let parts = items.into_iter().map(|item| Part { item, span: Span { start: 0, len: 0 } }).collect();
         let mut plan = BucketPlan {
@@ -185,7 +185,7 @@ pub struct Fused {
 
 /// Cuts `items` into buckets. `after(i)` is the position before which everything lies that item `i` may depend on; zero
 /// if it depends on none of them.
-pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits) -> Vec<Fused> {
+pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &FusionLimits) -> Vec<Fused> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut open: Vec<Open<'_>> = Vec::new();
     let mut passed_bytes = 0_u64;
@@ -228,7 +228,7 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Limits
 
 /// Whether an item is better off without others, and without being copied. Adasum works in a buffer of the engine's
 /// anyway.
-fn is_large(item: &Item, bytes: u64, limits: &Limits) -> bool {
+fn is_large(item: &Item, bytes: u64, limits: &FusionLimits) -> bool {
     let folds = matches!(item.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
     folds && bytes >= limits.alone_from_bytes
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farandole_plan::fuse::{ALIGN_BYTES, BatchFusion, Limits, fuse};
+use farandole_plan::fuse::{ALIGN_BYTES, BatchFusion, FusionLimits, fuse};
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::{Batch, Collective, Dtype, Rank, ReduceOp, Span};
 use proptest::prelude::*;
@@ -24,9 +24,9 @@ fn item(name: &str, collective: Collective, dtype: Dtype, shape: &[u64], rows: &
     })
 }
 
-fn limits(threshold_bytes: u64) -> Limits {
+fn limits(threshold_bytes: u64) -> FusionLimits {
     let (stage_below_bytes, alone_from_bytes) = (1024, u64::MAX);
-    Limits { size: 3, threshold_bytes, stage_below_bytes, alone_from_bytes, batches: BatchFusion::WithOthers }
+    FusionLimits { size: 3, threshold_bytes, stage_below_bytes, alone_from_bytes, batches: BatchFusion::WithOthers }
 }
 
 fn positions(items: &[Arc<Item>], after: impl Fn(usize) -> usize, threshold_bytes: u64) -> Vec<Vec<usize>> {
@@ -59,7 +59,7 @@ fn zero_turns_fusion_off_and_large_items_travel_alone() {
 #[test]
 fn an_allreduce_from_a_size_on_travels_alone_and_others_fuse_past_it() {
     let places = |items: &[Arc<Item>]| -> Vec<Vec<usize>> {
-        let limits = Limits { alone_from_bytes: 1024, ..limits(1 << 20) };
+        let limits = FusionLimits { alone_from_bytes: 1024, ..limits(1 << 20) };
         fuse(items, |_| 0, &limits).into_iter().map(|bucket| bucket.positions).collect()
     };
     let items = sums(&[(Dtype::F32, 240), (Dtype::F32, 256), (Dtype::F32, 16), (Dtype::F32, 300), (Dtype::F32, 16)]);
@@ -94,7 +94,7 @@ fn batches_fuse_with_others_unless_they_are_kept_apart() {
     };
     let items = [None, Some("a"), Some("a"), Some("b"), Some("b"), None].map(member);
     assert_eq!(positions(&items, |_| 0, 1 << 20), [vec![0, 1, 2, 3, 4, 5]]);
-    let apart = fuse(&items, |_| 0, &Limits { batches: BatchFusion::Apart, ..limits(1 << 20) });
+    let apart = fuse(&items, |_| 0, &FusionLimits { batches: BatchFusion::Apart, ..limits(1 << 20) });
     let apart: Vec<Vec<usize>> = apart.into_iter().map(|bucket| bucket.positions).collect();
     assert_eq!(apart, [vec![0], vec![1, 2], vec![3, 4], vec![5]]);
 }
@@ -139,7 +139,7 @@ fn only_staged_reductions_and_barriers_hold_until_all_have_entered() {
 #[test]
 fn the_hash_tells_buckets_apart() {
     let hash = |items: &[Arc<Item>], size| {
-        fuse(items, |_| 0, &Limits { size, stage_below_bytes: 0, ..limits(1 << 20) })[0].plan.hash
+        fuse(items, |_| 0, &FusionLimits { size, stage_below_bytes: 0, ..limits(1 << 20) })[0].plan.hash
     };
     let one = sums(&[(Dtype::F32, 3)]);
     let all = [

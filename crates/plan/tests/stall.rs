@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use farandole_plan::stall::{
-    Account, DirectCall, DirectWait, Finding, GroupState, Inquest, Interpreter, Lately, Limits, MainThread, PATIENCE,
-    Places, Running, Sight, ThreadStack, Waiting, report,
+    DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, PATIENCE, Places, RankStatus,
+    Running, Sight, StallLimits, StallProbe, ThreadStack, Waiting, report,
 };
 use farandole_plan::{GroupId, Rank};
 
@@ -16,41 +16,41 @@ fn lately(what: &str, seconds: f64) -> Lately {
     Lately { what: what.into(), ago: Duration::from_secs_f64(seconds) }
 }
 
-/// An inquest about these names, each missing these ranks, after a minute.
-fn inquest(waiting: &[(&str, &[u32])]) -> Inquest {
+/// An stall probe about these names, each missing these ranks, after a minute.
+fn probe(waiting: &[(&str, &[u32])]) -> StallProbe {
     let waiting = waiting.iter().map(|(name, missing)| Waiting {
         name: (*name).into(),
         since: Duration::ZERO,
         missing: missing.iter().map(|rank| Rank(*rank)).collect(),
     });
-    Inquest::open(7, report(waiting.collect(), &Limits::default(), &[], MINUTE).unwrap(), MINUTE)
+    StallProbe::open(7, report(waiting.collect(), &StallLimits::default(), &[], MINUTE).unwrap(), MINUTE)
 }
 
-fn close(inquest: Inquest, sight: Sight) -> Finding {
+fn close(probe: StallProbe, sight: Sight) -> Finding {
     let hosts: Vec<String> = (0..4).map(|host| format!("host{host}")).collect();
-    inquest.close(&Places { world_ranks: &[], hosts: &hosts }, MINUTE + PATIENCE, |_| sight)
+    probe.close(&Places { world_ranks: &[], hosts: &hosts }, MINUTE + PATIENCE, |_| sight)
 }
 
-/// What comes of one missing rank that gives this account.
-fn about(account: Account) -> Finding {
-    let mut inquest = inquest(&[("w", &[1])]);
-    assert!(!inquest.is_over(MINUTE) && inquest.to_ask() == [Rank(1)]);
-    inquest.hear(Rank(1), 6, Box::default());
-    inquest.hear(Rank(2), 7, Box::default());
-    assert!(!inquest.is_over(MINUTE), "answers to other questions and of other ranks do not count");
-    inquest.hear(Rank(1), 7, Box::new(account));
-    assert!(inquest.is_over(MINUTE));
-    close(inquest, Sight::Nothing)
+/// What comes of one missing rank that gives this status.
+fn about(rank_status: RankStatus) -> Finding {
+    let mut probe = probe(&[("w", &[1])]);
+    assert!(!probe.is_over(MINUTE) && probe.to_ask() == [Rank(1)]);
+    probe.hear(Rank(1), 6, Box::default());
+    probe.hear(Rank(2), 7, Box::default());
+    assert!(!probe.is_over(MINUTE), "answers to other questions and of other ranks do not count");
+    probe.hear(Rank(1), 7, Box::new(rank_status));
+    assert!(probe.is_over(MINUTE));
+    close(probe, Sight::Nothing)
 }
 
-fn recorded() -> Account {
-    Account { pid: 77, records: true, ..Account::default() }
+fn recorded() -> RankStatus {
+    RankStatus { pid: 77, records: true, ..RankStatus::default() }
 }
 
 #[test]
 fn a_rank_that_evaluates_alone_is_told_with_all_it_did_last() {
     let frames = vec!["train.py:44 in <module>: main()".into(), "train.py:30 in evaluate: time.sleep(100)".into()];
-    let finding = about(Account {
+    let finding = about(RankStatus {
         phase: Some(lately("evaluation", 61.0)),
         epoch: Some(2),
         iteration: Some((310, MINUTE)),
@@ -75,7 +75,7 @@ fn a_rank_that_evaluates_alone_is_told_with_all_it_did_last() {
 
 #[test]
 fn a_rank_that_does_not_answer_is_itself_the_finding() {
-    let verdict = |sight| close(inquest(&[("w", &[1])]), sight).verdict;
+    let verdict = |sight| close(probe(&[("w", &[1])]), sight).verdict;
     assert_eq!(
         &*verdict(Sight::Stopped(77)),
         "rank 1 on host1 (pid 77) is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT 77` there lets it go on."
@@ -83,30 +83,30 @@ fn a_rank_that_does_not_answer_is_itself_the_finding() {
     assert_eq!(&*verdict(Sight::Gone(77)), "rank 1 on host1 (pid 77) is gone.");
     assert!(verdict(Sight::Alive(77)).contains("does not answer although its process is there"));
     assert!(verdict(Sight::Nothing).contains("its host is down, or the network between is cut"));
-    let text = close(inquest(&[("w", &[1])]), Sight::Stopped(77)).text;
+    let text = close(probe(&[("w", &[1])]), Sight::Stopped(77)).text;
     assert!(text.ends_with("Rank 1 on host1: no answer within 3.0 s; its process is stopped."), "{text}");
 }
 
 #[test]
 fn names_that_differ_go_before_where_programs_wait() {
-    let mut inquest = inquest(&[("model/w", &[1]), ("model_1/w", &[0])]);
+    let mut probe = probe(&[("model/w", &[1]), ("model_1/w", &[0])]);
     for rank in [Rank(0), Rank(1)] {
-        inquest.hear(rank, 7, Box::new(Account { phase: Some(lately("backward", 61.0)), ..recorded() }));
+        probe.hear(rank, 7, Box::new(RankStatus { phase: Some(lately("backward", 61.0)), ..recorded() }));
     }
-    let finding = close(inquest, Sight::Nothing);
+    let finding = close(probe, Sight::Nothing);
     assert_eq!(&*finding.verdict, "rank 1 never asked for \"model/w\", it asked for \"model_1/w\": names differ.");
 }
 
 #[test]
 fn ranks_that_wait_for_each_other_are_both_named() {
-    let finding = close(inquest(&[("alpha", &[1]), ("omega", &[0])]), Sight::Nothing);
+    let finding = close(probe(&[("alpha", &[1]), ("omega", &[0])]), Sight::Nothing);
     assert!(finding.verdict.contains("does not answer"), "who cannot do anything goes first: {}", finding.verdict);
-    let mut inquest = inquest(&[("alpha", &[1]), ("omega", &[0])]);
+    let mut probe = probe(&[("alpha", &[1]), ("omega", &[0])]);
     for (rank, name) in [(Rank(0), "alpha"), (Rank(1), "omega")] {
         let groups = vec![GroupState { group: GroupId::WORLD, pending: 1, names: vec![name.into()], running: None }];
-        inquest.hear(rank, 7, Box::new(Account { groups, ..recorded() }));
+        probe.hear(rank, 7, Box::new(RankStatus { groups, ..recorded() }));
     }
-    let finding = close(inquest, Sight::Nothing);
+    let finding = close(probe, Sight::Nothing);
     assert_eq!(
         &*finding.verdict,
         "rank 0 asked for \"alpha\", which rank 1 has not asked for, and rank 1 for \"omega\", which rank 0 has not asked for: they \
@@ -119,13 +119,13 @@ fn ranks_that_wait_for_each_other_are_both_named() {
 fn what_an_interpreter_or_a_recorder_says_is_used_as_far_as_it_goes() {
     let thread = |frame: &str| vec![ThreadStack { name: "MainThread".into(), frames: vec![frame.into()] }];
     let answered = Interpreter::Answered(thread("a.py:3 in f"));
-    let verdict = |account| about(account).verdict.to_string();
+    let verdict = |rank_status| about(rank_status).verdict.to_string();
     assert_eq!(
-        verdict(Account { interpreter: answered, ..recorded() }),
+        verdict(RankStatus { interpreter: answered, ..recorded() }),
         "rank 1 has not asked for \"w\"; it is in a.py:3 in f."
     );
     let silent = Interpreter::Silent(Duration::from_secs(1), thread("a.py:5 in g"));
-    let finding = about(Account { interpreter: silent, ..recorded() });
+    let finding = about(RankStatus { interpreter: silent, ..recorded() });
     assert!(
         finding.verdict.contains("did not answer within 1.0 s, so it is inside native code"),
         "{}",
@@ -134,9 +134,9 @@ fn what_an_interpreter_or_a_recorder_says_is_used_as_far_as_it_goes() {
     assert!(finding.verdict.ends_with("last seen in a.py:5 in g."));
     assert!(finding.text.contains("its interpreter did not answer within 1.0 s: it is inside native code or holds"));
     assert_eq!(verdict(recorded()), "rank 1 has not asked for anything yet, while others wait for \"w\".");
-    let asked = Account { submitted: Some(lately("v", 3.0)), ..recorded() };
+    let asked = RankStatus { submitted: Some(lately("v", 3.0)), ..recorded() };
     assert_eq!(verdict(asked), "rank 1 has not asked for \"w\"; what it asked for last was \"v\", 3.0 s ago.");
-    assert!(verdict(Account::default()).contains("it records nothing"));
+    assert!(verdict(RankStatus::default()).contains("it records nothing"));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_rank_in_another_call_is_told_with_whom_it_waits_for() {
         peer: Some(Rank(2)),
     };
     let groups = vec![GroupState { group: GroupId(3), pending: 2, names: vec!["v".into()], running: Some(running) }];
-    let finding = about(Account { direct: Some(direct), groups, ..recorded() });
+    let finding = about(RankStatus { direct: Some(direct), groups, ..recorded() });
     assert!(finding.verdict.starts_with("rank 1 has been in a direct allreduce for 61 s and waits for rank 3, while"));
     let line = "engine (group 3): bucket 12 (\"v\") under way for 61 s, step 3 of 8 of an allreduce, still for 61 s, waiting for \
                 rank 2; 2 pending: \"v\", ...";
@@ -162,25 +162,25 @@ fn direct_wait(missing: &[u32]) -> DirectWait {
     DirectWait { operation: 5, call: "barrier".into(), waited: MINUTE, limit: Duration::from_secs(60), missing }
 }
 
-/// An account of a rank that is in this direct call, for that rank.
-fn in_call(operation: u64, peer: u32) -> Box<Account> {
+/// An status of a rank that is in this direct call, for that rank.
+fn in_call(operation: u64, peer: u32) -> Box<RankStatus> {
     let direct = DirectCall { call: lately("barrier", 61.0), operation, peer: Some(Rank(peer)) };
-    Box::new(Account { direct: Some(direct), ..recorded() })
+    Box::new(RankStatus { direct: Some(direct), ..recorded() })
 }
 
 #[test]
 fn whoever_is_waited_for_in_a_direct_call_and_waits_itself_is_not_missing() {
-    let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
-    assert_eq!(inquest.to_ask(), [Rank(1)]);
-    inquest.hear(Rank(1), 7, in_call(5, 2));
-    assert_eq!(inquest.to_ask(), [Rank(2)], "whoever it waits for is asked next");
-    assert!(inquest.also_waits(Rank(3), &direct_wait(&[2, 0])));
-    assert_eq!(inquest.to_ask(), [], "rank 2 was asked, and rank 0 is there");
-    assert!(!inquest.also_waits(Rank(3), &DirectWait { operation: 6, ..direct_wait(&[2]) }), "that is another call");
-    inquest.hear(Rank(2), 7, Box::new(Account { phase: Some(lately("validate", 61.0)), ..recorded() }));
-    assert!(!inquest.is_over(MINUTE) && inquest.due() < MINUTE + PATIENCE, "others may still say that they wait");
-    assert_eq!(inquest.direct_call(), Some(5));
-    let finding = close(inquest, Sight::Nothing);
+    let mut probe = StallProbe::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+    assert_eq!(probe.to_ask(), [Rank(1)]);
+    probe.hear(Rank(1), 7, in_call(5, 2));
+    assert_eq!(probe.to_ask(), [Rank(2)], "whoever it waits for is asked next");
+    assert!(probe.also_waits(Rank(3), &direct_wait(&[2, 0])));
+    assert_eq!(probe.to_ask(), [], "rank 2 was asked, and rank 0 is there");
+    assert!(!probe.also_waits(Rank(3), &DirectWait { operation: 6, ..direct_wait(&[2]) }), "that is another call");
+    probe.hear(Rank(2), 7, Box::new(RankStatus { phase: Some(lately("validate", 61.0)), ..recorded() }));
+    assert!(!probe.is_over(MINUTE) && probe.due() < MINUTE + PATIENCE, "others may still say that they wait");
+    assert_eq!(probe.direct_call(), Some(5));
+    let finding = close(probe, Sight::Nothing);
     assert_eq!(
         &*finding.verdict,
         "rank 2 has been in phase \"validate\" for 61 s while others wait in the direct barrier."
@@ -192,24 +192,24 @@ fn whoever_is_waited_for_in_a_direct_call_and_waits_itself_is_not_missing() {
 
 #[test]
 fn what_is_known_of_a_rank_that_misses_a_direct_call_is_said() {
-    let verdict = |account: Account| {
-        let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
-        assert_eq!(inquest.to_ask(), [Rank(1)]);
-        inquest.hear(Rank(1), 7, Box::new(account));
-        for held_up_by in inquest.to_ask() {
-            inquest.hear(held_up_by, 7, Box::new(recorded()));
+    let verdict = |rank_status: RankStatus| {
+        let mut probe = StallProbe::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+        assert_eq!(probe.to_ask(), [Rank(1)]);
+        probe.hear(Rank(1), 7, Box::new(rank_status));
+        for held_up_by in probe.to_ask() {
+            probe.hear(held_up_by, 7, Box::new(recorded()));
         }
-        close(inquest, Sight::Nothing).verdict.to_string()
+        close(probe, Sight::Nothing).verdict.to_string()
     };
     let groups = vec![GroupState { group: GroupId::WORLD, pending: 1, names: vec!["w".into()], running: None }];
     assert_eq!(
-        verdict(Account { groups, ..recorded() }),
+        verdict(RankStatus { groups, ..recorded() }),
         "rank 1 has asked for \"w\", which waits for others, and not come to the direct barrier, in which others wait: the ranks do \
          not make the same calls."
     );
     let direct_done = Some(lately("allreduce", 61.0));
     assert_eq!(
-        verdict(Account { direct_done, ..recorded() }),
+        verdict(RankStatus { direct_done, ..recorded() }),
         "rank 1 has not come to the direct barrier; the last such call on its record is a direct allreduce, 61 s ago."
     );
     assert_eq!(
@@ -217,11 +217,11 @@ fn what_is_known_of_a_rank_that_misses_a_direct_call_is_said() {
         "rank 1 has been in a direct barrier for 61 s and waits for rank 3, while others wait in the direct barrier: it is not the \
          same call."
     );
-    let stopped = close(Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE), Sight::Stopped(77));
+    let stopped = close(StallProbe::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE), Sight::Stopped(77));
     assert!(stopped.verdict.starts_with("rank 1 on host1 (pid 77) is stopped"), "{}", stopped.verdict);
-    let mut inquest = Inquest::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
-    inquest.hear(Rank(1), 7, in_call(5, 0));
-    let all_there = close(inquest, Sight::Nothing);
+    let mut probe = StallProbe::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE);
+    probe.hear(Rank(1), 7, in_call(5, 0));
+    let all_there = close(probe, Sight::Nothing);
     assert!(
         all_there.verdict.starts_with("all ranks that were asked are in the direct barrier"),
         "{}",
@@ -232,9 +232,9 @@ fn what_is_known_of_a_rank_that_misses_a_direct_call_is_said() {
 
 #[test]
 fn a_coordinator_that_does_not_look_into_a_direct_call_is_the_finding() {
-    let inquest = Inquest::without_coordinator(Rank(2), Rank(0), direct_wait(&[1]), MINUTE);
-    assert!(!inquest.is_over(MINUTE + PATIENCE) && inquest.is_over(MINUTE + 2 * PATIENCE));
-    let finding = close(inquest, Sight::Stopped(77));
+    let probe = StallProbe::without_coordinator(Rank(2), Rank(0), direct_wait(&[1]), MINUTE);
+    assert!(!probe.is_over(MINUTE + PATIENCE) && probe.is_over(MINUTE + 2 * PATIENCE));
+    let finding = close(probe, Sight::Stopped(77));
     assert!(finding.verdict.starts_with("rank 0 on host0 (pid 77) is stopped"), "{}", finding.verdict);
     assert!(finding.text.contains("1: [direct barrier (call 5)]"), "{}", finding.text);
 }
@@ -242,13 +242,13 @@ fn a_coordinator_that_does_not_look_into_a_direct_call_is_the_finding() {
 #[test]
 fn of_many_missing_ranks_some_are_asked_and_the_rest_is_counted() {
     let missing: Vec<u32> = (1..100).collect();
-    let mut inquest = inquest(&[("w", &missing), ("v", &[50])]);
-    let asked = inquest.to_ask();
+    let mut probe = probe(&[("w", &missing), ("v", &[50])]);
+    let asked = probe.to_ask();
     assert_eq!(asked, [50, 1, 2, 3, 4, 5, 6, 7].map(Rank), "those that are missed most go first");
     for rank in asked {
-        inquest.hear(rank, 7, Box::new(recorded()));
+        probe.hear(rank, 7, Box::new(recorded()));
     }
-    let finding = close(inquest, Sight::Nothing);
+    let finding = close(probe, Sight::Nothing);
     assert!(finding.text.ends_with("91 more ranks are missing and were not asked."), "{}", finding.text);
     assert!(finding.verdict.ends_with("(99 ranks are missing; this is about one.)"), "{}", finding.verdict);
 }

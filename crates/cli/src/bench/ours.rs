@@ -15,7 +15,7 @@ use clap::Args;
 use farandole_cluster::rendezvous::Address;
 use farandole_cluster::spawn::die_with_parent;
 use farandole_cluster::{Environment, Job, environment};
-use farandole_engine::meeting::Contacts;
+use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks};
 use farandole_plan::Rank;
@@ -199,7 +199,7 @@ impl Contestant for Ours {
 }
 
 /// Tells the others where this rank can be reached, and learns where they can.
-fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
+fn meet(environment: &Environment, args: &RankArgs) -> Result<ProcessConnector> {
     let deadline = Instant::now() + MEET_PATIENCE;
     // `bench` hosts the meeting, so it holds nothing that must outlive the exchange.
     let access = environment.open(deadline)?;
@@ -217,5 +217,5 @@ fn meet(environment: &Environment, args: &RankArgs) -> Result<Contacts> {
         .collect::<Result<_>>()?;
     let local = if args.transport == Transport::Unix { Local::Stream } else { Local::Shm };
     let options = Options { local, ..Options::default() };
-    Ok(Contacts { rank: environment.rank, contacts, listener, options, epoch: 0 })
+    Ok(ProcessConnector { rank: environment.rank, contacts, listener, options, epoch: 0 })
 }

@@ -8,7 +8,7 @@
 
 use anyhow::{Result, ensure};
 use farandole::{Algorithm, Communicator, Dtype, Rank, ReduceOp};
-use farandole_plan::choose::{Choices, Formed, Limits, Means};
+use farandole_plan::choose::{AlgorithmLimits, Choices, Formed, Means};
 use farandole_plan::table::{Class, Form, Point, Table, Way};
 use farandole_plan::{Topology, Tuning};
 
@@ -66,7 +66,7 @@ impl Contest {
 
     /// What the communicator chooses now at a size, and an engine with the same table would.
     pub(super) fn chosen_now(&self, bytes: u64, communicator: &Communicator) -> Way {
-        let choices = Choices::new(communicator.table().cloned(), communicator.topology(), Limits::default());
+        let choices = Choices::new(communicator.table().cloned(), communicator.topology(), AlgorithmLimits::default());
         self.chosen(bytes, &choices, |bytes| communicator.algorithm_for(bytes))
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     fn a_table_of_one_way_takes_it_at_every_size() {
         let topology = Topology::all_apart(3);
         for way in [Way::Allreduce(Algorithm::Tree), Way::Allgather(Form::FewBytes), Way::Broadcast(Form::FewSteps)] {
-            let choices = Choices::new(Some(only(way, &topology).into()), &topology, Limits::default());
+            let choices = Choices::new(Some(only(way, &topology).into()), &topology, AlgorithmLimits::default());
             for bytes in [4, 64 << 10, 1 << 30] {
                 let stake = match way {
                     Way::Allreduce(_) => Stake::Direct,

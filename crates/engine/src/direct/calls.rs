@@ -378,9 +378,9 @@ impl Communicator {
             return self.meet_at(number, descriptor);
         }
         self.windows().begin(number, descriptor.word(), &[]);
-        self.journal.started(number, descriptor, buffers.len_bytes());
+        self.record.started(number, descriptor, buffers.len_bytes());
         self.run_windows(descriptor, schedule, buffers)?;
-        self.journal.finished();
+        self.record.finished();
         Ok(())
     }
 
@@ -410,13 +410,13 @@ impl Communicator {
         if buffers.halves.is_some() {
             run.round_results((buffers.work.len() / buffers.elem_bytes()) as u64);
         }
-        self.journal.started(number, descriptor, buffers.work.len());
+        self.record.started(number, descriptor, buffers.work.len());
         self.run(descriptor, &mut Execution::Links(run), &mut buffers)?;
         if self.mesh.windows.is_some() {
             self.gather(descriptor)?;
         }
         finish.apply(buffers.dtype, buffers.work);
-        self.journal.finished();
+        self.record.finished();
         Ok(())
     }
 }

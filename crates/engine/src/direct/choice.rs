@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
-use farandole_plan::choose::{Choices, Formed, Limits, Means};
+use farandole_plan::choose::{AlgorithmLimits, Choices, Formed, Means};
 use farandole_plan::table::Table;
 use farandole_plan::{Dtype, Rank, ReduceOp, Topology};
 use farandole_transport::Mesh;
@@ -35,10 +35,10 @@ pub(super) struct Chooser {
 impl Chooser {
     pub(super) fn new(mesh: &Mesh, settings: &DirectSettings, table: Option<Arc<Table>>) -> Chooser {
         let topology = mesh.topology();
-        let limits = Limits::default();
+        let limits = AlgorithmLimits::default();
         let small_bytes = settings.small_bytes as u64 * topology.size() as u64;
         let whole_read_max_bytes = limits.whole_read_max_bytes.min(small_bytes);
-        let choices = Choices::new(table, topology, Limits { whole_read_max_bytes, ..limits });
+        let choices = Choices::new(table, topology, AlgorithmLimits { whole_read_max_bytes, ..limits });
         let means = Means { windows: hosts_have_windows(mesh, topology), mapped: false };
         let slot_bytes = mesh.windows.as_ref().map_or(0, |windows| windows.layout().small_bytes);
         let whole_bytes = choices.largest_of(Algorithm::WindowWhole, means);

@@ -67,7 +67,7 @@ impl Communicator {
         };
         if own.long {
             begin(self.windows());
-            self.journal.started(number, descriptor, bytes);
+            self.record.started(number, descriptor, bytes);
             self.gather(descriptor)?;
             read(self.windows());
         } else {
@@ -82,7 +82,7 @@ impl Communicator {
             return Ok(());
         }
         if !own.long {
-            self.journal.started(number, descriptor, bytes);
+            self.record.started(number, descriptor, bytes);
         }
         if own.exposed || senders.iter().any(|(parts, _)| parts.exposed) {
             received[place(recv[me])].copy_from_slice(&data[place(send[me])]);
@@ -91,7 +91,7 @@ impl Communicator {
             let after = parts.iter().filter(|part| part.peer.index() < me).count();
             parts.rotate_left(after);
             self.run(descriptor, &mut Execution::Reads(Reads::new(parts)), &mut Buffers::new(received, dtype))?;
-            self.journal.finished();
+            self.record.finished();
             return Ok(());
         }
         let is_long = |peer: usize| senders.iter().any(|(_, part)| part.peer.index() == peer);
@@ -101,7 +101,7 @@ impl Communicator {
             recv.iter().enumerate().map(|(from, span)| kept(span, from == me || is_long(from))).collect();
         let schedule = Arc::new(algorithm::alltoall_window(&send, &recv, self.rank(), &self.tuning(dtype)));
         self.run_windows(descriptor, schedule, Buffers { source: data, ..Buffers::new(received, dtype) })?;
-        self.journal.finished();
+        self.record.finished();
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Communicator {
         note[..8].copy_from_slice(&cma::address_of(own).to_ne_bytes());
         note[8..].copy_from_slice(&u64::from(std::process::id()).to_ne_bytes());
         self.windows().begin(number, descriptor.word(), &note);
-        self.journal.started(number, descriptor, all.len());
+        self.record.started(number, descriptor, all.len());
         self.gather(descriptor)?;
         let windows = self.windows();
         let part = |peer: usize| {
@@ -149,7 +149,7 @@ impl Communicator {
         let others = (1..blocks.len()).map(|offset| (me + offset) % blocks.len());
         let parts = others.filter(|&peer| !blocks[peer].is_empty()).map(part).collect();
         self.run(descriptor, &mut Execution::Reads(Reads::new(parts)), &mut Buffers::new(all, Dtype::U8))?;
-        self.journal.finished();
+        self.record.finished();
         Ok(())
     }
 }

@@ -16,15 +16,14 @@
 
 mod calls;
 mod choice;
-mod descriptor;
+pub(crate) mod descriptor;
 mod exchange;
 mod goodbye;
-mod journal;
-mod outcry;
 mod patience;
 mod probe;
 mod shared;
 mod small;
+mod stall_hook;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,17 +36,17 @@ use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 
-use crate::alarm::{Alarm, Verdict};
+use crate::abort::{AbortCause, AbortHandle};
+use crate::connector::Connector;
 use crate::error::{Error, Failure, Result};
 use crate::exec::store_policy::StorePolicies;
 use crate::exec::{Buffers, Execution, step_trace};
-use crate::limits::{Limits, tell_again};
-use crate::meeting::Meeting;
+use crate::record::call::CallRecord;
+use crate::wait_limits::{WaitLimits, tell_again};
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
-use journal::Journal;
-use outcry::Outcry;
 use patience::{LONGEST_SLEEP, Next, Patience};
+use stall_hook::StallHook;
 
 pub(crate) use choice::MAX_TEXT_BYTES;
 pub(crate) use patience::online_cores;
@@ -68,7 +67,7 @@ static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
 /// What can be set for a communicator. Must be the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectSettings {
-    /// An operation in which nothing moves for this long fails; zero: none does (`limits`).
+    /// An operation in which nothing moves for this long fails; zero: none does (`wait_limits`).
     pub deadline: Duration,
     /// Tensors of up to this many bytes take a single hand-over on one host.
     pub small_bytes: usize,
@@ -115,12 +114,12 @@ pub struct Communicator {
     kept: HashMap<Call, Arc<Schedule>>,
     store_policies: StorePolicies,
     fork: ForkGuard,
-    alarm: Alarm,
+    abort: AbortHandle,
     failure: Option<Arc<Failure>>,
-    journal: Journal,
+    record: CallRecord,
     /// Where it is told that a call waits too long.
-    outcry: Option<Outcry>,
-    limits: Limits,
+    stall_hook: Option<StallHook>,
+    wait_limits: WaitLimits,
     /// The last operation of each peer that has said goodbye.
     left_after: Vec<Option<u64>>,
     /// Tells the communicators of this process apart.
@@ -138,7 +137,7 @@ impl Communicator {
         let chooser = Chooser::new(&mesh, &settings, None);
         let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
-        let alarm = Alarm::new(waiter.bell());
+        let abort = AbortHandle::new(waiter.bell());
         Ok(Communicator {
             mesh,
             waiter,
@@ -149,11 +148,11 @@ impl Communicator {
             kept: HashMap::new(),
             store_policies: StorePolicies::default(),
             fork,
-            alarm,
+            abort,
             failure: None,
-            journal: Journal::default(),
-            outcry: None,
-            limits: Limits { timeout: settings.deadline, ..Limits::default() },
+            record: CallRecord::default(),
+            stall_hook: None,
+            wait_limits: WaitLimits { timeout: settings.deadline, ..WaitLimits::default() },
             left_after,
             id: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
             buffers_made: 0,
@@ -162,11 +161,11 @@ impl Communicator {
     }
 
     /// Joins this rank to all others of a world, with connections of its own.
-    pub fn join(meeting: &mut dyn Meeting, settings: DirectSettings, at_most: Duration) -> Result<Communicator> {
+    pub fn join(connector: &mut dyn Connector, settings: DirectSettings, at_most: Duration) -> Result<Communicator> {
         let fail = |error: farandole_transport::Error| failed(error.peer(), None, &error.to_string());
         let waiter = Waiter::new().map_err(fail)?;
-        let world: Vec<Rank> = (0..meeting.hosts().len()).map(Rank::from).collect();
-        let mesh = meeting.mesh(DIRECT_GROUP, &world, &waiter, at_most).map_err(fail)?;
+        let world: Vec<Rank> = (0..connector.hosts().len()).map(Rank::from).collect();
+        let mesh = connector.mesh(DIRECT_GROUP, &world, &waiter, at_most).map_err(fail)?;
         Communicator::new(mesh, waiter, settings)
     }
 
@@ -187,13 +186,13 @@ impl Communicator {
 
     /// What ends the call that blocks, and all later ones, from any thread, with a cause. If no call is under way, the
     /// peers are told when the next one is made, or when the communicator is dropped.
-    pub fn alarm(&self) -> Alarm {
-        self.alarm.clone()
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.abort.clone()
     }
 
     /// Records what this communicator does.
     pub fn record_with(&mut self, recorder: &Arc<Recorder>) {
-        self.journal.record_with(recorder, self.mesh.size() as u32);
+        self.record.record_with(recorder, self.mesh.size() as u32);
     }
 
     /// Whether all ranks share memory.
@@ -226,7 +225,7 @@ impl Communicator {
         if !self.fork.is_owner() {
             return Err(Error::Forked);
         }
-        if let Some(Verdict { peer, cause }) = self.alarm.verdict().cloned() {
+        if let Some(AbortCause { peer, cause }) = self.abort.aborted().cloned() {
             return Err(self.end(peer, None, cause));
         }
         self.operation += 1;
@@ -254,9 +253,9 @@ impl Communicator {
         execution: &mut Execution,
         buffers: &mut Buffers<'_>,
     ) -> Result<()> {
-        self.journal.started(self.operation, descriptor, bytes);
+        self.record.started(self.operation, descriptor, bytes);
         self.run(descriptor, execution, buffers)?;
-        self.journal.finished();
+        self.record.finished();
         Ok(())
     }
 
@@ -267,26 +266,26 @@ impl Communicator {
 
     /// Advances an execution until it is done.
     fn run(&mut self, descriptor: Descriptor, execution: &mut Execution, buffers: &mut Buffers<'_>) -> Result<()> {
-        if self.journal.is_running() && buffers.len_bytes() as u64 >= step_trace::FROM_BYTES {
+        if self.record.is_running() && buffers.len_bytes() as u64 >= step_trace::FROM_BYTES {
             execution.trace_steps();
         }
         self.patience.renew();
         let mut began = None;
         // A clock from when nothing has moved any more.
         let mut still = None;
-        let mut cry_after = self.outcry.as_ref().map_or(Duration::MAX, |outcry| outcry.after);
+        let mut report_after = self.stall_hook.as_ref().map_or(Duration::MAX, |stall_hook| stall_hook.after);
         loop {
             let progress = execution.advance(&mut self.mesh, buffers);
             if let Some(step_trace) = execution.step_trace() {
-                self.journal.steps(step_trace);
+                self.record.steps(step_trace);
             }
             match progress {
                 Ok(Progress::Done) => {
-                    self.journal.moved();
+                    self.record.moved();
                     return Ok(());
                 }
                 Ok(Progress::Moved) => {
-                    self.journal.moved();
+                    self.record.moved();
                     self.patience.renew();
                     still = None;
                     continue;
@@ -294,12 +293,12 @@ impl Communicator {
                 Ok(Progress::Pending) => {}
                 Err(error) => return Err(self.fail(descriptor, began, error)),
             }
-            if let Some(verdict) = self.alarm.verdict().cloned() {
-                return Err(self.fail_alarmed(descriptor, began, verdict));
+            if let Some(abort) = self.abort.aborted().cloned() {
+                return Err(self.fail_aborted(descriptor, began, abort));
             }
             if self.patience.lets_others_run() {
                 let (execution, mesh) = (&*execution, &self.mesh);
-                self.journal.still(|| execution.waiting_for(mesh).map(|peer| peer.0));
+                self.record.still(|| execution.waiting_for(mesh).map(|peer| peer.0));
             }
             if self.patience.spend() == Next::Look {
                 continue;
@@ -308,23 +307,23 @@ impl Communicator {
             began.get_or_insert(now);
             let (since, clock): &mut (Instant, AwakeClock) = still.get_or_insert((now, AwakeClock::new(now)));
             let waited = clock.look(now, LONGEST_SLEEP).saturating_duration_since(*since);
-            if let Some(waiting_for) = self.limits.exceeded(waited) {
+            if let Some(waiting_for) = self.wait_limits.exceeded(waited) {
                 let peer = execution.waiting_for(&self.mesh);
                 let error = farandole_transport::Error::Deadline { peer, waiting_for, waited };
                 return Err(self.fail(descriptor, began, error));
             }
-            if waited >= cry_after {
-                cry_after = tell_again(waited);
-                self.cry_out(descriptor, execution, waited);
+            if waited >= report_after {
+                report_after = tell_again(waited);
+                self.report_wait(descriptor, execution, waited);
             }
             if let Err(error) = self.sleep(execution, buffers) {
                 match error {
                     Woken::Done => {
-                        self.journal.moved();
+                        self.record.moved();
                         return Ok(());
                     }
                     Woken::Moved => {
-                        self.journal.moved();
+                        self.record.moved();
                         self.patience.renew();
                         still = None;
                     }
@@ -343,7 +342,7 @@ impl Communicator {
             Ok(Progress::Done) => Err(Woken::Done),
             Ok(Progress::Moved) => Err(Woken::Moved),
             Ok(Progress::Pending) => {
-                self.waiter.wait(LONGEST_SLEEP.min(self.limits.shortest())).map(drop).map_err(Woken::Failed)
+                self.waiter.wait(LONGEST_SLEEP.min(self.wait_limits.shortest())).map(drop).map_err(Woken::Failed)
             }
             Err(error) => Err(Woken::Failed(error)),
         };
@@ -379,13 +378,13 @@ impl Communicator {
     /// Remembers the first cause, tells the peers and makes the caller's error of it.
     fn fail(&mut self, descriptor: Descriptor, began: Option<Instant>, error: farandole_transport::Error) -> Error {
         use farandole_transport::Error as Cause;
-        if let Some(verdict) = self.alarm.verdict().cloned() {
-            return self.fail_alarmed(descriptor, began, verdict);
+        if let Some(abort) = self.abort.aborted().cloned() {
+            return self.fail_aborted(descriptor, began, abort);
         }
         let error = self.mesh.first_cause(error, &self.waiter, CAUSE_PATIENCE);
         // Finding the cause may have taken a while.
-        if let Some(verdict) = self.alarm.verdict().cloned() {
-            return self.fail_alarmed(descriptor, began, verdict);
+        if let Some(abort) = self.abort.aborted().cloned() {
+            return self.fail_aborted(descriptor, began, abort);
         }
         let what = match &error {
             Cause::Disagree { peer, ours, theirs, .. } => format!(
@@ -403,9 +402,9 @@ impl Communicator {
         self.end(rank, began, what)
     }
 
-    /// The alarm has rung while an operation is under way.
-    fn fail_alarmed(&mut self, descriptor: Descriptor, began: Option<Instant>, verdict: Verdict) -> Error {
-        let Verdict { peer, cause } = verdict;
+    /// The abort handle has rung while an operation is under way.
+    fn fail_aborted(&mut self, descriptor: Descriptor, began: Option<Instant>, abort: AbortCause) -> Error {
+        let AbortCause { peer, cause } = abort;
         let what = format!("{cause}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me());
         self.end(peer, began, what)
     }
@@ -414,7 +413,7 @@ impl Communicator {
     fn end(&mut self, rank: Option<Rank>, began: Option<Instant>, what: String) -> Error {
         let elapsed = began.map(|began| began.elapsed());
         self.mesh.abort(rank, &what);
-        self.journal.trouble(&what);
+        self.record.group_error(&what);
         let failure = Arc::new(Failure { what, rank, tensor: None, elapsed, orderly: false });
         self.failure = Some(Arc::clone(&failure));
         Error::Failed(failure)
@@ -428,8 +427,8 @@ impl Drop for Communicator {
         if self.failure.is_some() || !self.fork.is_owner() {
             return;
         }
-        if let Some(verdict) = self.alarm.verdict() {
-            return self.mesh.abort(verdict.peer, &verdict.cause);
+        if let Some(abort) = self.abort.aborted() {
+            return self.mesh.abort(abort.peer, &abort.cause);
         }
         let message = goodbye::encode(self.operation);
         for peer in self.mesh.peers_mut() {

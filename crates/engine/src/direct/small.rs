@@ -27,11 +27,11 @@ impl Communicator {
         begin: impl FnOnce(&mut Windows),
         read: impl FnOnce(&Windows),
     ) -> Result<()> {
-        let began_ns = self.journal.sample(number);
+        let began_ns = self.record.sample(number);
         begin(self.windows());
         if self.all_begin_soon() {
             read(self.windows());
-            self.journal.sampled(began_ns, number, descriptor, bytes);
+            self.record.sampled(began_ns, number, descriptor, bytes);
             return Ok(());
         }
         self.drive(descriptor, bytes, &mut Execution::Gather, &mut Buffers::none())?;

@@ -9,7 +9,7 @@ use farandole_plan::agree::Bucket;
 use farandole_plan::{Collective, Rank};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
-use super::{Group, Surroundings, Trouble};
+use super::{Group, GroupError, TurnInput};
 use crate::bucket::Workspace;
 use crate::exec::path::{Path, shares_memory};
 use crate::exec::{Buffers, Execution};
@@ -55,7 +55,7 @@ impl Group {
     /// Starts a bucket.
     pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
         assert!(self.active.is_none(), "invariant: one bucket runs at a time");
-        self.diary.started(&bucket, &self.table, now);
+        self.record.started(&bucket, &self.table, now);
         let path = self.paths.path(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut workspace = Workspace::choose(&bucket, path, self.place, self.settings.fusion_limit_bytes);
         let number = self.window_operation(&bucket);
@@ -85,10 +85,10 @@ impl Group {
     /// The contribution of a bucket has been loaded: its execution begins.
     fn begin_work(&mut self, active: &mut ActiveBucket, now: Duration) {
         let bucket = &active.bucket;
-        self.diary.packed(bucket, now);
+        self.record.packed(bucket, now);
         let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
         active.execution = self.paths.execution(bucket, active.path, &self.mesh, entry);
-        if self.diary.wants_step_trace(bucket) {
+        if self.record.wants_step_trace(bucket) {
             active.execution.trace_steps();
         }
         active.stage = Stage::Work;
@@ -103,20 +103,20 @@ impl Group {
     }
 
     /// Moves the running bucket on, if there is one.
-    pub(super) fn advance(&mut self, now: Duration) -> Result<Option<Progress>, Trouble> {
+    pub(super) fn advance(&mut self, now: Duration) -> Result<Option<Progress>, GroupError> {
         let Some(mut active) = self.active.take() else { return Ok(None) };
         let progress = self.advance_active(&mut active, now);
         self.active = Some(active);
         progress.map(Some)
     }
 
-    fn advance_active(&mut self, active: &mut ActiveBucket, now: Duration) -> Result<Progress, Trouble> {
+    fn advance_active(&mut self, active: &mut ActiveBucket, now: Duration) -> Result<Progress, GroupError> {
         let mut progress = Progress::Done;
         if active.stage == Stage::Entry {
             progress = active.execution.advance(&mut self.mesh, &mut Buffers::none())?;
             if progress == Progress::Done {
-                self.diary.moved(&active.bucket, now);
-                self.diary.entered(&active.bucket, now);
+                self.record.moved(&active.bucket, now);
+                self.record.entered(&active.bucket, now);
                 active.workspace.load(&active.bucket, self.place, &mut self.table, &mut self.fusion);
                 self.begin_work(active, now);
             }
@@ -125,20 +125,20 @@ impl Group {
             let mut buffers = active.workspace.buffers(&active.bucket, &mut self.table, &mut self.fusion);
             progress = active.execution.advance(&mut self.mesh, &mut buffers)?;
             if progress != Progress::Pending {
-                self.diary.moved(&active.bucket, now);
+                self.record.moved(&active.bucket, now);
             }
             if progress == Progress::Done {
                 self.paths.learn(&active.execution);
             }
             if let Some(step_trace) = active.execution.step_trace() {
-                self.diary.steps(&active.bucket, step_trace);
+                self.record.steps(&active.bucket, step_trace);
             }
         }
         if progress != Progress::Pending {
             (active.moved, active.tell_again) = (now, Duration::ZERO);
             return Ok(progress);
         }
-        self.diary.still(&active.bucket, now, || active.execution.waiting_for(&self.mesh));
+        self.record.still(&active.bucket, now, || active.execution.waiting_for(&self.mesh));
         match self.settings.wait.exceeded(now.saturating_sub(active.moved)) {
             None => Ok(progress),
             Some(waiting_for) => {
@@ -149,14 +149,14 @@ impl Group {
     }
 
     /// The running bucket is done on this rank.
-    pub(super) fn complete(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+    pub(super) fn complete(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
         let ActiveBucket { bucket, workspace, .. } =
             *self.active.take().expect("invariant: a bucket that is done was running");
-        self.diary.travelled(&bucket, around.now);
+        self.record.travelled(&bucket, turn.now);
         workspace.unload(&bucket, self.place, &mut self.table, &mut self.fusion, &mut self.done);
-        self.diary.finished(&bucket, self.done.iter().map(|(pending, _)| pending), around.now);
-        self.member.finished(bucket.operation, around.now);
-        around.roster.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
+        self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
+        self.member.finished(bucket.operation, turn.now);
+        turn.tensor_table.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
         // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still
         // here.
         while let Some((pending, outcome)) = self.done.pop() {
@@ -166,7 +166,7 @@ impl Group {
     }
 
     /// Lets the mapped fusion buffer grow to what this bucket would have liked.
-    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), Trouble> {
+    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), GroupError> {
         self.window_operations += 1;
         if !shares_memory(&self.mesh) {
             return Ok(());

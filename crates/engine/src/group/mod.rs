@@ -5,19 +5,20 @@
 //! waits does not hold up another.
 //!
 //! A group's life: *open*; *closing* once this rank wants to leave; *closed* when the ranks have agreed to end, which
-//! is orderly; *failed* after the first [`Trouble`]. In the last two states the mesh is kept a little longer, until the
-//! peers have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last words.
+//! is orderly; *failed* after the first [`GroupError`]. In the last two states the mesh is kept a little longer, until
+//! the peers have said their goodbyes: closing a socket whose peer still talks makes the kernel throw away our last
+//! words.
 
 mod active_bucket;
+mod group_error;
 mod stalls;
-mod trouble;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
-use farandole_plan::choose::{Choices, Hierarchical, Limits};
+use farandole_plan::choose::{AlgorithmLimits, Choices, Hierarchical};
 use farandole_plan::message::Message;
 use farandole_plan::stall::{self, Word};
 use farandole_plan::table::Table as Measured;
@@ -26,15 +27,15 @@ use farandole_trace::event::NameId;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::{Pending, Place, Table};
-use crate::diary::Diary;
 use crate::error::Error;
 use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::path::Paths;
-use crate::roster::Roster;
+use crate::record::group::GroupRecord;
 use crate::submission::Outcome;
+use crate::tensor_table::TensorTable;
 
+pub(crate) use group_error::GroupError;
 pub use stalls::StallNotice;
-pub(crate) use trouble::Trouble;
 
 use active_bucket::ActiveBucket;
 use stalls::{Stalls, check_interval};
@@ -53,9 +54,9 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a failed or closed group waits for its peers' last words.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The same after an alarm that names no rank: some of the peers will never answer, and those that live have heard it
-/// themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
-const ALARMED_LINGER: Duration = Duration::from_millis(200);
+/// The same after an abort handle that names no rank: some of the peers will never answer, and those that live have
+/// heard it themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
+const ABORTED_LINGER: Duration = Duration::from_millis(200);
 
 /// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
 /// peer, and the bucket is what is waited for.
@@ -81,9 +82,9 @@ pub(crate) struct Settings {
     /// Larger buffers are not kept.
     pub(crate) fusion_limit_bytes: usize,
     /// How long a bucket may stand still.
-    pub(crate) wait: crate::limits::Limits,
+    pub(crate) wait: crate::wait_limits::WaitLimits,
     /// `None` if nobody watches.
-    pub(crate) stall: Option<stall::Limits>,
+    pub(crate) stall: Option<stall::StallLimits>,
     /// By which ways are chosen; the same on all ranks.
     pub(crate) table: Option<Arc<Measured>>,
     /// Whether the user has taken a part of that choice away; the same on all ranks.
@@ -95,7 +96,7 @@ pub(crate) struct Group {
     settings: Settings,
     place: Place,
     mesh: Mesh,
-    diary: Diary,
+    record: GroupRecord,
     member: Member,
     paths: Paths,
     table: Table,
@@ -128,25 +129,25 @@ enum State {
 }
 
 /// What a group needs of the engine in a turn.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct TurnInput<'a> {
     pub(crate) now: Duration,
-    pub(crate) roster: &'a Roster,
+    pub(crate) tensor_table: &'a TensorTable,
     pub(crate) on_stall: &'a (dyn Fn(&StallNotice) + Send + Sync),
 }
 
 impl Group {
-    pub(crate) fn new(settings: Settings, mesh: Mesh, diary: Diary) -> Group {
+    pub(crate) fn new(settings: Settings, mesh: Mesh, record: GroupRecord) -> Group {
         let place = Place { me: mesh.me(), size: mesh.size() };
         let member = Member::new(place.me, place.size, settings.agree.clone());
-        let limits = Limits { hierarchical: settings.hierarchical, ..Limits::default() };
-        let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
+        let wait_limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
+        let choices = Choices::new(settings.table.clone(), mesh.topology(), wait_limits);
         let paths = Paths::new(place, choices);
-        let next_stall_check = settings.stall.map_or(Duration::MAX, |limits| check_interval(&limits));
+        let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
             settings,
             place,
             mesh,
-            diary,
+            record,
             member,
             paths,
             table: Table::default(),
@@ -170,17 +171,17 @@ impl Group {
     }
 
     /// Takes a request in.
-    pub(crate) fn submit(&mut self, request: Request, pending: Pending, around: &Surroundings<'_>) {
+    pub(crate) fn submit(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         if let State::Ended(_) = self.state {
-            let error = around.roster.ended(self.id()).unwrap_or(Error::ShutDown);
+            let error = turn.tensor_table.ended(self.id()).unwrap_or(Error::ShutDown);
             return pending.fail(error);
         }
-        self.diary.submitted(&request, &pending, around.now);
-        match self.member.submit(request, around.now) {
+        self.record.submitted(&request, &pending, turn.now);
+        match self.member.submit(request, turn.now) {
             Ok(id) => self.table.put(id, pending),
             Err(Refusal { reason }) => {
-                around.roster.leave(self.id(), std::iter::once(&pending.name));
-                self.diary.failed(&pending, around.now);
+                turn.tensor_table.leave(self.id(), std::iter::once(&pending.name));
+                self.record.failed(&pending, turn.now);
                 let name = Arc::clone(&pending.name);
                 pending.fail(Error::Refused { name, explanation: reason });
             }
@@ -189,31 +190,31 @@ impl Group {
 
     /// The driver has taken orders in.
     pub(crate) fn note_cycle(&mut self, now: Duration) {
-        self.diary.cycle(now);
+        self.record.cycle(now);
     }
 
     /// This process has been found asleep for so long in all; the moments that it is told are awake time.
     pub(crate) fn slept(&mut self, slept: Duration) {
-        self.diary.slept(slept);
+        self.record.slept(slept);
     }
 
     /// A moment as it is recorded.
     pub(crate) fn time_ns(&self, moment: Duration) -> u64 {
-        self.diary.at(moment)
+        self.record.at(moment)
     }
 
     /// The thread that drives has waited for a request, of this group or another one.
     pub(crate) fn note_wait(&mut self, name: NameId, since: Duration, turned_at: Duration) {
-        self.diary.waited(name, since, turned_at);
+        self.record.waited(name, since, turned_at);
     }
 
     /// Another thread drives.
     pub(crate) fn pick_up(&mut self) {
-        self.diary.pick_up();
+        self.record.pick_up();
     }
 
     /// Does what can be done now. Says whether anything moved.
-    pub(crate) fn turn(&mut self, look: Look, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+    pub(crate) fn turn(&mut self, look: Look, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
         if let State::Ended(_) = self.state {
             return Ok(self.linger());
         }
@@ -221,17 +222,17 @@ impl Group {
         self.glances += 1;
         if look == Look::Thorough || self.active.is_none() || self.glances >= GLANCES_PER_HEARING {
             self.glances = 0;
-            moved |= self.hear(around)?;
+            moved |= self.hear(turn)?;
         }
-        if self.member.next_timeout().is_some_and(|timeout| timeout <= around.now) {
-            self.member.handle_timeout(around.now);
+        if self.member.next_timeout().is_some_and(|timeout| timeout <= turn.now) {
+            self.member.handle_timeout(turn.now);
         }
-        moved |= self.act(around)?;
-        moved |= self.speak(around.now)?;
-        if self.cannot_close(around.now) {
-            self.say_goodbye(around);
+        moved |= self.act(turn)?;
+        moved |= self.speak(turn.now)?;
+        if self.cannot_close(turn.now) {
+            self.say_goodbye(turn);
         }
-        self.watch_for_stalls(around)?;
+        self.watch_for_stalls(turn)?;
         Ok(moved)
     }
 
@@ -261,7 +262,7 @@ impl Group {
     /// is nothing in the windows to wait for, and ringing would only cost them time.
     pub(crate) fn fall_asleep(&mut self) {
         if let Some(active) = &self.active {
-            self.diary.doze(&active.bucket, || active.waiting_for(&self.mesh));
+            self.record.doze(&active.bucket, || active.waiting_for(&self.mesh));
         }
         if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.active) {
             windows.raise_asleep();
@@ -295,7 +296,7 @@ impl Group {
         (all_left && !self.unflushed) || now >= until
     }
 
-    fn hear(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+    fn hear(&mut self, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
         let mut moved = false;
         let mut about_stalls = Vec::new();
         for peer in self.mesh.peers_mut() {
@@ -307,10 +308,10 @@ impl Group {
                     Some((&SAYS_AGREEMENT, body)) => {
                         let message = Message::decode(body).map_err(|bad| garbled(bad.to_string()))?;
                         if let Message::Announce { requests, .. } = &message {
-                            self.diary.arrived(peer.rank, requests, around.now);
+                            self.record.arrived(peer.rank, requests, turn.now);
                         }
                         self.member
-                            .receive(peer.rank, message, around.now)
+                            .receive(peer.rank, message, turn.now)
                             .map_err(|violation| garbled(violation.what))?;
                     }
                     Some((&SAYS_GOODBYE, [])) => self.left[peer.rank.index()] = true,
@@ -323,12 +324,12 @@ impl Group {
             }
         }
         for (from, word) in about_stalls {
-            self.hear_of_stall(from, word, around)?;
+            self.hear_of_stall(from, word, turn)?;
         }
         Ok(moved)
     }
 
-    fn speak(&mut self, now: Duration) -> Result<bool, Trouble> {
+    fn speak(&mut self, now: Duration) -> Result<bool, GroupError> {
         let mut moved = false;
         while let Some((to, message)) = self.member.poll_send(now) {
             self.message.clear();
@@ -356,39 +357,39 @@ impl Group {
         Ok(())
     }
 
-    fn act(&mut self, around: &Surroundings<'_>) -> Result<bool, Trouble> {
+    fn act(&mut self, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
         let mut moved = false;
         let mut refused = Vec::new();
         let result = loop {
-            while let Some(action) = self.member.poll_action(around.now) {
+            while let Some(action) = self.member.poll_action(turn.now) {
                 moved = true;
-                self.take(action, &mut refused, around);
+                self.take(action, &mut refused, turn);
             }
-            match self.advance(around.now) {
+            match self.advance(turn.now) {
                 Ok(Some(Progress::Done)) => {
                     moved = true;
-                    if let Err(trouble) = self.complete(around) {
-                        break Err(trouble);
+                    if let Err(group_error) = self.complete(turn) {
+                        break Err(group_error);
                     }
                 }
                 Ok(progress) => {
                     moved |= progress == Some(Progress::Moved);
                     break Ok(moved);
                 }
-                Err(trouble) => break Err(trouble),
+                Err(group_error) => break Err(group_error),
             }
         };
-        self.refuse(refused, around);
+        self.refuse(refused, turn);
         result
     }
 
-    fn take(&mut self, action: Action, refused: &mut Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
+    fn take(&mut self, action: Action, refused: &mut Vec<(Pending, Arc<str>)>, turn: &TurnInput<'_>) {
         match action {
-            Action::Run(bucket) => self.start(bucket, around.now),
+            Action::Run(bucket) => self.start(bucket, turn.now),
             Action::Abandon { operation } => {
                 let active = self.active.take().expect("invariant: only the running bucket is abandoned");
                 assert_eq!(active.bucket.operation, operation, "invariant: only the running bucket is abandoned");
-                self.diary.abandoned(operation, around.now);
+                self.record.abandoned(operation, turn.now);
                 if let Some(windows) = &mut self.mesh.windows {
                     windows.give_up();
                 }
@@ -398,22 +399,22 @@ impl Group {
             }
             Action::Joined { request, last } => {
                 let pending = self.table.take(request);
-                around.roster.leave(self.id(), std::iter::once(&pending.name));
-                self.diary.done(&pending, around.now);
+                turn.tensor_table.leave(self.id(), std::iter::once(&pending.name));
+                self.record.done(&pending, turn.now);
                 pending.promise.fulfil(Ok(Outcome { last_joined: Some(last), ..Outcome::default() }));
             }
             Action::Closed { .. } => {
                 // The last messages of the agreement go before the goodbye. Whoever cannot be told has left.
-                let _ = self.speak(around.now);
-                self.say_goodbye(around);
+                let _ = self.speak(turn.now);
+                self.say_goodbye(turn);
             }
         }
     }
 
-    fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, around: &Surroundings<'_>) {
-        around.roster.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
+    fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, turn: &TurnInput<'_>) {
+        turn.tensor_table.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
         for (pending, explanation) in refused {
-            self.diary.failed(&pending, around.now);
+            self.record.failed(&pending, turn.now);
             let error = match self.state {
                 State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
                 _ => Error::ShutDown,
@@ -422,9 +423,9 @@ impl Group {
         }
     }
 
-    fn say_goodbye(&mut self, around: &Surroundings<'_>) {
-        self.state = State::Ended(around.now + LINGER);
-        around.roster.end(self.id(), &Error::ShutDown);
+    fn say_goodbye(&mut self, turn: &TurnInput<'_>) {
+        self.state = State::Ended(turn.now + LINGER);
+        turn.tensor_table.end(self.id(), &Error::ShutDown);
         for pending in self.table.take_all() {
             pending.fail(Error::ShutDown);
         }
@@ -464,7 +465,7 @@ impl Group {
             pending.fail(error.clone());
         }
         for pending in self.table.take_all() {
-            self.diary.failed(&pending, now);
+            self.record.failed(&pending, now);
             pending.fail(error.clone());
         }
     }
@@ -479,23 +480,23 @@ impl Group {
     /// Nobody knows which peers will never answer: a group that has ended does not wait long for any.
     pub(crate) fn expect_little(&mut self, now: Duration) {
         if let State::Ended(until) = &mut self.state {
-            *until = (*until).min(now + ALARMED_LINGER);
+            *until = (*until).min(now + ABORTED_LINGER);
         }
     }
 
     /// Ends the group for this cause, on all ranks.
-    pub(crate) fn fail(&mut self, error: &Error, around: &Surroundings<'_>) {
+    pub(crate) fn fail(&mut self, error: &Error, turn: &TurnInput<'_>) {
         if let State::Ended(_) = self.state {
             return;
         }
-        self.state = State::Ended(around.now + LINGER);
+        self.state = State::Ended(turn.now + LINGER);
         self.active = None;
-        around.roster.end(self.id(), error);
+        turn.tensor_table.end(self.id(), error);
         let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
         self.mesh.abort(blamed, &error.to_string());
         self.unflushed = true;
-        self.fail_requests(error, around.now);
-        self.diary.trouble(&error.to_string(), around.now);
+        self.fail_requests(error, turn.now);
+        self.record.group_error(&error.to_string(), turn.now);
         self.linger();
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The questions travel on control lines, which are heard whoever drives; so a rank answers while its program computes,
 //! sleeps or waits, and only a process that is stopped or gone does not. Nothing here waits: an answer that this rank
-//! owes is made by another thread (`witness`) and leaves in the turn after it is there. What is asked and what is said
-//! is decided in `plan::stall`.
+//! owes is made by another thread (`status_reporter`) and leaves in the turn after it is there. What is asked and what
+//! is said is decided in `plan::stall`.
 //!
 //! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in
 //! which nothing moves is told by each rank that waits in it, without asking anybody: it knows whom it waits for.
@@ -17,15 +17,15 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use farandole_plan::stall::{
-    Account, DirectWait, Finding, GroupState, Inquest, Lately, Limits, Places, Running, Sight, Word,
+    DirectWait, Finding, GroupState, Lately, Places, RankStatus, Running, Sight, StallLimits, StallProbe, Word,
 };
 use farandole_plan::{GroupId, Rank};
 use farandole_transport::Error as TransportError;
 
 use super::active_bucket::ActiveBucket;
-use super::{Group, SAYS_STALL, State, Surroundings, Trouble};
-use crate::limits::tell_again;
-use crate::witness::{Witness, cut, look_at};
+use super::{Group, GroupError, SAYS_STALL, State, TurnInput};
+use crate::status_reporter::{StatusReporter, cut, look_at};
+use crate::wait_limits::tell_again;
 
 /// Names of pending requests that are told.
 const NAMES_TOLD: usize = 6;
@@ -34,23 +34,23 @@ const NAMES_TOLD: usize = 6;
 const COORDINATOR: Rank = Rank(0);
 
 /// In groups of up to so many ranks each rank prints the whole report; in larger ones the coordinator does, and the
-/// others the verdict alone: a thousand copies would hide everything else in a common log.
+/// others the cause alone: a thousand copies would hide everything else in a common log.
 const ALL_PRINT_UP_TO: usize = 8;
 
 /// What a group knows about its stalls.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
     /// What is being looked into, on the coordinator.
-    inquest: Option<Inquest>,
+    probe: Option<StallProbe>,
     /// Inquests so far.
     opened: u64,
     /// Who wants to know what this rank does, and the question's number.
     question: Option<(Rank, u64)>,
     /// The answer that is being made.
     answer: Option<Answer>,
-    /// What the last inquest came to.
+    /// What the last stall probe came to.
     verdict: Option<Arc<str>>,
-    /// Direct calls that ranks wait in and that are looked into after the present inquest, on the coordinator.
+    /// Direct calls that ranks wait in and that are looked into after the present stall probe, on the coordinator.
     direct_waits: Vec<(Rank, DirectWait)>,
     /// The last direct call of which all were told, and how long it had waited, on the coordinator. Earlier ones are
     /// over, or were told as well.
@@ -65,7 +65,7 @@ pub(super) struct Stalls {
 struct Answer {
     to: Rank,
     number: u64,
-    coming: Receiver<Box<Account>>,
+    coming: Receiver<Box<RankStatus>>,
 }
 
 /// What a rank is told of a stall.
@@ -75,7 +75,7 @@ pub struct StallNotice {
     pub group: GroupId,
     /// What was found out; the same on all ranks of the group.
     pub finding: Finding,
-    /// Whether this rank should show the whole report. The others show the verdict.
+    /// Whether this rank should show the whole report. The others show the cause.
     pub whole: bool,
 }
 
@@ -91,54 +91,54 @@ impl StallNotice {
 
 impl Group {
     /// Looks whether requests have waited too long, and goes on with what is being looked into.
-    pub(super) fn watch_for_stalls(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
-        self.answer(around)?;
-        self.watch_running(around);
-        if self.stalls.inquest.as_ref().is_some_and(|inquest| inquest.is_over(around.now)) {
-            self.close_inquest(around)?;
+    pub(super) fn watch_for_stalls(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
+        self.answer(turn)?;
+        self.watch_running(turn);
+        if self.stalls.probe.as_ref().is_some_and(|probe| probe.is_over(turn.now)) {
+            self.close_inquest(turn)?;
         }
-        if around.now < self.next_stall_check {
+        if turn.now < self.next_stall_check {
             return Ok(());
         }
         let Some(limits) = self.settings.stall else { return Ok(()) };
-        self.next_stall_check = around.now + check_interval(&limits);
-        let Some(report) = self.member.stalled(&limits, around.now) else {
-            self.forget_what_goes_on(around.now);
+        self.next_stall_check = turn.now + check_interval(&limits);
+        let Some(report) = self.member.stalled(&limits, turn.now) else {
+            self.forget_what_goes_on(turn.now);
             return Ok(());
         };
         let (shut_down, text) = (report.shut_down, report.text.clone());
-        if self.stalls.inquest.is_none() {
-            let is_due = |name| self.stalls_reported.get(name).is_none_or(|again| *again <= around.now);
+        if self.stalls.probe.is_none() {
+            let is_due = |name| self.stalls_reported.get(name).is_none_or(|again| *again <= turn.now);
             if report.stalled.iter().any(|waiting| is_due(&waiting.name)) {
-                let oldest = report.stalled.iter().map(|waiting| waiting.since).min().unwrap_or(around.now);
-                let again = oldest.saturating_add(tell_again(around.now.saturating_sub(oldest)));
+                let oldest = report.stalled.iter().map(|waiting| waiting.since).min().unwrap_or(turn.now);
+                let again = oldest.saturating_add(tell_again(turn.now.saturating_sub(oldest)));
                 let names = report.stalled.iter().map(|waiting| &waiting.name).chain(&report.also_waiting);
                 self.stalls_reported.extend(names.map(|name| (Arc::clone(name), again)));
                 for waiting in &report.stalled {
                     let first = waiting.missing.first().map_or(Rank(0), |rank| self.settings.ranks[rank.index()]);
-                    self.diary.stalled(&waiting.name, waiting.missing.len(), first, around.now);
+                    self.record.stalled(&waiting.name, waiting.missing.len(), first, turn.now);
                 }
                 self.stalls.opened += 1;
-                let inquest = Inquest::open(self.stalls.opened, report, around.now);
-                self.ask(inquest)?;
+                let probe = StallProbe::open(self.stalls.opened, report, turn.now);
+                self.ask(probe)?;
             }
         }
         if shut_down {
             // Whoever has not answered by now is too late.
-            if self.stalls.inquest.is_some() {
-                self.close_inquest(around)?;
+            if self.stalls.probe.is_some() {
+                self.close_inquest(turn)?;
             }
             let verdict = self.stalls.verdict.as_deref().unwrap_or_default();
-            return Err(Trouble::Stalled(format!("{text}\n{verdict}")));
+            return Err(GroupError::Stalled(format!("{text}\n{verdict}")));
         }
         Ok(())
     }
 
     /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is
     /// stopped, or cut off, or has no processor; unless the user has set a limit, the bucket waits on.
-    fn watch_running(&mut self, around: &Surroundings<'_>) {
+    fn watch_running(&mut self, turn: &TurnInput<'_>) {
         let (Some(limits), Some(active)) = (self.settings.stall, &mut self.active) else { return };
-        let still = around.now.saturating_sub(active.moved);
+        let still = turn.now.saturating_sub(active.moved);
         if still <= limits.warn_after || still < active.tell_again {
             return;
         }
@@ -156,8 +156,8 @@ impl Group {
         );
         let text = format!("{verdict}\nAll ranks have asked for it. It goes on when that rank does.");
         let finding = Finding { tensor, missing: 1, first, verdict: verdict.into(), text: text.into() };
-        self.diary.stalled(&finding.tensor, 1, first, around.now);
-        self.tell(finding, around);
+        self.record.stalled(&finding.tensor, 1, first, turn.now);
+        self.tell(finding, turn);
     }
 
     /// A rank of the world and its host, as users know it.
@@ -166,9 +166,9 @@ impl Group {
         format!("rank {rank} on {}", identity.split('/').next().unwrap_or(identity))
     }
 
-    /// When an inquest must be closed at the latest.
+    /// When an stall probe must be closed at the latest.
     pub(super) fn inquest_due(&self) -> Duration {
-        self.stalls.inquest.as_ref().map_or(Duration::MAX, Inquest::due)
+        self.stalls.probe.as_ref().map_or(Duration::MAX, StallProbe::due)
     }
 
     /// Nothing has waited for too long: what goes on and waits again later is another stall. What still waits was told
@@ -182,20 +182,20 @@ impl Group {
 
     /// The names that wait for some rank, as far as the coordinator knows.
     fn waiting_names(&self, now: Duration) -> Vec<Arc<str>> {
-        let any = Limits { warn_after: Duration::ZERO, shut_down_after: Duration::ZERO };
+        let any = StallLimits { warn_after: Duration::ZERO, shut_down_after: Duration::ZERO };
         let waiting = self.member.stalled(&any, now).map_or_else(Vec::new, |report| report.stalled);
         waiting.into_iter().map(|waiting| waiting.name).collect()
     }
 
-    fn ask(&mut self, inquest: Inquest) -> Result<(), TransportError> {
-        self.stalls.inquest = Some(inquest);
+    fn ask(&mut self, probe: StallProbe) -> Result<(), TransportError> {
+        self.stalls.probe = Some(probe);
         self.ask_on()
     }
 
     /// Asks those that are to be asked and have not been.
     fn ask_on(&mut self) -> Result<(), TransportError> {
-        let Some(inquest) = &mut self.stalls.inquest else { return Ok(()) };
-        let (number, ranks) = (inquest.number(), inquest.to_ask());
+        let Some(probe) = &mut self.stalls.probe else { return Ok(()) };
+        let (number, ranks) = (probe.number(), probe.to_ask());
         for rank in ranks {
             if rank == self.place.me {
                 self.stalls.question = Some((rank, number));
@@ -207,16 +207,16 @@ impl Group {
     }
 
     /// A direct call of this rank waits.
-    pub(crate) fn tell_of_direct_call(&mut self, wait: DirectWait, around: &Surroundings<'_>) -> Result<(), Trouble> {
+    pub(crate) fn tell_of_direct_call(&mut self, wait: DirectWait, turn: &TurnInput<'_>) -> Result<(), GroupError> {
         if self.place.me == COORDINATOR {
-            return Ok(self.look_into_direct_call(COORDINATOR, wait, around)?);
+            return Ok(self.look_into_direct_call(COORDINATOR, wait, turn)?);
         }
         if self.state != State::Open {
             return Ok(());
         }
         self.say(COORDINATOR, &Word::Direct(wait.clone()))?;
-        if self.stalls.inquest.is_none() {
-            self.stalls.inquest = Some(Inquest::without_coordinator(self.place.me, COORDINATOR, wait, around.now));
+        if self.stalls.probe.is_none() {
+            self.stalls.probe = Some(StallProbe::without_coordinator(self.place.me, COORDINATOR, wait, turn.now));
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Group {
         &mut self,
         from: Rank,
         wait: DirectWait,
-        around: &Surroundings<'_>,
+        turn: &TurnInput<'_>,
     ) -> Result<(), TransportError> {
         let (told, told_after) = self.stalls.direct_told;
         // Ranks tell at nearly the same time, and again when they have waited for twice as long.
@@ -234,19 +234,19 @@ impl Group {
         if wait.operation < told || is_told || self.state != State::Open {
             return Ok(());
         }
-        match &mut self.stalls.inquest {
-            Some(inquest) => {
-                if !inquest.also_waits(from, &wait) {
+        match &mut self.stalls.probe {
+            Some(probe) => {
+                if !probe.also_waits(from, &wait) {
                     self.stalls.direct_waits.push((from, wait));
                 }
                 self.ask_on()
             }
             None => {
                 let first = wait.missing.first().copied().unwrap_or(from);
-                self.diary.stalled(&wait.name(), wait.missing.len(), first, around.now);
+                self.record.stalled(&wait.name(), wait.missing.len(), first, turn.now);
                 self.stalls.direct_looked_into = (wait.operation, wait.waited);
                 self.stalls.opened += 1;
-                self.ask(Inquest::open_direct(self.stalls.opened, from, wait, around.now))
+                self.ask(StallProbe::open_direct(self.stalls.opened, from, wait, turn.now))
             }
         }
     }
@@ -264,27 +264,27 @@ impl Group {
     }
 
     /// A peer has said something about a stall.
-    pub(super) fn hear_of_stall(&mut self, from: Rank, word: Word, around: &Surroundings<'_>) -> Result<(), Trouble> {
+    pub(super) fn hear_of_stall(&mut self, from: Rank, word: Word, turn: &TurnInput<'_>) -> Result<(), GroupError> {
         match word {
-            Word::Answer { number, account } => {
-                let peer = account.direct.as_ref().and_then(|direct| direct.peer);
+            Word::Answer { number, rank_status } => {
+                let peer = rank_status.direct.as_ref().and_then(|direct| direct.peer);
                 self.check_ranks(from, peer)?;
-                if let Some(inquest) = &mut self.stalls.inquest {
-                    inquest.hear(from, number, account);
+                if let Some(probe) = &mut self.stalls.probe {
+                    probe.hear(from, number, rank_status);
                     self.ask_on()?;
                 }
             }
-            Word::Heard if from == COORDINATOR => self.stalls.inquest = None,
+            Word::Heard if from == COORDINATOR => self.stalls.probe = None,
             Word::Direct(wait) if self.place.me == COORDINATOR && self.id() == GroupId::WORLD => {
                 self.check_ranks(from, wait.missing.iter().copied())?;
                 self.say(from, &Word::Heard)?;
-                self.look_into_direct_call(from, wait, around)?;
+                self.look_into_direct_call(from, wait, turn)?;
             }
             Word::Ask { number } if from == COORDINATOR => self.stalls.question = Some((from, number)),
             Word::Report(finding) if from == COORDINATOR => {
                 // A coordinator that was stopped for a while tells what this rank has told itself.
                 if self.stalls.told_alone.take().is_none_or(|told| told != finding.tensor) {
-                    self.tell(finding, around);
+                    self.tell(finding, turn);
                 }
             }
             Word::Ask { .. } | Word::Report(_) | Word::Direct(_) | Word::Heard => {
@@ -314,22 +314,22 @@ impl Group {
     }
 
     /// Has an answer made.
-    pub(crate) fn begin_answer(&mut self, witness: &Witness, states: Vec<GroupState>) {
+    pub(crate) fn begin_answer(&mut self, status_reporter: &StatusReporter, states: Vec<GroupState>) {
         if let Some((to, number)) = self.stalls.question.take() {
-            self.stalls.answer = Some(Answer { to, number, coming: witness.begin(states) });
+            self.stalls.answer = Some(Answer { to, number, coming: status_reporter.begin(states) });
         }
     }
 
     /// Gives the answer that has been made.
-    fn answer(&mut self, around: &Surroundings<'_>) -> Result<(), Trouble> {
+    fn answer(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
         let Some(Answer { to, number, coming }) = &self.stalls.answer else { return Ok(()) };
-        let (to, number, account) = (*to, *number, coming.try_recv());
-        match account {
+        let (to, number, rank_status) = (*to, *number, coming.try_recv());
+        match rank_status {
             Err(TryRecvError::Empty) => return Ok(()),
-            Ok(account) if to == self.place.me => {
-                self.hear_of_stall(to, Word::Answer { number, account }, around)?;
+            Ok(rank_status) if to == self.place.me => {
+                self.hear_of_stall(to, Word::Answer { number, rank_status }, turn)?;
             }
-            Ok(account) => self.say(to, &Word::Answer { number, account })?,
+            Ok(rank_status) => self.say(to, &Word::Answer { number, rank_status })?,
             // The thread has panicked; the coordinator will do without.
             Err(TryRecvError::Disconnected) => {}
         }
@@ -337,48 +337,48 @@ impl Group {
         Ok(())
     }
 
-    fn close_inquest(&mut self, around: &Surroundings<'_>) -> Result<(), TransportError> {
-        let Some(inquest) = self.stalls.inquest.take() else { return Ok(()) };
-        let direct_call = inquest.direct_call();
+    fn close_inquest(&mut self, turn: &TurnInput<'_>) -> Result<(), TransportError> {
+        let Some(probe) = self.stalls.probe.take() else { return Ok(()) };
+        let direct_call = probe.direct_call();
         let places = Places { world_ranks: &self.settings.ranks, hosts: &self.settings.hosts };
         let (me, mesh) = (self.place.me, &mut self.mesh);
-        let finding = inquest.close(&places, around.now, |rank| match rank == me {
+        let finding = probe.close(&places, turn.now, |rank| match rank == me {
             true => Sight::Alive(std::process::id()),
             false => mesh.peer_mut(rank).pid.map_or(Sight::Nothing, look_at),
         });
         if me != COORDINATOR {
             self.stalls.told_alone = Some(Arc::clone(&finding.tensor));
-            self.tell(finding, around);
+            self.tell(finding, turn);
             return Ok(());
         }
         for rank in (0..self.place.size).map(Rank::from).filter(|rank| *rank != me) {
             self.say(rank, &Word::Report(finding.clone()))?;
         }
-        self.tell(finding, around);
+        self.tell(finding, turn);
         if let Some(operation) = direct_call {
             let warned_after = self.settings.stall.map_or(Duration::ZERO, |limits| limits.warn_after);
             let (looked_into, waited) = self.stalls.direct_looked_into;
             let waited = if looked_into == operation { waited } else { warned_after };
             self.stalls.direct_told = self.stalls.direct_told.max((operation, waited));
-            let waiting = self.waiting_names(around.now);
-            self.stalls_reported.extend(waiting.into_iter().map(|name| (name, around.now + tell_again(warned_after))));
+            let waiting = self.waiting_names(turn.now);
+            self.stalls_reported.extend(waiting.into_iter().map(|name| (name, turn.now + tell_again(warned_after))));
         }
         for (from, wait) in std::mem::take(&mut self.stalls.direct_waits) {
-            self.look_into_direct_call(from, wait, around)?;
+            self.look_into_direct_call(from, wait, turn)?;
         }
         Ok(())
     }
 
-    /// This rank is told what came of an inquest.
-    fn tell(&mut self, finding: Finding, around: &Surroundings<'_>) {
+    /// This rank is told what came of an stall probe.
+    fn tell(&mut self, finding: Finding, turn: &TurnInput<'_>) {
         self.stalls.verdict = Some(Arc::clone(&finding.verdict));
         let coordinates = self.place.me == COORDINATOR;
         if !coordinates {
-            self.diary.stalled(&finding.tensor, finding.missing as usize, finding.first, around.now);
+            self.record.stalled(&finding.tensor, finding.missing as usize, finding.first, turn.now);
         }
-        self.diary.stall_told();
+        self.record.stall_told();
         let whole = coordinates || self.place.size <= ALL_PRINT_UP_TO;
-        (around.on_stall)(&StallNotice { group: self.id(), finding, whole });
+        (turn.on_stall)(&StallNotice { group: self.id(), finding, whole });
     }
 
     /// What this group is at, if it is at anything.
@@ -422,7 +422,7 @@ fn seen(sight: Sight) -> String {
 }
 
 /// How often requests are looked at: four times within the shortest limit.
-pub(super) fn check_interval(limits: &Limits) -> Duration {
+pub(super) fn check_interval(limits: &StallLimits) -> Duration {
     let shortest = match limits.shut_down_after {
         Duration::ZERO => limits.warn_after,
         shut_down_after => limits.warn_after.min(shut_down_after),

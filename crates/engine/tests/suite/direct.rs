@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Communicator, DirectSettings};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
@@ -29,12 +29,13 @@ fn ranks<T: Send + 'static>(
     settings: DirectSettings,
     program: impl Fn(Communicator) -> T + Send + Sync + Clone + 'static,
 ) -> Vec<T> {
-    let hall = Hall::new(n, medium);
+    let thread_world = ThreadWorld::new(n, medium);
     let (results, collected) = mpsc::channel();
     for rank in 0..n {
-        let (mut meeting, program, results) = (hall.enter(Rank::from(rank)), program.clone(), results.clone());
+        let (mut connector, program, results) =
+            (thread_world.enter(Rank::from(rank)), program.clone(), results.clone());
         thread::spawn(move || {
-            let communicator = Communicator::join(&mut meeting, settings, Duration::from_secs(10)).unwrap();
+            let communicator = Communicator::join(&mut connector, settings, Duration::from_secs(10)).unwrap();
             let _ = results.send((rank, program(communicator)));
         });
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farandole_engine::meeting::Contacts;
+use farandole_engine::connector::ProcessConnector;
 use farandole_engine::{Communicator, DirectSettings};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
@@ -34,8 +34,8 @@ fn on_hosts(
     for (rank, listener) in listeners.into_iter().enumerate() {
         let (contacts, program, done) = (contacts.clone(), program.clone(), done.clone());
         thread::spawn(move || {
-            let mut meeting = Contacts { rank: Rank::from(rank), contacts, listener, options, epoch: 0 };
-            let mut communicator = Communicator::join(&mut meeting, settings, Duration::from_secs(20)).unwrap();
+            let mut connector = ProcessConnector { rank: Rank::from(rank), contacts, listener, options, epoch: 0 };
+            let mut communicator = Communicator::join(&mut connector, settings, Duration::from_secs(20)).unwrap();
             program(&mut communicator);
             communicator.barrier().unwrap();
             let _ = done.send(());

@@ -6,7 +6,7 @@
 
 use crate::harness::named_strikes::{What, strike};
 use crate::harness::strikes::Holdings;
-use farandole_engine::meeting::Medium;
+use farandole_engine::connector::Medium;
 use farandole_transport::frame::Checksum;
 use farandole_transport::memory::Settings;
 use farandole_transport::stream::Shape;

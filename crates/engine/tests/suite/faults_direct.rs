@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::harness::strikes::{Holdings, Run, strike_everywhere};
-use farandole_engine::meeting::Medium;
+use farandole_engine::connector::Medium;
 use farandole_engine::{Communicator, DirectSettings, Error, Result};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
@@ -119,9 +119,10 @@ fn ranks(run: &Run, what: What) -> Vec<Option<Error>> {
     let (results, collected) = mpsc::channel();
     let threads: Vec<_> = (0..run.size)
         .map(|rank| {
-            let (mut meeting, run, results) = (run.hall.enter(Rank::from(rank)), run.clone(), results.clone());
+            let (mut connector, run, results) =
+                (run.thread_world.enter(Rank::from(rank)), run.clone(), results.clone());
             std::thread::spawn(move || {
-                let mut communicator = Communicator::join(&mut meeting, settings, HANGS).unwrap();
+                let mut communicator = Communicator::join(&mut connector, settings, HANGS).unwrap();
                 let _ = results.send((rank, play(&run, &mut communicator, what).err()));
             })
         })

@@ -4,7 +4,7 @@
 
 use crate::harness::named_strikes::{What, strike};
 use crate::harness::strikes::Holdings;
-use farandole_engine::meeting::Medium;
+use farandole_engine::connector::Medium;
 
 /// Strikes every point of these: what is asked for, and how often; and checks that nothing is left.
 fn strike_all(cases: &[(What, usize)], at_least: usize) {

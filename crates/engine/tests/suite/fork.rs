@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::harness::{Transport, ranks, sum};
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Communicator, DirectSettings, Error};
 use farandole_plan::{Rank, ReduceOp};
 use farandole_transport::{Contact, Key, Listener, Mesh, Options, Waiter, memory};
@@ -66,12 +66,12 @@ fn a_child_cannot_use_its_parents_engine() {
 
 #[test]
 fn a_child_cannot_use_its_parents_communicator() {
-    let hall = Hall::new(2, Medium::Pipes(memory::Settings::default()));
+    let thread_world = ThreadWorld::new(2, Medium::Pipes(memory::Settings::default()));
     let rank = |rank: u32| {
-        let mut meeting = hall.enter(Rank(rank));
+        let mut connector = thread_world.enter(Rank(rank));
         move || {
             let patience = Duration::from_secs(20);
-            let mut communicator = Communicator::join(&mut meeting, DirectSettings::default(), patience).unwrap();
+            let mut communicator = Communicator::join(&mut connector, DirectSettings::default(), patience).unwrap();
             let mut data = [1.0_f32; 4];
             communicator.allreduce(&mut data, ReduceOp::Sum).unwrap();
             let code = in_child(|| {

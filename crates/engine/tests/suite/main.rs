@@ -3,7 +3,7 @@
 
 mod harness;
 
-mod alarm;
+mod abort;
 mod collectives;
 mod direct;
 mod direct_hosts;

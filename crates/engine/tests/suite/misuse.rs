@@ -185,7 +185,7 @@ fn the_memory_of_a_request_that_fails_comes_back() {
             let pending = engine.submit(sum(&format!("only here {me}"), vec![me; 10])).unwrap();
             // Both have submitted before either ends the job.
             submitted.wait();
-            engine.alarm().ring(None, "the test ends the job".to_owned());
+            engine.abort_handle().abort(None, "the test ends the job".to_owned());
             let returned = pending.wait_returning().unwrap_err();
             assert!(matches!(returned.error, Error::Failed(_)), "{}", returned.error);
             assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), [me; 10]);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::{Transport, config, ranks, ranks_with, sum};
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings};
 use farandole_plan::{Rank, ReduceOp};
 use farandole_trace::event::{Collective, Dtype, Group, Operation, StepKind};
@@ -203,12 +203,12 @@ fn a_recorder_of_no_records_records_nothing() {
 #[test]
 fn direct_calls_are_recorded_or_counted() {
     const CALLS: u64 = 1000;
-    let hall = Hall::new(2, Medium::Windows);
-    let program = |rank: u32, hall: &Hall| {
+    let thread_world = ThreadWorld::new(2, Medium::Windows);
+    let program = |rank: u32, thread_world: &ThreadWorld| {
         let recorder = Recorder::new(Identity { rank, size: 2, ..Identity::default() }, 100_000);
         let settings = DirectSettings { deadline: Duration::from_secs(20), ..DirectSettings::default() };
         let patience = Duration::from_secs(10);
-        let mut communicator = Communicator::join(&mut hall.enter(Rank(rank)), settings, patience).unwrap();
+        let mut communicator = Communicator::join(&mut thread_world.enter(Rank(rank)), settings, patience).unwrap();
         communicator.record_with(&recorder);
         for _ in 0..CALLS {
             communicator.allreduce(&mut [1_f32], ReduceOp::Sum).unwrap();
@@ -219,8 +219,8 @@ fn direct_calls_are_recorded_or_counted() {
     let traces: Vec<Trace> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..2)
             .map(|rank| {
-                let hall = &hall;
-                scope.spawn(move || program(rank, hall))
+                let thread_world = &thread_world;
+                scope.spawn(move || program(rank, thread_world))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

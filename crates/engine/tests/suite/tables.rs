@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farandole_engine::meeting::{Hall, Medium};
+use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::tables::{self, Notice, Shelf, this_machine};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::algorithm::Algorithm;
@@ -24,14 +24,14 @@ fn media() -> [Medium; 2] {
 fn ranks<R: Send + 'static>(
     n: usize,
     medium: Medium,
-    program: impl Fn(farandole_engine::meeting::HallMeeting) -> R + Send + Sync + Clone + 'static,
+    program: impl Fn(farandole_engine::connector::ThreadConnector) -> R + Send + Sync + Clone + 'static,
 ) -> Vec<R> {
-    let hall = Hall::new(n, medium);
+    let thread_world = ThreadWorld::new(n, medium);
     let (results, collected) = mpsc::channel();
     for rank in 0..n {
-        let (meeting, program, results) = (hall.enter(Rank::from(rank)), program.clone(), results.clone());
+        let (connector, program, results) = (thread_world.enter(Rank::from(rank)), program.clone(), results.clone());
         thread::spawn(move || {
-            let _ = results.send((rank, program(meeting)));
+            let _ = results.send((rank, program(connector)));
         });
     }
     drop(results);
@@ -41,9 +41,9 @@ fn ranks<R: Send + 'static>(
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-fn join(mut meeting: farandole_engine::meeting::HallMeeting) -> Communicator {
+fn join(mut connector: farandole_engine::connector::ThreadConnector) -> Communicator {
     let settings = DirectSettings { deadline: Duration::from_secs(20), ..DirectSettings::default() };
-    Communicator::join(&mut meeting, settings, Duration::from_secs(10)).unwrap()
+    Communicator::join(&mut connector, settings, Duration::from_secs(10)).unwrap()
 }
 
 /// A table by which nothing but this algorithm has ever been measured.
@@ -73,8 +73,8 @@ fn exact_sum(communicator: &mut Communicator, elems: usize) {
 fn ranks_that_bring_different_tables_all_choose_by_that_of_rank_0() {
     for medium in media() {
         for n in [1, 2, 3, 5] {
-            let chosen = ranks(n, medium, move |meeting| {
-                let mut communicator = join(meeting);
+            let chosen = ranks(n, medium, move |connector| {
+                let mut communicator = join(connector);
                 let before = communicator.algorithm_for(1 << 20);
                 let brought = [Algorithm::Tree, Algorithm::Halving][communicator.rank().index().min(1)];
                 let agreed = communicator.agree_on_table(Some(&only(brought, n))).unwrap();
@@ -96,8 +96,8 @@ fn ranks_that_bring_different_tables_all_choose_by_that_of_rank_0() {
 fn every_choice_of_a_table_gives_the_same_bits_and_taking_it_away_restores_the_limits() {
     for medium in media() {
         for algorithm in Algorithm::ALL {
-            ranks(4, medium, move |meeting| {
-                let mut communicator = join(meeting);
+            ranks(4, medium, move |connector| {
+                let mut communicator = join(connector);
                 let usual = communicator.algorithm_for(1 << 20);
                 communicator.agree_on_table(Some(&only(algorithm, 4))).unwrap().unwrap();
                 for elems in [1, 1000, 100_003] {
@@ -119,7 +119,7 @@ fn every_choice_of_a_table_gives_the_same_bits_and_taking_it_away_restores_the_l
 
 #[test]
 fn a_table_for_another_placement_is_used_by_nobody() {
-    let tables = ranks(2, Medium::Windows, |meeting| join(meeting).agree_on_table(Some(&only(Algorithm::Ring, 3))));
+    let tables = ranks(2, Medium::Windows, |connector| join(connector).agree_on_table(Some(&only(Algorithm::Ring, 3))));
     assert!(tables.into_iter().all(|table| table.unwrap().is_none()));
 }
 
@@ -128,8 +128,8 @@ fn rank_0_alone_reads_the_shelf_and_says_what_is_wrong_with_it() {
     let folder = std::env::temp_dir().join(format!("farandole-adopt-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     let adopt = |shelf: Shelf| {
-        ranks(2, Medium::Windows, move |meeting| {
-            let mut communicator = join(meeting);
+        ranks(2, Medium::Windows, move |connector| {
+            let mut communicator = join(connector);
             // The second rank would find another table, if it looked.
             let elsewhere = Shelf::in_folder("/nonexistent");
             let shelf = if communicator.rank() == Rank(0) { &shelf } else { &elsewhere };
@@ -165,17 +165,17 @@ fn request(name: &str, elems: usize) -> Request {
     }
 }
 
-fn start(meeting: farandole_engine::meeting::HallMeeting, table: Option<Table>) -> Engine {
+fn start(connector: farandole_engine::connector::ThreadConnector, table: Option<Table>) -> Engine {
     let config = Config { deadline: Duration::from_secs(20), ..Config::default() };
-    Engine::start_with(meeting, config, Hooks { table: table.map(Arc::new), ..Hooks::default() }).unwrap()
+    Engine::start_with(connector, config, Hooks { table: table.map(Arc::new), ..Hooks::default() }).unwrap()
 }
 
 #[test]
 fn named_requests_come_out_the_same_by_every_table() {
     for medium in media() {
         for algorithm in Algorithm::ALL {
-            ranks(3, medium, move |meeting| {
-                let engine = start(meeting, Some(only(algorithm, 3)));
+            ranks(3, medium, move |connector| {
+                let engine = start(connector, Some(only(algorithm, 3)));
                 assert!(engine.table().is_some());
                 for round in 0..6 {
                     for elems in [1, 700, 90_001] {
@@ -194,10 +194,10 @@ fn named_requests_come_out_the_same_by_every_table() {
 #[test]
 fn engines_with_different_tables_fail_by_name_at_the_first_request() {
     for medium in media() {
-        let outcomes = ranks(2, medium, |meeting| {
-            let table =
-                [Algorithm::Ring, Algorithm::Doubling][farandole_engine::meeting::Meeting::rank(&meeting).index()];
-            let engine = start(meeting, Some(only(table, 2)));
+        let outcomes = ranks(2, medium, |connector| {
+            let table = [Algorithm::Ring, Algorithm::Doubling]
+                [farandole_engine::connector::Connector::rank(&connector).index()];
+            let engine = start(connector, Some(only(table, 2)));
             engine.run(Submission::new(request("t", 100), Region::from_vec(vec![1i32; 100]))).map(drop)
         });
         for outcome in outcomes {

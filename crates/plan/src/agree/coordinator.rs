@@ -5,7 +5,7 @@
 //! on its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
 //!
 //! While a cycle is replayed the coordinator knows nothing and needs to know nothing; announcements that cross the
-//! start of a replay on their way are dropped, because their senders account for them when they start the replay
+//! start of a replay on their way are dropped, because their senders status for them when they start the replay
 //! themselves.
 
 use std::collections::{HashMap, VecDeque};

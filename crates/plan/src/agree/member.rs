@@ -333,7 +333,7 @@ impl Member {
     }
 
     /// Which requests wait for which ranks (known on rank 0 of the group only).
-    pub fn stalled(&self, limits: &stall::Limits, now: Duration) -> Option<stall::Report> {
+    pub fn stalled(&self, limits: &stall::StallLimits, now: Duration) -> Option<stall::Report> {
         stall::report(self.coordinator.as_ref()?.waiting(), limits, &self.settings.world_ranks, now)
     }
 
@@ -358,8 +358,8 @@ impl Member {
         Refusal { reason: reason.into() }
     }
 
-    pub(super) fn limits(&self) -> fuse::Limits {
-        fuse::Limits {
+    pub(super) fn limits(&self) -> fuse::FusionLimits {
+        fuse::FusionLimits {
             size: self.size,
             threshold_bytes: self.settings.threshold_bytes,
             stage_below_bytes: self.settings.stage_below_bytes,

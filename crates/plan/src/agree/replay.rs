@@ -59,7 +59,7 @@ pub(super) struct Cycle {
 
 impl Cycle {
     /// Fuses the items of a cycle. Gives the place of each item as well, in the given order.
-    pub(super) fn new(recorded: &[Recorded], limits: &fuse::Limits) -> (Cycle, Vec<(Arc<Item>, Place)>) {
+    pub(super) fn new(recorded: &[Recorded], limits: &fuse::FusionLimits) -> (Cycle, Vec<(Arc<Item>, Place)>) {
         let items: Vec<Arc<Item>> = recorded.iter().map(|recorded| Arc::clone(&recorded.item)).collect();
         let after = dependences(recorded);
         let fused = fuse::fuse(&items, |position| after[position], limits);

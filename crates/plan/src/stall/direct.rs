@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Limits, Report, Waiting, report};
+use super::{Report, StallLimits, Waiting, report};
 use crate::request::Rank;
 
 /// A rank waits in a direct call.
@@ -89,7 +89,7 @@ impl Meeting {
         missing.sort_unstable();
         let waiting = Waiting { name: self.name(), since: self.since, missing };
         // Whoever told of the wait has looked at its own clock, and the limit is over there.
-        let limits = Limits { warn_after: self.wait.limit, shut_down_after: Duration::ZERO };
+        let limits = StallLimits { warn_after: self.wait.limit, shut_down_after: Duration::ZERO };
         let at_least = self.since.saturating_add(limits.warn_after).saturating_add(Duration::from_nanos(1));
         report(vec![waiting], &limits, world_ranks, now.max(at_least))
             .expect("invariant: what has waited longer than its limit is reported")

@@ -5,8 +5,8 @@
 //! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at
 //! all.
 //!
-//! What the missing ranks are doing only they know. The coordinator asks them (`inquest`), they give an account of
-//! themselves (`account`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
+//! What the missing ranks are doing only they know. The coordinator asks them (`probe`), they give an status of
+//! themselves (`rank_status`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
 //! calls, which nobody coordinates, come here by what those say that wait in them (`direct`).
 //!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after
@@ -19,30 +19,30 @@ use std::time::Duration;
 
 use crate::request::Rank;
 
-mod account;
 mod direct;
-mod inquest;
+mod probe;
+mod rank_status;
 mod words;
 
-pub use account::{
-    Account, DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
-};
 pub use direct::DirectWait;
-pub use inquest::{Inquest, PATIENCE, Places, Sight, Testimony};
+pub use probe::{PATIENCE, Places, Sight, StallProbe, Testimony};
+pub use rank_status::{
+    DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, RankStatus, Running, ThreadStack, Word,
+};
 
 /// When waiting becomes a stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct StallLimits {
     /// Waiting longer than this is reported.
     pub warn_after: Duration,
     /// Waiting longer than this should end the job; zero means never.
     pub shut_down_after: Duration,
 }
 
-impl Default for Limits {
+impl Default for StallLimits {
     /// Horovod's defaults: a warning after a minute, no end.
-    fn default() -> Limits {
-        Limits { warn_after: Duration::from_secs(60), shut_down_after: Duration::ZERO }
+    fn default() -> StallLimits {
+        StallLimits { warn_after: Duration::from_secs(60), shut_down_after: Duration::ZERO }
     }
 }
 
@@ -107,7 +107,7 @@ const NEAR_MISSES_LISTED: usize = 5;
 
 /// Explains what has waited too long; `None` if nothing has. `world_ranks` as in
 /// [`Settings`](crate::agree::Settings::world_ranks).
-pub fn report(waiting: Vec<Waiting>, limits: &Limits, world_ranks: &[Rank], now: Duration) -> Option<Report> {
+pub fn report(waiting: Vec<Waiting>, limits: &StallLimits, world_ranks: &[Rank], now: Duration) -> Option<Report> {
     let waited = |request: &Waiting| now.saturating_sub(request.since);
     let mut stalled: Vec<Waiting> = waiting.iter().filter(|r| waited(r) > limits.warn_after).cloned().collect();
     if stalled.is_empty() {
@@ -135,7 +135,7 @@ pub fn report(waiting: Vec<Waiting>, limits: &Limits, world_ranks: &[Rank], now:
 fn explain(
     by_rank: &BTreeMap<Rank, (bool, Vec<&str>)>,
     near_misses: &[NearMiss],
-    limits: &Limits,
+    limits: &StallLimits,
     world_ranks: &[Rank],
     longest: Duration,
 ) -> String {
@@ -246,7 +246,8 @@ mod tests {
         Waiting { name: name.into(), since: Duration::from_secs(since_s), missing }
     }
 
-    const LIMITS: Limits = Limits { warn_after: Duration::from_secs(60), shut_down_after: Duration::from_secs(100) };
+    const LIMITS: StallLimits =
+        StallLimits { warn_after: Duration::from_secs(60), shut_down_after: Duration::from_secs(100) };
 
     #[test]
     fn nothing_is_reported_before_its_time() {

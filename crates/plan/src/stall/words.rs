@@ -2,14 +2,14 @@
 //!
 //! [`verdict`] is a table of causes, the surest first: a process that cannot do anything at all explains more than what
 //! its program did before, and two names that were meant to be the same explain more than where each program waits.
-//! [`whole`] says, in this order, the verdict, what Horovod's users know and search for, and the account of every rank
+//! [`whole`] says, in this order, the verdict, what Horovod's users know and search for, and the status of every rank
 //! that was asked.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::account::{Account, GroupState, Interpreter, MainThread, ThreadStack};
-use super::inquest::{Places, Sight, Testimony};
+use super::probe::{Places, Sight, Testimony};
+use super::rank_status::{GroupState, Interpreter, MainThread, RankStatus, ThreadStack};
 use super::{Crossing, NearMiss, Report};
 use crate::request::{GroupId, Rank};
 
@@ -45,9 +45,9 @@ pub(super) fn verdict(
     let first = |say: &dyn Fn(Rank, &Testimony) -> Option<String>| {
         testimonies.iter().find_map(|(rank, testimony)| say(*rank, testimony))
     };
-    let of_account = |say: &dyn Fn(Rank, &Account) -> Option<String>| {
+    let of_account = |say: &dyn Fn(Rank, &RankStatus) -> Option<String>| {
         first(&|rank, testimony| match testimony {
-            Testimony::Given(account) => say(rank, account),
+            Testimony::Given(rank_status) => say(rank, rank_status),
             Testimony::Silent(_) => None,
         })
     };
@@ -61,10 +61,10 @@ pub(super) fn verdict(
         })
         .or_else(|| report.crossings.first().map(|crossing| crossed(crossing, places)))
         .or_else(|| in_the_same_call(report, wanted))
-        .or_else(|| of_account(&|rank, account| in_another_call(world(rank), account, wanted)))
+        .or_else(|| of_account(&|rank, rank_status| in_another_call(world(rank), rank_status, wanted)))
         .or_else(|| {
-            of_account(&|rank, account| {
-                let phase = account.phase.as_ref()?;
+            of_account(&|rank, rank_status| {
+                let phase = rank_status.phase.as_ref()?;
                 Some(format!(
                     "rank {} has been in phase {:?} for {} while others wait {wait}{}",
                     world(rank),
@@ -74,8 +74,8 @@ pub(super) fn verdict(
                 ))
             })
         })
-        .or_else(|| of_account(&|rank, account| elsewhere(world(rank), account, wanted)))
-        .or_else(|| of_account(&|rank, account| Some(idle(world(rank), account, wanted))))
+        .or_else(|| of_account(&|rank, rank_status| elsewhere(world(rank), rank_status, wanted)))
+        .or_else(|| of_account(&|rank, rank_status| Some(idle(world(rank), rank_status, wanted))))
         .unwrap_or_else(|| format!("ranks wait {wait}, for others of which nothing is known."));
     let others = report.stalled.iter().flat_map(|waiting| &waiting.missing).collect::<std::collections::BTreeSet<_>>();
     match others.len() {
@@ -125,9 +125,9 @@ fn in_the_same_call(report: &Report, wanted: &Wanted) -> Option<String> {
 }
 
 /// A rank that waits for others elsewhere: in a direct call, or for a request while others are in a direct call.
-fn in_another_call(rank: Rank, account: &Account, wanted: &Wanted) -> Option<String> {
+fn in_another_call(rank: Rank, rank_status: &RankStatus, wanted: &Wanted) -> Option<String> {
     let wait = &wanted.wait;
-    if let Some(direct) = &account.direct {
+    if let Some(direct) = &rank_status.direct {
         let of = direct.peer.map_or_else(String::new, |peer| format!(" and waits for rank {peer}"));
         let (what, time) = (&direct.call.what, seconds(direct.call.ago));
         let so = if wanted.direct { "it is not the same call" } else { "the ranks do not make the same calls" };
@@ -135,7 +135,7 @@ fn in_another_call(rank: Rank, account: &Account, wanted: &Wanted) -> Option<Str
             "rank {rank} has been in a direct {what} for {time}{of}, while others wait {wait}: {so}."
         ));
     }
-    let waits = account.groups.iter().find(|state| wanted.direct && state.running.is_none())?;
+    let waits = rank_status.groups.iter().find(|state| wanted.direct && state.running.is_none())?;
     let name = waits.names.first()?;
     Some(format!(
         "rank {rank} has asked for {name:?}, which waits for others, and not {}, in which others wait: the ranks do not make the same calls.",
@@ -154,9 +154,9 @@ fn advice(phase: &str) -> &'static str {
 }
 
 /// A rank whose program is seen to do something else.
-fn elsewhere(rank: Rank, account: &Account, wanted: &Wanted) -> Option<String> {
+fn elsewhere(rank: Rank, rank_status: &RankStatus, wanted: &Wanted) -> Option<String> {
     let done = &wanted.done;
-    let threads = match &account.interpreter {
+    let threads = match &rank_status.interpreter {
         Interpreter::None => return None,
         Interpreter::Answered(threads) => threads,
         Interpreter::Silent(waited, threads) => {
@@ -177,9 +177,9 @@ fn place(threads: &[ThreadStack]) -> Option<&str> {
     threads.first().and_then(|thread| thread.frames.last()).map(|frame| &**frame)
 }
 
-fn idle(rank: Rank, account: &Account, wanted: &Wanted) -> String {
+fn idle(rank: Rank, rank_status: &RankStatus, wanted: &Wanted) -> String {
     let Wanted { done, wait, direct } = wanted;
-    match (&account.submitted, &account.direct_done, account.records) {
+    match (&rank_status.submitted, &rank_status.direct_done, rank_status.records) {
         (_, _, false) => format!("rank {rank} has not {done}; it records nothing, so no more is known."),
         (_, Some(last), true) if *direct => {
             let (what, ago) = (&last.what, seconds(last.ago));
@@ -210,9 +210,9 @@ pub(super) fn whole(
     for (rank, testimony) in testimonies {
         let (world, host) = (places.world(*rank), places.host(*rank));
         match testimony {
-            Testimony::Given(account) => {
-                let _ = write!(text, "\nRank {world} on {host} (pid {}):", account.pid);
-                for line in lines(account, wanted) {
+            Testimony::Given(rank_status) => {
+                let _ = write!(text, "\nRank {world} on {host} (pid {}):", rank_status.pid);
+                for line in lines(rank_status, wanted) {
                     let _ = write!(text, "\n  {line}");
                 }
             }
@@ -236,55 +236,55 @@ pub(super) fn whole(
     text
 }
 
-fn lines(account: &Account, wanted: &Wanted) -> Vec<String> {
+fn lines(rank_status: &RankStatus, wanted: &Wanted) -> Vec<String> {
     let mut lines = Vec::new();
-    if account.records {
-        lines.push(doing(account));
-        lines.push(last(account));
+    if rank_status.records {
+        lines.push(doing(rank_status));
+        lines.push(last(rank_status));
     } else {
         lines.push("it records nothing (FARANDOLE_RECORDER_RECORDS=0), so its past is not known".to_owned());
     }
-    if let Some(direct) = &account.direct {
+    if let Some(direct) = &rank_status.direct {
         let peer = direct.peer.map_or_else(String::new, |peer| format!(", waiting for rank {peer}"));
         lines.push(format!("in a direct {} for {}{peer}", direct.call.what, seconds(direct.call.ago)));
     }
-    if let (Some(done), true) = (&account.direct_done, wanted.direct) {
+    if let (Some(done), true) = (&rank_status.direct_done, wanted.direct) {
         lines.push(format!("last direct call on record: {}, done {} ago", done.what, seconds(done.ago)));
     }
-    if account.groups.is_empty() {
+    if rank_status.groups.is_empty() {
         lines.push("engine: idle, nothing is asked of it".to_owned());
     }
-    lines.extend(account.groups.iter().map(engine));
-    lines.extend(match account.main_thread {
+    lines.extend(rank_status.groups.iter().map(engine));
+    lines.extend(match rank_status.main_thread {
         MainThread::Unknown => None,
         MainThread::Runs => Some("main thread: runs".to_owned()),
         MainThread::Sleeps => Some("main thread: sleeps".to_owned()),
         MainThread::Disk => Some("main thread: waits for a disk or a network file system".to_owned()),
     });
-    stacks(&account.interpreter, &mut lines);
+    stacks(&rank_status.interpreter, &mut lines);
     lines
 }
 
-fn doing(account: &Account) -> String {
-    let mut line = match &account.phase {
+fn doing(rank_status: &RankStatus) -> String {
+    let mut line = match &rank_status.phase {
         Some(phase) => format!("in phase {:?} for {}", phase.what, seconds(phase.ago)),
         None => "in no phase that it has marked".to_owned(),
     };
-    if let Some(epoch) = account.epoch {
+    if let Some(epoch) = rank_status.epoch {
         let _ = write!(line, "; epoch {epoch}");
     }
-    if let Some((number, ago)) = account.iteration {
+    if let Some((number, ago)) = rank_status.iteration {
         let _ = write!(line, "; iteration {number}, begun {} ago", seconds(ago));
     }
     line
 }
 
-fn last(account: &Account) -> String {
-    let done = match &account.finished {
+fn last(rank_status: &RankStatus) -> String {
+    let done = match &rank_status.finished {
         Some(done) => format!("last collective: {:?}, done {} ago", done.what, seconds(done.ago)),
         None => "no collective has been done yet".to_owned(),
     };
-    let since = match (&account.submitted, &account.finished) {
+    let since = match (&rank_status.submitted, &rank_status.finished) {
         (None, _) => "it has submitted nothing".to_owned(),
         (Some(asked), Some(done)) if asked.ago >= done.ago => "it has submitted nothing since".to_owned(),
         (Some(asked), _) => format!("submitted last: {:?}, {} ago", asked.what, seconds(asked.ago)),

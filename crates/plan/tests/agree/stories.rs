@@ -281,9 +281,9 @@ fn a_stall_during_replay_becomes_visible() {
     sim.push(1, [Step::Submit(allreduce("a", 100))]);
     sim.run();
     let now = sim.now + Duration::from_secs(61);
-    let report = sim.member(0).stalled(&stall::Limits::default(), now).expect("a stall");
+    let report = sim.member(0).stalled(&stall::StallLimits::default(), now).expect("a stall");
     assert!(report.text.contains("\n0: [a]"), "{}", report.text);
-    assert!(sim.member(1).stalled(&stall::Limits::default(), now).is_none());
+    assert!(sim.member(1).stalled(&stall::StallLimits::default(), now).is_none());
 }
 
 #[test]

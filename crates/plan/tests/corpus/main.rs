@@ -17,7 +17,8 @@ use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
 use farandole_plan::stall::{
-    Account, DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, Running, ThreadStack, Word,
+    DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, RankStatus, Running, ThreadStack,
+    Word,
 };
 use farandole_plan::table::{Class, Form, Point, Record, Table, Way};
 use farandole_plan::{Algorithm, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
@@ -106,7 +107,7 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
         peer: Some(Rank(3)),
     };
     let threads = vec![ThreadStack { name: "MainThread".into(), frames: vec!["a.py:3 in f: g()".into(), "ü".into()] }];
-    let full = Account {
+    let full = RankStatus {
         pid: 4_000_000,
         records: true,
         phase: Some(lately("evaluation", 61_000)),
@@ -120,8 +121,9 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
         main_thread: MainThread::Disk,
         interpreter: Interpreter::Answered(threads.clone()),
     };
-    let silent = Account { interpreter: Interpreter::Silent(Duration::from_secs(1), threads), ..Account::default() };
-    let answer = |account: Account| Word::Answer { number: 3, account: Box::new(account) };
+    let silent =
+        RankStatus { interpreter: Interpreter::Silent(Duration::from_secs(1), threads), ..RankStatus::default() };
+    let answer = |rank_status: RankStatus| Word::Answer { number: 3, rank_status: Box::new(rank_status) };
     let (verdict, text) = ("rank 1 is stopped".into(), "Stall: rank 1 is stopped".into());
     let finding = Finding { tensor: "w".into(), missing: 1, first: Rank(1), verdict, text };
     let wait = DirectWait {
@@ -134,7 +136,7 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
     let mut made: Vec<Seed> = [
         ("ask", Word::Ask { number: u64::MAX }),
         ("answer", answer(full)),
-        ("answer_with_nothing", answer(Account::default())),
+        ("answer_with_nothing", answer(RankStatus::default())),
         ("answer_of_a_silent_interpreter", answer(silent)),
         ("report", Word::Report(finding)),
         ("direct", Word::Direct(wait)),

@@ -1,7 +1,7 @@
 //! What must hold for any text that is taken for a table, or for a file that holds one.
 
 use farandole_plan::Topology;
-use farandole_plan::choose::{Choices, Limits, Means};
+use farandole_plan::choose::{AlgorithmLimits, Choices, Means};
 use farandole_plan::cost::Rates;
 use farandole_plan::table::{Record, Table};
 
@@ -19,7 +19,7 @@ pub(crate) fn check(bytes: &[u8]) {
         assert!(time_us.is_some_and(|time_us| time_us >= 0.0), "what was measured can be compared");
     }
     table.class = farandole_plan::table::Class::of(&topology);
-    let choices = Choices::new(Some(table.into()), &topology, Limits::default());
+    let choices = Choices::new(Some(table.into()), &topology, AlgorithmLimits::default());
     for bytes in [0, 1, 5000, u64::MAX] {
         let means = Means { windows: true, mapped: false };
         assert!(means.allow(choices.allreduce(bytes, means), &topology), "what is chosen can run");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use farandole_engine::meeting::{Contacts, Hall, Medium, Meeting};
+use farandole_engine::connector::{Connector, Medium, ProcessConnector, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::{Element, Region};
@@ -76,7 +76,7 @@ pub fn ranks_with<R: Send + 'static>(
 
 /// Runs the closure on the ranks of these meetings.
 pub fn run<R: Send + 'static>(
-    meetings: Vec<Box<dyn Meeting>>,
+    meetings: Vec<Box<dyn Connector>>,
     config: Config,
     body: impl Fn(Engine) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
@@ -85,15 +85,15 @@ pub fn run<R: Send + 'static>(
 
 /// As [`run`], with hooks for each rank.
 pub fn run_hooked<R: Send + 'static>(
-    meetings: Vec<Box<dyn Meeting>>,
+    meetings: Vec<Box<dyn Connector>>,
     config: Config,
     hooks: impl Fn(usize) -> Hooks,
     body: impl Fn(Engine) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
     let body = Arc::new(body);
-    let each = meetings.into_iter().enumerate().map(|(rank, meeting)| {
+    let each = meetings.into_iter().enumerate().map(|(rank, connector)| {
         let (body, config, hooks) = (Arc::clone(&body), config.clone(), hooks(rank));
-        move || body(Engine::start_with(Boxed(meeting), config, hooks).unwrap())
+        move || body(Engine::start_with(Boxed(connector), config, hooks).unwrap())
     });
     as_threads(each)
 }
@@ -106,9 +106,9 @@ pub fn direct_ranks<R: Send + 'static>(
     body: impl Fn(Communicator) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
     let body = Arc::new(body);
-    as_threads(meetings(n, transport).into_iter().map(|meeting| {
+    as_threads(meetings(n, transport).into_iter().map(|connector| {
         let body = Arc::clone(&body);
-        move || body(Communicator::join(&mut Boxed(meeting), settings, Duration::from_secs(20)).unwrap())
+        move || body(Communicator::join(&mut Boxed(connector), settings, Duration::from_secs(20)).unwrap())
     }))
 }
 
@@ -149,9 +149,9 @@ fn as_threads<R: Send + 'static>(ranks: impl Iterator<Item = impl FnOnce() -> R 
 }
 
 /// The engine takes meetings by value.
-pub struct Boxed(pub Box<dyn Meeting>);
+pub struct Boxed(pub Box<dyn Connector>);
 
-impl Meeting for Boxed {
+impl Connector for Boxed {
     fn rank(&self) -> Rank {
         self.0.rank()
     }
@@ -169,12 +169,12 @@ impl Meeting for Boxed {
     }
 }
 
-/// One meeting for each of `n` ranks.
-pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Meeting>> {
+/// One connector for each of `n` ranks.
+pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Connector>> {
     match transport {
         Transport::Memory => {
-            let hall = Hall::new(n, Medium::Pipes(Default::default()));
-            (0..n).map(|rank| Box::new(hall.enter(Rank::from(rank))) as Box<dyn Meeting>).collect()
+            let thread_world = ThreadWorld::new(n, Medium::Pipes(Default::default()));
+            (0..n).map(|rank| Box::new(thread_world.enter(Rank::from(rank))) as Box<dyn Connector>).collect()
         }
         Transport::Shm => by_contacts(n, |_| "host".to_owned()),
         Transport::Tcp => by_contacts(n, |rank| format!("host-{rank}")),
@@ -183,7 +183,7 @@ pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Meeting>> {
 }
 
 /// Meetings over sockets, with these host names.
-pub fn by_contacts(n: usize, host: impl Fn(usize) -> String) -> Vec<Box<dyn Meeting>> {
+pub fn by_contacts(n: usize, host: impl Fn(usize) -> String) -> Vec<Box<dyn Connector>> {
     let key = Key::from_bytes([7; 32]);
     let anywhere = "127.0.0.1:0".parse().unwrap();
     let listeners: Vec<Arc<Listener>> =
@@ -195,7 +195,7 @@ pub fn by_contacts(n: usize, host: impl Fn(usize) -> String) -> Vec<Box<dyn Meet
         .enumerate()
         .map(|(rank, listener)| {
             let (rank, contacts) = (Rank::from(rank), contacts.clone());
-            Box::new(Contacts { rank, contacts, listener, options, epoch: 0 }) as Box<dyn Meeting>
+            Box::new(ProcessConnector { rank, contacts, listener, options, epoch: 0 }) as Box<dyn Connector>
         })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! Named collectives as programs to be struck (`strikes`).
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
-use farandole_engine::meeting::{Medium, Meeting};
+use farandole_engine::connector::{Connector, Medium};
 use farandole_engine::{Config, Engine, Error, Outcome, Result, Submission};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
 use farandole_tensor::Region;
@@ -69,7 +69,7 @@ fn play(run: &Run, engine: &Engine, what: What, times: usize) -> Result<()> {
 /// Strikes a collective that is asked for so many times, on ranks of these worlds.
 pub fn strike(what: What, sizes: impl IntoIterator<Item = usize>, medium: Medium, times: usize) -> usize {
     let program = |run: &Run| -> Vec<Option<Error>> {
-        let enter = |rank| Box::new(run.hall.enter(Rank::from(rank))) as Box<dyn Meeting>;
+        let enter = |rank| Box::new(run.thread_world.enter(Rank::from(rank))) as Box<dyn Connector>;
         let config = Config { deadline: run.deadline, ..harness::config() };
         let meetings = (0..run.size).map(enter).collect();
         harness::run(meetings, config, {

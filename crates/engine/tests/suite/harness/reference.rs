@@ -147,7 +147,7 @@ impl Value {
         match self {
             Value::Float(value) => Value::Float(value * factor),
             Value::Integer(value) if factor != 1.0 => {
-                let (low, high) = limits(dtype);
+                let (low, high) = wait_limits(dtype);
                 Value::Integer(((value as f64 * factor) as i128).clamp(low, high))
             }
             other => other,
@@ -259,7 +259,7 @@ fn is_signed(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64)
 }
 
-fn limits(dtype: Dtype) -> (i128, i128) {
+fn wait_limits(dtype: Dtype) -> (i128, i128) {
     let bits = dtype.size_bytes() * 8;
     if is_signed(dtype) { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farandole_engine::Error;
-use farandole_engine::meeting::{Hall, Medium, Wrap};
+use farandole_engine::connector::{Medium, ThreadWorld, Wrap};
 use farandole_plan::Rank;
 use farandole_transport::Bell;
 use farandole_transport::fault::{Action, At, Fault, Faults};
@@ -44,7 +44,7 @@ const AT_ONCE: usize = 4;
 #[derive(Clone)]
 pub struct Run {
     pub size: usize,
-    pub hall: Hall,
+    pub thread_world: ThreadWorld,
     pub deadline: Duration,
     faults: Faults,
     action: Option<Action>,
@@ -58,9 +58,9 @@ impl Run {
             let faults = faults.clone();
             Arc::new(move |_group, mesh, bell: &Bell| faults.wrap(mesh, bell))
         };
-        let hall = Hall::new(size, medium).with_wrap(wrap);
+        let thread_world = ThreadWorld::new(size, medium).with_wrap(wrap);
         let action = fault.map(|fault| fault.action);
-        Run { size, hall, deadline, faults, action, main_events: Arc::new(Mutex::new(vec![0; size])) }
+        Run { size, thread_world, deadline, faults, action, main_events: Arc::new(Mutex::new(vec![0; size])) }
     }
 
     /// Whether a fault has struck that everybody must hear of. When all ranks have come to the end of the main part,

@@ -16,23 +16,23 @@ use farandole_plan::stall::DirectWait;
 use super::Communicator;
 use super::descriptor::Descriptor;
 use crate::Engine;
-use crate::baton::Push;
+use crate::driver_lock::Push;
 use crate::exec::Execution;
 use crate::shared::Shared;
-use crate::worker::Order;
+use crate::worker::Command;
 
 /// The report comes so long before the call fails by its deadline, where there is room for that: time for the answers
 /// of ranks that take theirs, and to be read.
 const BEFORE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// See the module's text.
-pub(super) struct Outcry {
+pub(super) struct StallHook {
     engine: Weak<Shared>,
     /// How long a call waits before it is told.
     pub(super) after: Duration,
 }
 
-impl std::fmt::Debug for Outcry {
+impl std::fmt::Debug for StallHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Outcry").field("after", &self.after).finish_non_exhaustive()
     }
@@ -42,25 +42,25 @@ impl Communicator {
     /// Has the engine of the same rank look into calls that wait for longer than its warning time, or than until
     /// shortly before they fail by their deadline. All ranks do this, or none.
     pub fn report_stalls_with(&mut self, engine: &Engine) {
-        self.limits.stall_shutdown = engine.wait_limits().stall_shutdown;
-        self.outcry = engine.stall_warning().map(|warn_after| Outcry {
+        self.wait_limits.stall_shutdown = engine.wait_limits().stall_shutdown;
+        self.stall_hook = engine.stall_warning().map(|warn_after| StallHook {
             engine: Arc::downgrade(engine.shared()),
-            after: limit(warn_after, self.limits.shortest()),
+            after: limit(warn_after, self.wait_limits.shortest()),
         });
     }
 
     /// Leaves word with the engine that this call waits.
-    pub(super) fn cry_out(&self, descriptor: Descriptor, execution: &Execution, waited: Duration) {
-        let Some(outcry) = &self.outcry else { return };
-        let Some(engine) = outcry.engine.upgrade() else { return };
+    pub(super) fn report_wait(&self, descriptor: Descriptor, execution: &Execution, waited: Duration) {
+        let Some(stall_hook) = &self.stall_hook else { return };
+        let Some(engine) = stall_hook.engine.upgrade() else { return };
         let wait = DirectWait {
             operation: self.operation,
             call: Descriptor::describe(descriptor.word()).into(),
             waited,
-            limit: outcry.after,
+            limit: stall_hook.after,
             missing: execution.missing(&self.mesh),
         };
-        let _ = engine.baton.push(Order::Waits(wait), Push::Ringing);
+        let _ = engine.driver_lock.push(Command::Waits(wait), Push::Ringing);
     }
 }
 

@@ -1,8 +1,8 @@
-//! How ranks find each other: [`Meeting`].
+//! How ranks find each other: [`Connector`].
 //!
 //! The engine needs a mesh for the world when it starts and one for each group that is added. Where the peers are and
 //! how they are reached is not its business: processes meet through contacts that a rendezvous has passed around
-//! ([`Contacts`]), threads of a test meet in a [`Hall`].
+//! ([`ProcessConnector`]), threads of a test meet in a [`ThreadWorld`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use farandole_transport::listen::Listener;
 use farandole_transport::{Bell, Error, Mesh, Result, Waiter, memory};
 
 /// Makes the meshes of one rank.
-pub trait Meeting: Send {
+pub trait Connector: Send {
     /// This rank's number in the world.
     fn rank(&self) -> Rank;
 
@@ -27,8 +27,8 @@ pub trait Meeting: Send {
     fn mesh(&mut self, group: GroupId, ranks: &[Rank], waiter: &Waiter, at_most: Duration) -> Result<Mesh>;
 }
 
-/// A meeting of processes that know each other's contacts.
-pub struct Contacts {
+/// A connector of processes that know each other's contacts.
+pub struct ProcessConnector {
     /// This rank.
     pub rank: Rank,
     /// Where every rank of the world can be reached.
@@ -41,7 +41,7 @@ pub struct Contacts {
     pub epoch: u32,
 }
 
-impl Meeting for Contacts {
+impl Connector for ProcessConnector {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -77,7 +77,7 @@ pub type Wrap = Arc<dyn Fn(GroupId, Mesh, &Bell) -> Mesh + Send + Sync>;
 
 /// Where the ranks of a world meet that are threads of one process.
 #[derive(Clone)]
-pub struct Hall {
+pub struct ThreadWorld {
     size: usize,
     medium: Medium,
     wrap: Option<Wrap>,
@@ -91,21 +91,21 @@ struct Table {
     meshes: Vec<Option<Mesh>>,
 }
 
-impl Hall {
-    /// A hall for this many ranks.
-    pub fn new(size: usize, medium: Medium) -> Hall {
-        Hall { size, medium, wrap: None, tables: Arc::default() }
+impl ThreadWorld {
+    /// A thread world for this many ranks.
+    pub fn new(size: usize, medium: Medium) -> ThreadWorld {
+        ThreadWorld { size, medium, wrap: None, tables: Arc::default() }
     }
 
     /// The same with something done to every mesh.
-    pub fn with_wrap(mut self, wrap: Wrap) -> Hall {
+    pub fn with_wrap(mut self, wrap: Wrap) -> ThreadWorld {
         self.wrap = Some(wrap);
         self
     }
 
     /// A rank's entrance.
-    pub fn enter(&self, rank: Rank) -> HallMeeting {
-        HallMeeting { hall: self.clone(), rank }
+    pub fn enter(&self, rank: Rank) -> ThreadConnector {
+        ThreadConnector { thread_world: self.clone(), rank }
     }
 
     fn tables(&self) -> MutexGuard<'_, HashMap<GroupId, Table>> {
@@ -123,30 +123,30 @@ impl Hall {
     }
 }
 
-/// One rank's way into a [`Hall`].
-pub struct HallMeeting {
-    hall: Hall,
+/// One rank's way into a [`ThreadWorld`].
+pub struct ThreadConnector {
+    thread_world: ThreadWorld,
     rank: Rank,
 }
 
-impl Meeting for HallMeeting {
+impl Connector for ThreadConnector {
     fn rank(&self) -> Rank {
         self.rank
     }
 
     fn hosts(&self) -> Vec<String> {
-        vec!["localhost".to_owned(); self.hall.size]
+        vec!["localhost".to_owned(); self.thread_world.size]
     }
 
     fn mesh(&mut self, group: GroupId, ranks: &[Rank], waiter: &Waiter, at_most: Duration) -> Result<Mesh> {
         let (begun, me) = (Instant::now(), number_in(ranks, self.rank));
-        let mut tables = self.hall.tables();
+        let mut tables = self.thread_world.tables();
         let table = tables.entry(group).or_default();
         table.bells.resize(ranks.len(), None);
         table.bells[me.index()] = Some(waiter.bell());
         if let Some(bells) = table.bells.iter().cloned().collect::<Option<Vec<Bell>>>() {
-            table.meshes = self.hall.build(&bells)?.into_iter().map(Some).collect();
-            self.hall.tables.1.notify_all();
+            table.meshes = self.thread_world.build(&bells)?.into_iter().map(Some).collect();
+            self.thread_world.tables.1.notify_all();
         }
         loop {
             let table = tables.entry(group).or_default();
@@ -154,7 +154,7 @@ impl Meeting for HallMeeting {
                 if table.meshes.iter().all(Option::is_none) {
                     tables.remove(&group);
                 }
-                return Ok(match &self.hall.wrap {
+                return Ok(match &self.thread_world.wrap {
                     Some(wrap) => wrap(group, mesh, &waiter.bell()),
                     None => mesh,
                 });
@@ -164,7 +164,7 @@ impl Meeting for HallMeeting {
                 let waiting_for = "not all ranks came to the hall".to_owned();
                 return Err(Error::Deadline { peer: None, waiting_for, waited: begun.elapsed() });
             }
-            let woken = self.hall.tables.1.wait_timeout(tables, left);
+            let woken = self.thread_world.tables.1.wait_timeout(tables, left);
             tables = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -1,5 +1,5 @@
-//! The alarm: rung from any thread, it ends whatever is under way within moments, with its cause and not with what
-//! breaks next.
+//! The abort handle: rung from any thread, it ends whatever is under way within moments, with its cause and not with
+//! what breaks next.
 #![allow(clippy::unwrap_used)]
 
 use crate::harness;
@@ -8,14 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Transport, ranks, result, sum};
-use farandole_engine::meeting::{Hall, Medium, Meeting};
+use farandole_engine::connector::{Connector, Medium, ThreadWorld};
 use farandole_engine::{Communicator, DirectSettings, Engine, Error, Failure};
 use farandole_plan::{GroupId, Rank, ReduceOp};
 use farandole_transport::memory::Settings;
 use farandole_transport::{Bell, Waiter};
 
-/// An alarm takes microseconds; this is what a machine with other things to do may add. Every deadline that could end a
-/// call instead of the alarm is longer.
+/// An abort handle takes microseconds; this is what a machine with other things to do may add. Every deadline that
+/// could end a call instead of the abort handle is longer.
 const SOON: Duration = Duration::from_secs(8);
 
 const CAUSE: &str = "rank 2 on host b, pid 77, was stopped (SIGSTOP)";
@@ -33,11 +33,11 @@ fn check(error: &Error) {
 }
 
 /// Rings in a moment; by then the caller has begun to wait. Says when.
-fn ring_in(wait: Duration, alarm: farandole_engine::Alarm) -> thread::JoinHandle<Instant> {
+fn ring_in(wait: Duration, abort: farandole_engine::AbortHandle) -> thread::JoinHandle<Instant> {
     thread::spawn(move || {
         thread::sleep(wait);
         let rung = Instant::now();
-        alarm.ring(Some(Rank(2)), CAUSE.to_owned());
+        abort.abort(Some(Rank(2)), CAUSE.to_owned());
         rung
     })
 }
@@ -48,17 +48,17 @@ const WAITS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(3
 
 /// Three ranks, the last of which does nothing but hold its ends open, like a stopped process.
 fn direct(medium: Medium, body: impl Fn(&mut Communicator) + Clone + Send + 'static) {
-    let hall = Hall::new(3, medium);
+    let thread_world = ThreadWorld::new(3, medium);
     let (done, all_done) = mpsc::channel();
     let stopped = Arc::new(Mutex::new(()));
     let hold = stopped.lock().unwrap();
     let ranks: Vec<_> = (0..3)
         .map(|rank| {
-            let (mut meeting, body, done) = (hall.enter(Rank::from(rank)), body.clone(), done.clone());
+            let (mut connector, body, done) = (thread_world.enter(Rank::from(rank)), body.clone(), done.clone());
             let stopped = Arc::clone(&stopped);
             thread::spawn(move || {
                 let settings = DirectSettings { deadline: Duration::from_secs(60), ..DirectSettings::default() };
-                let mut communicator = Communicator::join(&mut meeting, settings, Duration::from_secs(10)).unwrap();
+                let mut communicator = Communicator::join(&mut connector, settings, Duration::from_secs(10)).unwrap();
                 if rank == 2 {
                     drop(stopped.lock());
                 } else {
@@ -86,7 +86,7 @@ fn a_direct_call_that_blocks_ends_with_the_cause_whatever_its_size_awake_or_asle
         for elems in [1, 100_000] {
             for wait in WAITS {
                 direct(medium, move |communicator| {
-                    let ringer = ring_in(wait, communicator.alarm());
+                    let ringer = ring_in(wait, communicator.abort_handle());
                     let error = communicator.allreduce(&mut vec![1f32; elems], ReduceOp::Sum).unwrap_err();
                     let noticed = Instant::now();
                     check(&error);
@@ -100,11 +100,11 @@ fn a_direct_call_that_blocks_ends_with_the_cause_whatever_its_size_awake_or_asle
 }
 
 #[test]
-fn a_rank_without_an_alarm_of_its_own_is_told_by_the_one_that_has() {
+fn a_rank_without_an_abort_of_its_own_is_told_by_the_one_that_has() {
     for medium in media() {
         direct(medium, |communicator| {
-            let ringer =
-                (communicator.rank() == Rank(0)).then(|| ring_in(Duration::from_millis(30), communicator.alarm()));
+            let ringer = (communicator.rank() == Rank(0))
+                .then(|| ring_in(Duration::from_millis(30), communicator.abort_handle()));
             let error = communicator.allreduce(&mut vec![1f32; 1000], ReduceOp::Sum).unwrap_err();
             check(&error);
             assert_eq!(failure(&error).rank, Some(Rank(2)), "not the one who told of it");
@@ -116,11 +116,11 @@ fn a_rank_without_an_alarm_of_its_own_is_told_by_the_one_that_has() {
 }
 
 #[test]
-fn an_alarm_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_passed_on() {
+fn an_abort_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_passed_on() {
     for medium in media() {
         direct(medium, |communicator| {
             if communicator.rank() == Rank(0) {
-                communicator.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+                communicator.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
                 // Makes no further call: its peer learns of it when it leaves.
                 return;
             }
@@ -128,7 +128,7 @@ fn an_alarm_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_p
             check(&error);
         });
         direct(medium, |communicator| {
-            communicator.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+            communicator.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
             check(&communicator.barrier().unwrap_err());
             check(&communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err());
         });
@@ -155,7 +155,7 @@ fn pending_tickets_end_with_the_cause_whether_somebody_waits_for_them_or_not() {
     for transport in Transport::ALL {
         for wait in WAITS {
             named(transport, move |engine| {
-                let ringer = ring_in(wait, engine.alarm());
+                let ringer = ring_in(wait, engine.abort_handle());
                 let left_alone = engine.submit(sum("left alone", vec![1f32; 10]));
                 let error = engine.run(sum("waited for", vec![1f32; 100_000])).unwrap_err();
                 let noticed = Instant::now();
@@ -170,13 +170,13 @@ fn pending_tickets_end_with_the_cause_whether_somebody_waits_for_them_or_not() {
 }
 
 #[test]
-fn a_ticket_that_nobody_waits_for_is_done_soon_after_the_alarm() {
+fn a_ticket_that_nobody_waits_for_is_done_soon_after_the_abort() {
     for transport in Transport::ALL {
         named(transport, |engine| {
             let ticket = engine.submit(sum("polled", vec![1f32; 10])).unwrap();
-            let rung = ring_in(Duration::from_millis(30), engine.alarm()).join().unwrap();
+            let rung = ring_in(Duration::from_millis(30), engine.abort_handle()).join().unwrap();
             while !ticket.is_done() {
-                assert!(rung.elapsed() < SOON, "the worker did not hear the alarm");
+                assert!(rung.elapsed() < SOON, "the worker did not hear the abort");
                 thread::sleep(Duration::from_micros(200));
             }
             check(&ticket.poll().unwrap().unwrap_err());
@@ -185,12 +185,12 @@ fn a_ticket_that_nobody_waits_for_is_done_soon_after_the_alarm() {
 }
 
 #[test]
-fn an_idle_engine_hears_the_alarm_and_tells_the_others() {
+fn an_idle_engine_hears_the_abort_and_tells_the_others() {
     for transport in Transport::ALL {
         named(transport, move |engine| {
-            // Rank 1 has no alarm of its own.
+            // Rank 1 has no abort handle of its own.
             if engine.rank() == Rank(0) {
-                engine.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+                engine.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
             }
             let begun = Instant::now();
             while engine.failure().is_none() {
@@ -212,10 +212,10 @@ fn a_bucket_that_runs_ends_with_the_cause() {
     let faults = Faults::new([Fault { rank: Rank(0), at, action: Action::Delay(Duration::from_secs(10)) }]);
     let plan = faults.clone();
     let wrap = Arc::new(move |_group, mesh, bell: &Bell| plan.wrap(mesh, bell));
-    let hall = Hall::new(3, Medium::Pipes(Settings::default())).with_wrap(wrap);
-    let meetings = (0..3).map(|rank| Box::new(hall.enter(Rank(rank))) as Box<dyn Meeting>);
+    let thread_world = ThreadWorld::new(3, Medium::Pipes(Settings::default())).with_wrap(wrap);
+    let meetings = (0..3).map(|rank| Box::new(thread_world.enter(Rank(rank))) as Box<dyn Connector>);
     harness::run(meetings.collect(), harness::config(), |engine| {
-        let ringer = (engine.rank() != Rank(2)).then(|| ring_in(Duration::from_millis(50), engine.alarm()));
+        let ringer = (engine.rank() != Rank(2)).then(|| ring_in(Duration::from_millis(50), engine.abort_handle()));
         let error = engine.run(sum("gradient", vec![1f32; 100_000])).unwrap_err();
         check(&error);
         if let Some(ringer) = ringer {
@@ -227,23 +227,23 @@ fn a_bucket_that_runs_ends_with_the_cause() {
 }
 
 /// Joins the world and dies at once: all connections end without a word.
-fn die(mut meeting: Box<dyn Meeting>, group: GroupId) {
+fn die(mut connector: Box<dyn Connector>, group: GroupId) {
     let waiter = Waiter::new().unwrap();
-    let world: Vec<Rank> = (0..meeting.hosts().len()).map(Rank::from).collect();
-    drop(meeting.mesh(group, &world, &waiter, Duration::from_secs(10)).unwrap());
+    let world: Vec<Rank> = (0..connector.hosts().len()).map(Rank::from).collect();
+    drop(connector.mesh(group, &world, &waiter, Duration::from_secs(10)).unwrap());
 }
 
 #[test]
-fn the_alarm_is_the_first_cause_if_the_connection_ends_right_after_it() {
+fn the_abort_is_the_first_cause_if_the_connection_ends_right_after_it() {
     for transport in Transport::ALL {
         for _ in 0..20 {
             let mut meetings = harness::meetings(3, transport);
             let dying = meetings.pop().unwrap();
             let death = thread::spawn(move || die(dying, GroupId::WORLD));
             harness::run(meetings, harness::config(), move |engine| {
-                engine.alarm().ring(Some(Rank(2)), CAUSE.to_owned());
+                engine.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
                 let error = engine.run(sum("gradient", vec![1f32; 1000])).unwrap_err();
-                // Whoever was quicker than both alarms has the end of the connection for a cause, and keeps it.
+                // Whoever was quicker than both aborts has the end of the connection for a cause, and keeps it.
                 assert!(failure(&error).what.contains(CAUSE) || failure(&error).what.contains("rank 2"), "{error}");
                 assert_eq!(failure(&engine.failure().unwrap()), failure(&error));
             });
@@ -253,18 +253,18 @@ fn the_alarm_is_the_first_cause_if_the_connection_ends_right_after_it() {
 }
 
 #[test]
-fn an_alarm_that_has_rung_goes_before_a_connection_that_has_ended() {
+fn an_abort_that_has_come_goes_before_a_connection_that_has_ended() {
     for medium in media() {
         for _ in 0..20 {
-            let hall = Hall::new(2, medium);
-            let dying = hall.enter(Rank(1));
+            let thread_world = ThreadWorld::new(2, medium);
+            let dying = thread_world.enter(Rank(1));
             let death = thread::spawn(move || die(Box::new(dying), GroupId(u32::MAX)));
             let settings = DirectSettings::default();
             let mut communicator =
-                Communicator::join(&mut hall.enter(Rank(0)), settings, Duration::from_secs(10)).unwrap();
+                Communicator::join(&mut thread_world.enter(Rank(0)), settings, Duration::from_secs(10)).unwrap();
             death.join().unwrap();
-            let alarm = communicator.alarm();
-            alarm.ring(Some(Rank(1)), CAUSE.to_owned());
+            let abort = communicator.abort_handle();
+            abort.abort(Some(Rank(1)), CAUSE.to_owned());
             let error = communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
             check(&error);
             assert_eq!(failure(&error).rank, Some(Rank(1)));
@@ -273,13 +273,13 @@ fn an_alarm_that_has_rung_goes_before_a_connection_that_has_ended() {
 }
 
 #[test]
-fn an_earlier_cause_stays_when_an_alarm_rings_after_it() {
+fn an_earlier_cause_stays_when_an_abort_comes_after_it() {
     for transport in Transport::ALL {
         let died = Arc::new(std::sync::Barrier::new(2));
         ranks(3, transport, move |engine| {
             if engine.rank() == Rank(2) {
-                let alarm = engine.alarm();
-                alarm.ring(Some(Rank(2)), "this rank gives up".to_owned());
+                let abort = engine.abort_handle();
+                abort.abort(Some(Rank(2)), "this rank gives up".to_owned());
                 died.wait();
                 return;
             }
@@ -288,7 +288,7 @@ fn an_earlier_cause_stays_when_an_alarm_rings_after_it() {
                 died.wait();
             }
             assert!(failure(&first).what.contains("this rank gives up"), "{first}");
-            engine.alarm().ring(Some(Rank(1)), "a later cause".to_owned());
+            engine.abort_handle().abort(Some(Rank(1)), "a later cause".to_owned());
             let later = engine.run(sum("later", vec![1f32])).unwrap_err();
             assert_eq!(failure(&later), failure(&first));
             thread::sleep(Duration::from_millis(5));
@@ -298,24 +298,24 @@ fn an_earlier_cause_stays_when_an_alarm_rings_after_it() {
 }
 
 #[test]
-fn groups_end_with_the_world_and_an_alarm_that_outlives_its_engine_does_nothing() {
+fn groups_end_with_the_world_and_an_abort_that_outlives_its_engine_does_nothing() {
     for transport in Transport::ALL {
         let both_have_their_result = std::sync::Barrier::new(2);
         ranks(3, transport, move |engine| {
             let group = engine.add_group(&[Rank(0), Rank(1)]).unwrap();
-            let alarm = engine.alarm();
+            let abort = engine.abort_handle();
             if engine.rank() == Rank(2) {
-                // Serves the others until they have been alarmed, which reaches it through the world.
+                // Serves the others until they have been told, which reaches it through the world.
                 let error = engine.run(sum("alone", vec![1f32])).unwrap_err();
                 check(&error);
             } else {
                 assert_eq!(result::<i32>(&engine, sum("t", vec![1i32]).in_group(group)), [2]);
                 both_have_their_result.wait();
-                alarm.ring(Some(Rank(2)), CAUSE.to_owned());
+                abort.abort(Some(Rank(2)), CAUSE.to_owned());
                 check(&engine.run(sum("t", vec![1i32]).in_group(group)).unwrap_err());
             }
             drop(engine);
-            alarm.ring(None, "too late".to_owned());
+            abort.abort(None, "too late".to_owned());
         });
     }
 }
@@ -328,7 +328,7 @@ fn errors_call_hosts_by_the_names_that_users_know() {
         let hosts = ["vm/boot-0/net:[4026531833]", other];
         let meetings = harness::by_contacts(2, |rank| hosts[rank].to_owned());
         let said = harness::run(meetings, harness::config(), |engine| {
-            engine.alarm().ring(None, CAUSE.to_owned());
+            engine.abort_handle().abort(None, CAUSE.to_owned());
             failure(&engine.run(sum("struck", vec![1f32; 8])).unwrap_err()).what.clone()
         });
         for says in said {

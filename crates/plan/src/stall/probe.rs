@@ -1,16 +1,16 @@
 //! From the first sign of a stall to one report: who is asked, how long the answers may take, and when the report is
 //! due.
 //!
-//! The coordinator of the group opens an [`Inquest`] when something has waited too long, asks the ranks that are waited
-//! for, and closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is itself a
-//! finding. Whoever asks and answers is the engine's own thread, so a rank whose program is stuck answers; one that is
-//! stopped does not.
+//! The coordinator of the group opens an [`StallProbe`] when something has waited too long, asks the ranks that are
+//! waited for, and closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is
+//! itself a finding. Whoever asks and answers is the engine's own thread, so a rank whose program is stuck answers; one
+//! that is stopped does not.
 
 use std::time::Duration;
 
 use super::Report;
-use super::account::{Account, Finding};
 use super::direct::{DirectWait, Meeting};
+use super::rank_status::{Finding, RankStatus};
 use super::words::{self, Wanted};
 use crate::request::Rank;
 
@@ -29,7 +29,7 @@ const GATHERING: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Testimony {
     /// It has answered.
-    Given(Box<Account>),
+    Given(Box<RankStatus>),
     /// It has not answered; what was seen of its process.
     Silent(Sight),
 }
@@ -70,10 +70,10 @@ impl Places<'_> {
 
 /// One stall that is looked into.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inquest {
+pub struct StallProbe {
     number: u64,
     subject: Subject,
-    asked: Vec<(Rank, Option<Box<Account>>)>,
+    asked: Vec<(Rank, Option<Box<RankStatus>>)>,
     /// How many of these have been told to whoever asks them.
     told: usize,
     until: Duration,
@@ -88,9 +88,9 @@ enum Subject {
     Direct(Meeting),
 }
 
-impl Inquest {
+impl StallProbe {
     /// Looks into what is reported. `number` must differ from those of earlier inquests of the group.
-    pub fn open(number: u64, report: Report, now: Duration) -> Inquest {
+    pub fn open(number: u64, report: Report, now: Duration) -> StallProbe {
         let mut missing: Vec<(usize, Rank)> = Vec::new();
         for rank in report.stalled.iter().flat_map(|waiting| &waiting.missing) {
             match missing.iter_mut().find(|(_, known)| known == rank) {
@@ -101,22 +101,22 @@ impl Inquest {
         missing.sort_by_key(|(names, rank)| (std::cmp::Reverse(*names), *rank));
         missing.truncate(ASKED_AT_MOST);
         let asked = missing.into_iter().map(|(_, rank)| (rank, None)).collect();
-        Inquest { number, subject: Subject::Requests(report), asked, told: 0, until: now + PATIENCE, opened: now }
+        StallProbe { number, subject: Subject::Requests(report), asked, told: 0, until: now + PATIENCE, opened: now }
     }
 
     /// Looks into a direct call in which rank `from` of the world waits.
-    pub fn open_direct(number: u64, from: Rank, wait: DirectWait, now: Duration) -> Inquest {
+    pub fn open_direct(number: u64, from: Rank, wait: DirectWait, now: Duration) -> StallProbe {
         let subject = Subject::Direct(Meeting::new(from, wait, now));
-        let mut inquest = Inquest { number, subject, asked: Vec::new(), told: 0, until: now + PATIENCE, opened: now };
-        inquest.ask_the_missing();
-        inquest
+        let mut probe = StallProbe { number, subject, asked: Vec::new(), told: 0, until: now + PATIENCE, opened: now };
+        probe.ask_the_missing();
+        probe
     }
 
     /// For a rank that waits in a direct call and has told the coordinator, which itself may be unable to look into
     /// anything: if it has not heard that in twice the time that ranks have for an answer, that is what comes of it.
-    pub fn without_coordinator(me: Rank, coordinator: Rank, wait: DirectWait, now: Duration) -> Inquest {
+    pub fn without_coordinator(me: Rank, coordinator: Rank, wait: DirectWait, now: Duration) -> StallProbe {
         let subject = Subject::Direct(Meeting::new(me, wait, now));
-        Inquest {
+        StallProbe {
             number: 0,
             subject,
             asked: vec![(coordinator, None)],
@@ -139,13 +139,13 @@ impl Inquest {
     }
 
     /// A rank has answered. Answers to other questions, and from ranks that were not asked, are ignored.
-    pub fn hear(&mut self, from: Rank, number: u64, account: Box<Account>) {
+    pub fn hear(&mut self, from: Rank, number: u64, rank_status: Box<RankStatus>) {
         if number != self.number {
             return;
         }
         let Some((_, answer)) = self.asked.iter_mut().find(|(rank, _)| *rank == from) else { return };
-        let call = account.direct.as_ref().map(|direct| (direct.operation, direct.peer));
-        *answer = Some(account);
+        let call = rank_status.direct.as_ref().map(|direct| (direct.operation, direct.peer));
+        *answer = Some(rank_status);
         let (Subject::Direct(meeting), Some((operation, peer))) = (&mut self.subject, call) else { return };
         if operation == meeting.operation() {
             meeting.comes(from, peer);
@@ -173,8 +173,8 @@ impl Inquest {
         match &self.subject {
             Subject::Direct(meeting) => Some(meeting.operation()),
             Subject::Requests(_) => {
-                let accounts = self.asked.iter().filter_map(|(_, answer)| answer.as_ref());
-                accounts.filter_map(|account| account.direct.as_ref()).map(|direct| direct.operation).max()
+                let statuses = self.asked.iter().filter_map(|(_, answer)| answer.as_ref());
+                statuses.filter_map(|rank_status| rank_status.direct.as_ref()).map(|direct| direct.operation).max()
             }
         }
     }

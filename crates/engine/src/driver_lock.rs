@@ -1,39 +1,39 @@
-//! Who drives: the baton.
+//! Who drives: the driver lock.
 //!
 //! All work of the engine (agreeing, moving bytes, completing tickets) is done by [`Driver::turn`], and the driver sits
-//! in one mutex: the *baton*. Whoever holds it drives. There are two kinds of holders.
+//! in one mutex: the *driver lock*. Whoever holds it drives. There are two kinds of holders.
 //!
-//! The *worker* is a thread of the engine. It makes sure that work goes on when no caller cares. It takes the baton,
-//! turns until nothing moves, puts the baton down and only then sleeps on the [`Waiter`] (*listens*).
+//! The *worker* is a thread of the engine. It makes sure that work goes on when no caller cares. It takes the driver
+//! lock, turns until nothing moves, releases the driver lock and only then sleeps on the [`Waiter`] (*listens*).
 //!
-//! A *caller* that waits for a ticket has nothing better to do, so it takes the baton if it lies there and drives
+//! A *caller* that waits for a ticket has nothing better to do, so it takes the driver lock if it is free and drives
 //! itself until its ticket is done. A small blocking collective therefore runs from submission to result on the
-//! caller's own thread: no thread is woken, no core changes hands. If the baton is taken, the caller sleeps on its
-//! ticket.
+//! caller's own thread: no thread is woken, no core changes hands. If the driver lock is taken, the caller sleeps on
+//! its ticket.
 //!
-//! The rule that keeps everything going: **whoever puts the baton down while there is work left, or while the intake is
+//! The rule: **whoever releases the driver lock while there is work left, or while the command queue is
 //! not empty, wakes the worker.** The scenarios, by name:
 //!
-//! - *blocking call*: the worker listens. The caller pushes its request without ringing, takes the baton, drives, finds
-//!   its ticket done, finds no work left, puts the baton down. The worker never woke up.
-//! - *fire and forget*: a caller pushes and goes away. The intake says whether the driver is asleep; if so, the push
-//!   rings the bell, the worker wakes and drives.
+//! - *blocking call*: the worker listens. The caller pushes its request without ringing, takes the driver lock, drives,
+//!   finds its ticket done, finds no work left, releases the driver lock. The worker never woke up.
+//! - *fire and forget*: a caller pushes and goes away. The command queue says whether the driver is asleep; if so, the
+//!   push rings the bell, the worker wakes and drives.
 //! - *a thousand pushes*: the first push rings and the worker wakes. If it drove at once, it would take the core and
-//!   the baton from the caller that is still pushing and will soon wait; and it would fall asleep again in the middle
-//!   of the pushes and be rung for each of them. So it *naps* when it finds something in the intake, and again after
-//!   taking something in: it sleeps [`NAP`] without saying that it is asleep. Pushes during a nap do not ring; a caller
-//!   that waits drives at once.
+//!   the driver lock from the caller that is still pushing and will soon wait; and it would fall asleep again in the
+//!   middle of the pushes and be rung for each of them. So it *naps* when it finds something in the command queue, and
+//!   again after taking something in: it sleeps [`NAP`] without saying that it is asleep. Pushes during a nap do not
+//!   ring; a caller that waits drives at once.
 //! - *two waiting callers*: one drives, one sleeps on its ticket. If the first is done first, work is left, and the
 //!   worker takes over.
-//! - *just too late*: a caller pushes quietly, and the holder has already looked into the intake for the last time but
-//!   not yet put the baton down. The caller fails to take the baton; the push told it that the driver was asleep, so it
-//!   rings, and the worker takes over.
+//! - *just too late*: a caller pushes quietly, and the holder has already looked into the command queue for the last
+//!   time but not yet released the driver lock. The caller fails to take the driver lock; the push told it that the
+//!   driver was asleep, so it rings, and the worker takes over.
 //! - *stolen edge*: the waiter reports an event once, to one thread. The worker listens while a caller drives and
-//!   sleeps in the same waiter; the event wakes the worker. It finds the baton taken, passes the event on by ringing
-//!   the bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for each
-//!   event. When its time is up it tries the baton; while a caller drives on, it stands aside again.
+//!   sleeps in the same waiter; the event wakes the worker. It finds the driver lock taken, passes the event on by
+//!   ringing the bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for
+//!   each event. When its time is up it tries the driver lock; while a caller drives on, it stands aside again.
 //!
-//! What is deliberately not here: what a turn does (`worker`), and how a value gets to the caller (`completion`).
+//! Not here: what a turn does (`worker`), and how a value gets to the caller (`completion`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
@@ -44,11 +44,11 @@ use farandole_trace::event::NameId;
 use farandole_trace::{Event, Recorder};
 use farandole_transport::{Bell, Waiter};
 
+use crate::command_queue::{After, CommandQueue};
 use crate::completion::Slot;
 use crate::crowd::Crowd;
 use crate::group::Look;
-use crate::intake::{After, Intake};
-use crate::worker::{Driver, Order, Turn};
+use crate::worker::{Command, Driver, Turn};
 
 /// Length of the worker's nap after it has taken something in. About the time in which a script submits the gradients
 /// of a small model; it is also the delay of a request that nobody waits for.
@@ -62,7 +62,7 @@ const ASIDE: Duration = Duration::from_millis(1);
 /// outside our hands.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long holders of the baton look around before they sleep.
+/// How long holders of the driver lock look around before they sleep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
     /// How long a look follows the other at once. After that the thread yields between looks: the peer that is waited
@@ -115,9 +115,9 @@ impl<T> Awaited for Slot<T> {
 }
 
 /// The driver and the ways to it.
-pub(crate) struct Baton {
+pub(crate) struct DriverLock {
     driver: Mutex<Driver>,
-    intake: Intake<Order>,
+    commands: CommandQueue<Command>,
     waiter: Arc<Waiter>,
     bell: Bell,
     worker: OnceLock<Thread>,
@@ -151,25 +151,25 @@ pub(crate) enum Push {
     Later,
 }
 
-impl Baton {
-    pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, spin: Spin) -> Baton {
+impl DriverLock {
+    pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, spin: Spin) -> DriverLock {
         let bell = waiter.bell();
         let (driver, crowd) = (Mutex::new(driver), Crowd::default());
-        Baton { driver, intake: Intake::new(), waiter, bell, worker: OnceLock::new(), spin, crowd }
+        DriverLock { driver, commands: CommandQueue::new(), waiter, bell, worker: OnceLock::new(), spin, crowd }
     }
 
     /// Hands an order to the driver.
-    pub(crate) fn push(&self, order: Order, push: Push) -> After {
-        let after = self.intake.push(order);
+    pub(crate) fn push(&self, order: Command, push: Push) -> After {
+        let after = self.commands.push(order);
         if after == After::Ring && push == Push::Ringing {
             self.bell.ring();
         }
         after
     }
 
-    /// As [`Baton::push`], for an order that is told the time.
-    pub(crate) fn push_stamped(&self, order: impl FnOnce(u64) -> Order, push: Push) -> After {
-        let after = self.intake.push_stamped(now_ns, order);
+    /// As [`DriverLock::push`], for an order that is told the time.
+    pub(crate) fn push_stamped(&self, order: impl FnOnce(u64) -> Command, push: Push) -> After {
+        let after = self.commands.push_stamped(now_ns, order);
         if after == After::Ring && push == Push::Ringing {
             self.bell.ring();
         }
@@ -196,7 +196,7 @@ impl Baton {
         if after == After::Nothing && done() {
             return true;
         }
-        if let Some(driver) = self.try_take() {
+        if let Some(driver) = self.try_lock_driver() {
             return self.drive(driver, &done, deadline, note);
         }
         let since_ns = note.map(|note| note.begin(now_ns()));
@@ -212,8 +212,8 @@ impl Baton {
         finished
     }
 
-    /// A caller's drive. It began to wait when its first turn began; who drives looks at the clock then anyway, and has
-    /// a pen at hand.
+    /// A caller's drive. It began to wait when its first turn began: the driver reads the clock then anyway, and
+    /// owns a recorder.
     fn drive(
         &self,
         mut driver: MutexGuard<'_, Driver>,
@@ -221,13 +221,13 @@ impl Baton {
         deadline: Option<Instant>,
         note: Option<Note<'_>>,
     ) -> bool {
-        self.intake.wake_up();
+        self.commands.wake_up();
         driver.pick_up();
         driver.after_sleep();
         let mut idle_since: Option<Instant> = None;
         let mut since: Option<Duration> = None;
         let finished = loop {
-            let turn = driver.turn(&self.intake, Look::Glance);
+            let turn = driver.turn(&self.commands, Look::Glance);
             let first = since.is_none();
             let since = *since.get_or_insert(driver.turned_at());
             if done() {
@@ -257,26 +257,26 @@ impl Baton {
             driver.note_wait(name, since);
             recorder.unblock();
         }
-        self.put_down(driver);
+        self.release(driver);
         finished || done()
     }
 
-    /// Sleeps with the baton in hand.
+    /// Sleeps while holding the driver lock.
     fn doze(&self, driver: &mut Driver, at_most: Duration) {
         driver.before_sleep();
-        if self.intake.fall_asleep() && driver.turn(&self.intake, Look::Thorough) == Turn::Still {
+        if self.commands.fall_asleep() && driver.turn(&self.commands, Look::Thorough) == Turn::Still {
             let at_most = driver.next_timeout().min(at_most).min(LONGEST_SLEEP);
             if let Err(error) = self.waiter.wait(at_most) {
                 driver.fail_all(error.into());
             }
         }
-        self.intake.wake_up();
+        self.commands.wake_up();
         driver.after_sleep();
     }
 
-    fn put_down(&self, driver: MutexGuard<'_, Driver>) {
+    fn release(&self, driver: MutexGuard<'_, Driver>) {
         let work_left = driver.has_work();
-        let nothing_came = self.intake.fall_asleep();
+        let nothing_came = self.commands.fall_asleep();
         drop(driver);
         if work_left || !nothing_came {
             self.wake_worker();
@@ -291,7 +291,7 @@ impl Baton {
         }
     }
 
-    fn try_take(&self) -> Option<MutexGuard<'_, Driver>> {
+    fn try_lock_driver(&self) -> Option<MutexGuard<'_, Driver>> {
         match self.driver.try_lock() {
             Ok(driver) => Some(driver),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -309,7 +309,7 @@ impl Baton {
         self.worker.get_or_init(std::thread::current);
         let mut heard_something = false;
         loop {
-            let Some(mut driver) = self.try_take() else {
+            let Some(mut driver) = self.try_lock_driver() else {
                 if heard_something {
                     self.bell.ring();
                 }
@@ -322,7 +322,7 @@ impl Baton {
                 Sleep::For(at_most) => {
                     drop(driver);
                     heard_something = self.waiter.wait(at_most).unwrap_or(true);
-                    if self.intake.may_hold_something() {
+                    if self.commands.may_hold_something() {
                         std::thread::park_timeout(NAP);
                     }
                 }
@@ -332,13 +332,13 @@ impl Baton {
 
     /// Turns until nothing moves and says how long to sleep.
     fn work_a_while(&self, driver: &mut Driver) -> Sleep {
-        self.intake.wake_up();
+        self.commands.wake_up();
         driver.pick_up();
         driver.after_sleep();
         let mut idle_since: Option<Instant> = None;
         let mut took_something = false;
         loop {
-            match driver.turn(&self.intake, Look::Glance) {
+            match driver.turn(&self.commands, Look::Glance) {
                 Turn::Over => return Sleep::Never,
                 Turn::Moved => {
                     took_something |= driver.took_something();
@@ -354,10 +354,10 @@ impl Baton {
             if took_something {
                 return Sleep::For(driver.next_timeout().min(NAP));
             }
-            if self.intake.fall_asleep() && driver.turn(&self.intake, Look::Thorough) == Turn::Still {
+            if self.commands.fall_asleep() && driver.turn(&self.commands, Look::Thorough) == Turn::Still {
                 return Sleep::For(driver.next_timeout().min(LONGEST_SLEEP));
             }
-            self.intake.wake_up();
+            self.commands.wake_up();
             driver.after_sleep();
         }
     }

@@ -11,7 +11,7 @@ use farandole_trace::clock::now_ns;
 use farandole_trace::event::{Collective, Dtype, Group, Operation};
 use farandole_trace::{Event, Occasion, Pen, Recorder};
 
-use super::descriptor::Descriptor;
+use crate::direct::descriptor::Descriptor;
 use crate::exec::step_trace::StepTrace;
 
 /// One of so many of the shortest calls is timed: two looks at the clock and three records, 80 ns, over 128 calls of
@@ -20,7 +20,7 @@ const SAMPLE: u64 = 128;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(super) struct Journal {
+pub(crate) struct CallRecord {
     pen: Option<Pen>,
     /// Calls since the last record that left none, and their bytes.
     skipped: u32,
@@ -30,9 +30,9 @@ pub(super) struct Journal {
     waiting: bool,
 }
 
-impl Journal {
+impl CallRecord {
     /// Records to this recorder from now on.
-    pub(super) fn record_with(&mut self, recorder: &Arc<Recorder>, ranks: u32) {
+    pub(crate) fn record_with(&mut self, recorder: &Arc<Recorder>, ranks: u32) {
         recorder.note_group(Group::DIRECT, (0..ranks).collect());
         self.pen = Some(recorder.pen());
     }
@@ -49,13 +49,13 @@ impl Journal {
 
     /// A short call begins. Answers with the time if it is one of those that are timed.
     #[inline]
-    pub(super) fn sample(&self, number: u64) -> Option<u64> {
+    pub(crate) fn sample(&self, number: u64) -> Option<u64> {
         (number.is_multiple_of(SAMPLE) && self.is_on()).then(now_ns)
     }
 
     /// A short call is over.
     #[inline]
-    pub(super) fn sampled(&mut self, began_ns: Option<u64>, number: u64, descriptor: Descriptor, bytes: usize) {
+    pub(crate) fn sampled(&mut self, began_ns: Option<u64>, number: u64, descriptor: Descriptor, bytes: usize) {
         match began_ns {
             None => {
                 self.skipped = self.skipped.wrapping_add(1);
@@ -69,7 +69,7 @@ impl Journal {
     }
 
     /// A call begins.
-    pub(super) fn started(&mut self, number: u64, descriptor: Descriptor, bytes: usize) {
+    pub(crate) fn started(&mut self, number: u64, descriptor: Descriptor, bytes: usize) {
         if self.is_on() {
             self.started_at(now_ns(), number, descriptor, bytes);
         }
@@ -90,7 +90,7 @@ impl Journal {
     }
 
     /// The call waits for a peer, which `peer` finds out; about to let others run.
-    pub(super) fn still(&mut self, peer: impl FnOnce() -> Option<u32>) {
+    pub(crate) fn still(&mut self, peer: impl FnOnce() -> Option<u32>) {
         if let (Some(operation), false) = (self.running, self.waiting) {
             self.waiting = true;
             self.write(now_ns(), Event::Waiting { group: Group::DIRECT, operation, peer: peer() });
@@ -99,7 +99,7 @@ impl Journal {
 
     /// Something could be done again.
     #[inline]
-    pub(super) fn moved(&mut self) {
+    pub(crate) fn moved(&mut self) {
         if let (Some(operation), true) = (self.running, self.waiting) {
             self.waiting = false;
             self.write(now_ns(), Event::Moving { group: Group::DIRECT, operation });
@@ -107,12 +107,12 @@ impl Journal {
     }
 
     /// Whether the call under way is recorded.
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
     /// Records the steps of the call under way.
-    pub(super) fn steps(&mut self, step_trace: &mut StepTrace) {
+    pub(crate) fn steps(&mut self, step_trace: &mut StepTrace) {
         let Some(operation) = self.running else { return };
         for note in step_trace.drain() {
             let (group, step, peer, bytes) = (Group::DIRECT, note.kind, note.peer.map(|peer| peer.0), note.bytes);
@@ -121,14 +121,14 @@ impl Journal {
     }
 
     /// The call under way is over.
-    pub(super) fn finished(&mut self) {
+    pub(crate) fn finished(&mut self) {
         if let Some(operation) = self.running.take() {
             self.write(now_ns(), Event::Finished { group: Group::DIRECT, operation });
         }
     }
 
     /// The communicator has failed.
-    pub(super) fn trouble(&mut self, cause: &str) {
+    pub(crate) fn group_error(&mut self, cause: &str) {
         if let Some(pen) = &mut self.pen {
             let name = pen.recorder().intern(&cause.into(), &[]);
             pen.write(now_ns(), Event::Trouble { name });
@@ -139,7 +139,7 @@ impl Journal {
 
 /// What a descriptor says, in the words of `trace`.
 fn words(descriptor: Descriptor) -> (Collective, Dtype) {
-    use super::descriptor::Kind;
+    use crate::direct::descriptor::Kind;
     let collective = match descriptor.kind() {
         Some(Kind::Allreduce | Kind::MappedAllreduce) => Collective::Allreduce,
         Some(Kind::Allgather) => Collective::Allgather,

@@ -1,10 +1,10 @@
 //! What a rank says about itself when others wait for it, and the words in which it is asked and answers; encode beside
 //! decode.
 //!
-//! An [`Account`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and, where
-//! a program has an interpreter, what that says. Times are told as *ago*, so that no clocks need be compared. Texts are
-//! cut and lists are short before they travel: a report is read by people. What [`Word::decode`] accepts is what
-//! [`Word::encode`] writes.
+//! An [`RankStatus`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and,
+//! where a program has an interpreter, what that says. Times are told as *ago*, so that no clocks need be compared.
+//! Texts are cut and lists are short before they travel: a report is read by people. What [`Word::decode`] accepts is
+//! what [`Word::encode`] writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub enum Word {
         /// The number of the question.
         number: u64,
         /// What it is doing.
-        account: Box<Account>,
+        rank_status: Box<RankStatus>,
     },
     /// Coordinator to all: what came of it.
     Report(Finding),
@@ -38,7 +38,7 @@ pub enum Word {
     Heard,
 }
 
-/// What came of an inquest; the same on all ranks.
+/// What came of an stall probe; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The request that has waited longest.
@@ -55,7 +55,7 @@ pub struct Finding {
 
 /// What a rank is doing and has done last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct RankStatus {
     /// Its process.
     pub pid: u32,
     /// Whether it records what it does. If not, nothing is known of phases, iterations and the past.
@@ -173,10 +173,10 @@ impl Word {
                 into.push(1);
                 put_u64(into, *number);
             }
-            Word::Answer { number, account } => {
+            Word::Answer { number, rank_status } => {
                 into.push(2);
                 put_u64(into, *number);
-                put_account(into, account);
+                put_rank_status(into, rank_status);
             }
             Word::Report(Finding { tensor, missing, first, verdict, text }) => {
                 into.push(3);
@@ -204,7 +204,7 @@ impl Word {
             1 => Word::Ask { number: reader.u64("a question's number")? },
             2 => Word::Answer {
                 number: reader.u64("a question's number")?,
-                account: Box::new(read_account(&mut reader)?),
+                rank_status: Box::new(read_rank_status(&mut reader)?),
             },
             3 => Word::Report(Finding {
                 tensor: reader.str("a name")?,
@@ -240,26 +240,26 @@ fn read_wait(reader: &mut Reader<'_>) -> Result<DirectWait, Malformed> {
     })
 }
 
-fn put_account(into: &mut Vec<u8>, account: &Account) {
-    put_u64(into, u64::from(account.pid));
-    into.push(u8::from(account.records));
-    put_option(into, account.phase.as_ref(), put_lately);
-    put_option(into, account.epoch.as_ref(), |into, epoch| put_u64(into, *epoch));
-    put_option(into, account.iteration.as_ref(), |into, (number, ago)| {
+fn put_rank_status(into: &mut Vec<u8>, rank_status: &RankStatus) {
+    put_u64(into, u64::from(rank_status.pid));
+    into.push(u8::from(rank_status.records));
+    put_option(into, rank_status.phase.as_ref(), put_lately);
+    put_option(into, rank_status.epoch.as_ref(), |into, epoch| put_u64(into, *epoch));
+    put_option(into, rank_status.iteration.as_ref(), |into, (number, ago)| {
         put_u64(into, *number);
         put_time(into, *ago);
     });
-    put_option(into, account.finished.as_ref(), put_lately);
-    put_option(into, account.submitted.as_ref(), put_lately);
-    put_option(into, account.direct.as_ref(), |into, direct| {
+    put_option(into, rank_status.finished.as_ref(), put_lately);
+    put_option(into, rank_status.submitted.as_ref(), put_lately);
+    put_option(into, rank_status.direct.as_ref(), |into, direct| {
         put_lately(into, &direct.call);
         put_u64(into, direct.operation);
         put_peer(into, direct.peer);
     });
-    put_option(into, account.direct_done.as_ref(), put_lately);
-    put_list(into, &account.groups, put_group);
-    into.push(account.main_thread as u8);
-    match &account.interpreter {
+    put_option(into, rank_status.direct_done.as_ref(), put_lately);
+    put_list(into, &rank_status.groups, put_group);
+    into.push(rank_status.main_thread as u8);
+    match &rank_status.interpreter {
         Interpreter::None => into.push(0),
         Interpreter::Answered(threads) => {
             into.push(1);
@@ -273,8 +273,8 @@ fn put_account(into: &mut Vec<u8>, account: &Account) {
     }
 }
 
-fn read_account(reader: &mut Reader<'_>) -> Result<Account, Malformed> {
-    Ok(Account {
+fn read_rank_status(reader: &mut Reader<'_>) -> Result<RankStatus, Malformed> {
+    Ok(RankStatus {
         pid: reader.u32("a process")?,
         records: read_bool(reader)?,
         phase: read_option(reader, read_lately)?,

@@ -4,9 +4,9 @@
 //!   wait has doubled ([`tell_again`]), but it ends nothing: a rank may load data, write a checkpoint or compute for as
 //!   long as it likes.
 //! - A peer that is dead, cut off or stopped is not waited for: its connections end or are no longer acknowledged, or
-//!   the rendezvous pronounces a verdict on it (the alarm). Neither is this module's business.
+//!   the rendezvous pronounces a cause on it (the abort handle). Neither is this module's business.
 //! - A time limit that the **user** has set ends the wait, in either kind of call, with an error that says who was
-//!   waited for, how long, and which setting it was ([`Limits::exceeded`]). There is none by default.
+//!   waited for, how long, and which setting it was ([`WaitLimits::exceeded`]). There is none by default.
 //!
 //! Waits are measured in awake time (`farandole_transport::awake`): what passed while this process was stopped does not
 //! count.
@@ -24,14 +24,14 @@ pub(crate) fn tell_again(waited: Duration) -> Duration {
 
 /// The time limits that a user may set; zero: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct WaitLimits {
     /// [`crate::Config::deadline`].
     pub(crate) timeout: Duration,
     /// [`crate::Config::stall_shutdown`].
     pub(crate) stall_shutdown: Duration,
 }
 
-impl Limits {
+impl WaitLimits {
     /// The setting that ends a wait in which nothing has moved for so long, in words; `None` if it may go on.
     pub(crate) fn exceeded(&self, waited: Duration) -> Option<String> {
         let set = [
@@ -58,11 +58,11 @@ mod tests {
     /// A minute was once enough to end a job whose rank 0 wrote a checkpoint.
     #[test]
     fn a_late_peer_ends_nothing_unless_the_user_has_said_so() {
-        let limits = Limits::default();
+        let wait_limits = WaitLimits::default();
         for waited in [60 * SECOND, 61 * SECOND, 24 * 3600 * SECOND] {
-            assert_eq!(limits.exceeded(waited), None);
+            assert_eq!(wait_limits.exceeded(waited), None);
         }
-        assert_eq!(limits.shortest(), Duration::MAX);
+        assert_eq!(wait_limits.shortest(), Duration::MAX);
     }
 
     #[test]
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn what_the_user_has_set_ends_a_wait_and_is_named() {
-        let limits = Limits { timeout: 2 * SECOND, stall_shutdown: 5 * SECOND };
-        assert_eq!(limits.exceeded(SECOND), None);
-        let words = limits.exceeded(2 * SECOND).unwrap();
+        let wait_limits = WaitLimits { timeout: 2 * SECOND, stall_shutdown: 5 * SECOND };
+        assert_eq!(wait_limits.exceeded(SECOND), None);
+        let words = wait_limits.exceeded(2 * SECOND).unwrap();
         assert!(words.contains("FARANDOLE_TIMEOUT_SECONDS") && words.ends_with("allows, 2 s"), "{words}");
-        let words = Limits { timeout: Duration::ZERO, ..limits }.exceeded(6 * SECOND).unwrap();
+        let words = WaitLimits { timeout: Duration::ZERO, ..wait_limits }.exceeded(6 * SECOND).unwrap();
         assert!(words.contains("STALL_SHUTDOWN") && words.ends_with("allows, 5 s"), "{words}");
-        assert_eq!(limits.shortest(), 2 * SECOND);
+        assert_eq!(wait_limits.shortest(), 2 * SECOND);
     }
 }

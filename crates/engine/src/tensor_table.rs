@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// The groups as submitting threads see them.
 #[derive(Debug, Default)]
-pub(crate) struct Roster {
+pub(crate) struct TensorTable {
     groups: Mutex<HashMap<GroupId, Entry>>,
 }
 
@@ -46,7 +46,7 @@ struct Entry {
     ended: Option<Error>,
 }
 
-impl Roster {
+impl TensorTable {
     /// Enters a group.
     pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>) {
         self.lock().insert(group, Entry { ranks, me, names: HashMap::default(), ended: None });
@@ -180,38 +180,38 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_until_it_is_struck_out() {
-        let (roster, recorder, t) = (Roster::default(), Recorder::off(), request("t"));
-        let enter = || roster.enter(GroupId::WORLD, &t, &recorder);
+        let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
+        let enter = || tensor_table.enter(GroupId::WORLD, &t, &recorder);
         assert!(matches!(enter(), Err(Error::UnknownGroup(_))));
-        roster.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
         enter().unwrap();
         assert!(matches!(enter(), Err(Error::Duplicate { .. })));
-        roster.leave(GroupId::WORLD, [&t.name].into_iter());
+        tensor_table.leave(GroupId::WORLD, [&t.name].into_iter());
         enter().unwrap();
     }
 
     #[test]
     fn names_that_are_never_used_again_are_forgotten() {
-        let (roster, recorder) = (Roster::default(), Recorder::off());
-        roster.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
-        roster.enter(GroupId::WORLD, &request("under way"), &recorder).unwrap();
+        let (tensor_table, recorder) = (TensorTable::default(), Recorder::off());
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        tensor_table.enter(GroupId::WORLD, &request("under way"), &recorder).unwrap();
         for number in 0..2 * NAMES_KEPT {
             let request = request(&format!("made up {number}"));
-            roster.enter(GroupId::WORLD, &request, &recorder).unwrap();
-            roster.leave(GroupId::WORLD, [&request.name].into_iter());
+            tensor_table.enter(GroupId::WORLD, &request, &recorder).unwrap();
+            tensor_table.leave(GroupId::WORLD, [&request.name].into_iter());
         }
-        assert!(roster.lock()[&GroupId::WORLD].names.len() <= NAMES_KEPT);
-        let twice = roster.enter(GroupId::WORLD, &request("under way"), &recorder);
+        assert!(tensor_table.lock()[&GroupId::WORLD].names.len() <= NAMES_KEPT);
+        let twice = tensor_table.enter(GroupId::WORLD, &request("under way"), &recorder);
         assert!(matches!(twice, Err(Error::Duplicate { .. })));
     }
 
     #[test]
     fn the_first_cause_of_an_end_counts() {
-        let (roster, recorder, t) = (Roster::default(), Recorder::off(), request("t"));
-        roster.add(GroupId(3), Arc::new([Rank(1)]), None);
-        assert!(matches!(roster.enter(GroupId(3), &t, &recorder), Err(Error::ForeignGroup(_))));
-        roster.end(GroupId(3), &Error::ShutDown);
-        roster.end(GroupId(3), &Error::Forked);
-        assert!(matches!(roster.enter(GroupId(3), &t, &recorder), Err(Error::ShutDown)));
+        let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
+        tensor_table.add(GroupId(3), Arc::new([Rank(1)]), None);
+        assert!(matches!(tensor_table.enter(GroupId(3), &t, &recorder), Err(Error::ForeignGroup(_))));
+        tensor_table.end(GroupId(3), &Error::ShutDown);
+        tensor_table.end(GroupId(3), &Error::Forked);
+        assert!(matches!(tensor_table.enter(GroupId(3), &t, &recorder), Err(Error::ShutDown)));
     }
 }

@@ -9,14 +9,14 @@
 //! Invariant: every request that was accepted leaves exactly one completion, with its memory, whatever becomes of the
 //! engine.
 //!
-//! The thread that waits drives the engine if nobody else does, like any caller (`baton`), but only while requests are
-//! under way, and not while they come in a *burst*: calls that follow each other closely, such as those of a graph with
-//! hundreds of gradients. Whoever drives would then stop for every callback and compete with those who submit; the
-//! worker takes many requests at a time.
+//! The thread that waits drives the engine if nobody else does, like any caller (`driver_lock`), but only while
+//! requests are under way, and not while they come in a *burst*: calls that follow each other closely, such as those of
+//! a graph with hundreds of gradients. Whoever drives would then stop for every callback and compete with those who
+//! submit; the worker takes many requests at a time.
 //!
 //! - *single request*: the thread sleeps on the queue. Whoever submits finds it counted as a sleeper, pushes quietly
 //!   and signals it: it drives, and the worker is not woken. What the quiet push said is left in the queue, so that the
-//!   thread rings if it finds the baton taken (*just too late*, in `baton`).
+//!   thread rings if it finds the driver lock taken (*just too late*, in `driver_lock`).
 //! - *burst*: pushes ring if the driver is asleep, as for tickets. The worker drives, and the thread sleeps until
 //!   something is done.
 //! - *completion from another driver*: the thread sleeps because somebody else drives. That one puts the completion in
@@ -28,9 +28,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::baton::Awaited;
+use crate::command_queue::After;
+use crate::driver_lock::Awaited;
 use crate::error::Result;
-use crate::intake::After;
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned};
 use crate::sync::{Condvar, Mutex, lock};
@@ -68,10 +68,10 @@ impl CompletionQueue {
                 Taken::Some => return Ok(true),
                 Taken::Over => return Ok(false),
                 Taken::Owed(after) => {
-                    self.shared.baton.wait(&*self.queue, None, after, None);
+                    self.shared.driver_lock.wait(&*self.queue, None, after, None);
                 }
                 Taken::Burst(after) => {
-                    self.shared.baton.make_up_for(after);
+                    self.shared.driver_lock.make_up_for(after);
                     self.queue.sleep(None);
                 }
             }

@@ -1,6 +1,6 @@
 //! What ends a group, and how it is told.
 //!
-//! The rank that notices a trouble first writes the whole story: who, on which host, what was under way and for how
+//! The rank that notices a error first writes the whole story: who, on which host, what was under way and for how
 //! long. All other ranks repeat its words.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use farandole_plan::{GroupId, Rank};
 use farandole_transport::{Error as TransportError, Waiter};
 
 use super::Group;
-use crate::alarm::Verdict;
+use crate::abort::AbortCause;
 use crate::error::Failure;
 
 /// How long a broken connection waits for the control lines to tell the cause. A peer sends the cause before it closes
@@ -19,28 +19,28 @@ const CAUSE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What ended a group.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum GroupError {
     /// A peer or the way to it.
     Transport(TransportError),
     /// Ranks that never came.
     Stalled(String),
     /// Somebody in this process knows.
-    Alarmed(Verdict),
+    Aborted(AbortCause),
     /// A bug of ours.
     Panicked(String),
 }
 
-impl From<TransportError> for Trouble {
-    fn from(error: TransportError) -> Trouble {
-        Trouble::Transport(error)
+impl From<TransportError> for GroupError {
+    fn from(error: TransportError) -> GroupError {
+        GroupError::Transport(error)
     }
 }
 
 impl Group {
-    /// The first cause behind a trouble of this group, complete with everything a user wants to know.
-    pub(crate) fn first_cause(&mut self, trouble: Trouble, waiter: &Waiter, now: Duration) -> Failure {
-        let (what, rank) = match trouble {
-            Trouble::Transport(error) => {
+    /// The first cause behind a error of this group, complete with everything a user wants to know.
+    pub(crate) fn first_cause(&mut self, group_error: GroupError, waiter: &Waiter, now: Duration) -> Failure {
+        let (what, rank) = match group_error {
+            GroupError::Transport(error) => {
                 let error = self.mesh.first_cause(error, waiter, CAUSE_PATIENCE);
                 let rank = error.peer().map(|peer| self.settings.ranks[peer.index()]);
                 // Whoever tells of a failure is to blame only if it can name nobody else.
@@ -49,9 +49,9 @@ impl Group {
                 }
                 (in_words(&error, rank, &self.settings.hosts), rank)
             }
-            Trouble::Stalled(text) => return self.failure(text, None, now),
-            Trouble::Alarmed(Verdict { peer, cause }) => (cause, peer),
-            Trouble::Panicked(text) => (text, Some(self.settings.ranks[self.place.me.index()])),
+            GroupError::Stalled(text) => return self.failure(text, None, now),
+            GroupError::Aborted(AbortCause { peer, cause }) => (cause, peer),
+            GroupError::Panicked(text) => (text, Some(self.settings.ranks[self.place.me.index()])),
         };
         let under_way = self.under_way(now);
         self.failure(format!("{what}{under_way}"), rank, now)

@@ -6,8 +6,8 @@
 //!
 //! No wake-up is lost, because the queue and the word `asleep` live under the same lock. There are only two orders:
 //!
-//! - *push first*: the item is in the queue when the driver wants to fall asleep; [`Intake::fall_asleep`] finds it and
-//!   refuses.
+//! - *push first*: the item is in the queue when the driver wants to fall asleep; [`CommandQueue::fall_asleep`] finds
+//!   it and refuses.
 //! - *sleep first*: the driver has set `asleep` under the lock; the push takes the lock later, sees it, and rings. The
 //!   bell remembers a ring that comes before the wait, so it does not matter how far the driver has got.
 //!
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A queue with many pushers and one driver at a time.
 #[derive(Debug)]
-pub(crate) struct Intake<T> {
+pub(crate) struct CommandQueue<T> {
     inner: Mutex<Inner<T>>,
     /// A hint: the queue may hold something. Written under the lock, read without.
     filled: AtomicBool,
@@ -90,10 +90,10 @@ pub(crate) enum After {
     Ring,
 }
 
-impl<T> Intake<T> {
+impl<T> CommandQueue<T> {
     /// An empty queue whose driver is asleep.
-    pub(crate) fn new() -> Intake<T> {
-        Intake {
+    pub(crate) fn new() -> CommandQueue<T> {
+        CommandQueue {
             inner: Mutex::new(Inner { items: Vec::new(), asleep: true, stamps: Stamps::default() }),
             filled: AtomicBool::new(false),
         }
@@ -167,14 +167,14 @@ mod tests {
             looks.set(looks.get() + 1);
             time_ns.get()
         };
-        let intake = Intake::new();
+        let commands = CommandQueue::new();
         for _ in 0..1000 {
             time_ns.set(time_ns.get() + 600);
-            let _ = intake.push_stamped(clock, |stamp| stamp);
+            let _ = commands.push_stamped(clock, |stamp| stamp);
         }
         assert_eq!(looks.get(), 2 + 998 / SHARING, "the first two, and one of eight");
         let mut stamps = Vec::new();
-        intake.take_all(&mut stamps);
+        commands.take_all(&mut stamps);
         let even: Vec<u64> = (1..=1000).map(|push| 5_000_000 + 600 * push).collect();
         assert_eq!(stamps, even, "what comes at equal distances is told exactly");
     }
@@ -182,13 +182,13 @@ mod tests {
     #[test]
     fn pushes_that_the_driver_comes_between_or_that_take_their_time_all_look() {
         let time_ns = Cell::new(0);
-        let intake = Intake::new();
+        let commands = CommandQueue::new();
         for close_ns in [600, CLOSE_NS] {
             for push in 0..20 {
                 time_ns.set(time_ns.get() + close_ns);
-                let _ = intake.push_stamped(|| time_ns.get(), |stamp| assert_eq!(stamp, time_ns.get()));
+                let _ = commands.push_stamped(|| time_ns.get(), |stamp| assert_eq!(stamp, time_ns.get()));
                 if close_ns < CLOSE_NS || push == 0 {
-                    intake.take_all(&mut Vec::new());
+                    commands.take_all(&mut Vec::new());
                 }
             }
         }
@@ -196,21 +196,21 @@ mod tests {
 
     #[test]
     fn only_the_first_push_to_a_sleeping_driver_rings() {
-        let intake = Intake::new();
-        assert_eq!(intake.push(1), After::Ring);
-        assert_eq!(intake.push(2), After::Nothing);
-        assert!(!intake.fall_asleep());
+        let commands = CommandQueue::new();
+        assert_eq!(commands.push(1), After::Ring);
+        assert_eq!(commands.push(2), After::Nothing);
+        assert!(!commands.fall_asleep());
         let mut taken = Vec::new();
-        intake.take_all(&mut taken);
+        commands.take_all(&mut taken);
         assert_eq!(taken, [1, 2]);
-        assert!(intake.fall_asleep());
-        assert_eq!(intake.push(3), After::Ring);
+        assert!(commands.fall_asleep());
+        assert_eq!(commands.push(3), After::Ring);
     }
 
     #[test]
     fn an_awake_driver_is_not_rung_for() {
-        let intake = Intake::new();
-        intake.wake_up();
-        assert_eq!(intake.push(1), After::Nothing);
+        let commands = CommandQueue::new();
+        commands.wake_up();
+        assert_eq!(commands.push(1), After::Nothing);
     }
 }

@@ -1,9 +1,9 @@
 //! What a group's driver writes down: one line for each boundary that a request or a bucket passes.
 //!
-//! This is the one place that says the engine's words in those of `trace`. A diary has a pen of its own, because the
+//! This is the one place that says the engine's words in those of `trace`. A record has a pen of its own, because the
 //! driver has the group to itself. Every entry takes the time from the turn that it belongs to, which costs nothing;
 //! where a bucket is so large that packing or unpacking it takes longer than some turns, the clock is looked at. Times
-//! of one diary never go backwards.
+//! of one record never go backwards.
 //!
 //! Entries about a request are written before its ticket is done: whoever has the result finds them.
 //!
@@ -31,7 +31,7 @@ use farandole_trace::{Event, Occasion, Pen, Recorder, Way};
 
 use crate::bucket::{Pending, Table};
 use crate::exec::step_trace::{self, StepTrace};
-use crate::roster::QuickHasher;
+use crate::tensor_table::QuickHasher;
 
 /// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks
 /// less than a tenth of one.
@@ -73,7 +73,7 @@ impl LastTurns {
     }
 }
 
-/// What a submission leaves for the diary: who asked, when, and the number of the name.
+/// What a submission leaves for the record: who asked, when, and the number of the name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
     pub(crate) name: NameId,
@@ -97,7 +97,7 @@ impl Start {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Diary {
+pub(crate) struct GroupRecord {
     pen: Pen,
     start_ns: u64,
     /// How long this process has been asleep: what it is told are moments of awake time, what it writes is real time.
@@ -142,12 +142,12 @@ struct Known {
     oldest: NameId,
 }
 
-impl Diary {
-    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupId, ranks: &[Rank], start: Start) -> Diary {
+impl GroupRecord {
+    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupId, ranks: &[Rank], start: Start) -> GroupRecord {
         let group = Group::from(group.0);
         recorder.note_group(group, ranks.iter().map(|rank| rank.0).collect());
         let (pen, start_ns) = (recorder.pen(), start.time_ns);
-        Diary {
+        GroupRecord {
             pen,
             start_ns,
             slept_ns: 0,
@@ -445,7 +445,7 @@ impl Diary {
     }
 
     /// The group has ended with an error.
-    pub(crate) fn trouble(&mut self, cause: &str, now: Duration) {
+    pub(crate) fn group_error(&mut self, cause: &str, now: Duration) {
         self.spell_out();
         let name = self.pen.recorder().intern(&cause.into(), &[]);
         self.pen.write(self.at(now), Event::Trouble { name });

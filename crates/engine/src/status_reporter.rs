@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_plan::stall::{Account, DirectCall, GroupState, Interpreter, Lately, MainThread, Sight};
+use farandole_plan::stall::{DirectCall, GroupState, Interpreter, Lately, MainThread, RankStatus, Sight};
 use farandole_trace::Recorder;
 use farandole_trace::clock::now_ns;
 use farandole_transport::Bell;
@@ -38,51 +38,52 @@ impl fmt::Debug for Stacks {
 }
 
 /// See the module's text.
-pub(crate) struct Witness {
+pub(crate) struct StatusReporter {
     recorder: Arc<Recorder>,
     stacks: Option<Stacks>,
     bell: Bell,
 }
 
-impl Witness {
-    pub(crate) fn new(recorder: Arc<Recorder>, stacks: Option<Stacks>, bell: Bell) -> Witness {
-        Witness { recorder, stacks, bell }
+impl StatusReporter {
+    pub(crate) fn new(recorder: Arc<Recorder>, stacks: Option<Stacks>, bell: Bell) -> StatusReporter {
+        StatusReporter { recorder, stacks, bell }
     }
 
-    /// Begins to give an account; `groups` is what the driver knows.
-    pub(crate) fn begin(&self, groups: Vec<GroupState>) -> Receiver<Box<Account>> {
+    /// Begins to give an status; `groups` is what the driver knows.
+    pub(crate) fn begin(&self, groups: Vec<GroupState>) -> Receiver<Box<RankStatus>> {
         let (sender, receiver) = sync_channel(1);
         let (recorder, stacks, bell) = (Arc::clone(&self.recorder), self.stacks.clone(), self.bell.clone());
         let known = groups.clone();
         let work = {
             let sender = sender.clone();
             move || {
-                let _ = sender.send(Box::new(account(&recorder, stacks.as_ref(), groups)));
+                let _ = sender.send(Box::new(rank_status(&recorder, stacks.as_ref(), groups)));
                 bell.ring();
             }
         };
         let started = std::thread::Builder::new().name("farandole-witness".to_owned()).spawn(work);
         if started.is_err() {
             // A process that gets no thread any more says what it can.
-            let account = Account { pid: std::process::id(), groups: known, ..Account::default() };
-            let _ = sender.send(Box::new(account));
+            let rank_status = RankStatus { pid: std::process::id(), groups: known, ..RankStatus::default() };
+            let _ = sender.send(Box::new(rank_status));
             self.bell.ring();
         }
         receiver
     }
 }
 
-fn account(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupState>) -> Account {
+fn rank_status(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupState>) -> RankStatus {
     let pid = std::process::id();
     let main_thread = state_of(&format!("/proc/self/task/{pid}/stat"));
     let interpreter = stacks.map_or(Interpreter::None, |Stacks(ask)| ask());
-    let base = Account { pid, groups, interpreter, main_thread: main_thread_of(main_thread), ..Account::default() };
+    let base =
+        RankStatus { pid, groups, interpreter, main_thread: main_thread_of(main_thread), ..RankStatus::default() };
     if !recorder.is_on() {
         return base;
     }
     let lately = farandole_trace::Lately::of(&recorder.snapshot("inquest"), now_ns());
     let named = |(what, ago): (Arc<str>, Duration)| Lately { what: cut(&what), ago };
-    Account {
+    RankStatus {
         records: true,
         phase: lately.phase.map(named),
         epoch: lately.epoch,
@@ -158,11 +159,11 @@ mod tests {
         recorder.begin_phase("evaluation");
         let asked = Stacks::new(|| Interpreter::Silent(Duration::from_secs(1), Vec::new()));
         let waiter = farandole_transport::Waiter::new().unwrap();
-        let witness = Witness::new(recorder, Some(asked), waiter.bell());
-        let account = witness.begin(Vec::new()).recv_timeout(Duration::from_secs(20)).unwrap();
-        assert_eq!(&*account.phase.unwrap().what, "evaluation");
-        assert!(matches!(account.interpreter, Interpreter::Silent(..)));
-        assert_ne!(account.main_thread, MainThread::Unknown);
+        let status_reporter = StatusReporter::new(recorder, Some(asked), waiter.bell());
+        let rank_status = status_reporter.begin(Vec::new()).recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(&*rank_status.phase.unwrap().what, "evaluation");
+        assert!(matches!(rank_status.interpreter, Interpreter::Silent(..)));
+        assert_ne!(rank_status.main_thread, MainThread::Unknown);
         assert!(waiter.wait(Duration::from_secs(20)).unwrap(), "the driver is rung for");
     }
 }

@@ -1,0 +1,83 @@
+//! [`AbortHandle`]: any thread of this process can end all collectives of this rank, with a cause.
+//!
+//! Sockets tell of a peer that has died. Of one that is stopped, or whose host is cut off, they tell nothing; a thread
+//! that learns of it otherwise (from the launcher) calls [`AbortHandle::abort`] on the engine and on each communicator.
+//! Every pending ticket and the call that blocks then fail with this cause, the peers are told, and later calls fail
+//! too.
+//!
+//! **Which cause is the first.** A rank that dies is often reported twice, by the end of its connection and by an
+//! abort, in either order and within microseconds. A failure that has been stored stays. Until then an abort takes
+//! precedence over what a connection says: the end of a connection is an effect, the abort knows the cause. Of several
+//! aborts the first counts.
+//!
+//! **How the driver learns of it.** The cause is stored, then the driver's bell is rung. A driver that is awake looks
+//! for a cause in every turn, which is one load of a word that nobody writes; a driver that falls asleep between the
+//! two finds the bell rung, because a bell remembers. So no order of the two is missed.
+//!
+//! Not here: who decides that a rank is lost. An abort is believed.
+
+use std::sync::{Arc, OnceLock};
+
+use farandole_plan::Rank;
+use farandole_transport::Bell;
+
+/// Ends all collectives of an [`crate::Engine`] or a [`crate::Communicator`], from any thread. Cheap to clone; aborting
+/// through one that has outlived its engine does nothing.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Written once, by whichever thread aborts first; read by the driver.
+    cause: OnceLock<AbortCause>,
+    bell: Bell,
+}
+
+/// Why collectives were aborted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AbortCause {
+    /// The world rank that is to blame, if one can be named.
+    pub(crate) peer: Option<Rank>,
+    pub(crate) cause: String,
+}
+
+impl AbortHandle {
+    /// A handle for the driver behind this bell.
+    pub(crate) fn new(bell: Bell) -> AbortHandle {
+        AbortHandle(Arc::new(State { cause: OnceLock::new(), bell }))
+    }
+
+    /// Ends all collectives: they fail with this cause, and blame this rank of the world if one is named. Returns at
+    /// once; the first call counts, and none counts after another failure.
+    pub fn abort(&self, peer: Option<Rank>, cause: String) {
+        if self.0.cause.set(AbortCause { peer, cause }).is_ok() {
+            self.0.bell.ring();
+        }
+    }
+
+    /// The cause of the first abort, if there was one.
+    #[inline]
+    pub(crate) fn aborted(&self) -> Option<&AbortCause> {
+        self.0.cause.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use farandole_transport::Waiter;
+
+    use super::*;
+
+    #[test]
+    fn the_first_abort_counts_and_wakes_whoever_waits() {
+        let waiter = Waiter::new().unwrap();
+        let abort = AbortHandle::new(waiter.bell());
+        assert_eq!(abort.aborted(), None);
+        abort.clone().abort(Some(Rank(3)), "it was stopped".to_owned());
+        abort.abort(None, "something else".to_owned());
+        assert_eq!(abort.aborted(), Some(&AbortCause { peer: Some(Rank(3)), cause: "it was stopped".to_owned() }));
+        assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+    }
+}
