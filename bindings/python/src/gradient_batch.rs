@@ -20,7 +20,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
 use crate::lent_memory::{Loan, Piece, Pieces};
-use crate::request::{element_type, len_bytes, read_group, read_op, request};
+use crate::request::{element_type, len_bytes, read_group, read_op};
 use crate::waiting::wait_until_done;
 use crate::world::{self, Job};
 
@@ -60,8 +60,7 @@ impl GradientBatch {
         let members = members.into_iter().map(|(name, shape, dtype)| {
             let dtype = element_type(dtype)?;
             let len_bytes = len_bytes(&shape, dtype)?;
-            let request =
-                Request { batch: batch.clone(), ..request(&Arc::from(name), collective.clone(), dtype, shape) };
+            let request = Request::new(name, collective.clone(), dtype, shape).in_batch(batch.clone());
             Ok(Member { request, len_bytes, dtype })
         });
         Ok(GradientBatch { group: read_group(group)?, members: members.collect::<PyResult<_>>()? })

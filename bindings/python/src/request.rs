@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use farandole::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Region, Request, Submission};
+use farandole::{Batch, Collective, Dtype, GroupId, Rank, ReduceOp, Region, Request, Submission};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -63,7 +63,8 @@ pub(crate) fn allreduce(
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::Allreduce { op: read_op(op)?, prescale, postscale };
-    let request = Request { batch: read_batch(batch), priority, ..request(name, collective, dtype, shape) };
+    let request =
+        Request::new(Arc::clone(name), collective, dtype, shape).in_batch(read_batch(batch)).with_priority(priority);
     let output = lend_output(output, name, &input)?;
     let submission = Submission { group: read_group(group)?, request, input: Some(input), output };
     submit(&job, submission, ResultMemory::Caller)
@@ -83,10 +84,10 @@ fn read_allreduce(arguments: &Bound<'_, PyAny>) -> PyResult<Submission> {
     let argument = |index: usize| arguments.get_borrowed_item(index);
     let (prescale, postscale) = (argument(6)?.extract()?, argument(7)?.extract()?);
     let collective = Collective::Allreduce { op: read_op(argument(5)?.extract()?)?, prescale, postscale };
-    let mut request = request(&name, collective, dtype, shape);
-    request.batch = read_batch(argument(9)?.extract()?);
-    request.priority = argument(10)?.extract()?;
     let output = lend_output(argument(11)?.extract()?, &name, &input)?;
+    let request = Request::new(name, collective, dtype, shape)
+        .in_batch(read_batch(argument(9)?.extract()?))
+        .with_priority(argument(10)?.extract()?);
     Ok(Submission { group: read_group(argument(8)?.extract()?)?, request, input: Some(input), output })
 }
 
@@ -107,7 +108,7 @@ pub(crate) fn allreduce_batch(
     let group = read_group(group)?;
     let mut submissions = read_each(tensors, |arguments| {
         let (name, shape, dtype, input) = read_tensor(arguments.cast::<PyTuple>()?, TENSOR_ARGUMENTS)?;
-        Ok(Submission::new(request(&name, collective.clone(), dtype, shape), input).in_group(group))
+        Ok(Submission::new(Request::new(name, collective.clone(), dtype, shape), input).in_group(group))
     })?;
     if let Some(name) = batch {
         let members = u32::try_from(submissions.len()).expect("invariant: a list has fewer than 2^32 entries here");
@@ -159,7 +160,7 @@ pub(crate) fn broadcast(
     let collective = Collective::Broadcast { root: rank_in_group(&job, group, root)? };
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let output = lend_output(output, name, &input)?;
-    let request = request(name, collective, dtype, shape);
+    let request = Request::new(Arc::clone(name), collective, dtype, shape);
     submit(&job, Submission { group, request, input: Some(input), output }, ResultMemory::Caller)
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn allgather(
 ) -> PyResult<Handle> {
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
-    let request = Request { batch: read_batch(batch), ..request(name, Collective::Allgather, dtype, shape) };
+    let request = Request::new(Arc::clone(name), Collective::Allgather, dtype, shape).in_batch(read_batch(batch));
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
@@ -196,7 +197,7 @@ pub(crate) fn alltoall(
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let splits = splits.map(|splits| read_numbers(splits, "splits")).transpose()?;
-    let request = request(name, Collective::Alltoall { splits }, dtype, shape);
+    let request = Request::new(Arc::clone(name), Collective::Alltoall { splits }, dtype, shape);
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
@@ -218,7 +219,7 @@ pub(crate) fn reducescatter(
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::ReduceScatter { op: read_op(op)?, prescale, postscale };
-    let request = Request { batch: read_batch(batch), ..request(name, collective, dtype, shape) };
+    let request = Request::new(Arc::clone(name), collective, dtype, shape).in_batch(read_batch(batch));
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
@@ -236,7 +237,7 @@ pub(crate) fn join(group: i64) -> PyResult<Handle> {
 
 fn without_memory(name: &str, collective: Collective, group: i64) -> PyResult<Handle> {
     let job = world::current()?;
-    let request = request(&Arc::from(name), collective, Dtype::U8, Vec::new());
+    let request = Request::new(name, collective, Dtype::U8, []);
     submit(&job, Submission::without_memory(request).in_group(read_group(group)?), ResultMemory::Caller)
 }
 
@@ -245,10 +246,6 @@ fn submit(job: &Arc<Job>, submission: Submission, memory: ResultMemory) -> PyRes
         Ok(ticket) => Ok(Handle::new(ticket, job, memory)),
         Err(error) => Err(errors::raised(job.world.report(error))),
     }
-}
-
-pub(crate) fn request(name: &Arc<str>, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
-    Request { name: Arc::clone(name), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 }
 }
 
 /// The place of its own that the caller has for the result: as large as the input.

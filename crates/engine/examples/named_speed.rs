@@ -8,19 +8,11 @@ use std::time::{Duration, Instant};
 
 use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Config, Engine, Submission, wait_all};
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::Region;
 
 fn request(name: &Arc<str>, elems: u64) -> Request {
-    Request {
-        name: Arc::clone(name),
-        collective: Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 },
-        dtype: Dtype::F32,
-        shape: vec![elems],
-        device: Device::Cpu,
-        batch: None,
-        priority: 0,
-    }
+    Request::new(Arc::clone(name), Collective::allreduce(ReduceOp::Sum), Dtype::F32, [elems])
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

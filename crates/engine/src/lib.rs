@@ -11,7 +11,7 @@
 //! ```
 //! use farandole_engine::{Config, Engine, Submission};
 //! use farandole_engine::connector::{ThreadWorld, Medium};
-//! use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+//! use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
 //! use farandole_tensor::Region;
 //!
 //! // Two ranks, here as threads of one process.

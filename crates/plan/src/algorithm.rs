@@ -25,6 +25,7 @@ pub use crate::scatter::{reduce_scatter, reduce_scatter_window, reduce_scatter_w
 
 /// A way to carry out an allreduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// Chunks travel around a circle twice. Least bytes, most steps.
     Ring,

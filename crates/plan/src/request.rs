@@ -190,6 +190,7 @@ impl fmt::Display for ReduceOp {
 
 /// Where a tensor lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Device {
     /// Host memory.
     #[default]
@@ -241,6 +242,11 @@ pub enum Collective {
 }
 
 impl Collective {
+    /// An allreduce without factors.
+    pub const fn allreduce(op: ReduceOp) -> Collective {
+        Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 }
+    }
+
     /// The lower-case word users know: `allreduce`, `allgather`, …
     pub const fn word(&self) -> &'static str {
         match self {
@@ -284,6 +290,22 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request for a tensor in host memory, of no batch and of priority 0.
+    pub fn new(name: impl Into<Arc<str>>, collective: Collective, dtype: Dtype, shape: impl Into<Shape>) -> Request {
+        let (name, shape) = (name.into(), shape.into());
+        Request { name, collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 }
+    }
+
+    /// The same as a member of this batch, if there is one.
+    pub fn in_batch(self, batch: impl Into<Option<Batch>>) -> Request {
+        Request { batch: batch.into(), ..self }
+    }
+
+    /// The same with this priority.
+    pub fn with_priority(self, priority: i32) -> Request {
+        Request { priority, ..self }
+    }
+
     /// Number of elements of this rank's tensor.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()

@@ -12,15 +12,7 @@ fn scatter(op: ReduceOp) -> Collective {
 }
 
 fn ask(collective: Collective, shape: &[u64]) -> Request {
-    Request {
-        name: "grad".into(),
-        collective,
-        dtype: Dtype::F32,
-        shape: shape.to_vec(),
-        device: Device::Cpu,
-        batch: None,
-        priority: 0,
-    }
+    Request::new("grad", collective, Dtype::F32, shape)
 }
 
 fn agree(requests: impl IntoIterator<Item = Request>) -> Result<Item, String> {

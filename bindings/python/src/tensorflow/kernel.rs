@@ -17,7 +17,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use farandole::{Batch, Collective, Device, Dtype, GroupId, Outcome, Rank, ReduceOp, Region, Request, Submission};
+use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Region, Request, Submission};
 
 use super::api::{FAILED_PRECONDITION, Opaque, Status, Tensor, api};
 use super::definitions::Kind;
@@ -199,7 +199,7 @@ impl Kernel {
         let members = self.members.len() as u32;
         let batch = self.kind.is_grouped().then(|| Batch { name: Arc::clone(&self.name), members });
         let name = Arc::clone(&self.members[index]);
-        Request { name, collective, dtype, shape, device: Device::Cpu, batch, priority: 0 }
+        Request::new(name, collective, dtype, shape).in_batch(batch)
     }
 
     /// The number inside the process set of the root, which callers name by its number in the world.

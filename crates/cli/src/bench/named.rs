@@ -1,10 +1,8 @@
 //! Requests by name, through the engine: submit, agree, fuse, wait.
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result};
 use farandole_engine::{Engine, Submission, wait_all};
-use farandole_plan::{Collective, Device, Rank, Request};
+use farandole_plan::{Collective, Rank, Request};
 use farandole_tensor::{OwnedBytes, Region};
 
 use super::contestant::{Refusal, buffer_bytes};
@@ -43,16 +41,13 @@ impl Named {
         let (input, _) = buffer_bytes(task, self.engine.size());
         let region = |bytes| Region::from_owned_bytes(OwnedBytes::zeroed(bytes), task.dtype);
         let tensor = |index: usize| Tensor {
-            request: Request {
-                // The size is part of the name: another size is another tensor, as in a model.
-                name: Arc::from(format!("bench.{}.{index}", task.bytes)),
-                collective: collective(task),
-                dtype: task.dtype,
-                shape: vec![(input / task.dtype.size_bytes()) as u64],
-                device: Device::Cpu,
-                batch: None,
-                priority: 0,
-            },
+            // The size is part of the name: another size is another tensor, as in a model.
+            request: Request::new(
+                format!("bench.{}.{index}", task.bytes),
+                collective(task),
+                task.dtype,
+                [(input / task.dtype.size_bytes()) as u64],
+            ),
             input: (task.kind != Kind::Barrier).then(|| region(input)),
             result: None,
         };

@@ -25,7 +25,7 @@ use crate::harness::reference::{Call, Dice, Inputs, Solved};
 use crate::harness::{Transport, direct_ranks, ranks_with, request};
 use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
 
 /// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
@@ -274,15 +274,9 @@ fn submission(solved: &Solved, me: usize, size: usize) -> Submission {
         Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
         ref other => other.clone(),
     };
-    let request = Request {
-        name: format!("call{}", call.number).into(),
-        collective,
-        dtype: call.dtype,
-        shape: vec![rows, call.row_elems],
-        device: Device::Cpu,
-        batch: call.batch.clone(),
-        priority: call.priority,
-    };
+    let request = Request::new(format!("call{}", call.number), collective, call.dtype, [rows, call.row_elems])
+        .in_batch(call.batch.clone())
+        .with_priority(call.priority);
     if call.collective == Collective::Barrier {
         return Submission::without_memory(request).in_group(call.group);
     }

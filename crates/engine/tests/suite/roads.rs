@@ -12,7 +12,7 @@ use crate::harness::reference::{Call, Inputs, Solved};
 use crate::harness::{Transport, direct_ranks, ranks};
 use farandole_engine::{Engine, Submission, wait_all};
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::element::{as_bytes, as_bytes_mut};
 use farandole_tensor::{OwnedBytes, Region};
 use half::f16;
@@ -52,15 +52,7 @@ fn reductions(elems: &[u64], size: usize) -> Vec<Solved> {
 
 fn submission(solved: &Solved, me: usize, name: &str) -> Submission {
     let call = &solved.call;
-    let request = Request {
-        name: name.into(),
-        collective: call.collective.clone(),
-        dtype: call.dtype,
-        shape: vec![call.rows],
-        device: Device::Cpu,
-        batch: call.batch.clone(),
-        priority: 0,
-    };
+    let request = Request::new(name, call.collective.clone(), call.dtype, [call.rows]).in_batch(call.batch.clone());
     let bytes = OwnedBytes::from_slice(&solved.inputs[me]);
     Submission::new(request, Region::from_owned_bytes(bytes, call.dtype)).in_group(call.group)
 }
@@ -152,9 +144,7 @@ fn the_f16_average_of_four_times_30000_is_30000_on_every_road() {
     // Small, staged and large.
     const SIZES: [usize; 3] = [3, 40_000, 200_000];
     fn average(name: &str, data: Vec<f16>, batch: Option<Batch>, collective: Collective) -> Submission {
-        let shape = vec![data.len() as u64];
-        let name = name.into();
-        let request = Request { name, collective, dtype: Dtype::F16, shape, device: Device::Cpu, batch, priority: 0 };
+        let request = Request::new(name, collective, Dtype::F16, [data.len() as u64]).in_batch(batch);
         Submission::new(request, Region::from_vec(data))
     }
     let right = |what: &str, result: &[u8]| {

@@ -11,7 +11,7 @@ use farandole_engine::tables::{self, Notice, Shelf, this_machine};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::table::{Class, Form, Point, Table, Way};
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request, Topology};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Finish, Region, verifiable};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -154,15 +154,7 @@ fn rank_0_alone_reads_the_shelf_and_says_what_is_wrong_with_it() {
 }
 
 fn request(name: &str, elems: usize) -> Request {
-    Request {
-        name: name.into(),
-        collective: Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 },
-        dtype: Dtype::I32,
-        shape: vec![elems as u64],
-        device: Device::Cpu,
-        batch: None,
-        priority: 0,
-    }
+    Request::new(name, Collective::allreduce(ReduceOp::Sum), Dtype::I32, [elems as u64])
 }
 
 fn start(connector: farandole_engine::connector::ThreadConnector, table: Option<Table>) -> Engine {

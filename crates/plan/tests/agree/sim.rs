@@ -341,13 +341,5 @@ pub(crate) fn allreduce(name: &str, elems: u64) -> Request {
 }
 
 pub(crate) fn request(name: &str, collective: Collective, shape: Vec<u64>) -> Request {
-    Request {
-        name: name.into(),
-        collective,
-        dtype: farandole_plan::Dtype::F32,
-        shape,
-        device: farandole_plan::Device::Cpu,
-        batch: None,
-        priority: 0,
-    }
+    Request::new(name, collective, farandole_plan::Dtype::F32, shape)
 }

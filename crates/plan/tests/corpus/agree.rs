@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Operation, Settings};
 use farandole_plan::message::Message;
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
 
 /// Ranks of the group.
 const SIZE: usize = 3;
@@ -82,5 +82,5 @@ pub(crate) fn request(which: u8) -> Request {
         _ => ("join", Collective::Join),
     };
     let shape = if matches!(collective, Collective::Join) { Vec::new() } else { vec![6, 2] };
-    Request { name: name.into(), collective, dtype: Dtype::F32, shape, device: Device::Cpu, batch: None, priority: 0 }
+    Request::new(name, collective, Dtype::F32, shape)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use farandole_engine::connector::{Connector, Medium, ProcessConnector, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::{Element, Region};
 use farandole_transport::Key;
 use farandole_transport::connect::{Local, Options};
@@ -202,15 +202,7 @@ pub fn by_contacts(n: usize, host: impl Fn(usize) -> String) -> Vec<Box<dyn Conn
 
 /// A request for the world.
 pub fn request(name: &str, collective: Collective, dtype: Dtype, shape: &[u64]) -> Request {
-    Request {
-        name: name.into(),
-        collective,
-        dtype,
-        shape: shape.to_vec(),
-        device: Device::Cpu,
-        batch: None,
-        priority: 0,
-    }
+    Request::new(name, collective, dtype, shape)
 }
 
 /// An allreduce without factors.
