@@ -64,9 +64,8 @@ pub(crate) fn of_engine(error: EngineError) -> PyErr {
         | EngineError::Setting(_)
         | EngineError::Taken
         | EngineError::Forked => PyValueError::new_err(text(&error)),
-        EngineError::ShutDown | EngineError::Refused { .. } | EngineError::TimedOut { .. } | EngineError::Failed(_) => {
-            HorovodInternalError::new_err(text(&error))
-        }
+        // Shut down, refused, timed out, failed.
+        _ => HorovodInternalError::new_err(text(&error)),
     }
 }
 

@@ -20,7 +20,7 @@
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use farandole::{Error, ReduceOp, Setup, World};
+use farandole::{Error, Pending, ReduceOp, Setup, World};
 
 /// A result was wrong.
 const WRONG: i32 = 70;
@@ -82,8 +82,8 @@ fn again(times: usize) -> Result<(), Error> {
         let (rank, size) = (world.rank(), world.size());
         reduce(&mut world, 1000)?;
         let data = vec![rank as f32 + 1.0; 1000];
-        let ticket = world.submit_allreduce("data", data, ReduceOp::Average)?;
-        check(&farandole::wait::<f32>(ticket)?, (size as f32 + 1.0) / 2.0);
+        let ticket = world.named("data").allreduce(data, ReduceOp::Average)?;
+        check(&ticket.wait()?, (size as f32 + 1.0) / 2.0);
         match (time % size == rank, time % 3) {
             (true, 0) => std::thread::sleep(Duration::from_millis(20)),
             (false, 1) => expect_shutdown(&world),
@@ -105,7 +105,7 @@ fn again(times: usize) -> Result<(), Error> {
 
 /// Asks for something that one rank, which leaves, will never ask for.
 fn expect_shutdown(world: &World) {
-    let answer = world.submit_allreduce("too late", vec![1.0f32], ReduceOp::Sum).and_then(farandole::wait::<f32>);
+    let answer = world.named("too late").allreduce(vec![1.0f32], ReduceOp::Sum).and_then(Pending::wait);
     if !matches!(answer, Err(Error::Engine(farandole_engine::Error::ShutDown))) {
         eprintln!("wrong: {answer:?} instead of the news that the world is shut down");
         exit(WRONG);
@@ -178,8 +178,8 @@ fn sum(world: &mut World) -> Result<(), Error> {
     for elems in [1, 1000, 300_000] {
         reduce(world, elems)?;
         let data = vec![world.rank() as f32 + 1.0; elems];
-        let ticket = world.submit_allreduce("data", data, ReduceOp::Average)?;
-        check(&farandole::wait::<f32>(ticket)?, mean);
+        let ticket = world.named("data").allreduce(data, ReduceOp::Average)?;
+        check(&ticket.wait()?, mean);
     }
     let (rank, size) = (world.rank(), world.size());
     println!("rank {rank} of {size}, {} of {} here: right", world.local_rank(), world.local_size());
@@ -194,12 +194,12 @@ fn work(world: &mut World, time: Duration) -> Result<(), Error> {
     loop {
         let tickets = [1, 1000, 30_000].map(|elems: usize| {
             let data = vec![rank + 1.0; elems];
-            world.submit_allreduce(&format!("data {elems}"), data, ReduceOp::Average)
+            world.named(&format!("data {elems}")).allreduce(data, ReduceOp::Average)
         });
         reduce(world, 1)?;
         reduce(world, 30_000)?;
         for ticket in tickets {
-            check(&farandole::wait::<f32>(ticket?)?, (size + 1.0) / 2.0);
+            check(&ticket?.wait()?, (size + 1.0) / 2.0);
         }
         let mut enough = [if world.rank() == 0 && began.elapsed() > time { 1.0f32 } else { 0.0 }];
         world.allreduce(&mut enough, ReduceOp::Sum)?;
@@ -216,8 +216,8 @@ fn send(world: &mut World, text: &str) -> Result<(), Error> {
     let whole = text.repeat(1000).into_bytes();
     let mut data = if world.rank() == 0 { whole.clone() } else { vec![0; whole.len()] };
     world.broadcast(&mut data, 0)?;
-    let ticket = world.submit_allreduce("text", data, ReduceOp::Max)?;
-    if farandole::wait::<u8>(ticket)? != whole {
+    let ticket = world.named("text").allreduce(data, ReduceOp::Max)?;
+    if ticket.wait()? != whole {
         eprintln!("wrong: the text was garbled");
         exit(WRONG);
     }

@@ -106,12 +106,12 @@ fn iteration(world: &World, play: &Play, number: u64) -> farandole::Result<()> {
         }
         for tensor in 0..play.tensors {
             let gradient = vec![1_f32; (play.bytes / 4) as usize];
-            tickets.push(world.submit_allreduce(&format!("gradient.{tensor}"), gradient, Average)?);
+            tickets.push(world.named(&format!("gradient.{tensor}")).allreduce(gradient, Average)?);
         }
     }
     let _stepping = world.recorder().phase(Phase::OptimizerStep);
     for ticket in tickets {
-        farandole::wait::<f32>(ticket)?;
+        ticket.wait()?;
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ fn after_epoch(world: &World, play: &Play) -> farandole::Result<()> {
         let _saving = world.recorder().phase(Phase::Checkpoint);
         pass(play.checkpoint_ms);
     }
-    let metric = world.submit_allreduce("metric", vec![0_f32; 1], Average)?;
-    farandole::wait::<f32>(metric)?;
+    let metric = world.named("metric").allreduce(vec![0_f32; 1], Average)?;
+    metric.wait()?;
     Ok(())
 }

@@ -130,9 +130,20 @@ fn main() -> ExitCode {
     }
     let outcome = prepared(words).and_then(|words| run(Cli::parse_from(words).command));
     outcome.unwrap_or_else(|error| {
-        eprintln!("farandole: {error:#}");
+        eprintln!("farandole: {}", shown(&error));
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes. Some errors have the words of their cause in their own; these are not said twice.
+fn shown(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// The words of the command line as clap is to read them. Launchers have always spelled the number of ranks `-np`,

@@ -12,6 +12,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The world misbehaved.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// A variable of the environment has no meaning, or does not fit the others.
     Environment {

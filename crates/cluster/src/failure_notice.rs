@@ -28,6 +28,7 @@ pub struct FailureNotice {
 
 /// What has become of a process or a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FailureKind {
     /// It ended by itself.
     Exited {

@@ -16,6 +16,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a request was not carried out. Cheap to clone: many tickets share one cause.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// The engine has been shut down, by this process or because a peer said goodbye. Start a new one to go on.
     ShutDown,

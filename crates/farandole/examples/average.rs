@@ -12,8 +12,8 @@ fn main() -> farandole::Result<()> {
     let mut world = farandole::init()?; // a rank of its job, or a world of one
     let mut loss = [world.rank() as f32];
     world.allreduce(&mut loss, Average)?; // direct: all ranks make this call together
-    let ticket = world.submit_allreduce("layer1/weight", vec![1.0f32; 1024], Average)?; // named: in any order
-    let gradient: Vec<f32> = farandole::wait(ticket)?;
+    let gradient = world.named("layer1/weight").allreduce(vec![1.0f32; 1024], Average)?; // named: in any order
+    let gradient = gradient.wait()?;
     println!("rank {} of {}: {} {}", world.rank(), world.size(), loss[0], gradient[0]);
     Ok(())
 }

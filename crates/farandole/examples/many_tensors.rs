@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use farandole::{ReduceOp, Result, Ticket, init, wait};
+use farandole::{Pending, ReduceOp, Result, init};
 
 fn main() -> Result<()> {
     let mut numbers = std::env::args().skip(1).map(|word| word.parse().unwrap_or(100));
@@ -21,11 +21,11 @@ fn main() -> Result<()> {
     for number in 0..iterations {
         world.iteration(number);
         let submit = |(name, gradient): &mut (String, Vec<f32>)| {
-            world.submit_allreduce(name, std::mem::take(gradient), ReduceOp::Average)
+            world.named(name).allreduce(std::mem::take(gradient), ReduceOp::Average)
         };
-        let tickets: Vec<Ticket> = gradients.iter_mut().map(submit).collect::<Result<_>>()?;
-        for (ticket, (_, gradient)) in tickets.into_iter().zip(&mut gradients) {
-            *gradient = wait(ticket)?;
+        let averages: Vec<Pending<Vec<f32>>> = gradients.iter_mut().map(submit).collect::<Result<_>>()?;
+        for (average, (_, gradient)) in averages.into_iter().zip(&mut gradients) {
+            *gradient = average.wait()?;
         }
     }
     let ran = begun.elapsed();

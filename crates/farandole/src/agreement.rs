@@ -5,30 +5,28 @@
 //! gets all lists and the error names the first difference.
 
 use farandole_engine::{Engine, Submission};
-use farandole_plan::{Collective, Device, Dtype, ReduceOp, Request};
-use farandole_tensor::Region;
+use farandole_plan::{Collective, ReduceOp, Request};
+use farandole_tensor::{Element, Region};
 
 use crate::error::{Error, Result};
+use crate::named::elements;
 
 /// Finds out whether all ranks have the same list, a line for each entry. All ranks call this together, with the same
 /// name.
 pub(crate) fn agree(engine: &Engine, name: &str, list: String) -> Result<()> {
     let number = fingerprint(list.as_bytes());
-    let collective = Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 };
+    let collective = Collective::allreduce(ReduceOp::Max);
     // The largest of the numbers and, turned around, the smallest.
-    let extremes = run(engine, name, collective, Dtype::U64, Region::from_vec(vec![number, !number]))?;
-    let extremes = extremes.into_vec::<u64>().map_err(|_| Error::WrongElement)?;
+    let extremes: Vec<u64> = run(engine, name, collective, vec![number, !number])?;
     if extremes[0] == !extremes[1] {
         return Ok(());
     }
-    let length = Region::from_vec(vec![list.len() as u64]);
-    let lengths = run(engine, &format!("{name}.lengths"), Collective::Allgather, Dtype::U64, length)?;
-    let own = Region::from_vec(list.into_bytes());
-    let lists = run(engine, &format!("{name}.lists"), Collective::Allgather, Dtype::U8, own)?;
-    let mut rest = lists.as_bytes();
+    let length = vec![list.len() as u64];
+    let lengths = run(engine, &format!("{name}.lengths"), Collective::Allgather, length)?;
+    let lists = run(engine, &format!("{name}.lists"), Collective::Allgather, list.into_bytes())?;
+    let mut rest = &lists[..];
     let mut texts = Vec::new();
-    for length in lengths.as_bytes().chunks_exact(size_of::<u64>()) {
-        let length = u64::from_ne_bytes(length.try_into().expect("invariant: chunks have this size"));
+    for length in lengths {
         let (list, others) = rest.split_at((length as usize).min(rest.len()));
         texts.push(String::from_utf8_lossy(list).into_owned());
         rest = others;
@@ -56,11 +54,9 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn run(engine: &Engine, name: &str, collective: Collective, dtype: Dtype, input: Region) -> Result<Region> {
-    let shape = vec![input.len_elems() as u64];
-    let request =
-        Request { name: name.into(), collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 };
-    engine.run(Submission::new(request, input))?.into_result().ok_or(Error::WrongElement)
+fn run<T: Element + Default>(engine: &Engine, name: &str, collective: Collective, own: Vec<T>) -> Result<Vec<T>> {
+    let request = Request::new(name, collective, T::DTYPE, [own.len() as u64]);
+    Ok(elements(engine.run(Submission::new(request, Region::from_vec(own)))?))
 }
 
 #[cfg(test)]

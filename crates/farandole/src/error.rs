@@ -7,6 +7,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// What went wrong, by the layer that says so. The text names rank, cause and, where there is one, the remedy.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// This process could not find the other ranks.
     Cluster(farandole_cluster::Error),
@@ -48,7 +49,17 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    /// The cause behind the layer's own error, whose words this error has taken over.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Cluster(error) => error.source(),
+            Error::Transport(error) => error.source(),
+            Error::Engine(error) => error.source(),
+            _ => None,
+        }
+    }
+}
 
 impl From<farandole_cluster::Error> for Error {
     fn from(error: farandole_cluster::Error) -> Error {

@@ -18,9 +18,9 @@
 //! world.allreduce(&mut loss, ReduceOp::Average)?;              // direct: all ranks call this together
 //!
 //! let gradient = vec![1.0f32; 1024];
-//! let ticket = world.submit_allreduce("layer1/weight", gradient, ReduceOp::Average)?; // named: any order
+//! let averaged = world.named("layer1/weight").allreduce(gradient, ReduceOp::Average)?; // named: any order
 //! // … compute the next gradient here …
-//! let averaged: Vec<f32> = farandole::wait(ticket)?;
+//! let averaged = averaged.wait()?;
 //! assert_eq!(averaged.len(), 1024);
 //! # Ok::<(), farandole::Error>(())
 //! ```
@@ -45,21 +45,31 @@ mod wire;
 mod world;
 
 pub use error::{Error, Result};
+pub use farandole_cluster::{Error as ClusterError, FailureKind, FailureNotice, Lifeline};
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
-    Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError, Outcome, Returned,
-    SharedBuffer, Submission, Ticket, wait_all,
+    Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError, Failure, Outcome,
+    Returned, SharedBuffer, Submission, Ticket, wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
-pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, Topology};
 pub use farandole_tensor::{Element, Region};
 pub use farandole_trace::event::{Phase, ThreadId};
 pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
-pub use farandole_transport::Protection;
-pub use named::{Named, Pending, wait};
+pub use farandole_transport::{Error as TransportError, JobId, Protection};
+pub use named::{Named, Pending};
 pub use sets::ProcessSet;
 pub use world::{Setup, World, init};
+
+/// How ranks are connected ([`Setup::options`]).
+pub mod connect {
+    pub use farandole_transport::connect::{Local, Options, START_TIMEOUT};
+    pub use farandole_transport::frame::Checksum;
+    pub use farandole_transport::hello::Seal;
+    pub use farandole_transport::shm::layout::Layout;
+    pub use farandole_transport::stream::Shape;
+}
 
 /// What ranks find out about a stall, and how a program's interpreter takes part.
 pub mod stall {

@@ -3,23 +3,56 @@
 //! [`World::named`] starts a request, which says what it needs in the way of a builder and ends in a [`Pending`]
 //! result. Requests of the same name on all ranks belong together; while one is under way its name is taken.
 
-use std::marker::PhantomData;
+use std::fmt;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use farandole_engine::{Outcome, Submission, Ticket};
-use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_engine::{Engine, Error as EngineError, Outcome, Submission, Ticket};
+use farandole_plan::{Batch, Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::element::with_bytes_mut;
 use farandole_tensor::{Element, Region};
 
 use crate::error::{Error, Result};
 use crate::sets::ProcessSet;
-use crate::world::World;
+use crate::world::{Reporter, World};
+
+/// What submits requests without keeping the world: a handle that outlives it gets
+/// [`EngineError::ShutDown`](crate::EngineError::ShutDown).
+#[derive(Clone, Debug)]
+pub(crate) struct Submitter {
+    engine: Weak<Engine>,
+    reporter: Weak<Reporter>,
+}
+
+impl Submitter {
+    pub(crate) fn new(engine: &Arc<Engine>, reporter: &Arc<Reporter>) -> Submitter {
+        Submitter { engine: Arc::downgrade(engine), reporter: Arc::downgrade(reporter) }
+    }
+
+    /// The ranks of a group.
+    pub(crate) fn group(&self, group: GroupId) -> Result<Arc<[Rank]>> {
+        self.with(|engine| engine.group(group))
+    }
+
+    fn submit(&self, submission: Submission) -> Result<Ticket> {
+        self.with(|engine| engine.submit(submission))
+    }
+
+    /// Nobody waits in here: the engine ends with its world.
+    fn with<R>(&self, call: impl FnOnce(&Engine) -> farandole_engine::Result<R>) -> Result<R> {
+        let engine = self.engine.upgrade().ok_or(EngineError::ShutDown)?;
+        call(&engine).map_err(|error| match self.reporter.upgrade() {
+            Some(reporter) => reporter.report(error),
+            None => error.into(),
+        })
+    }
+}
 
 /// A request in the making.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is asked for before a collective is chosen"]
-pub struct Named<'a> {
-    world: &'a World,
+pub struct Named {
+    submitter: Submitter,
     name: String,
     /// Among whom, unless among all.
     set: Option<ProcessSet>,
@@ -41,16 +74,8 @@ impl World {
     /// assert_eq!(rows.wait()?.len(), 2 * world.size());
     /// # Ok::<(), farandole::Error>(())
     /// ```
-    pub fn named(&self, name: &str) -> Named<'_> {
-        Named {
-            world: self,
-            name: name.to_owned(),
-            set: None,
-            priority: 0,
-            prescale: 1.0,
-            postscale: 1.0,
-            row_elements: 1,
-        }
+    pub fn named(&self, name: &str) -> Named {
+        Named::new(self.submitter(), name)
     }
 
     /// Tells the others that this rank has no more data: until all have said so it contributes neutral values to their
@@ -64,19 +89,16 @@ impl World {
     /// # Ok::<(), farandole::Error>(())
     /// ```
     pub fn join(&self) -> Result<usize> {
-        let request = self.named("join").request(Collective::Join, Dtype::U8, vec![]);
-        let outcome = self.engine().run(Submission::without_memory(request)).map_err(|error| self.report(error))?;
-        outcome.last_joined.map(Rank::index).ok_or(Error::WrongElement)
-    }
-
-    /// Asks for the combination of the tensors that all ranks submit under this name, in any order and from any thread.
-    /// The result comes out of the ticket; see [`wait`](crate::wait). [`World::named`] has the other collectives.
-    pub fn submit_allreduce<T: Element>(&self, name: &str, data: Vec<T>, op: ReduceOp) -> Result<Ticket> {
-        self.named(name).allreduce(data, op).map(Pending::into_ticket)
+        self.named("join").without_memory(Collective::Join, last_joined)?.wait()
     }
 }
 
-impl Named<'_> {
+impl Named {
+    pub(crate) fn new(submitter: Submitter, name: &str) -> Named {
+        let name = name.to_owned();
+        Named { submitter, name, set: None, priority: 0, prescale: 1.0, postscale: 1.0, row_elements: 1 }
+    }
+
     /// The same among the members of a process set.
     pub fn within(mut self, set: &ProcessSet) -> Self {
         self.set = Some(set.clone());
@@ -102,9 +124,9 @@ impl Named<'_> {
     }
 
     /// Every rank gets the combination of all contributions.
-    pub fn allreduce<T: Element>(self, data: Vec<T>, op: ReduceOp) -> Result<Pending<T>> {
+    pub fn allreduce<T: Element + Default>(self, data: Vec<T>, op: ReduceOp) -> Result<Pending<Vec<T>>> {
         let (prescale, postscale) = (self.prescale, self.postscale);
-        self.submit(Collective::Allreduce { op, prescale, postscale }, data, None)
+        self.submit(Collective::Allreduce { op, prescale, postscale }, data, None, elements)
     }
 
     /// Allreduces of several tensors that run together or not at all; the results come in the order of the tensors.
@@ -118,7 +140,11 @@ impl Named<'_> {
     /// }
     /// # Ok::<(), farandole::Error>(())
     /// ```
-    pub fn grouped_allreduce<T: Element>(self, tensors: Vec<Vec<T>>, op: ReduceOp) -> Result<Vec<Pending<T>>> {
+    pub fn grouped_allreduce<T: Element + Default>(
+        self,
+        tensors: Vec<Vec<T>>,
+        op: ReduceOp,
+    ) -> Result<Vec<Pending<Vec<T>>>> {
         let members =
             u32::try_from(tensors.len()).map_err(|_| Error::Parts("too many tensors for one group".into()))?;
         let batch = Batch { name: self.name.as_str().into(), members };
@@ -126,59 +152,75 @@ impl Named<'_> {
             let mut member = self.clone();
             member.name = format!("{}.{number}", self.name);
             let (prescale, postscale) = (member.prescale, member.postscale);
-            member.submit(Collective::Allreduce { op, prescale, postscale }, data, Some(batch.clone()))
+            member.submit(Collective::Allreduce { op, prescale, postscale }, data, Some(batch.clone()), elements)
         });
         submitted.collect()
     }
 
     /// Every rank gets all contributions, one after the other in the order of the ranks; each may have another length.
-    pub fn allgather<T: Element>(self, data: Vec<T>) -> Result<Pending<T>> {
-        self.submit(Collective::Allgather, data, None)
+    pub fn allgather<T: Element + Default>(self, data: Vec<T>) -> Result<Pending<Vec<T>>> {
+        self.submit(Collective::Allgather, data, None, elements)
     }
 
     /// Every rank gets the data of this rank of the world.
-    pub fn broadcast<T: Element>(self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
-        let members = self.world.engine().group(self.group()?).map_err(|error| self.world.report(error))?;
+    pub fn broadcast<T: Element + Default>(self, data: Vec<T>, root: usize) -> Result<Pending<Vec<T>>> {
+        let members = self.submitter.group(self.group()?)?;
         let Some(root) = members.iter().position(|member| member.index() == root) else {
             return Err(Error::Parts(format!("rank {root} is not among those that {} is broadcast to", self.name)));
         };
-        self.submit(Collective::Broadcast { root: Rank::from(root) }, data, None)
+        self.submit(Collective::Broadcast { root: Rank::from(root) }, data, None, elements)
     }
 
     /// Sends each rank an equal part and gets one from each.
-    pub fn alltoall<T: Element>(self, data: Vec<T>) -> Result<Pending<T>> {
-        self.submit(Collective::Alltoall { splits: None }, data, None)
+    pub fn alltoall<T: Element + Default>(self, data: Vec<T>) -> Result<Pending<Vec<T>>> {
+        self.submit(Collective::Alltoall { splits: None }, data, None, elements)
     }
 
-    /// Sends each rank so many rows and gets what they send; see [`Pending::wait_counted`].
-    pub fn alltoall_counted<T: Element>(self, data: Vec<T>, rows: &[usize]) -> Result<Pending<T>> {
+    /// Sends each rank so many rows; the result is what they send and how many rows came from each.
+    pub fn alltoall_counted<T: Element + Default>(
+        self,
+        data: Vec<T>,
+        rows: &[usize],
+    ) -> Result<Pending<(Vec<T>, Vec<usize>)>> {
         let splits = Some(rows.iter().map(|&rows| rows as u64).collect());
-        self.submit(Collective::Alltoall { splits }, data, None)
+        self.submit(Collective::Alltoall { splits }, data, None, |outcome| {
+            let counts = outcome.received_splits.iter().map(|&rows| rows as usize).collect();
+            (elements(outcome), counts)
+        })
     }
 
     /// Every rank gets its part of the combination of all contributions.
-    pub fn reduce_scatter<T: Element>(self, data: Vec<T>, op: ReduceOp) -> Result<Pending<T>> {
+    pub fn reduce_scatter<T: Element + Default>(self, data: Vec<T>, op: ReduceOp) -> Result<Pending<Vec<T>>> {
         let (prescale, postscale) = (self.prescale, self.postscale);
-        self.submit(Collective::ReduceScatter { op, prescale, postscale }, data, None)
+        self.submit(Collective::ReduceScatter { op, prescale, postscale }, data, None, elements)
     }
 
     /// Is done when every rank has asked for it.
-    pub fn barrier(self) -> Result<Ticket> {
-        let request = self.request(Collective::Barrier, Dtype::U8, vec![]);
+    pub fn barrier(self) -> Result<Pending<()>> {
+        self.without_memory(Collective::Barrier, |_| ())
+    }
+
+    fn without_memory<R>(self, collective: Collective, read: fn(Outcome) -> R) -> Result<Pending<R>> {
+        let request = self.request(collective, Dtype::U8, vec![]);
         let submission = Submission::without_memory(request).in_group(self.group()?);
-        self.world.engine().submit(submission).map_err(|error| self.world.report(error))
+        Ok(Pending { ticket: self.submitter.submit(submission)?, read })
     }
 
     fn group(&self) -> Result<GroupId> {
-        self.set.as_ref().map_or(Ok(GroupId::WORLD), |set| set.group_in(self.world))
+        self.set.as_ref().map_or(Ok(GroupId::WORLD), ProcessSet::current_group)
     }
 
     fn request(&self, collective: Collective, dtype: Dtype, shape: Vec<u64>) -> Request {
-        let (name, priority) = (self.name.as_str().into(), self.priority);
-        Request { name, collective, dtype, shape, device: Device::Cpu, batch: None, priority }
+        Request::new(self.name.as_str(), collective, dtype, shape).with_priority(self.priority)
     }
 
-    fn submit<T: Element>(self, collective: Collective, data: Vec<T>, batch: Option<Batch>) -> Result<Pending<T>> {
+    fn submit<T: Element, R>(
+        self,
+        collective: Collective,
+        data: Vec<T>,
+        batch: Option<Batch>,
+        read: fn(Outcome) -> R,
+    ) -> Result<Pending<R>> {
         let (elements, width) = (data.len(), self.row_elements);
         if !elements.is_multiple_of(width) {
             return Err(Error::Parts(format!("{} has {elements} elements, which are no rows of {width}", self.name)));
@@ -187,68 +229,54 @@ impl Named<'_> {
             1 => vec![elements as u64],
             _ => vec![(elements / width) as u64, width as u64],
         };
-        let mut request = self.request(collective, T::DTYPE, shape);
-        request.batch = batch;
+        let request = self.request(collective, T::DTYPE, shape).in_batch(batch);
         let submission = Submission::new(request, Region::from_vec(data)).in_group(self.group()?);
-        let ticket = self.world.engine().submit(submission).map_err(|error| self.world.report(error))?;
-        Ok(Pending { ticket, elements: PhantomData })
+        Ok(Pending { ticket: self.submitter.submit(submission)?, read })
     }
 }
 
-/// The result of a named request, which may still be under way.
-#[derive(Debug)]
+/// The result of a named request, which may still be under way: a vector for most collectives.
 #[must_use = "a result that nobody waits for is lost"]
-pub struct Pending<T> {
+pub struct Pending<R> {
     ticket: Ticket,
-    elements: PhantomData<fn() -> T>,
+    read: fn(Outcome) -> R,
 }
 
-impl<T: Element> Pending<T> {
+impl<R> Pending<R> {
     /// Whether waiting would not take any time.
     pub fn is_done(&self) -> bool {
         self.ticket.is_done()
     }
 
-    /// The ticket inside.
-    pub fn into_ticket(self) -> Ticket {
-        self.ticket
-    }
-}
-
-impl<T: Element + Default> Pending<T> {
     /// Waits for the result.
-    pub fn wait(self) -> Result<Vec<T>> {
-        elements(self.ticket.wait()?)
+    pub fn wait(self) -> Result<R> {
+        Ok((self.read)(self.ticket.wait()?))
     }
 
     /// Waits for the result, but not for long. After [`EngineError::TimedOut`](crate::EngineError::TimedOut) the
     /// request is still under way.
-    pub fn wait_for(&self, at_most: Duration) -> Result<Vec<T>> {
-        elements(self.ticket.wait_for(at_most)?)
+    pub fn wait_for(&self, at_most: Duration) -> Result<R> {
+        Ok((self.read)(self.ticket.wait_for(at_most)?))
     }
+}
 
-    /// Waits for the result of an alltoall; also how many rows came from each rank.
-    pub fn wait_counted(self) -> Result<(Vec<T>, Vec<usize>)> {
-        let outcome = self.ticket.wait()?;
-        let counts = outcome.received_splits.iter().map(|&rows| rows as usize).collect();
-        Ok((elements(outcome)?, counts))
+impl<R> fmt::Debug for Pending<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").field("ticket", &self.ticket).finish_non_exhaustive()
     }
 }
 
 /// The elements of a result: the caller's own vector where the result has replaced its contents, otherwise a new one.
-pub(crate) fn elements<T: Element + Default>(outcome: Outcome) -> Result<Vec<T>> {
-    let region = outcome.into_result().ok_or(Error::WrongElement)?;
-    if region.dtype() != T::DTYPE {
-        return Err(Error::WrongElement);
-    }
-    Ok(region.into_vec().unwrap_or_else(|region| {
+pub(crate) fn elements<T: Element + Default>(outcome: Outcome) -> Vec<T> {
+    let region = outcome.into_result().expect("invariant: a request with memory has a result");
+    assert_eq!(region.dtype(), T::DTYPE, "invariant: a result has the element type of its request");
+    region.into_vec().unwrap_or_else(|region| {
         let mut elements = vec![T::default(); region.len_elems()];
         with_bytes_mut(&mut elements, |bytes| bytes.copy_from_slice(region.as_bytes()));
         elements
-    }))
+    })
 }
 
-/// Waits for a request and takes its elements.
-pub fn wait<T: Element + Default>(ticket: Ticket) -> Result<Vec<T>> {
-    elements(ticket.wait()?)
+fn last_joined(outcome: Outcome) -> usize {
+    outcome.last_joined.expect("invariant: a join ends with the last rank to join").index()
 }

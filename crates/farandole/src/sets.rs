@@ -13,12 +13,14 @@ use farandole_plan::{GroupId, Rank, ReduceOp};
 use farandole_tensor::Element;
 
 use crate::error::Result;
-use crate::named::Named;
+use crate::named::{Named, Submitter};
 use crate::world::World;
 
-/// Some ranks of a world. Clones are the same set.
+/// Some ranks of a world. Clones are the same set. It does not keep the world: after the world's end its calls fail
+/// with [`EngineError::ShutDown`].
 #[derive(Clone, Debug)]
 pub struct ProcessSet {
+    submitter: Submitter,
     group: GroupId,
     ranks: Arc<[Rank]>,
     /// Calls without a name so far; each gets the next number as its name. Members call in the same order, so theirs
@@ -27,8 +29,8 @@ pub struct ProcessSet {
 }
 
 impl ProcessSet {
-    fn new(group: GroupId, ranks: Arc<[Rank]>) -> ProcessSet {
-        ProcessSet { group, ranks, calls: Arc::default() }
+    fn new(world: &World, group: GroupId, ranks: Arc<[Rank]>) -> ProcessSet {
+        ProcessSet { submitter: world.submitter(), group, ranks, calls: Arc::default() }
     }
 
     /// The set's number; zero is the whole world.
@@ -37,12 +39,11 @@ impl ProcessSet {
     }
 
     /// The same, if the set has not been removed: its number may be that of another one by now.
-    pub(crate) fn group_in(&self, world: &World) -> Result<GroupId> {
-        match world.engine().group(self.group) {
-            Ok(ranks) if Arc::ptr_eq(&ranks, &self.ranks) => Ok(self.group),
-            Ok(_) => Err(world.report(EngineError::UnknownGroup(self.group))),
-            Err(error) => Err(world.report(error)),
+    pub(crate) fn current_group(&self) -> Result<GroupId> {
+        if Arc::ptr_eq(&self.submitter.group(self.group)?, &self.ranks) {
+            return Ok(self.group);
         }
+        Err(EngineError::UnknownGroup(self.group).into())
     }
 
     /// The members, by their world ranks, in order.
@@ -60,60 +61,55 @@ impl ProcessSet {
         self.ranks.iter().position(|member| member.index() == world_rank)
     }
 
-    /// Combines the data of all members in place. All members make this call, in the same order among the calls of this
-    /// set.
+    /// Combines the data of all members. The vector comes back with the result in it; nothing is copied. All members
+    /// make this call, in the same order among the calls of this set.
     ///
     /// ```
     /// # use farandole::ReduceOp;
     /// let world = farandole::init()?;
     /// let everybody: Vec<usize> = (0..world.size()).collect();
     /// let set = world.add_process_set(&everybody)?;
-    /// let mut loss = [1.0f32];
-    /// set.allreduce(&world, &mut loss, ReduceOp::Average)?;
-    /// let all = set.allgather(&world, &[world.rank() as u32])?;
+    /// let loss = set.allreduce(vec![1.0f32], ReduceOp::Average)?;
+    /// let all = set.allgather(vec![world.rank() as u32])?;
     /// assert_eq!(all.len(), set.size());
     /// # Ok::<(), farandole::Error>(())
     /// ```
-    pub fn allreduce<T: Element + Default>(&self, world: &World, data: &mut [T], op: ReduceOp) -> Result<()> {
-        data.copy_from_slice(&self.call(world, "allreduce").allreduce(data.to_vec(), op)?.wait()?);
-        Ok(())
+    pub fn allreduce<T: Element + Default>(&self, data: Vec<T>, op: ReduceOp) -> Result<Vec<T>> {
+        self.call("allreduce").allreduce(data, op)?.wait()
     }
 
     /// Gives all members the data of the member with this world rank.
-    pub fn broadcast<T: Element + Default>(&self, world: &World, data: &mut [T], root: usize) -> Result<()> {
-        data.copy_from_slice(&self.call(world, "broadcast").broadcast(data.to_vec(), root)?.wait()?);
-        Ok(())
+    pub fn broadcast<T: Element + Default>(&self, data: Vec<T>, root: usize) -> Result<Vec<T>> {
+        self.call("broadcast").broadcast(data, root)?.wait()
     }
 
     /// Gives all members the data of all, one after the other.
-    pub fn allgather<T: Element + Default>(&self, world: &World, own: &[T]) -> Result<Vec<T>> {
-        self.call(world, "allgather").allgather(own.to_vec())?.wait()
+    pub fn allgather<T: Element + Default>(&self, own: Vec<T>) -> Result<Vec<T>> {
+        self.call("allgather").allgather(own)?.wait()
     }
 
     /// Combines the data of all members and gives each its part.
-    pub fn reduce_scatter<T: Element + Default>(&self, world: &World, data: &[T], op: ReduceOp) -> Result<Vec<T>> {
-        self.call(world, "reducescatter").reduce_scatter(data.to_vec(), op)?.wait()
+    pub fn reduce_scatter<T: Element + Default>(&self, data: Vec<T>, op: ReduceOp) -> Result<Vec<T>> {
+        self.call("reducescatter").reduce_scatter(data, op)?.wait()
     }
 
     /// Sends each member so many elements. Gives back what came, and how much from each.
     pub fn alltoall_counted<T: Element + Default>(
         &self,
-        world: &World,
-        data: &[T],
+        data: Vec<T>,
         counts: &[usize],
     ) -> Result<(Vec<T>, Vec<usize>)> {
-        self.call(world, "alltoall").alltoall_counted(data.to_vec(), counts)?.wait_counted()
+        self.call("alltoall").alltoall_counted(data, counts)?.wait()
     }
 
     /// Returns when all members have called it.
-    pub fn barrier(&self, world: &World) -> Result<()> {
-        self.call(world, "barrier").barrier()?.wait()?;
-        Ok(())
+    pub fn barrier(&self) -> Result<()> {
+        self.call("barrier").barrier()?.wait()
     }
 
-    fn call<'a>(&self, world: &'a World, word: &str) -> Named<'a> {
+    fn call(&self, word: &str) -> Named {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        world.named(&format!("{word}.{number}")).within(self)
+        Named::new(self.submitter.clone(), &format!("{word}.{number}")).within(self)
     }
 }
 
@@ -127,16 +123,16 @@ impl World {
             Err(error) => return Err(self.report(error)),
         };
         let members = self.engine().group(group).map_err(|error| self.report(error))?;
-        Ok(ProcessSet::new(group, members))
+        Ok(ProcessSet::new(self, group, members))
     }
 
     /// Ends a set. All ranks call this together. What is under way in it ends with an error.
     pub fn remove_process_set(&self, set: &ProcessSet) -> Result<()> {
-        self.engine().remove_group(set.group_in(self)?).map_err(|error| self.report(error))
+        self.engine().remove_group(set.current_group()?).map_err(|error| self.report(error))
     }
 
     /// Every set there is, by number; the first is the whole world.
     pub fn process_sets(&self) -> Vec<ProcessSet> {
-        self.engine().groups().into_iter().map(|(group, ranks)| ProcessSet::new(group, ranks)).collect()
+        self.engine().groups().into_iter().map(|(group, ranks)| ProcessSet::new(self, group, ranks)).collect()
     }
 }

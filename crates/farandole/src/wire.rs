@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farandole_engine::{Outcome, Submission};
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
 #[cfg(feature = "burn")]
 use farandole_tensor::Fold;
 use farandole_tensor::Region;
@@ -12,9 +12,11 @@ use farandole_tensor::element::{Plain, as_bytes_mut};
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
+use crate::named::elements;
 
 /// How gradients travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Wire {
     /// In single precision; double and half precision as they are. Nothing is rounded on the way.
     #[default]
@@ -93,9 +95,7 @@ pub(crate) fn add(sum: &mut Region, more: &Region) {
 
 /// A request for the average of what all ranks have under this name.
 pub(crate) fn average(name: Arc<str>, shape: Vec<u64>, contents: Region) -> Submission {
-    let collective = Collective::Allreduce { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0 };
-    let dtype = contents.dtype();
-    let request = Request { name, collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 };
+    let request = Request::new(name, Collective::allreduce(ReduceOp::Average), contents.dtype(), shape);
     Submission::new(request, contents)
 }
 
@@ -103,9 +103,7 @@ pub(crate) fn average(name: Arc<str>, shape: Vec<u64>, contents: Region) -> Subm
 /// rank in trouble takes part in the step all the same, with zeros, so that nobody waits for it in vain.
 pub(crate) fn presence(name: Arc<str>, mut present: Vec<u32>, in_trouble: Option<Rank>) -> Submission {
     present.push(in_trouble.map_or(0, |rank| rank.0 + 1));
-    let collective = Collective::Allreduce { op: ReduceOp::Max, prescale: 1.0, postscale: 1.0 };
-    let (dtype, shape) = (Dtype::U32, vec![present.len() as u64]);
-    let request = Request { name, collective, dtype, shape, device: Device::Cpu, batch: None, priority: 0 };
+    let request = Request::new(name, Collective::allreduce(ReduceOp::Max), Dtype::U32, [present.len() as u64]);
     Submission::new(request, Region::from_vec(present))
 }
 
@@ -114,14 +112,12 @@ pub(crate) fn presence(name: Arc<str>, mut present: Vec<u32>, in_trouble: Option
 /// # Errors
 /// If some rank is in trouble.
 pub(crate) fn heard(outcome: Outcome) -> Result<Vec<bool>> {
-    let region = outcome.into_result().ok_or(Error::WrongElement)?;
-    let mut present = region.into_vec::<u32>().map_err(|_| Error::WrongElement)?;
-    match present.pop() {
-        Some(0) => Ok(present.into_iter().map(|present| present != 0).collect()),
-        Some(number) => Err(Error::Parameters(format!(
+    let mut present: Vec<u32> = elements(outcome);
+    match present.pop().unwrap_or(0) {
+        0 => Ok(present.into_iter().map(|present| present != 0).collect()),
+        number => Err(Error::Parameters(format!(
             "rank {} could not contribute its gradients to this step; its own error says why",
             number - 1
         ))),
-        None => Err(Error::WrongElement),
     }
 }

@@ -25,6 +25,7 @@ use farandole_transport::{Countdown, Protection};
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduction};
 use crate::measured;
+use crate::named::Submitter;
 use crate::records::{Place, Records, Wishes};
 
 /// How a world is set up, where the defaults do not do.
@@ -170,11 +171,11 @@ impl Setup {
         let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
         heed(lifeline.as_ref(), engine.abort_handle());
         communicator.report_stalls_with(&engine);
-        let blamed = AtomicBool::new(false);
+        let reporter = Arc::new(Reporter { lifeline, blamed: AtomicBool::new(false) });
         let communicator = Mutex::new(communicator);
         let rank = environment.rank;
         let series = AtomicUsize::new(0);
-        let world = World { rank, topology, communicator, engine, series, records, lifeline, blamed, _access: access };
+        let world = World { rank, topology, communicator, engine, series, records, reporter, _access: access };
         self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
         Ok(world)
     }
@@ -244,9 +245,7 @@ pub struct World {
     /// Goes after the engine and the communicator, whose last words are to be written down.
     records: Records,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
-    lifeline: Option<Lifeline>,
-    /// Whether this rank's failure was reported. Set by whichever thread meets it first; orders nothing.
-    blamed: AtomicBool,
+    reporter: Arc<Reporter>,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
     _access: RendezvousAccess,
 }
@@ -359,7 +358,7 @@ impl World {
 
     /// What this rank hears of the others' end; `None` in a world of one.
     pub fn lifeline(&self) -> Option<&Lifeline> {
-        self.lifeline.as_ref()
+        self.reporter.lifeline.as_ref()
     }
 
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
@@ -369,6 +368,26 @@ impl World {
     /// keeps it hears from all ranks and finds out which failure was the first. Calls of a world do this themselves; it
     /// is for those that have an error from elsewhere, a ticket for instance.
     pub fn report(&self, error: farandole_engine::Error) -> Error {
+        self.reporter.report(error)
+    }
+
+    /// What submits named requests for handles that may outlive this world.
+    pub(crate) fn submitter(&self) -> Submitter {
+        Submitter::new(&self.engine, &self.reporter)
+    }
+}
+
+/// Tells the rendezvous, once, that this rank's collectives have failed.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    lifeline: Option<Lifeline>,
+    /// Set by whichever thread meets the failure first; orders nothing.
+    blamed: AtomicBool,
+}
+
+impl Reporter {
+    /// As [`World::report`].
+    pub(crate) fn report(&self, error: farandole_engine::Error) -> Error {
         if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
             && lifeline.notice().is_none()
             && !self.blamed.swap(true, Ordering::Relaxed)

@@ -348,8 +348,8 @@ fn step(world: &mut World, what: &str) -> Result<(), Error> {
     match what {
         "direct" => world.allreduce(&mut [1.0f32; 1000], ReduceOp::Sum),
         "named" => {
-            let ticket = world.submit_allreduce("gradient", vec![1.0f32; 1000], ReduceOp::Sum)?;
-            farandole::wait::<f32>(ticket).map(drop)
+            let ticket = world.named("gradient").allreduce(vec![1.0f32; 1000], ReduceOp::Sum)?;
+            ticket.wait().map(drop)
         }
         other => panic!("there is no way {other}"),
     }

@@ -163,8 +163,8 @@ fn a_rank_plays_its_role() {
         "work" => work(&mut world),
         "die-direct" => die(&mut world, |world| world.allreduce(&mut vec![1.0f32; 1 << 20], ReduceOp::Sum)),
         "die-named" => die(&mut world, |world| {
-            let ticket = world.submit_allreduce("gradient", vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
-            farandole::wait::<f32>(ticket).map(drop)
+            let ticket = world.named("gradient").allreduce(vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
+            ticket.wait().map(drop)
         }),
         "measured" => {
             work(&mut world);
@@ -192,11 +192,11 @@ fn work(world: &mut World) {
                     // Every rank submits in an order of its own.
                     let i = (i + world.rank() * 3) % 10;
                     let data = vec![rank + iteration as f32 + i as f32; elems];
-                    (i, world.submit_allreduce(&format!("t{i}"), data, ReduceOp::Average).expect("submit"))
+                    (i, world.named(&format!("t{i}")).allreduce(data, ReduceOp::Average).expect("submit"))
                 })
                 .collect();
             for (i, ticket) in tickets {
-                let mean: Vec<f32> = farandole::wait(ticket).expect("named");
+                let mean: Vec<f32> = ticket.wait().expect("named");
                 assert!(mean.iter().all(|&x| x == (size - 1.0) / 2.0 + iteration as f32 + i as f32));
             }
         }

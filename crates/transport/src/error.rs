@@ -13,6 +13,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The world misbehaved. Each variant names the peer; layers above add the tensor and the time.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// The peer's process ended or its host went away: the connection was closed without a word.
     PeerGone {

@@ -57,7 +57,7 @@ pub(crate) fn serve(contestant: &mut dyn Contestant, socket: &Path) -> Result<()
         let answer = match round(contestant, &task, warmup, iterations) {
             Ok((times_ns, wrong)) => RankAnswer::Measured { times_ns, wrong },
             Err(Refusal::Unsupported(why)) => RankAnswer::Unsupported { why },
-            Err(Refusal::Failed(error)) => RankAnswer::Failed { why: format!("{error:#}") },
+            Err(Refusal::Failed(error)) => RankAnswer::Failed { why: crate::shown(&error) },
         };
         if line.send(&answer).is_err() {
             // The driver has gone, and has said why; a rank has nothing to add.

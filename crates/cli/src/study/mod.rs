@@ -104,7 +104,7 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
         let started = Instant::now();
         let outcome = match runner.measure(point, &ledger.log_file(point, repeat)) {
             Ok(measured) => RunOutcome::Measured(measured),
-            Err(error) => RunOutcome::Failed(format!("{error:#}")),
+            Err(error) => RunOutcome::Failed(crate::shown(&error)),
         };
         if runner.stop.asked().is_some() {
             break;

@@ -1,6 +1,6 @@
 //! Every collective of a world and of process sets, direct and named, with uneven shares.
 
-use farandole::{ReduceOp, Setup};
+use farandole::{EngineError, Error, ReduceOp, Setup};
 
 use super::job;
 
@@ -61,7 +61,7 @@ pub(crate) fn play() {
     world.named("barrier").barrier().expect("submit").wait().expect("everybody comes");
     assert_eq!(gathered.wait().expect("gather"), expected_rows);
     assert_eq!(reduced.wait().expect("reduce"), [size as f32; 3]);
-    assert_eq!(exchanged.wait_counted().expect("exchange"), (received, from));
+    assert_eq!(exchanged.wait().expect("exchange"), (received, from));
     assert_eq!(root.wait().expect("broadcast"), [(size - 1) as u8]);
     assert_eq!(scattered.wait().expect("scatter"), [size as i32; 2]);
     let grouped: Vec<Vec<u64>> = grouped.into_iter().map(|one| one.wait().expect("reduce")).collect();
@@ -89,28 +89,30 @@ pub(crate) fn play_sets() {
             assert!(refused.is_err(), "who is no member is told so");
             continue;
         }
-        let mut data = [rank as f32];
-        set.allreduce(&world, &mut data, ReduceOp::Sum).expect("reduce");
+        let data = vec![rank as f32];
+        let address = data.as_ptr();
+        let data = set.allreduce(data, ReduceOp::Sum).expect("reduce");
         assert_eq!(data, [sum]);
-        assert_eq!(set.allgather(&world, &vec![rank as u8; rank]).expect("gather").len(), sum as usize);
-        let mut root = [rank as u32];
-        set.broadcast(&world, &mut root, 2).expect("broadcast");
-        assert_eq!(root, [2]);
-        assert_eq!(set.reduce_scatter(&world, &[1i32, 2], ReduceOp::Max).expect("scatter").len(), 1);
-        let (received, from) = set.alltoall_counted(&world, &[rank as i64; 2], &[1, 1]).expect("exchange");
+        assert_eq!(data.as_ptr(), address, "the caller's own vector comes back");
+        assert_eq!(set.allgather(vec![rank as u8; rank]).expect("gather").len(), sum as usize);
+        assert_eq!(set.broadcast(vec![rank as u32], 2).expect("broadcast"), [2]);
+        assert_eq!(set.reduce_scatter(vec![1i32, 2], ReduceOp::Max).expect("scatter").len(), 1);
+        let (received, from) = set.alltoall_counted(vec![rank as i64; 2], &[1, 1]).expect("exchange");
         assert_eq!((received.iter().sum::<i64>(), from), (sum as i64, vec![1, 1]));
-        set.barrier(&world).expect("everybody comes");
+        set.barrier().expect("everybody comes");
     }
     world.remove_process_set(&inner).expect("a set is removed");
     assert_eq!(world.process_sets().len(), 2);
-    assert!(inner.barrier(&world).is_err(), "a set that was removed is gone");
+    assert!(inner.barrier().is_err(), "a set that was removed is gone");
     let first = world.add_process_set(&[0, 1]).expect("a set is added");
     assert_eq!(first.group(), inner.group(), "its number is used again");
-    assert!(inner.barrier(&world).is_err(), "and does not bring it back");
+    assert!(inner.barrier().is_err(), "and does not bring it back");
     assert!(world.remove_process_set(&inner).is_err());
     if first.rank_of(rank).is_some() {
-        first.barrier(&world).expect("both members come");
+        first.barrier().expect("both members come");
     }
     // A rank that leaves ends what the others have under way.
     world.barrier().expect("everybody is done");
+    drop(world);
+    assert!(matches!(outer.barrier(), Err(Error::Engine(EngineError::ShutDown))), "a set does not keep its world");
 }

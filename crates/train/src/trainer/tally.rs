@@ -3,7 +3,7 @@
 //! They leave before backward begins and have long arrived when it is over, so that they cost nothing. They are sums in
 //! `f64`, the same on all ranks bit by bit, which is why all ranks may decide by them.
 
-use farandole::{ReduceOp, Ticket, World};
+use farandole::{Pending, ReduceOp, World};
 
 use crate::error::{Error, Result};
 
@@ -46,7 +46,7 @@ impl Sums {
 
 /// Numbers on their way.
 pub(super) struct Tally {
-    ticket: Ticket,
+    sums: Pending<Vec<f64>>,
     seconds: f64,
 }
 
@@ -54,13 +54,13 @@ impl Tally {
     /// Sends this rank's numbers.
     pub(super) fn send(world: &World, own: &Sums) -> Result<Tally> {
         let numbers = vec![own.losses, own.samples, own.replaced, own.stops, own.infinite];
-        let ticket = world.submit_allreduce(NAME, numbers, ReduceOp::Sum)?;
-        Ok(Tally { ticket, seconds: own.seconds })
+        let sums = world.named(NAME).allreduce(numbers, ReduceOp::Sum)?;
+        Ok(Tally { sums, seconds: own.seconds })
     }
 
     /// Waits for the sums of all ranks.
     pub(super) fn wait(self) -> Result<Sums> {
-        let sums: Vec<f64> = farandole::wait(self.ticket)?;
+        let sums = self.sums.wait()?;
         let [losses, samples, replaced, stops, infinite] = sums[..] else {
             unreachable!("invariant: sums are as many as there were numbers")
         };

@@ -1,0 +1,89 @@
+//! Everything that `Setup`, `World` and `Error` show has a name in this crate: nothing else is imported here.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use farandole::connect::{Checksum, Layout, Local, Options, Seal, Shape};
+use farandole::{
+    ClusterError, Communicator, Config, Cycles, DirectSettings, Engine, EngineError, Error, Failure, FailureKind,
+    FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup, Table,
+    Topology, TransportError, World,
+};
+
+/// A setup with every field named, and every part of its options.
+fn setup() -> Setup {
+    let options = Options {
+        connections: Some(1),
+        shape: Shape { checksum: Checksum::Off, ..Shape::default() },
+        seal: Seal::Off,
+        socket_buffer_bytes: None,
+        local: Local::Stream,
+        layout: Some(Layout::standard(1)),
+    };
+    Setup {
+        config: Some(Config::default()),
+        direct: DirectSettings::default(),
+        options,
+        wire_protection: Some(Protection::Off),
+        address: None,
+        patience: Duration::from_secs(5),
+        tables: Some(farandole::Shelf::OFF),
+        stacks: None::<farandole::stall::Stacks>,
+        on_stall: None::<farandole::stall::OnStall>,
+        process_sets: vec![vec![0]],
+    }
+}
+
+#[test]
+fn what_a_world_shows_can_be_named() {
+    let mut world: World = setup().init().expect("a world of one");
+    let topology: &Topology = world.topology();
+    assert_eq!((topology.hosts(), topology.host_of(Rank(0))), (1, 0));
+    assert!(world.table().is_none_or(|_: &Table| false), "tables are off");
+    assert!(world.lifeline().is_none_or(|_: &Lifeline| false), "nobody else can be lost");
+    let _recorder: &std::sync::Arc<Recorder> = world.recorder();
+    let _phase: PhaseGuard = world.phase("setup");
+    let _engine: &Engine = world.engine();
+    let _communicator: &mut Communicator = world.communicator();
+    let sets: Vec<ProcessSet> = world.process_sets();
+    assert_eq!(sets.len(), 1, "a set of all ranks is the world");
+    let file = std::env::temp_dir().join(format!("farandole-api-{}.json", std::process::id()));
+    world.start_timeline(&file, Cycles::Unmarked).expect("a timeline");
+    world.stop_timeline().expect("its end");
+    std::fs::remove_file(file).expect("the timeline is there");
+    world.shutdown();
+}
+
+#[test]
+fn a_pending_result_has_the_type_of_what_comes() {
+    let world = farandole::init().expect("a world of one");
+    let sum: Pending<Vec<i64>> = world.named("sum").allreduce(vec![1, 2], ReduceOp::Sum).expect("submit");
+    let counted: Pending<(Vec<u8>, Vec<usize>)> =
+        world.named("exchange").alltoall_counted(vec![7, 8], &[2]).expect("submit");
+    let done: Pending<()> = world.named("barrier").barrier().expect("submit");
+    assert_eq!(sum.wait_for(Duration::from_secs(5)).expect("sum"), [1, 2]);
+    assert_eq!(counted.wait().expect("exchange"), (vec![7, 8], vec![2]));
+    done.wait().expect("barrier");
+    assert_eq!(world.join().expect("join"), 0);
+}
+
+#[test]
+fn errors_name_their_layer_and_give_the_cause_behind_it() {
+    let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+    let failure =
+        Failure { what: "rank 1 is gone".into(), rank: Some(Rank(1)), tensor: None, elapsed: None, orderly: false };
+    let notice = FailureNotice::new(FailureKind::Gone).on_rank(Rank(1));
+    for (error, words, has_cause) in [
+        (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),
+        (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true),
+        (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true),
+        (Error::Engine(EngineError::ShutDown), "the engine has been shut down", false),
+        (Error::Lost(notice), "rank 1", false),
+    ] {
+        assert!(error.to_string().starts_with(words), "{error}");
+        assert_eq!(error.source().is_some(), has_cause, "{error:?}");
+    }
+    let error = Error::Cluster(ClusterError::local("binding", refused()));
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::PermissionDenied));
+}
