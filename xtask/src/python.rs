@@ -18,7 +18,7 @@ use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::tools::target_dir;
 
-/// The requirements besides PyTorch, with the versions we have tried, and pip's flags for them.
+/// The requirements besides PyTorch, with the versions we have tried, and flags for installing them.
 const REQUIREMENTS: [(&str, &[&str]); 2] = [
     ("bindings/python/requirements.txt", &[]),
     // Without what they ask for themselves; the file says why.
@@ -166,9 +166,8 @@ pub(crate) fn make_environment() -> Result<()> {
     let python = python();
     for (file, flags) in REQUIREMENTS {
         if Shell::new(&python).words(&["-c", ARE_THERE, file]).read().is_err() {
-            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-            let install = Shell::new(&python).words(&pip).words(flags).words(&["--requirement", file]);
-            install.run().with_context(|| format!("installing what {file} asks for"))?;
+            let wanted = [flags, &["--requirement", file]].concat();
+            peers::install_python(&wanted).with_context(|| format!("installing what {file} asks for"))?;
         }
     }
     Ok(())
@@ -249,7 +248,6 @@ fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
     }
     shell
         .env("PYTHONPATH", built.package.to_string_lossy())
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("FARANDOLE_COMMAND", command)
         // TensorFlow says on every start what it is built for, and that oneDNN's sums depend on their order; errors
         // still show.

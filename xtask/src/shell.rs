@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::tally::Tally;
-use crate::tools::tools_bin;
+use crate::tools::{target_dir, tools_bin};
 
 /// How long the output of a command may stay open after the command itself has ended. Longer means that it left a
 /// process behind, which is a fault of whatever it ran: our tests promise to leave nothing.
@@ -135,6 +135,8 @@ impl Shell {
         let color = if std::io::stdout().is_terminal() { "always" } else { "never" };
         let mut command = Command::new(&self.program);
         command.args(&self.words).current_dir(root()).env("CARGO_TERM_COLOR", color).env("PATH", search_path());
+        // Python keeps what it compiles of frameworks and of ours, outside of the tree, even where a system says no.
+        command.env("PYTHONPYCACHEPREFIX", target_dir().join("pycache")).env("PYTHONDONTWRITEBYTECODE", "");
         // Set before any thread is started that runs commands; legs that are processes of their own inherit it.
         if COMPILES_ONCE.load(Ordering::Relaxed) {
             command.env("CARGO_INCREMENTAL", "0");

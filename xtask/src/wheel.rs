@@ -162,7 +162,7 @@ fn try_out(wheels: &[PathBuf]) -> Result<()> {
     let (bin, interpreter) = (text(&trial.join("bin"))?, text(&trial.join("bin/python"))?);
     let wheels = wheels.iter().map(|wheel| text(wheel)).collect::<Result<Vec<_>>>()?;
     let wheels: Vec<&str> = wheels.iter().map(String::as_str).collect();
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-compile"];
     Shell::new(&interpreter).words(&install).words(&wheels).env("PATH", &bin).run()?;
     let where_packages_are = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
     let own = Shell::new(&interpreter).words(&where_packages_are).read()?;
