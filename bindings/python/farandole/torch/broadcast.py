@@ -22,7 +22,9 @@ from farandole.torch.reduce import allreduce, differentiable
 def _ask(name: str, loan: staging.Loan, output: Optional[torch.Tensor], root_rank: int, group: int) -> staging.AnyWork:
     destination = None if output is None else (output.data_ptr(), output)
     root_rank = int(root_rank)
-    return staging.submit([loan], lambda: [_native.broadcast(name, *loan.words(), root_rank, group, destination)])
+    return staging.submit(
+        [loan], lambda: [_native.broadcast(name, *loan.native_arguments(), root_rank, group, destination)]
+    )
 
 
 def broadcast_async(

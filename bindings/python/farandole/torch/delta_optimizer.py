@@ -1,18 +1,18 @@
 """Adasum: every rank makes the step that its own optimizer makes of its own gradients, and the steps are combined.
 
 Owns the optimizer that `DistributedOptimizer(op=Adasum)` returns. In `step`, each parameter's *start* is put aside, the
-user's optimizer makes its step, and the *delta* from start to there travels. Adasum adds deltas of different directions
-and averages those of the same one, pair by pair, for any number of ranks. Every rank then continues from start plus the
-combined delta.
+user's optimizer makes its step, and the *delta* from start to there is reduced. Adasum adds deltas of different
+directions and averages those of the same one, pair by pair, for any number of ranks. Every rank then continues from
+start plus the combined delta.
 
 Invariant: after `step` all ranks have the same parameters if they had the same before. States of the optimizers
 (momentum and such) stay each rank's own.
 
-Deltas exist only after the user's step, so nothing travels during backward and gradients may be clipped and changed
-freely before `step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script calls
-backward before `step`, and needs no help.
+Deltas exist only after the user's step, so nothing is submitted during backward and gradients may be clipped and
+changed freely before `step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script
+calls backward before `step`, and needs no help.
 
-With groups of the user's, the deltas of a group are handed in together and none is combined before all are there on all
+With groups of the user's, the deltas of a group are submitted together and none is combined before all are there on all
 ranks. Each is combined by itself nevertheless: the result is the same with groups and without.
 
 Not here: the combination itself, which the engine does.
@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from farandole.torch import phases
-from farandole.torch.grouping import Groups, check_groups, named_groups
+from farandole.torch.grouping import Groups, named_groups
 from farandole.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
-from farandole.torch.outbox import Terms
 from farandole.torch.parameter_names import name_parameters, numbered
+from farandole.torch.reduce_options import ReduceOptions, check_passes
 
 
 class DeltaOptimizer:
@@ -39,21 +39,23 @@ class DeltaOptimizer:
     param_groups: list[dict[str, Any]]
 
     def _begin(
-        self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, terms: Terms, passes: int, groups: Groups
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        options: ReduceOptions,
+        passes: int,
+        groups: Groups,
     ) -> None:
         """Takes the place of a constructor: the optimizer exists already."""
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
-        check_groups(groups)
         self._groups = groups
-        self._terms = terms
+        self._options = options
         self._starts: dict[torch.Tensor, torch.Tensor] = {}
         self.backward_passes_per_step = passes
         phases.watch()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes a script makes before `step`."""
-        if passes <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
+        check_passes(passes)
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
@@ -65,7 +67,7 @@ class DeltaOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing: backward sends nothing anyway."""
+        """Does nothing: backward submits nothing anyway."""
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -79,7 +81,7 @@ class DeltaOptimizer:
     step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        if not self._terms.process_set.included():
+        if not self._options.process_set.included():
             return super().step(closure)  # type: ignore[misc]
         named = self._named_parameters()
         with torch.no_grad():
@@ -104,24 +106,24 @@ class DeltaOptimizer:
     @torch.no_grad()
     def _combine(self, named: list[tuple[torch.Tensor, str]]) -> None:
         """Replaces every parameter by its start and the combination of all ranks' deltas."""
-        terms = self._terms
+        options = self._options
         by_name = {name: parameter for parameter, name in named}
         together = [[name] for name in by_name]
         if self._groups is not None:
             together = named_groups(self._groups, self._parameter_names, list(by_name))
-        travelling = []
+        in_flight = []
         for names in together:
-            pairs = [terms.compression.compress(by_name[name] - self._starts[by_name[name]]) for name in names]
+            pairs = [options.compression.compress(by_name[name] - self._starts[by_name[name]]) for name in names]
             deltas = [delta.contiguous() for delta, _ in pairs]
             if self._groups is None:
-                handle = allreduce_async_(deltas[0], name=names[0], op=terms.op, process_set=terms.process_set)
+                handle = allreduce_async_(deltas[0], name=names[0], op=options.op, process_set=options.process_set)
             else:
                 key = "group." + names[0]
-                handle = grouped_allreduce_async_(deltas, name=key, op=terms.op, process_set=terms.process_set)
-            travelling.append((names, handle, [context for _, context in pairs]))
-        for names, handle, contexts in travelling:
+                handle = grouped_allreduce_async_(deltas, name=key, op=options.op, process_set=options.process_set)
+            in_flight.append((names, handle, [context for _, context in pairs]))
+        for names, handle, contexts in in_flight:
             combined = synchronize(handle)
             deltas = [combined] if self._groups is None else combined
             for name, delta, context in zip(names, deltas, contexts, strict=True):
                 parameter = by_name[name]
-                torch.add(self._starts[parameter], terms.compression.decompress(delta, context), out=parameter)
+                torch.add(self._starts[parameter], options.compression.decompress(delta, context), out=parameter)

@@ -31,7 +31,7 @@ def allgather_async(
     group = group_for(process_set, "Allgather")
     full_name = handles.name_of("allgather", name, group)
     loan = staging.lend(tensor)
-    work = staging.submit([loan], lambda: [_native.allgather(full_name, *loan.words(), group, None)])
+    work = staging.submit([loan], lambda: [_native.allgather(full_name, *loan.native_arguments(), group, None)])
     return handles.put(work, lambda results: staging.adopt(results[0], loan.tensor.device))
 
 
@@ -80,7 +80,7 @@ def grouped_allgather_async(
 
     def ask() -> list[_native.Handle]:
         return [
-            _native.allgather(f"{base_name}_{index + 1}of{len(loans)}", *loan.words(), group, batch)
+            _native.allgather(handles.member_name(*batch, index), *loan.native_arguments(), group, batch)
             for index, loan in enumerate(loans)
         ]
 
@@ -179,7 +179,7 @@ def alltoall_async(
     rows = _read_splits(splits)
     full_name = handles.name_of("alltoall", name, group)
     loan = staging.lend(tensor)
-    work: Any = staging.submit([loan], lambda: [_native.alltoall(full_name, *loan.words(), rows, group)])
+    work: Any = staging.submit([loan], lambda: [_native.alltoall(full_name, *loan.native_arguments(), rows, group)])
     if not _fit(rows, tensor, process_set.size() or 1):
         work = _SplitsRefused(work)
 

@@ -1,8 +1,8 @@
-"""torch's gradient scaler beside gradients that travel.
+"""torch's gradient scaler beside gradients in flight.
 
 Owns one change to `torch.amp.GradScaler`: before it looks at the gradients of a distributed optimizer, these are
-delivered. A scaler multiplies gradients in place and decides by what it finds whether to step at all. Doing so while
-they travel would ruin them, and ranks that decide differently would wait for each other for ever. On delivered
+reduced. A scaler multiplies gradients in place and decides by what it finds whether to step at all. Doing so while
+they are in flight would ruin them, and ranks that decide differently would wait for each other for ever. In reduced
 gradients all ranks find the same.
 
 With it, ``scaler.step(optimizer); scaler.update()`` is all that a script needs; the recipe with `synchronize` and
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 
-def respect_travelling_gradients() -> None:
+def synchronize_before_unscale() -> None:
     """Makes scalers wait for gradients. Calling it again does nothing."""
     original = torch.amp.GradScaler.unscale_
     if getattr(original, "waits_for_gradients", False):
@@ -25,9 +25,9 @@ def respect_travelling_gradients() -> None:
 
     @functools.wraps(original)
     def unscale_(scaler: Any, optimizer: Any) -> None:
-        deliver = getattr(optimizer, "_deliver_for_scaler", None)
-        if deliver is not None and scaler.is_enabled():
-            deliver()
+        synchronize = getattr(optimizer, "_synchronize_for_scaler", None)
+        if synchronize is not None and scaler.is_enabled():
+            synchronize()
         original(scaler, optimizer)
 
     unscale_.waits_for_gradients = True  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 Owns the check of the argument and its translation into lists of names. The names are the same on all ranks and each
 group is known by its first, so ranks agree on groups without talking about them.
 
-Not here: how a group is kept together on its way (`outbox`, `delta_optimizer`).
+Not here: how a group is kept together (`gradient_queue`, `delta_optimizer`).
 """
 
 from __future__ import annotations

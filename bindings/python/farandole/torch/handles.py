@@ -20,7 +20,7 @@ from typing import Any, Optional
 from farandole import _native, basics
 from farandole.torch import guard, staging
 
-__all__ = ["count_anew", "name_of", "poll", "put", "synchronize"]
+__all__ = ["count_anew", "member_name", "name_of", "poll", "put", "synchronize"]
 
 
 class Pending:
@@ -64,6 +64,11 @@ def name_of(kind: str, name: Optional[str], group: int) -> str:
         number = _counters.get((kind, group), 0) + 1
         _counters[kind, group] = number
     return f"{kind}.noname.{number}"
+
+
+def member_name(base_name: str, count: int, index: int) -> str:
+    """The name of a member of a group for the other ranks."""
+    return f"{base_name}_{index + 1}of{count}"
 
 
 def count_anew(group: int) -> None:

@@ -51,7 +51,7 @@ def _submit(
     for index, (loan, output) in enumerate(zip(loans, outputs)):
         name = base_name if batch is None else _member_name(base_name, index, len(tensors))
         destination = None if output is None else (output.data_ptr(), output)
-        requests.append((name, *loan.words(), *factors, group, batch, priority, destination))
+        requests.append((name, *loan.native_arguments(), *factors, group, batch, priority, destination))
     return staging.submit(loans, lambda: _native.allreduce_many(requests)), loans, outputs
 
 

@@ -41,7 +41,9 @@ def reducescatter_async(
     full_name = handles.name_of("reducescatter", name, group)
     loan = staging.lend(tensor)
     how = (int(op), float(prescale_factor), float(postscale_factor))
-    work = staging.submit([loan], lambda: [_native.reducescatter(full_name, *loan.words(), *how, group, None)])
+    work = staging.submit(
+        [loan], lambda: [_native.reducescatter(full_name, *loan.native_arguments(), *how, group, None)]
+    )
     return handles.put(work, lambda results: staging.adopt(results[0], loan.tensor.device))
 
 
@@ -63,7 +65,7 @@ def grouped_reducescatter_async(
 
     def ask() -> list[_native.Handle]:
         return [
-            _native.reducescatter(f"{base_name}_{index + 1}of{len(loans)}", *loan.words(), *how, group, batch)
+            _native.reducescatter(handles.member_name(*batch, index), *loan.native_arguments(), *how, group, batch)
             for index, loan in enumerate(loans)
         ]
 

@@ -93,8 +93,8 @@ class Loan:
         """Whether the engine works on a copy."""
         return self.host is not self.tensor
 
-    def words(self) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
-        """Address, shape, element type and owner, as the engine wants to have them."""
+    def native_arguments(self) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
+        """Address, shape, element type and owner: the arguments of calls of the engine."""
         host = self.host
         address = host.data_ptr()
         if host is self.tensor:

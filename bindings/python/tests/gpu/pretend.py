@@ -42,7 +42,7 @@ class Device:
         staging.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
         staging.is_on_device = lambda tensor: True
         staging.promise = self._promise
-        gradients.Gradient.travels_as_it_is = lambda gradient, grad: False
+        gradients.Gradient.reduces_in_place = lambda gradient, grad: False
 
     def compute(self, seconds: float) -> None:
         """Gives it work, and returns at once."""

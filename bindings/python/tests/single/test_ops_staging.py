@@ -47,7 +47,7 @@ def test_contiguous_host_memory_is_lent_as_it_is():
     for tensor in (torch.ones(3), torch.ones(()), torch.empty(0, 4), torch.nn.Parameter(torch.ones(2, 2))):
         loan = staging.lend(tensor)
         assert not loan.is_stand_in
-        assert loan.words()[0] == tensor.data_ptr()
+        assert loan.native_arguments()[0] == tensor.data_ptr()
         assert loan.give_back("x") is tensor and not loan.has_moved()
 
 
@@ -71,7 +71,7 @@ def test_a_result_goes_from_the_stand_in_to_where_the_tensor_lies():
 def test_a_tensor_with_other_memory_is_not_given_a_result():
     for tensor in (torch.ones(6), torch.ones(2, 3).t()):
         loan = staging.lend_to_write(tensor)
-        loan.words()
+        loan.native_arguments()
         tensor.data = torch.zeros(1)
         assert loan.has_moved()
         with pytest.raises(ValueError, match="memory of tensor 'x' was replaced"):
@@ -82,7 +82,7 @@ def test_host_memory_that_moves_while_its_group_waits_for_a_device_is_not_lent()
     staged, gate = gated()
     tensor = torch.ones(4)
     loan = staging.lend(tensor)
-    loan.words()
+    loan.native_arguments()
     work = staging.submit([staged, loan], lambda: [Done()])
     tensor.resize_(1 << 20)
     gate.opened.set()
