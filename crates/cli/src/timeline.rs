@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use farandole_insight::align::put_on_one_clock;
 use farandole_insight::timeline;
-use farandole_trace::{Ending, Trace, Unreadable};
+use farandole_trace::{Trace, TraceEnding, Unreadable};
 
 /// Put the traces of all ranks into one timeline, on one clock.
 ///
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &TimelineArgs) -> Result<()> {
     let fits = put_on_one_clock(&mut traces);
     for (trace, fit) in traces.iter().zip(&fits) {
         let rank = trace.header.rank;
-        if let Ending::Damaged { at_byte } = trace.ending {
+        if let TraceEnding::Damaged { at_byte } = trace.ending {
             eprintln!(
                 "farandole: rank {rank}: its trace is damaged from byte {at_byte} on; what stands before is shown"
             );

@@ -81,7 +81,7 @@ fn rank_status(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupSt
     if !recorder.is_on() {
         return base;
     }
-    let lately = farandole_trace::Lately::of(&recorder.snapshot("inquest"), now_ns());
+    let lately = farandole_trace::RecentActivity::of(&recorder.snapshot("inquest"), now_ns());
     let named = |(what, ago): (Arc<str>, Duration)| Lately { what: cut(&what), ago };
     RankStatus {
         records: true,

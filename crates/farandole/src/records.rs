@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farandole_engine::config::SettingValue;
-use farandole_trace::{Cycles, Duties, LastResort, Recorder, Scribe};
+use farandole_trace::{Cycles, FallbackFolder, Recorder, TraceWriter, WriterOptions};
 
 /// SIGUSR2. Schedulers and training libraries use SIGUSR1 to announce that time is running out.
 const SIGNAL: u64 = 12;
@@ -59,11 +59,11 @@ pub(crate) struct Place {
 
 impl Place {
     /// Where the traces go that nobody has asked for.
-    fn last_resort(self) -> LastResort {
+    fn fallback(self) -> FallbackFolder {
         let owner = std::fs::metadata("/proc/self").map_or(0, |process| process.uid());
-        let family = format!("farandole-trace-{owner}-");
-        let folder = std::env::temp_dir().join(format!("{family}{:016x}", self.job));
-        LastResort { folder, family, tells: self.local_size <= ALL_TELL_UP_TO || self.local_rank == 0 }
+        let prefix = format!("farandole-trace-{owner}-");
+        let folder = std::env::temp_dir().join(format!("{prefix}{:016x}", self.job));
+        FallbackFolder { folder, prefix, announces: self.local_size <= ALL_TELL_UP_TO || self.local_rank == 0 }
     }
 }
 
@@ -107,11 +107,11 @@ impl Wishes {
     }
 }
 
-/// A rank's recorder and its scribe.
+/// A rank's recorder and its trace writer.
 #[derive(Debug)]
 pub(crate) struct Records {
     recorder: Arc<Recorder>,
-    scribe: Option<Scribe>,
+    writer: Option<TraceWriter>,
     timeline_prepared: bool,
 }
 
@@ -120,25 +120,25 @@ impl Records {
     pub(crate) fn start(recorder: Arc<Recorder>, wishes: &Wishes, place: Place) -> Records {
         let timeline_prepared = wishes.timeline.is_some();
         if !recorder.is_on() {
-            return Records { recorder, scribe: None, timeline_prepared };
+            return Records { recorder, writer: None, timeline_prepared };
         }
         let rank = recorder.header().rank;
         let timeline = match &wishes.timeline {
             Some(Timeline::File(path)) if rank == TELLER => Some((path.clone(), wishes.cycles())),
             _ => None,
         };
-        let (save_trouble_in, last_resort) = match &wishes.trouble {
+        let (dump_in, fallback) = match &wishes.trouble {
             Trouble::Folder(folder) => (Some(folder.clone()), None),
-            Trouble::LastResort => (None, Some(place.last_resort())),
+            Trouble::LastResort => (None, Some(place.fallback())),
             Trouble::Nowhere => (None, None),
         };
-        let (keep_in, signal) = (wishes.trace.clone(), wishes.signal);
-        let wanted = Duties { keep_in, save_trouble_in, last_resort, signal, timeline };
-        let started = Scribe::start(&recorder, wanted).or_else(|error| {
+        let (trace_in, signal) = (wishes.trace.clone(), wishes.signal);
+        let wanted = WriterOptions { trace_in, dump_in, fallback, signal, timeline };
+        let started = TraceWriter::start(&recorder, wanted).or_else(|error| {
             eprintln!("farandole: rank {rank} writes no trace and no timeline by itself: {error}");
-            Scribe::start(&recorder, Duties::default())
+            TraceWriter::start(&recorder, WriterOptions::default())
         });
-        Records { recorder, scribe: started.ok(), timeline_prepared }
+        Records { recorder, writer: started.ok(), timeline_prepared }
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
@@ -151,15 +151,15 @@ impl Records {
     }
 
     pub(crate) fn start_timeline(&self, path: &Path, cycles: Cycles) -> std::io::Result<()> {
-        match &self.scribe {
-            Some(scribe) if self.recorder.header().rank == TELLER => scribe.start_timeline(path, cycles),
+        match &self.writer {
+            Some(writer) if self.recorder.header().rank == TELLER => writer.start_timeline(path, cycles),
             Some(_) => Ok(()),
             None => Err(std::io::Error::other("the recorder is switched off (FARANDOLE_RECORDER_RECORDS=0)")),
         }
     }
 
     pub(crate) fn stop_timeline(&self) -> std::io::Result<()> {
-        self.scribe.as_ref().map_or(Ok(()), Scribe::stop_timeline)
+        self.writer.as_ref().map_or(Ok(()), TraceWriter::stop_timeline)
     }
 }
 
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(with(&[]).trouble, Trouble::LastResort);
         assert_eq!(with(&[("FARANDOLE_TRACE_TROUBLE", "/t")]).trouble, Trouble::Folder("/t".into()));
         assert_eq!(with(&[("FARANDOLE_TRACE_TROUBLE", "0")]).trouble, Trouble::Nowhere);
-        let place = |local_rank, local_size| Place { job: 7, local_size, local_rank }.last_resort();
+        let place = |local_rank, local_size| Place { job: 7, local_size, local_rank }.fallback();
         assert_eq!(place(0, 2).folder, place(1, 2).folder, "all ranks of a job leave theirs together");
-        assert!(place(1, 8).tells && place(0, 9).tells && !place(1, 9).tells);
+        assert!(place(1, 8).announces && place(0, 9).announces && !place(1, 9).announces);
     }
 
     #[test]

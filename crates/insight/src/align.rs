@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farandole_trace::Trace;
-use farandole_trace::event::{Event, Group, Operation, Record};
+use farandole_trace::event::{Event, GroupNumber, OperationNumber, Record};
 
 /// Parts of a run for which limits are looked at apart: a drift that was fitted badly shows at the ends.
 const PARTS: usize = 8;
@@ -115,7 +115,7 @@ pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<Fit> {
 }
 
 /// One operation of one group.
-type Key = (Group, Operation);
+type Key = (GroupNumber, OperationNumber);
 
 /// When a rank was in an operation.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +160,7 @@ fn meetings_of(trace: &Trace) -> BTreeMap<Key, Span> {
     for Record { time_ns, event, .. } in &trace.records {
         match *event {
             Event::Started { group, operation, collective, bytes, .. }
-                if collective.synchronises() && (group != Group::DIRECT || bytes >= DIRECT_FROM_BYTES) =>
+                if collective.synchronises() && (group != GroupNumber::DIRECT || bytes >= DIRECT_FROM_BYTES) =>
             {
                 open.insert((group, operation), *time_ns);
             }
@@ -353,7 +353,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use farandole_trace::Header;
+    use farandole_trace::TraceHeader;
     use farandole_trace::event::{Collective, Dtype, ThreadId};
 
     /// A host's clock: what it shows at a true time.
@@ -373,11 +373,11 @@ mod tests {
     /// turn).
     fn run(clocks: &[Clock], operations: u64, late_us: &[u64], end_us: &[u64]) -> Vec<Trace> {
         let ranks = 2 * clocks.len();
-        let header = |rank: usize| Header {
+        let header = |rank: usize| TraceHeader {
             rank: rank as u32,
             size: ranks as u32,
             clock: format!("clock {}", rank / 2),
-            ..Header::default()
+            ..TraceHeader::default()
         };
         let mut traces: Vec<Trace> = (0..ranks).map(|rank| Trace::new(header(rank))).collect();
         let of = |table: &[u64], turn: usize| table[turn % table.len()] * 1000;
@@ -387,7 +387,7 @@ mod tests {
             let start = |rank: usize| begin + of(late_us, turn(rank));
             let all_started = (0..ranks).map(start).max().unwrap();
             for (rank, trace) in traces.iter_mut().enumerate() {
-                let (group, operation) = (Group::WORLD, Operation(number));
+                let (group, operation) = (GroupNumber::WORLD, OperationNumber(number));
                 let (collective, dtype) = (Collective::Allreduce, Dtype::F32);
                 let started = Event::Started { group, operation, collective, dtype, requests: 1, bytes: 4 };
                 let clock = clocks[rank / 2];
@@ -410,7 +410,7 @@ mod tests {
     fn the_beginning_of_a_wait_is_put_on_the_clock_as_well() {
         let anchored = |clock: &str, anchor_unix_ns| {
             let clock = clock.to_owned();
-            Trace::new(Header { size: 2, clock, anchor_unix_ns, ..Header::default() })
+            Trace::new(TraceHeader { size: 2, clock, anchor_unix_ns, ..TraceHeader::default() })
         };
         let mut traces = [anchored("a", 0), anchored("b", 5000)];
         let waited = |since_ns| Event::Waited { name: farandole_trace::event::NameId(1), since_ns };
@@ -423,7 +423,7 @@ mod tests {
     fn clocks_that_share_nothing_go_by_the_time_of_day() {
         let anchored = |clock: &str, anchor_ns, anchor_unix_ns| {
             let clock = clock.to_owned();
-            Trace::new(Header { size: 2, clock, anchor_ns, anchor_unix_ns, ..Header::default() })
+            Trace::new(TraceHeader { size: 2, clock, anchor_ns, anchor_unix_ns, ..TraceHeader::default() })
         };
         let fits = align(&[anchored("a", 1000, 5_000_000), anchored("b", 70, 5_000_500)]);
         assert_eq!((fits[1].apply(70), fits[1].error_ns), (1500, None));

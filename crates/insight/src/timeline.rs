@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use crate::align::Fit;
 use crate::history::{OwnCode, own_code};
 use farandole_trace::Trace;
-use farandole_trace::event::{Collective, Event, Group, NameId, Operation, Phase, Record, ThreadId};
+use farandole_trace::event::{Collective, Event, GroupNumber, NameId, OperationNumber, Phase, Record, ThreadId};
 use farandole_trace::json::{Escaped, Micros};
 
 /// Rows of groups come after those of threads.
@@ -76,7 +76,7 @@ struct Story<'a, 'p, 'o> {
     trace: &'a Trace,
     page: &'p mut Page<'o>,
     phases: BTreeMap<ThreadId, Vec<(Phase, NameId, u64)>>,
-    under_way: BTreeMap<(Group, Operation), Under>,
+    under_way: BTreeMap<(GroupNumber, OperationNumber), Under>,
     rows: BTreeMap<u32, String>,
 }
 
@@ -159,11 +159,11 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
                     under.waiting = Some(peer);
                 }
             }
-            Event::Moving { group, operation } => self.piece(group, operation, time_ns, |under| match under.waiting {
+            Event::Resumed { group, operation } => self.piece(group, operation, time_ns, |under| match under.waiting {
                 Some(Some(peer)) => format!("wait for rank {peer}"),
                 _ => "wait".to_owned(),
             }),
-            Event::Travelled { group, operation } => self.piece(group, operation, time_ns, |_| "work".to_owned()),
+            Event::Transferred { group, operation } => self.piece(group, operation, time_ns, |_| "work".to_owned()),
             Event::Finished { group, operation } => {
                 self.piece(group, operation, time_ns, |_| "unpack".to_owned());
                 if let Some(under) = self.under_way.remove(&(group, operation)) {
@@ -191,14 +191,14 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
                 let text = format!("stall: {} waits for rank {rank}", self.trace.text(name));
                 self.instant(thread, &text, time_ns)?;
             }
-            Event::Trouble { name } => self.instant(thread, self.trace.text(name), time_ns)?,
+            Event::Aborted { name } => self.instant(thread, self.trace.text(name), time_ns)?,
             _ => {}
         }
         Ok(())
     }
 
     /// What an operation was in since the last time is over.
-    fn piece(&mut self, group: Group, operation: Operation, time_ns: u64, name: impl Fn(&Under) -> String) {
+    fn piece(&mut self, group: GroupNumber, operation: OperationNumber, time_ns: u64, name: impl Fn(&Under) -> String) {
         if let Some(under) = self.under_way.get_mut(&(group, operation)) {
             let name = name(under);
             let since_ns = std::mem::replace(&mut under.since_ns, time_ns);
@@ -209,12 +209,18 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         }
     }
 
-    fn operation(&mut self, group: Group, operation: Operation, under: Under, end_ns: u64) -> io::Result<()> {
+    fn operation(
+        &mut self,
+        group: GroupNumber,
+        operation: OperationNumber,
+        under: Under,
+        end_ns: u64,
+    ) -> io::Result<()> {
         let row = GROUP_ROWS + u32::from(group.0);
         self.rows.entry(row).or_insert_with(|| match group {
-            Group::WORLD => "collectives".to_owned(),
-            Group::DIRECT => "direct collectives".to_owned(),
-            Group(number) => format!("collectives of group {number}"),
+            GroupNumber::WORLD => "collectives".to_owned(),
+            GroupNumber::DIRECT => "direct collectives".to_owned(),
+            GroupNumber(number) => format!("collectives of group {number}"),
         });
         let Under { collective, start_ns, bytes, requests, first_name, pieces, .. } = under;
         let tensor = first_name.map_or_else(String::new, |name| format!(" {}", self.trace.text(name)));
@@ -262,12 +268,12 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
 mod tests {
     use super::*;
     use crate::align::put_on_one_clock;
-    use farandole_trace::Header;
+    use farandole_trace::TraceHeader;
     use farandole_trace::event::Dtype;
 
     #[test]
     fn own_code_is_a_bar_that_says_where_it_was() {
-        let mut trace = Trace::new(Header { rank: 0, size: 1, ..Header::default() });
+        let mut trace = Trace::new(TraceHeader { rank: 0, size: 1, ..TraceHeader::default() });
         let (main, log) = (ThreadId(0), trace.names.intern("train.py:42 in log"));
         for zero_ns in [0, 10_000] {
             trace.push_phase(main, Phase::Forward, zero_ns, zero_ns + 2000);
@@ -290,10 +296,10 @@ mod tests {
 
     fn rank(rank: u32, ahead_ns: u64) -> Trace {
         let (host, clock) = (format!("host \"{rank}\""), format!("clock {rank}"));
-        let mut trace = Trace::new(Header { rank, size: 2, host, clock, ..Header::default() });
+        let mut trace = Trace::new(TraceHeader { rank, size: 2, host, clock, ..TraceHeader::default() });
         trace.threads.insert(ThreadId(0), "main".to_owned());
         let name = trace.names.intern("w");
-        let (group, operation, main) = (Group::WORLD, Operation(1), ThreadId(0));
+        let (group, operation, main) = (GroupNumber::WORLD, OperationNumber(1), ThreadId(0));
         let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 40);
         let at = |time_ns: u64| time_ns + ahead_ns;
         trace.push(at(500), main, Event::Iteration { number: 3 });
@@ -302,7 +308,7 @@ mod tests {
         trace.push(at(3000), main, Event::Fused { name, group, operation, bytes });
         trace.push(at(3500), main, Event::Packed { group, operation });
         trace.push(at(4000), main, Event::Waiting { group, operation, peer: Some(1 - rank) });
-        trace.push(at(6000), main, Event::Moving { group, operation });
+        trace.push(at(6000), main, Event::Resumed { group, operation });
         trace.push(at(7000), main, Event::Finished { group, operation });
         trace.push(at(7500), main, Event::PhaseBegin { phase: Phase::Backward, name: NameId::NONE });
         trace.push(at(8000), main, Event::Cycle);

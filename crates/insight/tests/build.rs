@@ -2,28 +2,28 @@
 
 use farandole_insight::history::{Activity, BuildError, History, Lack};
 use farandole_insight::loss::{Cause, Split};
-use farandole_trace::event::{Collective, Dtype, Event, Group, NameId, Operation, Phase, ThreadId};
-use farandole_trace::{Ending, Header, Trace};
+use farandole_trace::event::{Collective, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId};
+use farandole_trace::{Trace, TraceEnding, TraceHeader};
 
 const PROGRAM: ThreadId = ThreadId(1);
 const ENGINE: ThreadId = ThreadId(2);
 
 fn trace(rank: u32, size: u32) -> Trace {
-    Trace::new(Header { rank, size, host: "host".to_owned(), ..Header::default() })
+    Trace::new(TraceHeader { rank, size, host: "host".to_owned(), ..TraceHeader::default() })
 }
 
 /// Submits one tensor and waits for it: begun 2 behind `there`, packed after 1 more, moved after 10 more, done after 1
 /// more.
 fn allreduce(trace: &mut Trace, number: u64, submitted_ns: u64, there_ns: u64) {
     let name = trace.names.intern("weight");
-    let (group, operation) = (Group::WORLD, Operation(number));
+    let (group, operation) = (GroupNumber::WORLD, OperationNumber(number));
     let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4096);
     trace.push(submitted_ns, PROGRAM, Event::Submitted { name, group, collective, dtype, bytes });
     let begun_ns = there_ns + 2;
     trace.push(begun_ns, ENGINE, Event::Started { group, operation, collective, dtype, requests: 1, bytes });
     trace.push(begun_ns, ENGINE, Event::Fused { name, group, operation, bytes });
     trace.push(begun_ns + 1, ENGINE, Event::Packed { group, operation });
-    trace.push(begun_ns + 11, ENGINE, Event::Travelled { group, operation });
+    trace.push(begun_ns + 11, ENGINE, Event::Transferred { group, operation });
     trace.push(begun_ns + 12, ENGINE, Event::Finished { group, operation });
     trace.push(begun_ns + 12, PROGRAM, Event::Waited { name, since_ns: submitted_ns });
 }
@@ -114,7 +114,7 @@ fn a_wait_in_pieces_is_one_wait() {
 fn a_direct_call_blocks_its_thread() {
     let mut traces = vec![trace(0, 2), trace(1, 2)];
     for (rank, trace) in traces.iter_mut().enumerate() {
-        let (group, operation) = (Group::DIRECT, Operation(7));
+        let (group, operation) = (GroupNumber::DIRECT, OperationNumber(7));
         let (collective, dtype) = (Collective::Barrier, Dtype::U8);
         trace.push(0, PROGRAM, Event::Epoch { number: 0 });
         let called_ns = if rank == 0 { 10 } else { 50 };
@@ -129,7 +129,7 @@ fn a_direct_call_blocks_its_thread() {
 #[test]
 fn a_rank_without_a_record_of_a_call_that_another_waited_in_came_last() {
     let mut traces = vec![trace(0, 2), trace(1, 2)];
-    let (group, operation) = (Group::DIRECT, Operation(7));
+    let (group, operation) = (GroupNumber::DIRECT, OperationNumber(7));
     let (collective, dtype) = (Collective::Allreduce, Dtype::F32);
     traces[0].push(0, PROGRAM, Event::Epoch { number: 0 });
     traces[0].push(10, PROGRAM, Event::Started { group, operation, collective, dtype, requests: 0, bytes: 8 });
@@ -144,7 +144,7 @@ fn a_rank_without_a_record_of_a_call_that_another_waited_in_came_last() {
 #[test]
 fn an_operation_that_was_given_up_does_not_count() {
     let mut traces = job(0);
-    let (group, operation) = (Group::WORLD, Operation(1));
+    let (group, operation) = (GroupNumber::WORLD, OperationNumber(1));
     traces[1].push(1290, ENGINE, Event::Abandoned { group, operation });
     traces[1].sort();
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
@@ -180,7 +180,7 @@ fn a_missing_rank_is_named_and_the_others_are_known() {
 fn a_trace_that_is_cut_off_ends_the_history() {
     let mut traces = job(0);
     traces[1].records.retain(|record| record.time_ns <= 1400);
-    traces[1].ending = Ending::CutOff;
+    traces[1].ending = TraceEnding::CutOff;
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     assert_eq!((history.check(), history.end_ns, history.recorded_size()), (Ok(()), 400, 2));
     assert_eq!((history.gaps[0].rank, history.gaps[0].lack), (1, Lack::After(400)));
@@ -191,7 +191,7 @@ fn a_trace_that_is_cut_off_ends_the_history() {
 fn a_trace_of_which_little_is_left_is_left_out() {
     let mut traces = job(0);
     traces[1].records.retain(|record| record.time_ns <= 1250);
-    traces[1].ending = Ending::Damaged { at_byte: 77 };
+    traces[1].ending = TraceEnding::Damaged { at_byte: 77 };
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     assert_eq!((history.check(), history.end_ns, history.recorded_size()), (Ok(()), 600, 1));
     let said = history.gaps[0].to_string();
@@ -274,7 +274,7 @@ fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
 /// for one of them.
 fn graph_step(trace: &mut Trace, number: u64, zero_ns: u64, (submitted_ns, there_ns): (u64, u64)) {
     const GRAPH: ThreadId = ThreadId(3);
-    let (group, operation) = (Group::WORLD, Operation(number));
+    let (group, operation) = (GroupNumber::WORLD, OperationNumber(number));
     let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4096);
     let names = [trace.names.intern("first"), trace.names.intern("second")];
     trace.push(zero_ns, PROGRAM, Event::Iteration { number });
@@ -284,7 +284,7 @@ fn graph_step(trace: &mut Trace, number: u64, zero_ns: u64, (submitted_ns, there
     trace.push(there_ns, ENGINE, Event::Started { group, operation, collective, dtype, requests: 2, bytes: 2 * bytes });
     names.into_iter().for_each(|name| trace.push(there_ns, ENGINE, Event::Fused { name, group, operation, bytes }));
     trace.push(there_ns + 1, ENGINE, Event::Packed { group, operation });
-    trace.push(there_ns + 4, ENGINE, Event::Travelled { group, operation });
+    trace.push(there_ns + 4, ENGINE, Event::Transferred { group, operation });
     trace.push(there_ns + 5, ENGINE, Event::Finished { group, operation });
     names.into_iter().for_each(|name| trace.push(there_ns + 5, ENGINE, Event::Done { name, group, operation }));
     trace.push_phase(PROGRAM, Phase::TrainingStep, zero_ns, there_ns + 10);

@@ -8,8 +8,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::{Collective, Dtype, Group, Member, NameId, Operation};
-use farandole_trace::{DEFAULT_RECORDS, Event, Identity, Recorder, Way};
+use farandole_trace::event::{Collective, Dtype, GroupNumber, NameId, OperationNumber, TemplateEntry};
+use farandole_trace::{BucketTimes, DEFAULT_RECORDS, Event, Identity, Recorder};
 
 /// Times that something is done in a row; more than a ring has room for, so that it is written over and over.
 const TIMES: u64 = 1_000_000;
@@ -19,26 +19,27 @@ const ROWS: usize = 15;
 
 fn main() {
     let recorder = Recorder::new(Identity::default(), DEFAULT_RECORDS);
-    let mut pen = recorder.pen();
-    let group = Group::WORLD;
-    let packed = |number| Event::Packed { group, operation: Operation(number) };
+    let mut writer = recorder.ring_writer();
+    let group = GroupNumber::WORLD;
+    let packed = |number| Event::Packed { group, operation: OperationNumber(number) };
     // The first round of a ring also takes its memory.
-    say("a record, the first time around its ring", one_row(DEFAULT_RECORDS as u64, |n| pen.write(n, packed(n))));
-    say("a record", typical(|number| pen.write(number, packed(number))));
-    let members = [Member { name: NameId(1), bytes: 4 }];
-    if let Some(crew) = recorder.crew(members, 4) {
+    say("a record, the first time around its ring", one_row(DEFAULT_RECORDS as u64, |n| writer.write(n, packed(n))));
+    say("a record", typical(|number| writer.write(number, packed(number))));
+    let members = [TemplateEntry { name: NameId(1), bytes: 4 }];
+    if let Some(template) = recorder.template(members, 4) {
         let (collective, dtype, bytes, requests) = (Collective::Allreduce, Dtype::F32, 4, 1);
         let whole = |number| {
-            let started = Event::Started { group, operation: Operation(number), collective, dtype, requests, bytes };
-            let way = Way { entered: false, packed_ns: number, finished_ns: number + 900 };
-            pen.write_whole(number, started, crew, way);
+            let started =
+                Event::Started { group, operation: OperationNumber(number), collective, dtype, requests, bytes };
+            let way = BucketTimes { entered: false, packed_ns: number, finished_ns: number + 900 };
+            writer.write_bucket(number, started, template, way);
         };
         say("a record of a whole bucket", typical(whole));
     }
     recorder.pause();
-    say("a record while the recorder is off", typical(|number| pen.write(number, packed(number))));
+    say("a record while the recorder is off", typical(|number| writer.write(number, packed(number))));
     say("a look at the kernel's clock", typical(|_| _ = black_box(Instant::now())));
-    say("a look at a thread's watch", typical(|_| _ = black_box(now_ns())));
+    say("one reading of a thread's TSC clock", typical(|_| _ = black_box(now_ns())));
 }
 
 fn typical(mut act: impl FnMut(u64)) -> f64 {

@@ -1,24 +1,24 @@
 //! The clock of records: the monotonic clock of the host, as it is.
 //!
 //! All processes of one host read the same clock, so their records need no alignment among each other; and nobody sets
-//! it. It counts from some moment of its own, so a file also says which time of day one moment was (`anchor`), and
-//! which clock it was (`id`). Between two looks of a thread at the clock itself its `watch` is enough, because times
-//! are looked at more often than anything else is done here.
+//! it. It counts from an arbitrary moment, so a file also says which time of day one moment was (`anchor`), and which
+//! clock it was (`id`). Between two readings of the kernel's clock a thread extrapolates from the time stamp counter
+//! (`tsc_clock`), because nothing here is done more often than reading the time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::watch::Watch;
+use crate::tsc_clock::TscClock;
 
 thread_local! {
-    static WATCH: Watch = const { Watch::new() };
+    static CLOCK: TscClock = const { TscClock::new() };
 }
 
 /// Now, in nanoseconds of this host's clock.
 #[inline]
 pub fn now_ns() -> u64 {
-    WATCH.with(|watch| watch.look(kernel_ns))
+    CLOCK.with(|clock| clock.now_ns(kernel_ns))
 }
 
 /// The clock itself.

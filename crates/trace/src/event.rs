@@ -1,12 +1,12 @@
-//! The vocabulary: what can have happened on a rank, and when.
+//! Events: what can happen on a rank, and when.
 //!
 //! A [`Record`] is a moment, a thread and an [`Event`]. Events are *boundaries*: each says that something is over or
 //! begins, and what lies between two of them is for whoever reads them to name. They follow a gradient on its way: its
 //! request is *submitted*; the bucket that it was *fused* into is *started*, *entered* by all ranks where that matters,
-//! *packed*; it takes *steps*, between which it may be *waiting* for a peer and then *moving* again; it has
-//! *travelled*; it is unpacked and with that *finished*; and each request is *done*. Beside these there are the
+//! *packed*; it takes *steps*, between which it may be *waiting* for a peer and then *resumed*; it is
+//! *transferred*; it is unpacked and with that *finished*; and each request is *done*. Beside these there are the
 //! *phases* of the program (forward, backward, waiting for input, …), samples of where its thread is while it is in
-//! none, marks for iterations and epochs, and troubles.
+//! none, marks for iterations and epochs, stalls and aborts.
 //!
 //! Every record is four words of 64 bits ([`Record::to_words`]), so that it can be kept in a ring of words and lie in a
 //! file as it is. Texts are not in it: names stand in a table beside the records, and a record has their number.
@@ -32,26 +32,26 @@ pub struct ThreadId(pub u16);
 
 /// A group of ranks, by its number in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Group(pub u16);
+pub struct GroupNumber(pub u16);
 
-impl Group {
+impl GroupNumber {
     /// All ranks, for named requests.
-    pub const WORLD: Group = Group(0);
+    pub const WORLD: GroupNumber = GroupNumber(0);
     /// All ranks, for direct collectives: they have connections and numbers of their own.
-    pub const DIRECT: Group = Group(u16::MAX);
+    pub const DIRECT: GroupNumber = GroupNumber(u16::MAX);
 }
 
-impl From<u32> for Group {
+impl From<u32> for GroupNumber {
     /// The engine's number. There are never so many groups that the numbers run out; if there were, the last would
     /// share one.
-    fn from(number: u32) -> Group {
-        Group(u16::try_from(number).unwrap_or(u16::MAX - 1).min(u16::MAX - 1))
+    fn from(number: u32) -> GroupNumber {
+        GroupNumber(u16::try_from(number).unwrap_or(u16::MAX - 1).min(u16::MAX - 1))
     }
 }
 
 /// One bucket, or one direct call, numbered alike on all ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Operation(pub u64);
+pub struct OperationNumber(pub u64);
 
 /// An enum whose discriminants lie in files: the variants, their numbers and the words that people read.
 macro_rules! coded {
@@ -214,39 +214,46 @@ coded! {
 #[allow(missing_docs, reason = "the fields mean the same in all variants: see the types, and each variant's text")]
 pub enum Event {
     /// A thread of the program has handed a request in; `bytes` are those of this rank's tensor.
-    Submitted { name: NameId, group: Group, collective: Collective, dtype: Dtype, bytes: u64 },
+    Submitted { name: NameId, group: GroupNumber, collective: Collective, dtype: Dtype, bytes: u64 },
     /// The coordinator of a group has heard that a rank (of the group) asks for this. Only there, and only while ranks
     /// talk about their requests; a learned order needs no words.
-    Arrived { name: NameId, group: Group, rank: u32 },
+    Arrived { name: NameId, group: GroupNumber, rank: u32 },
     /// All ranks have agreed on a request, and it travels in this operation. The records of all requests of a bucket
     /// come right after its `Started`.
-    Fused { name: NameId, group: Group, operation: Operation, bytes: u64 },
+    Fused { name: NameId, group: GroupNumber, operation: OperationNumber, bytes: u64 },
     /// The request has its result.
-    Done { name: NameId, group: Group, operation: Operation },
+    Done { name: NameId, group: GroupNumber, operation: OperationNumber },
     /// The request was refused, or its group has ended.
-    Failed { name: NameId, group: Group },
+    Failed { name: NameId, group: GroupNumber },
 
     /// This rank begins an operation of so many bytes for so many requests (none: a direct call).
-    Started { group: Group, operation: Operation, collective: Collective, dtype: Dtype, requests: u32, bytes: u64 },
+    Started {
+        group: GroupNumber,
+        operation: OperationNumber,
+        collective: Collective,
+        dtype: Dtype,
+        requests: u32,
+        bytes: u64,
+    },
     /// All ranks have come to the operation. Only where this rank had to know before it touched memory.
-    Entered { group: Group, operation: Operation },
+    Entered { group: GroupNumber, operation: OperationNumber },
     /// This rank's contribution lies where the ranks work on it.
-    Packed { group: Group, operation: Operation },
+    Packed { group: GroupNumber, operation: OperationNumber },
     /// Steps of one kind (with one peer, or with all) are over; `bytes` is what they moved or combined.
-    Stepped { group: Group, operation: Operation, step: StepKind, peer: Option<u32>, bytes: u64 },
+    Stepped { group: GroupNumber, operation: OperationNumber, step: StepKind, peer: Option<u32>, bytes: u64 },
     /// Nothing can be done until a peer (a rank of the group, if one can be named) has done something.
-    Waiting { group: Group, operation: Operation, peer: Option<u32> },
-    /// Something could be done again.
-    Moving { group: Group, operation: Operation },
+    Waiting { group: GroupNumber, operation: OperationNumber, peer: Option<u32> },
+    /// The operation goes on.
+    Resumed { group: GroupNumber, operation: OperationNumber },
     /// All steps are taken; results lie where the ranks have worked.
-    Travelled { group: Group, operation: Operation },
+    Transferred { group: GroupNumber, operation: OperationNumber },
     /// Results lie where the callers wanted them.
-    Finished { group: Group, operation: Operation },
+    Finished { group: GroupNumber, operation: OperationNumber },
     /// The operation was given up before memory was touched; its requests will be part of another one.
-    Abandoned { group: Group, operation: Operation },
+    Abandoned { group: GroupNumber, operation: OperationNumber },
     /// Direct calls since the last record, before this operation, that were over so soon that writing them down would
     /// have taken longer.
-    Skipped { group: Group, operation: Operation, calls: u32, bytes: u64 },
+    Skipped { group: GroupNumber, operation: OperationNumber, calls: u32, bytes: u64 },
     /// The driver has taken in what was submitted. Only while somebody shows it.
     Cycle,
     /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have
@@ -266,9 +273,9 @@ pub enum Event {
     Epoch { number: u64 },
 
     /// A request has waited so long for so many ranks, of which `rank` is the first, that a warning was given.
-    Stalled { name: NameId, group: Group, missing: u32, rank: u32 },
-    /// This rank's collectives have ended; the name is the cause.
-    Trouble { name: NameId },
+    Stalled { name: NameId, group: GroupNumber, missing: u32, rank: u32 },
+    /// This rank's collectives were aborted; the name is the cause.
+    Aborted { name: NameId },
 }
 
 /// A moment, a thread, an event.
@@ -295,17 +302,17 @@ struct Fields {
     code: u8,
     small: u32,
     number: u64,
-    group: Group,
+    group: GroupNumber,
     bytes: u64,
 }
 
-/// What some requests have in common: they travel together, again and again. A number in a recorder's table of crews.
+/// The number of a template: requests that share a bucket again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CrewId(pub(crate) u32);
+pub struct TemplateId(pub(crate) u32);
 
-/// One request of a crew: its name and the bytes of this rank's tensor.
+/// One request of a template: its name and the bytes of this rank's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct TemplateEntry {
     /// The request's name.
     pub name: NameId,
     /// Bytes of its tensor.
@@ -335,7 +342,7 @@ impl Record {
             code: (head >> 8) as u8,
             small: (head >> 32) as u32,
             number,
-            group: Group((tail >> 48) as u16),
+            group: GroupNumber((tail >> 48) as u16),
             bytes: tail & BYTES_MAX,
         };
         let event = Event::from_fields(&fields)?;
@@ -389,8 +396,13 @@ impl Event {
     // Whoever records knows which event it is, so nothing is left of this match where it is expanded.
     #[inline(always)]
     fn fields(&self) -> Fields {
-        let plain = Fields { kind: 0, code: 0, small: 0, number: 0, group: Group(0), bytes: 0 };
-        let of = |kind: u8, group: Group, operation: Operation| Fields { kind, group, number: operation.0, ..plain };
+        let plain = Fields { kind: 0, code: 0, small: 0, number: 0, group: GroupNumber(0), bytes: 0 };
+        let of = |kind: u8, group: GroupNumber, operation: OperationNumber| Fields {
+            kind,
+            group,
+            number: operation.0,
+            ..plain
+        };
         match *self {
             Event::Submitted { name, group, collective, dtype, bytes } => {
                 Fields { kind: 1, code: form(collective, dtype), small: name.0, group, bytes, ..plain }
@@ -414,8 +426,8 @@ impl Event {
             Event::Waiting { group, operation, peer } => {
                 Fields { small: peer_number(peer), ..of(10, group, operation) }
             }
-            Event::Moving { group, operation } => of(11, group, operation),
-            Event::Travelled { group, operation } => of(12, group, operation),
+            Event::Resumed { group, operation } => of(11, group, operation),
+            Event::Transferred { group, operation } => of(12, group, operation),
             Event::Finished { group, operation } => of(13, group, operation),
             Event::Abandoned { group, operation } => of(14, group, operation),
             Event::Skipped { group, operation, calls, bytes } => {
@@ -430,7 +442,7 @@ impl Event {
                 let number = u64::from(missing) << 32 | u64::from(rank);
                 Fields { kind: 21, small: name.0, group, number, ..plain }
             }
-            Event::Trouble { name } => Fields { kind: 22, small: name.0, ..plain },
+            Event::Aborted { name } => Fields { kind: 22, small: name.0, ..plain },
             Event::Waited { name, since_ns } => Fields { kind: 23, small: name.0, number: since_ns, ..plain },
             Event::Sampled { name, ns } => Fields { kind: 24, small: name.0, number: ns, ..plain },
         }
@@ -438,7 +450,7 @@ impl Event {
 
     fn from_fields(fields: &Fields) -> Option<Event> {
         let &Fields { kind, code, small, number, group, bytes } = fields;
-        let (name, operation) = (NameId(small), Operation(number));
+        let (name, operation) = (NameId(small), OperationNumber(number));
         Some(match kind {
             1 => {
                 let (collective, dtype) = from_form(code)?;
@@ -459,8 +471,8 @@ impl Event {
                 Event::Stepped { group, operation, step, peer: peer_of(small), bytes }
             }
             10 => Event::Waiting { group, operation, peer: peer_of(small) },
-            11 => Event::Moving { group, operation },
-            12 => Event::Travelled { group, operation },
+            11 => Event::Resumed { group, operation },
+            12 => Event::Transferred { group, operation },
             13 => Event::Finished { group, operation },
             14 => Event::Abandoned { group, operation },
             15 => Event::Skipped { group, operation, calls: small, bytes },
@@ -470,7 +482,7 @@ impl Event {
             19 => Event::Iteration { number },
             20 => Event::Epoch { number },
             21 => Event::Stalled { name, group, missing: (number >> 32) as u32, rank: number as u32 },
-            22 => Event::Trouble { name },
+            22 => Event::Aborted { name },
             23 => Event::Waited { name, since_ns: number },
             24 => Event::Sampled { name, ns: number },
             _ => return None,
@@ -490,7 +502,7 @@ impl Event {
             | Event::PhaseEnd { name, .. }
             | Event::Sampled { name, .. }
             | Event::Stalled { name, .. }
-            | Event::Trouble { name } => Some(name).filter(|name| *name != NameId::NONE),
+            | Event::Aborted { name } => Some(name).filter(|name| *name != NameId::NONE),
             _ => None,
         }
     }
@@ -504,7 +516,7 @@ mod tests {
 
     #[test]
     fn every_event_survives_its_words() {
-        let (name, group, operation) = (NameId(7), Group(3), Operation(1 << 45 | 9));
+        let (name, group, operation) = (NameId(7), GroupNumber(3), OperationNumber(1 << 45 | 9));
         let (collective, dtype, bytes) = (Collective::ReduceScatter, Dtype::BF16, BYTES_MAX);
         let events = [
             Event::Submitted { name, group, collective, dtype, bytes },
@@ -512,14 +524,14 @@ mod tests {
             Event::Fused { name, group, operation, bytes },
             Event::Done { name, group, operation },
             Event::Failed { name, group },
-            Event::Started { group: Group::DIRECT, operation, collective, dtype, requests: 4, bytes },
+            Event::Started { group: GroupNumber::DIRECT, operation, collective, dtype, requests: 4, bytes },
             Event::Entered { group, operation },
             Event::Packed { group, operation },
             Event::Stepped { group, operation, step: StepKind::Reduce, peer: None, bytes: 5 },
             Event::Stepped { group, operation, step: StepKind::Send, peer: Some(0), bytes: 5 },
             Event::Waiting { group, operation, peer: Some(3) },
-            Event::Moving { group, operation },
-            Event::Travelled { group, operation },
+            Event::Resumed { group, operation },
+            Event::Transferred { group, operation },
             Event::Finished { group, operation },
             Event::Abandoned { group, operation },
             Event::Skipped { group, operation, calls: 63, bytes: 252 },
@@ -529,7 +541,7 @@ mod tests {
             Event::Iteration { number: u64::MAX },
             Event::Epoch { number: 2 },
             Event::Stalled { name, group, missing: 2, rank: 1 },
-            Event::Trouble { name },
+            Event::Aborted { name },
             Event::Waited { name, since_ns: u64::MAX - 2 },
             Event::Sampled { name, ns: u64::MAX },
         ];
@@ -542,7 +554,8 @@ mod tests {
 
     #[test]
     fn sizes_beyond_what_fits_are_told_as_the_largest() {
-        let event = Event::Fused { name: NameId(1), group: Group(0), operation: Operation(0), bytes: u64::MAX };
+        let event =
+            Event::Fused { name: NameId(1), group: GroupNumber(0), operation: OperationNumber(0), bytes: u64::MAX };
         let record = Record { time_ns: 0, thread: ThreadId(0), event };
         let read = Record::from_words(record.to_words()).unwrap();
         assert!(matches!(read.event, Event::Fused { bytes: BYTES_MAX, .. }));

@@ -26,8 +26,8 @@
 
 use std::fmt;
 
-use crate::event::{Group, NameId, RECORD_BYTES, Record, ThreadId, words_from_bytes};
-use crate::trace::{Ending, Header, Named, Trace};
+use crate::event::{GroupNumber, NameId, RECORD_BYTES, Record, ThreadId, words_from_bytes};
+use crate::trace::{NameEntry, Trace, TraceEnding, TraceHeader};
 
 /// The first bytes of a trace.
 pub const MAGIC: [u8; 8] = *b"FARANTRC";
@@ -104,17 +104,17 @@ enum Kind {
 
 /// A file in the making: bytes that are appended to what has been written.
 #[derive(Debug, Default)]
-pub(crate) struct Draft {
+pub(crate) struct TraceEncoder {
     bytes: Vec<u8>,
 }
 
-impl Draft {
+impl TraceEncoder {
     /// The first bytes of a file.
-    pub(crate) fn begin(header: &Header) -> Draft {
-        let mut draft = Draft::default();
-        draft.bytes.extend_from_slice(&MAGIC);
-        draft.bytes.extend_from_slice(&VERSION.to_le_bytes());
-        draft.block(Kind::Header, |into| {
+    pub(crate) fn begin(header: &TraceHeader) -> TraceEncoder {
+        let mut encoder = TraceEncoder::default();
+        encoder.bytes.extend_from_slice(&MAGIC);
+        encoder.bytes.extend_from_slice(&VERSION.to_le_bytes());
+        encoder.block(Kind::Header, |into| {
             for number in [header.rank, header.size, header.pid] {
                 put_u32(into, number);
             }
@@ -130,18 +130,18 @@ impl Draft {
                 put_text(into, value);
             }
         });
-        draft
+        encoder
     }
 
     /// Names with consecutive numbers from `first`.
-    pub(crate) fn names<'a>(&mut self, first: NameId, names: impl IntoIterator<Item = &'a Named>) {
+    pub(crate) fn names<'a>(&mut self, first: NameId, names: impl IntoIterator<Item = &'a NameEntry>) {
         let mut names = names.into_iter().peekable();
         if names.peek().is_none() {
             return;
         }
         self.block(Kind::Names, |into| {
             put_u32(into, first.0);
-            for Named { text, shape } in names {
+            for NameEntry { text, shape } in names {
                 put_text(into, text);
                 put_u32(into, shape.len() as u32);
                 shape.iter().for_each(|dim| put_u64(into, *dim));
@@ -158,7 +158,7 @@ impl Draft {
     }
 
     /// A group and its members.
-    pub(crate) fn group(&mut self, group: Group, ranks: &[u32]) {
+    pub(crate) fn group(&mut self, group: GroupNumber, ranks: &[u32]) {
         self.block(Kind::Groups, |into| {
             into.extend_from_slice(&group.0.to_le_bytes());
             put_u32(into, ranks.len() as u32);
@@ -213,24 +213,24 @@ impl Draft {
 
 /// A trace as the bytes of a file.
 pub(crate) fn encode(trace: &Trace) -> Vec<u8> {
-    let mut draft = Draft::begin(&trace.header);
+    let mut encoder = TraceEncoder::begin(&trace.header);
     // Runs of consecutive numbers share a block.
-    let names: Vec<(NameId, &Named)> = trace.names.iter().collect();
+    let names: Vec<(NameId, &NameEntry)> = trace.names.iter().collect();
     for run in names.chunk_by(|(a, _), (b, _)| a.0.checked_add(1) == Some(b.0)) {
-        draft.names(run[0].0, run.iter().map(|(_, named)| *named));
+        encoder.names(run[0].0, run.iter().map(|(_, named)| *named));
     }
     for (thread, name) in &trace.threads {
-        draft.thread(*thread, name);
+        encoder.thread(*thread, name);
     }
     for (group, ranks) in &trace.groups {
-        draft.group(*group, ranks);
+        encoder.group(*group, ranks);
     }
-    draft.records(trace.records.iter().map(Record::to_bytes));
-    draft.dropped(trace.dropped);
-    if let Ending::Complete(occasion) = &trace.ending {
-        draft.end(occasion);
+    encoder.records(trace.records.iter().map(Record::to_bytes));
+    encoder.dropped(trace.dropped);
+    if let TraceEnding::Complete(occasion) = &trace.ending {
+        encoder.end(occasion);
     }
-    draft.take()
+    encoder.take()
 }
 
 /// The trace that a file's bytes are.
@@ -258,7 +258,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Trace, ReadError> {
             Some(Block::Broken) => false,
         };
         if !whole {
-            trace.ending = Ending::Damaged { at_byte };
+            trace.ending = TraceEnding::Damaged { at_byte };
             break;
         }
     }
@@ -269,7 +269,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Trace, ReadError> {
 /// Adds a block's content; `None` if it is not what its kind says.
 fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
     // Nothing follows the end. A file that says otherwise was put together by somebody else.
-    if matches!(trace.ending, Ending::Complete(_)) {
+    if matches!(trace.ending, TraceEnding::Complete(_)) {
         return None;
     }
     let mut reader = Reader { rest: content };
@@ -283,7 +283,7 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
                 let dims = reader.u32()? as usize;
                 let shape = reader.take(dims.checked_mul(8)?)?;
                 let shape = shape.as_chunks::<8>().0.iter().map(|dim| u64::from_le_bytes(*dim)).collect();
-                trace.names.insert(NameId(number), Named { text: text.into(), shape });
+                trace.names.insert(NameId(number), NameEntry { text: text.into(), shape });
                 next = number.checked_add(1);
             }
         }
@@ -292,7 +292,7 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
             trace.threads.insert(thread, reader.text()?.to_owned());
         }
         kind if kind == Kind::Groups as u8 => {
-            let group = Group(reader.u16()?);
+            let group = GroupNumber(reader.u16()?);
             let members = reader.u32()? as usize;
             let members = reader.take(members.checked_mul(4)?)?;
             let members = members.as_chunks::<4>().0.iter().map(|rank| u32::from_le_bytes(*rank)).collect();
@@ -317,13 +317,13 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
             let (name, value) = (reader.text()?.to_owned(), reader.text()?.to_owned());
             trace.header.set(name, value);
         }
-        kind if kind == Kind::End as u8 => trace.ending = Ending::Complete(reader.text()?.to_owned()),
+        kind if kind == Kind::End as u8 => trace.ending = TraceEnding::Complete(reader.text()?.to_owned()),
         _ => return Some(()),
     }
     reader.rest.is_empty().then_some(())
 }
 
-fn header(reader: &mut Reader<'_>) -> Option<Header> {
+fn header(reader: &mut Reader<'_>) -> Option<TraceHeader> {
     let (rank, size, pid) = (reader.u32()?, reader.u32()?, reader.u32()?);
     let (anchor_ns, anchor_unix_ns) = (reader.u64()?, reader.u64()?);
     let mut text = || reader.text().map(str::to_owned);
@@ -334,7 +334,7 @@ fn header(reader: &mut Reader<'_>) -> Option<Header> {
         settings.push((reader.text()?.to_owned(), reader.text()?.to_owned()));
     }
     reader.rest.is_empty().then_some(())?;
-    Some(Header { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings })
+    Some(TraceHeader { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings })
 }
 
 /// What stands at a place where a block is expected.
@@ -423,10 +423,10 @@ fn put_text(into: &mut Vec<u8>, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Collective, Dtype, Event, Operation, Phase};
+    use crate::event::{Collective, Dtype, Event, OperationNumber, Phase};
 
     fn sample() -> Trace {
-        let header = Header {
+        let header = TraceHeader {
             rank: 3,
             size: 4,
             host: "a".to_owned(),
@@ -440,10 +440,10 @@ mod tests {
         let mut trace = Trace::new(header);
         let name = trace.names.intern("layer1.weight");
         trace.threads.insert(ThreadId(0), "main".to_owned());
-        let (group, collective, dtype) = (Group::WORLD, Collective::Allreduce, Dtype::F32);
+        let (group, collective, dtype) = (GroupNumber::WORLD, Collective::Allreduce, Dtype::F32);
         trace.push(10, ThreadId(0), Event::Submitted { name, group, collective, dtype, bytes: 400 });
         for number in 0..5000 {
-            let operation = Operation(number);
+            let operation = OperationNumber(number);
             let started = Event::Started { group, operation, collective, dtype, requests: 1, bytes: 400 };
             trace.push(20 + number, ThreadId(0), started);
         }
@@ -462,11 +462,11 @@ mod tests {
     fn a_file_cut_off_anywhere_is_read_as_far_as_it_goes() {
         let whole = sample();
         let bytes = whole.encode();
-        let header_end = Draft::begin(&whole.header).take().len();
+        let header_end = TraceEncoder::begin(&whole.header).take().len();
         for len in (0..bytes.len()).step_by(97).chain([header_end, bytes.len() - 1]) {
             match Trace::decode(&bytes[..len]) {
                 Ok(trace) => {
-                    assert!(len >= header_end && trace.ending == Ending::CutOff, "{len}");
+                    assert!(len >= header_end && trace.ending == TraceEnding::CutOff, "{len}");
                     assert!(trace.records == whole.records[..trace.records.len()], "{len}");
                     assert!(
                         [0, BLOCK_RECORDS, whole.records.len()].contains(&trace.records.len()),
@@ -488,7 +488,7 @@ mod tests {
         let last = bytes.len() - 40;
         bytes[last] ^= 1;
         let trace = Trace::decode(&bytes).unwrap();
-        assert!(matches!(trace.ending, Ending::Damaged { .. }), "{:?}", trace.ending);
+        assert!(matches!(trace.ending, TraceEnding::Damaged { .. }), "{:?}", trace.ending);
         assert_eq!(trace.records[..], whole.records[..trace.records.len()]);
         assert!(!trace.records.is_empty());
     }
@@ -504,18 +504,18 @@ mod tests {
 
     #[test]
     fn what_a_later_version_adds_is_skipped() {
-        let mut draft = Draft::begin(&sample().header);
-        let mut bytes = draft.take();
+        let mut encoder = TraceEncoder::begin(&sample().header);
+        let mut bytes = encoder.take();
         let content = b"something new";
         let len = (content.len() as u32).to_le_bytes();
         bytes.push(200);
         bytes.extend_from_slice(&len);
         bytes.extend_from_slice(&checksum(200, len, content).to_le_bytes());
         bytes.extend_from_slice(content);
-        draft.records([[200; RECORD_BYTES]]);
-        draft.end("test");
-        bytes.extend_from_slice(&draft.take());
+        encoder.records([[200; RECORD_BYTES]]);
+        encoder.end("test");
+        bytes.extend_from_slice(&encoder.take());
         let trace = Trace::decode(&bytes).unwrap();
-        assert_eq!((trace.unknown, trace.ending), (1, Ending::Complete("test".to_owned())));
+        assert_eq!((trace.unknown, trace.ending), (1, TraceEnding::Complete("test".to_owned())));
     }
 }

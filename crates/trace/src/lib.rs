@@ -15,29 +15,29 @@
 #![cfg(not(loom))]
 
 pub mod clock;
+mod compact;
+mod dump_notice;
 pub mod event;
 pub mod file;
 pub mod json;
-mod lately;
 pub mod live;
 pub mod machine;
+mod recent;
 mod recorder;
 mod ring;
-mod saved;
-mod scribe;
 mod tables;
 mod tail;
-mod terse;
-mod tick;
 pub mod timeline;
 mod trace;
-mod watch;
+mod tsc;
+mod tsc_clock;
+mod writer;
 
+pub use compact::BucketTimes;
+pub use dump_notice::DumpNotice;
 pub use event::{Event, Record};
-pub use lately::Lately;
-pub use recorder::{DEFAULT_RECORDS, Edge, Identity, Occasion, Pen, PhaseGuard, Recorder};
-pub use saved::Saved;
-pub use scribe::{Duties, JOBS_KEPT, LastResort, Scribe, save};
-pub use terse::Way;
+pub use recent::RecentActivity;
+pub use recorder::{DEFAULT_RECORDS, DumpReason, Edge, Identity, PhaseGuard, Recorder, RingWriter};
 pub use timeline::Cycles;
-pub use trace::{Ending, Header, Named, Names, Trace, Unreadable};
+pub use trace::{NameEntry, Names, Trace, TraceEnding, TraceHeader, Unreadable};
+pub use writer::{FallbackFolder, JOBS_KEPT, TraceWriter, WriterOptions};

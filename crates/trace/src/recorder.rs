@@ -1,28 +1,27 @@
 //! What one rank records, while it runs.
 //!
-//! A [`Recorder`] belongs to one rank. Whoever does many things on behalf of it has a [`Pen`] with a ring of its own
-//! (`ring`): the engine's driver has one, passed on with the right to drive, and so has each communicator for direct
-//! calls. Everybody else, the program's own threads with their phases, shares one ring behind a lock that is held for
-//! the length of a record.
+//! A [`Recorder`] belongs to one rank. Frequent writers have a [`RingWriter`] with a ring of their own (`ring`): the
+//! engine's driver has one, passed on with the right to drive, and so has each communicator for direct calls. All
+//! other threads, those of the program with their phases, share one ring behind a lock that is held for one record.
 //!
-//! Writing costs a look at a switch, four stores, and a clock where the writer does not know the time already. The
-//! rings are of fixed size and nobody empties them, so recording never waits, never fails and never grows; what is old
-//! is overwritten. Whoever reads (`tail`) takes nothing away from other readers.
+//! Writing costs one load of a flag, four stores, and a clock reading where the writer does not know the time already.
+//! The rings are of fixed size and nobody empties them, so recording never waits, never fails and never grows; new
+//! records overwrite old ones. Any number of readers (`tail`) follow a ring without affecting each other.
 //!
-//! What is deliberately not here: files and threads. A `Scribe` reads and writes them, and is rung for with
-//! [`Recorder::ring`].
+//! What is deliberately not here: files and threads. A `TraceWriter` reads the rings and writes files;
+//! [`Recorder::request_dump`] wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock;
-use crate::event::{CrewId, Event, Group, Member, NameId, Phase, Record, ThreadId};
+use crate::compact::{self, BucketTimes, Template, Templates};
+use crate::event::{Event, GroupNumber, NameId, Phase, Record, TemplateEntry, TemplateId, ThreadId};
 use crate::machine;
-use crate::ring::{Quill, Ring};
+use crate::ring::{Producer, Ring};
 use crate::tables::NameTable;
 use crate::tail::Tail;
-use crate::terse::{self, Crew, Crews, Way};
-use crate::trace::{Header, Named, Trace};
+use crate::trace::{NameEntry, Trace, TraceHeader};
 
 /// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a
 /// bucket some ten, so a model of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250:
@@ -33,11 +32,11 @@ pub const DEFAULT_RECORDS: usize = 1 << 18;
 /// than the driver's.
 const MARKS: usize = 1 << 16;
 
-/// Why somebody rings for the scribe.
+/// Why a dump is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occasion {
-    /// The rank's collectives have ended with an error.
-    Trouble,
+pub enum DumpReason {
+    /// The rank's collectives were aborted.
+    Abort,
     /// Ranks wait for others for too long.
     Stall,
 }
@@ -45,25 +44,25 @@ pub enum Occasion {
 /// See the module's text.
 #[derive(Debug)]
 pub struct Recorder {
-    header: Header,
+    header: TraceHeader,
     /// Whether records are taken; read for each of them. Switched by benchmarks, which compare both ways in one run.
     on: AtomicBool,
     rings: Mutex<Vec<Arc<Ring>>>,
-    /// Of pens that were put down for good; the next pen goes on in the same ring.
-    spare: Mutex<Vec<Quill>>,
-    marks: Mutex<Quill>,
+    /// Producers of writers that were dropped; the next writer continues in the same ring.
+    spare: Mutex<Vec<Producer>>,
+    marks: Mutex<Producer>,
     names: Mutex<NameTable>,
     /// A copy of the table's oldest number, for submitting threads that remember numbers. Behind by a moment at worst,
     /// which costs the text of a name that is about to be forgotten.
     oldest_name: AtomicU32,
-    groups: Mutex<Vec<(Group, Vec<u32>)>>,
+    groups: Mutex<Vec<(GroupNumber, Vec<u32>)>>,
     /// Settings that became known after the start, as they came.
     settings: Mutex<Vec<(String, String)>>,
-    crews: Mutex<Crews>,
+    templates: Mutex<Templates>,
     /// Whether somebody shows where the driver took requests in.
     cycles: AtomicBool,
     /// Whether a trace of the whole run is kept, so that samples of the program's stack are worth taking. Set by the
-    /// scribe's thread; read by whoever samples.
+    /// trace writer; read by whoever samples.
     samples: AtomicBool,
     bell: OnceLock<Bell>,
     /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and
@@ -73,8 +72,8 @@ pub struct Recorder {
     records: usize,
 }
 
-/// What rings for a scribe.
-struct Bell(Box<dyn Fn(Occasion) + Send + Sync>);
+/// Wakes the trace writer.
+struct Bell(Box<dyn Fn(DumpReason) + Send + Sync>);
 
 impl std::fmt::Debug for Bell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -113,8 +112,8 @@ impl Recorder {
         settings.extend(machine::settings());
         let (anchor_ns, anchor_unix_ns) = clock::anchor();
         let (pid, clock) = (std::process::id(), clock::id());
-        let header = Header { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings };
-        let (marks, ring) = Quill::new(MARKS.min(records));
+        let header = TraceHeader { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings };
+        let (marks, ring) = Producer::new(MARKS.min(records));
         Arc::new(Recorder {
             header,
             on: AtomicBool::new(records > 0),
@@ -125,7 +124,7 @@ impl Recorder {
             oldest_name: AtomicU32::new(1),
             groups: Mutex::new(Vec::new()),
             settings: Mutex::new(Vec::new()),
-            crews: Mutex::default(),
+            templates: Mutex::default(),
             cycles: AtomicBool::new(false),
             samples: AtomicBool::new(false),
             bell: OnceLock::new(),
@@ -140,7 +139,7 @@ impl Recorder {
     }
 
     /// Who records.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
@@ -160,15 +159,15 @@ impl Recorder {
         self.on.store(self.records > 0, Ordering::Relaxed);
     }
 
-    /// A pen with a ring of its own.
-    pub fn pen(self: &Arc<Recorder>) -> Pen {
+    /// A writer with a ring of its own.
+    pub fn ring_writer(self: &Arc<Recorder>) -> RingWriter {
         let spare = lock(&self.spare).pop();
-        let quill = spare.unwrap_or_else(|| {
-            let (quill, ring) = Quill::new(self.records);
+        let producer = spare.unwrap_or_else(|| {
+            let (producer, ring) = Producer::new(self.records);
             lock(&self.rings).push(ring);
-            quill
+            producer
         });
-        Pen { quill: Some(quill), recorder: Arc::clone(self), thread: ThreadId::current() }
+        RingWriter { producer: Some(producer), recorder: Arc::clone(self), thread: ThreadId::current() }
     }
 
     /// The number of a name, for whoever will use it again and again; valid while [`Recorder::knows`] says so. The
@@ -190,11 +189,11 @@ impl Recorder {
     }
 
     /// Notes the members of a group.
-    pub fn note_group(&self, group: Group, ranks: Vec<u32>) {
+    pub fn note_group(&self, group: GroupNumber, ranks: Vec<u32>) {
         lock(&self.groups).push((group, ranks));
     }
 
-    /// Notes a setting that became known, or has changed, since the start. What is noted again as it is, is not.
+    /// Notes a setting that became known, or has changed, since the start. Unchanged values are ignored.
     pub fn note_setting(&self, name: &str, value: &str) {
         let mut settings = lock(&self.settings);
         let last = settings.iter().rev().chain(&self.header.settings).find(|(known, _)| known == name);
@@ -204,10 +203,10 @@ impl Recorder {
     }
 
     /// Enters requests that will travel together again and again in a bucket of so many bytes, for
-    /// [`Pen::write_for_all`] and [`Pen::write_whole`]. `None` if there are too many of such; then each gets records of
-    /// its own.
-    pub fn crew(&self, requests: impl IntoIterator<Item = Member>, bytes: u64) -> Option<CrewId> {
-        lock(&self.crews).enter(requests.into_iter().collect(), bytes)
+    /// [`RingWriter::write_edge`] and [`RingWriter::write_bucket`]. `None` if there are too many of such; then each
+    /// gets records of its own.
+    pub fn template(&self, requests: impl IntoIterator<Item = TemplateEntry>, bytes: u64) -> Option<TemplateId> {
+        lock(&self.templates).enter(requests.into_iter().collect(), bytes)
     }
 
     /// Whether anybody wants to know where the driver took requests in ([`Event::Cycle`]).
@@ -318,7 +317,7 @@ impl Recorder {
     /// row of this name.
     pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
         if self.is_on() && begin_ns <= end_ns {
-            let thread = ThreadId::of_outsider(row);
+            let thread = ThreadId::of_external(row);
             let (phase, name) = self.phase_of(word);
             let mut marks = lock(&self.marks);
             for (time_ns, event) in
@@ -332,7 +331,7 @@ impl Recorder {
     /// Gives the row of this thread a name, for front ends whose threads have names that the system does not know.
     pub fn name_thread(&self, name: &str) {
         if self.is_on() {
-            ThreadId::call_current(name);
+            ThreadId::name_current(name);
         }
     }
 
@@ -341,10 +340,10 @@ impl Recorder {
         known.map_or_else(|| (Phase::User, self.intern(&word.into(), &[])), |phase| (*phase, NameId::NONE))
     }
 
-    /// Asks the scribe, if there is one, to write down what is here. Returns at once.
-    pub fn ring(&self, occasion: Occasion) {
+    /// Asks the trace writer, if there is one, to dump what is in memory. Returns at once.
+    pub fn request_dump(&self, reason: DumpReason) {
         if let Some(Bell(ring)) = self.bell.get() {
-            ring(occasion);
+            ring(reason);
         }
     }
 
@@ -353,8 +352,8 @@ impl Recorder {
         Tail::snapshot(self, occasion)
     }
 
-    /// Sets what rings for the scribe; the first one counts.
-    pub(crate) fn on_ring(&self, ring: impl Fn(Occasion) + Send + Sync + 'static) {
+    /// Sets what wakes the trace writer; the first one counts.
+    pub(crate) fn on_dump_request(&self, ring: impl Fn(DumpReason) + Send + Sync + 'static) {
         let _ = self.bell.set(Bell(Box::new(ring)));
     }
 
@@ -362,13 +361,13 @@ impl Recorder {
         lock(&self.rings).clone()
     }
 
-    pub(crate) fn names_since(&self, from: NameId) -> (NameId, Vec<Named>) {
+    pub(crate) fn names_since(&self, from: NameId) -> (NameId, Vec<NameEntry>) {
         let names = lock(&self.names);
         let (first, since) = names.since(from);
         (first, since.cloned().collect())
     }
 
-    pub(crate) fn groups_since(&self, from: usize) -> Vec<(Group, Vec<u32>)> {
+    pub(crate) fn groups_since(&self, from: usize) -> Vec<(GroupNumber, Vec<u32>)> {
         lock(&self.groups).get(from..).unwrap_or_default().to_vec()
     }
 
@@ -376,21 +375,21 @@ impl Recorder {
         lock(&self.settings).get(from..).unwrap_or_default().to_vec()
     }
 
-    pub(crate) fn crews_since(&self, from: usize) -> Vec<Crew> {
-        lock(&self.crews).since(from).to_vec()
+    pub(crate) fn templates_since(&self, from: usize) -> Vec<Template> {
+        lock(&self.templates).since(from).to_vec()
     }
 }
 
-/// The right to write to a ring of a recorder, for whoever has it exclusively.
+/// Writes to one ring of a recorder. There is one writer for each ring.
 #[derive(Debug)]
-pub struct Pen {
-    /// Here until the pen is dropped.
-    quill: Option<Quill>,
+pub struct RingWriter {
+    /// `Some` until the writer is dropped.
+    producer: Option<Producer>,
     recorder: Arc<Recorder>,
     thread: ThreadId,
 }
 
-impl Pen {
+impl RingWriter {
     /// The recorder behind it.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
@@ -402,12 +401,12 @@ impl Pen {
         self.recorder.is_on()
     }
 
-    /// The pen is in the hands of this thread from now on.
-    pub fn pick_up(&mut self) {
+    /// From now on the records are those of the calling thread.
+    pub fn bind_thread(&mut self) {
         self.thread = ThreadId::current();
     }
 
-    /// Records what the thread that holds the pen did at a moment.
+    /// Records an event of the bound thread at a moment.
     #[inline]
     pub fn write(&mut self, time_ns: u64, event: Event) {
         self.write_for(self.thread, time_ns, event);
@@ -417,43 +416,43 @@ impl Pen {
     #[inline]
     pub fn write_for(&mut self, thread: ThreadId, time_ns: u64, event: Event) {
         if self.recorder.is_on()
-            && let Some(quill) = &mut self.quill
+            && let Some(producer) = &mut self.producer
         {
-            quill.write(Record { time_ns, thread, event }.to_words());
+            producer.write(Record { time_ns, thread, event }.to_words());
         }
     }
 
     /// Records that a bucket begins or ends ([`Event::Started`], [`Event::Finished`]) and, in the same record, what
     /// that is for each of its requests ([`Event::Fused`], [`Event::Done`]).
     #[inline]
-    pub fn write_for_all(&mut self, time_ns: u64, event: Event, crew: CrewId) {
+    pub fn write_edge(&mut self, time_ns: u64, event: Event, template: TemplateId) {
         if self.recorder.is_on()
-            && let Some(quill) = &mut self.quill
+            && let Some(producer) = &mut self.producer
         {
-            quill.write(terse::short(Record { time_ns, thread: self.thread, event }, crew));
+            producer.write(compact::encode_edge(Record { time_ns, thread: self.thread, event }, template));
         }
     }
 }
 
-impl Pen {
+impl RingWriter {
     /// Records a bucket that was [`Event::Started`] at this moment and is over, with everything that it passed, in one
     /// record. Answers `false`, and records nothing, if it took too long for that.
     #[inline]
-    pub fn write_whole(&mut self, started_ns: u64, started: Event, crew: CrewId, way: Way) -> bool {
+    pub fn write_bucket(&mut self, started_ns: u64, started: Event, template: TemplateId, times: BucketTimes) -> bool {
         let record = Record { time_ns: started_ns, thread: self.thread, event: started };
-        let Some(words) = terse::whole(record, crew, way) else { return false };
+        let Some(words) = compact::encode_bucket(record, template, times) else { return false };
         if self.recorder.is_on()
-            && let Some(quill) = &mut self.quill
+            && let Some(producer) = &mut self.producer
         {
-            quill.write(words);
+            producer.write(words);
         }
         true
     }
 }
 
-impl Drop for Pen {
+impl Drop for RingWriter {
     fn drop(&mut self) {
-        lock(&self.recorder.spare).extend(self.quill.take());
+        lock(&self.recorder.spare).extend(self.producer.take());
     }
 }
 
@@ -484,16 +483,16 @@ mod tests {
     #[test]
     fn what_pens_and_threads_write_is_in_the_trace() {
         let recorder = Recorder::new(Identity { rank: 1, size: 2, ..Identity::default() }, 100);
-        recorder.note_group(Group::WORLD, vec![0, 1]);
-        let mut pen = recorder.pen();
+        recorder.note_group(GroupNumber::WORLD, vec![0, 1]);
+        let mut writer = recorder.ring_writer();
         let name = recorder.intern(&"w".into(), &[3, 4]);
-        pen.write(5, Event::Done { name, group: Group::WORLD, operation: crate::event::Operation(1) });
+        writer.write(5, Event::Done { name, group: GroupNumber::WORLD, operation: crate::event::OperationNumber(1) });
         drop(recorder.user_phase("augment"));
         recorder.begin_phase("input wait");
         let trace = recorder.snapshot("test");
         assert_eq!(trace.records.len(), 4);
         assert_eq!(trace.header.rank, 1);
-        assert_eq!(trace.groups[&Group::WORLD], [0, 1]);
+        assert_eq!(trace.groups[&GroupNumber::WORLD], [0, 1]);
         assert_eq!(*trace.names.get(name).unwrap().shape, [3, 4]);
         let last = trace.records.last().unwrap();
         assert_eq!(last.event, Event::PhaseBegin { phase: Phase::InputWait, name: NameId::NONE });
@@ -548,16 +547,16 @@ mod tests {
     fn groups_that_come_and_go_share_a_ring() {
         let recorder = Recorder::new(Identity::default(), 100);
         for number in 0..50 {
-            recorder.pen().write(number, Event::Cycle);
+            recorder.ring_writer().write(number, Event::Cycle);
         }
-        assert_eq!(recorder.rings().len(), 2, "one for marks, one for pens");
+        assert_eq!(recorder.rings().len(), 2, "one for marks, one for writers");
         assert_eq!(recorder.snapshot("test").records.len(), 50);
     }
 
     #[test]
     fn a_recorder_that_is_off_takes_nothing() {
         let recorder = Recorder::off();
-        recorder.pen().write(5, Event::Cycle);
+        recorder.ring_writer().write(5, Event::Cycle);
         drop(recorder.user_phase("augment"));
         recorder.resume();
         recorder.mark(Event::Cycle);

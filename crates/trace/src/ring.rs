@@ -55,7 +55,7 @@ impl Ring {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Adds a record. Only one thread may do so at a time: the one that has the ring's only [`Quill`].
+    /// Adds a record. Only one thread may do so at a time: the one that has the ring's only [`Producer`].
     #[inline]
     fn write(&self, index: u64, words: [u64; WORDS]) {
         let place = (index & (self.capacity() - 1)) as usize;
@@ -96,17 +96,17 @@ fn new_block() -> Block {
 
 /// The right to write to a ring. There is one for each ring, and writing takes it exclusively.
 #[derive(Debug)]
-pub(crate) struct Quill {
+pub(crate) struct Producer {
     ring: Arc<Ring>,
     /// The number of the next record.
     next: u64,
 }
 
-impl Quill {
+impl Producer {
     /// A new ring and the right to write to it.
-    pub(crate) fn new(records: usize) -> (Quill, Arc<Ring>) {
+    pub(crate) fn new(records: usize) -> (Producer, Arc<Ring>) {
         let ring = Ring::new(records);
-        (Quill { ring: Arc::clone(&ring), next: 0 }, ring)
+        (Producer { ring: Arc::clone(&ring), next: 0 }, ring)
     }
 
     #[inline]
@@ -124,12 +124,12 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_once_and_in_order() {
-        let (mut quill, ring) = Quill::new(BLOCK_RECORDS);
-        (0..5).for_each(|number| quill.write([number; 4]));
+        let (mut producer, ring) = Producer::new(BLOCK_RECORDS);
+        (0..5).for_each(|number| producer.write([number; 4]));
         let mut read = Vec::new();
         assert_eq!(ring.read(0, &mut read), (5, 0));
         assert_eq!(read, [[0; 4], [1; 4], [2; 4], [3; 4], [4; 4]]);
-        quill.write([5; 4]);
+        producer.write([5; 4]);
         read.clear();
         assert_eq!(ring.read(5, &mut read), (6, 0));
         assert_eq!(read, [[5; 4]]);
@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn the_newest_survive_and_the_lost_are_counted() {
-        let (mut quill, ring) = Quill::new(2 * BLOCK_RECORDS);
+        let (mut producer, ring) = Producer::new(2 * BLOCK_RECORDS);
         let capacity = ring.capacity();
-        (0..capacity + 100).for_each(|number| quill.write([number; 4]));
+        (0..capacity + 100).for_each(|number| producer.write([number; 4]));
         let mut read = Vec::new();
         let (until, lost) = ring.read(0, &mut read);
         assert_eq!(until, capacity + 100);
@@ -153,18 +153,18 @@ mod tests {
 
     #[test]
     fn a_ring_that_is_hardly_used_takes_one_block() {
-        let (mut quill, ring) = Quill::new(64 * BLOCK_RECORDS);
-        quill.write([1; 4]);
+        let (mut producer, ring) = Producer::new(64 * BLOCK_RECORDS);
+        producer.write([1; 4]);
         assert_eq!(ring.blocks.iter().filter(|block| block.get().is_some()).count(), 1);
     }
 
     #[test]
     fn a_reader_never_sees_half_a_record() {
-        let (mut quill, ring) = Quill::new(BLOCK_RECORDS);
+        let (mut producer, ring) = Producer::new(BLOCK_RECORDS);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                (0..2_000_000_u64).for_each(|number| quill.write([number, number ^ 1, number ^ 2, number ^ 3]));
+                (0..2_000_000_u64).for_each(|number| producer.write([number, number ^ 1, number ^ 2, number ^ 3]));
                 over.store(true, Ordering::Release);
             });
             let (mut next, mut seen, mut lost, mut read) = (0, 0, 0, Vec::new());

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::event::{NameId, ThreadId};
-use crate::trace::Named;
+use crate::trace::NameEntry;
 
 /// Names that are remembered: as many as the largest models have tensors, some times over; a few megabytes.
 pub(crate) const NAMES_MAX: usize = 1 << 16;
@@ -21,7 +21,7 @@ pub(crate) const NAMES_MAX: usize = 1 << 16;
 pub(crate) struct NameTable {
     /// The number of the oldest name that is remembered.
     first: u32,
-    names: VecDeque<Named>,
+    names: VecDeque<NameEntry>,
     ids: HashMap<Arc<str>, NameId>,
 }
 
@@ -42,7 +42,7 @@ impl NameTable {
             self.first += 1;
         }
         let id = NameId(self.first + self.names.len() as u32);
-        self.names.push_back(Named { text: Arc::clone(text), shape: shape.into() });
+        self.names.push_back(NameEntry { text: Arc::clone(text), shape: shape.into() });
         self.ids.insert(Arc::clone(text), id);
         id
     }
@@ -53,7 +53,7 @@ impl NameTable {
     }
 
     /// The names from number `from` on, with the number of the first of them.
-    pub(crate) fn since(&self, from: NameId) -> (NameId, impl Iterator<Item = &Named>) {
+    pub(crate) fn since(&self, from: NameId) -> (NameId, impl Iterator<Item = &NameEntry>) {
         let first = from.0.max(self.first);
         (NameId(first), self.names.iter().skip((first - self.first) as usize))
     }
@@ -68,13 +68,13 @@ const ROWS: usize = 256;
 
 /// The numbers of this process's threads. One for the whole process, because threads belong to the process: a thread
 /// gets its number when it first does something that is recorded, and gives it back when it ends.
-static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new(), outsiders: Vec::new() });
+static THREADS: Mutex<Threads> = Mutex::new(Threads { names: Vec::new(), free: Vec::new(), external: Vec::new() });
 
 struct Threads {
     names: Vec<Arc<str>>,
     free: Vec<u16>,
-    /// Numbers of those who are no threads of this process and are told of by name. They are kept.
-    outsiders: Vec<u16>,
+    /// Numbers of threads of other processes, which are known by name. They are kept.
+    external: Vec<u16>,
 }
 
 impl Threads {
@@ -101,19 +101,19 @@ fn threads() -> MutexGuard<'static, Threads> {
 }
 
 /// A number that is given back when its thread ends.
-struct Seat(u16);
+struct ThreadSlot(u16);
 
-impl Seat {
-    fn take() -> Seat {
-        Seat::called(std::thread::current().name())
+impl ThreadSlot {
+    fn take() -> ThreadSlot {
+        ThreadSlot::named(std::thread::current().name())
     }
 
-    fn called(name: Option<&str>) -> Seat {
-        Seat(threads().take_number(name).unwrap_or(THREADS_MAX as u16))
+    fn named(name: Option<&str>) -> ThreadSlot {
+        ThreadSlot(threads().take_number(name).unwrap_or(THREADS_MAX as u16))
     }
 }
 
-impl Drop for Seat {
+impl Drop for ThreadSlot {
     fn drop(&mut self) {
         if usize::from(self.0) < THREADS_MAX {
             threads().free.push(self.0);
@@ -122,35 +122,35 @@ impl Drop for Seat {
 }
 
 thread_local! {
-    static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+    static SLOT: OnceCell<ThreadSlot> = const { OnceCell::new() };
 }
 
 impl ThreadId {
     /// The number of this thread.
     #[inline]
     pub fn current() -> ThreadId {
-        // A thread that is ending has no number any more; what it does then is nobody's.
-        SEAT.try_with(|seat| ThreadId(seat.get_or_init(Seat::take).0)).unwrap_or(ThreadId(THREADS_MAX as u16))
+        // A thread that is ending has no number any more.
+        SLOT.try_with(|slot| ThreadId(slot.get_or_init(ThreadSlot::take).0)).unwrap_or(ThreadId(THREADS_MAX as u16))
     }
 }
 
 impl ThreadId {
-    /// The number of somebody who is no thread of this process: the same for the same name.
-    pub(crate) fn of_outsider(name: &str) -> ThreadId {
+    /// The number of a thread of another process: the same for the same name.
+    pub(crate) fn of_external(name: &str) -> ThreadId {
         let mut threads = threads();
-        let known = threads.outsiders.iter().copied().find(|number| *threads.names[usize::from(*number)] == *name);
+        let known = threads.external.iter().copied().find(|number| *threads.names[usize::from(*number)] == *name);
         ThreadId(known.unwrap_or_else(|| {
             let Some(number) = threads.take_number(Some(name)) else { return THREADS_MAX as u16 };
-            threads.outsiders.push(number);
+            threads.external.push(number);
             number
         }))
     }
 
     /// Gives this thread a name, for whoever knows a better one than the system does.
-    pub(crate) fn call_current(name: &str) {
+    pub(crate) fn name_current(name: &str) {
         // A thread that has no number yet gets that of an earlier one of this name.
-        let seat = |seat: &OnceCell<Seat>| seat.get_or_init(|| Seat::called(Some(name))).0;
-        let number = SEAT.try_with(seat).unwrap_or(THREADS_MAX as u16);
+        let slot = |slot: &OnceCell<ThreadSlot>| slot.get_or_init(|| ThreadSlot::named(Some(name))).0;
+        let number = SLOT.try_with(slot).unwrap_or(THREADS_MAX as u16);
         if let Some(known) = threads().names.get_mut(usize::from(number)) {
             *known = name.into();
         }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(again, first);
         assert_ne!(on_a_thread("augmenter of this test"), first);
         assert_eq!(&*thread_names()[usize::from(first.0)], "prefetcher of this test");
-        let outsider = ThreadId::of_outsider("worker of this test");
-        assert_eq!(ThreadId::of_outsider("worker of this test"), outsider);
+        let external = ThreadId::of_external("worker of this test");
+        assert_eq!(ThreadId::of_external("worker of this test"), external);
     }
 }

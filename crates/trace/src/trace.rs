@@ -1,19 +1,19 @@
 //! What a trace file says, as values: [`Trace`].
 //!
 //! Records are in the order of their times, whatever order they lay in; names, threads and groups are tables beside
-//! them. A trace is a value that can as well be made by hand, for a test whose answer is known: make a [`Header`], give
-//! out names with [`Names::intern`], push records.
+//! them. A trace is a value that can as well be made by hand, for a test whose answer is known: make a [`TraceHeader`],
+//! give out names with [`Names::intern`], push records.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::event::{Event, Group, NameId, Phase, Record, ThreadId};
+use crate::event::{Event, GroupNumber, NameId, Phase, Record, ThreadId};
 use crate::file::{self, ReadError};
 
 /// Who wrote a trace, where, and with which settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct TraceHeader {
     /// The rank, in the world.
     pub rank: u32,
     /// Number of ranks in the world.
@@ -35,7 +35,7 @@ pub struct Header {
     pub settings: Vec<(String, String)>,
 }
 
-impl Header {
+impl TraceHeader {
     /// The value of a setting.
     pub fn setting(&self, name: &str) -> Option<&str> {
         self.settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
@@ -51,7 +51,7 @@ impl Header {
     ///
     /// # Errors
     /// As [`Trace::read`].
-    pub fn read(path: &Path) -> Result<Header, ReadError> {
+    pub fn read(path: &Path) -> Result<TraceHeader, ReadError> {
         use std::io::Read as _;
         let unreadable = |error: std::io::Error| ReadError::Unreadable(error.to_string());
         let mut start = Vec::new();
@@ -64,14 +64,14 @@ impl Header {
 /// Texts by number. Number 0 is no name.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    texts: BTreeMap<NameId, Named>,
+    texts: BTreeMap<NameId, NameEntry>,
     /// A number of each text. A text may have several, where a recorder has forgotten it in between.
     ids: HashMap<Arc<str>, NameId>,
 }
 
 /// A text and what else is known of what bears it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct NameEntry {
     /// The name.
     pub text: Arc<str>,
     /// For a tensor, its dimensions when it was first submitted.
@@ -80,7 +80,7 @@ pub struct Named {
 
 impl Names {
     /// Enters a text under a number; for whoever reads a file.
-    pub fn insert(&mut self, id: NameId, named: Named) {
+    pub fn insert(&mut self, id: NameId, named: NameEntry) {
         self.ids.entry(Arc::clone(&named.text)).or_insert(id);
         self.texts.insert(id, named);
     }
@@ -91,7 +91,7 @@ impl Names {
             return *id;
         }
         let id = NameId(self.texts.keys().next_back().map_or(1, |last| last.0.saturating_add(1)));
-        self.insert(id, Named { text: text.into(), shape: Arc::new([]) });
+        self.insert(id, NameEntry { text: text.into(), shape: Arc::new([]) });
         id
     }
 
@@ -106,12 +106,12 @@ impl Names {
     }
 
     /// All that is known under a number.
-    pub fn get(&self, id: NameId) -> Option<&Named> {
+    pub fn get(&self, id: NameId) -> Option<&NameEntry> {
         self.texts.get(&id)
     }
 
     /// All of them, by number.
-    pub fn iter(&self) -> impl Iterator<Item = (NameId, &Named)> {
+    pub fn iter(&self) -> impl Iterator<Item = (NameId, &NameEntry)> {
         self.texts.iter().map(|(id, named)| (*id, named))
     }
 }
@@ -124,7 +124,7 @@ impl PartialEq for Names {
 
 /// How a trace ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Ending {
+pub enum TraceEnding {
     /// With everything that was to be written; the text says on what occasion.
     Complete(String),
     /// In the middle: its writer was killed, or still writes.
@@ -158,13 +158,13 @@ impl Unreadable {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     /// Who, where, with which settings.
-    pub header: Header,
+    pub header: TraceHeader,
     /// The texts.
     pub names: Names,
     /// Names of threads.
     pub threads: BTreeMap<ThreadId, String>,
     /// World ranks of the members of each group that this rank is in.
-    pub groups: BTreeMap<Group, Vec<u32>>,
+    pub groups: BTreeMap<GroupNumber, Vec<u32>>,
     /// What happened, in the order of time.
     pub records: Vec<Record>,
     /// Records that were overwritten by later ones before they could be written.
@@ -172,15 +172,15 @@ pub struct Trace {
     /// Records of a kind that this version does not know.
     pub unknown: u64,
     /// Whether the file was complete.
-    pub ending: Ending,
+    pub ending: TraceEnding,
 }
 
 impl Trace {
     /// An empty trace, to be filled by hand.
-    pub fn new(header: Header) -> Trace {
+    pub fn new(header: TraceHeader) -> Trace {
         let ranks = (0..header.size).collect();
-        let groups = BTreeMap::from([(Group::WORLD, ranks)]);
-        Trace { header, groups, ending: Ending::Complete("made by hand".to_owned()), ..Trace::default() }
+        let groups = BTreeMap::from([(GroupNumber::WORLD, ranks)]);
+        Trace { header, groups, ending: TraceEnding::Complete("made by hand".to_owned()), ..Trace::default() }
     }
 
     /// Reads a file.

@@ -9,7 +9,7 @@
 mod ring;
 
 use loom::thread;
-use ring::{Quill, WORDS};
+use ring::{Producer, WORDS};
 
 /// Record `number`: every word tells which record it belongs to, and none is zero as a fresh block is.
 fn record(number: u64) -> [u64; WORDS] {
@@ -20,8 +20,8 @@ fn record(number: u64) -> [u64; WORDS] {
 /// written.
 fn read_while_writing(writes: u64) {
     loom::model(move || {
-        let (mut quill, ring) = Quill::new(2);
-        let writer = thread::spawn(move || (0..writes).for_each(|number| quill.write(record(number))));
+        let (mut producer, ring) = Producer::new(2);
+        let writer = thread::spawn(move || (0..writes).for_each(|number| producer.write(record(number))));
         let mut read = Vec::new();
         let (until, lost) = ring.read(0, &mut read);
         assert!(until <= writes);
@@ -46,8 +46,8 @@ fn a_record_that_is_being_overwritten_is_not_read() {
 #[test]
 fn two_readers_in_a_row_lose_nothing_between_them() {
     loom::model(|| {
-        let (mut quill, ring) = Quill::new(4);
-        let writer = thread::spawn(move || (0..2).for_each(|number| quill.write(record(number))));
+        let (mut producer, ring) = Producer::new(4);
+        let writer = thread::spawn(move || (0..2).for_each(|number| producer.write(record(number))));
         let mut read = Vec::new();
         let (until, _) = ring.read(0, &mut read);
         let (until, lost) = ring.read(until, &mut read);

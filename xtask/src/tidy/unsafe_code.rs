@@ -17,7 +17,7 @@ const MODULES: [&str; 15] = [
     "crates/tensor/src/region.rs",
     "crates/tensor/src/simd.rs",
     "crates/tensor/src/simd/",
-    "crates/trace/src/tick.rs",
+    "crates/trace/src/tsc.rs",
     "crates/transport/src/credentials.rs",
     "crates/transport/src/shm/",
     "crates/cluster/tests/fork.rs",

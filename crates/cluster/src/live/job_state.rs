@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farandole_trace::live::{Counts, Rates, Sample};
+use farandole_trace::live::{Counts, LiveSample, SampleRates};
 
 use super::snapshot::{FORMAT, JobView, LastStall, LiveState, RankView, Snapshot, Totals};
 
@@ -34,7 +34,7 @@ struct Entry {
     stopped: bool,
     /// How it ended.
     ended: Option<(LiveState, String)>,
-    sample: Option<(Instant, Sample)>,
+    sample: Option<(Instant, LiveSample)>,
     /// Totals of the last samples, oldest first.
     counts: VecDeque<Counts>,
 }
@@ -84,13 +84,13 @@ impl JobState {
 
     /// It has sent a sample. Bytes that are none are passed over.
     pub fn sampled(&self, rank: u32, sample: &[u8], now: Instant) {
-        let Some(sample) = Sample::decode(sample) else { return };
+        let Some(sample) = LiveSample::decode(sample) else { return };
         self.change(rank, |entry| {
             // A rank that left may come to the next meeting.
             if entry.ended.as_ref().is_some_and(|(state, _)| *state == LiveState::Left) {
                 entry.ended = None;
             }
-            if entry.counts.back().is_some_and(|last| Rates::between(last, &sample.counts).is_none()) {
+            if entry.counts.back().is_some_and(|last| SampleRates::between(last, &sample.counts).is_none()) {
                 entry.counts.clear();
             }
             if entry.counts.len() == REMEMBERED {
@@ -124,10 +124,11 @@ impl Entry {
         let view = RankView { rank, host, pid, state, ending, ..RankView::default() };
         let (Some((_, sample)), Some(age)) = (self.sample, age) else { return view };
         let current = matches!(state, LiveState::Running);
-        let rates = self.counts.front().and_then(|first| Rates::between(first, &sample.counts)).filter(|_| current);
+        let rates =
+            self.counts.front().and_then(|first| SampleRates::between(first, &sample.counts)).filter(|_| current);
         // A window may begin before the first iteration does.
         let marked = self.counts.iter().find(|counts| counts.iterations > 0);
-        let paced = marked.and_then(|first| Rates::between(first, &sample.counts)).filter(|_| current);
+        let paced = marked.and_then(|first| SampleRates::between(first, &sample.counts)).filter(|_| current);
         let Counts { time_ns, .. } = sample.counts;
         RankView {
             sample_age_seconds: Some(age.as_secs_f64()),
@@ -190,7 +191,7 @@ mod tests {
         let ns = second * 1_000_000_000;
         let counts =
             Counts { time_ns: ns, bytes: second * 1000, iterations: 2 * second, iteration_ns: ns, ..Counts::default() };
-        Sample { counts, phase: "forward".into(), ..Sample::default() }.encode()
+        LiveSample { counts, phase: "forward".into(), ..LiveSample::default() }.encode()
     }
 
     #[test]
@@ -209,7 +210,7 @@ mod tests {
     #[test]
     fn iterations_are_paced_from_the_first_on() {
         let (state, now) = (state(1), Instant::now());
-        state.sampled(0, &Sample::default().encode(), now);
+        state.sampled(0, &LiveSample::default().encode(), now);
         (1..3).for_each(|second| state.sampled(0, &sample(second), now));
         assert_eq!(state.snapshot(now).ranks[0].iterations_per_second, Some(2.0));
     }

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::{Collective, Dtype, Group, Operation};
-use farandole_trace::{Event, Occasion, Pen, Recorder};
+use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber};
+use farandole_trace::{DumpReason, Event, Recorder, RingWriter};
 
 use crate::direct::descriptor::Descriptor;
 use crate::exec::step_trace::StepTrace;
@@ -21,29 +21,29 @@ const SAMPLE: u64 = 128;
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct CallRecord {
-    pen: Option<Pen>,
+    writer: Option<RingWriter>,
     /// Calls since the last record that left none, and their bytes.
     skipped: u32,
     skipped_bytes: u64,
     /// The call that is under way, if it is recorded.
-    running: Option<Operation>,
+    running: Option<OperationNumber>,
     waiting: bool,
 }
 
 impl CallRecord {
     /// Records to this recorder from now on.
     pub(crate) fn record_with(&mut self, recorder: &Arc<Recorder>, ranks: u32) {
-        recorder.note_group(Group::DIRECT, (0..ranks).collect());
-        self.pen = Some(recorder.pen());
+        recorder.note_group(GroupNumber::DIRECT, (0..ranks).collect());
+        self.writer = Some(recorder.ring_writer());
     }
 
     fn is_on(&self) -> bool {
-        self.pen.as_ref().is_some_and(Pen::is_on)
+        self.writer.as_ref().is_some_and(RingWriter::is_on)
     }
 
     fn write(&mut self, time_ns: u64, event: Event) {
-        if let Some(pen) = &mut self.pen {
-            pen.write(time_ns, event);
+        if let Some(writer) = &mut self.writer {
+            writer.write(time_ns, event);
         }
     }
 
@@ -76,9 +76,9 @@ impl CallRecord {
     }
 
     fn started_at(&mut self, time_ns: u64, number: u64, descriptor: Descriptor, bytes: usize) {
-        let (group, operation) = (Group::DIRECT, Operation(number));
-        if let Some(pen) = &mut self.pen {
-            pen.pick_up();
+        let (group, operation) = (GroupNumber::DIRECT, OperationNumber(number));
+        if let Some(writer) = &mut self.writer {
+            writer.bind_thread();
         }
         if self.skipped > 0 {
             let (calls, bytes) = (std::mem::take(&mut self.skipped), std::mem::take(&mut self.skipped_bytes));
@@ -93,7 +93,7 @@ impl CallRecord {
     pub(crate) fn still(&mut self, peer: impl FnOnce() -> Option<u32>) {
         if let (Some(operation), false) = (self.running, self.waiting) {
             self.waiting = true;
-            self.write(now_ns(), Event::Waiting { group: Group::DIRECT, operation, peer: peer() });
+            self.write(now_ns(), Event::Waiting { group: GroupNumber::DIRECT, operation, peer: peer() });
         }
     }
 
@@ -102,7 +102,7 @@ impl CallRecord {
     pub(crate) fn moved(&mut self) {
         if let (Some(operation), true) = (self.running, self.waiting) {
             self.waiting = false;
-            self.write(now_ns(), Event::Moving { group: Group::DIRECT, operation });
+            self.write(now_ns(), Event::Resumed { group: GroupNumber::DIRECT, operation });
         }
     }
 
@@ -115,7 +115,7 @@ impl CallRecord {
     pub(crate) fn steps(&mut self, step_trace: &mut StepTrace) {
         let Some(operation) = self.running else { return };
         for note in step_trace.drain() {
-            let (group, step, peer, bytes) = (Group::DIRECT, note.kind, note.peer.map(|peer| peer.0), note.bytes);
+            let (group, step, peer, bytes) = (GroupNumber::DIRECT, note.kind, note.peer.map(|peer| peer.0), note.bytes);
             self.write(note.time_ns, Event::Stepped { group, operation, step, peer, bytes });
         }
     }
@@ -123,16 +123,16 @@ impl CallRecord {
     /// The call under way is over.
     pub(crate) fn finished(&mut self) {
         if let Some(operation) = self.running.take() {
-            self.write(now_ns(), Event::Finished { group: Group::DIRECT, operation });
+            self.write(now_ns(), Event::Finished { group: GroupNumber::DIRECT, operation });
         }
     }
 
     /// The communicator has failed.
     pub(crate) fn group_error(&mut self, cause: &str) {
-        if let Some(pen) = &mut self.pen {
-            let name = pen.recorder().intern(&cause.into(), &[]);
-            pen.write(now_ns(), Event::Trouble { name });
-            pen.recorder().ring(Occasion::Trouble);
+        if let Some(writer) = &mut self.writer {
+            let name = writer.recorder().intern(&cause.into(), &[]);
+            writer.write(now_ns(), Event::Aborted { name });
+            writer.recorder().request_dump(DumpReason::Abort);
         }
     }
 }

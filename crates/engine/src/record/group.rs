@@ -1,15 +1,15 @@
 //! What a group's driver writes down: one line for each boundary that a request or a bucket passes.
 //!
-//! This is the one place that says the engine's words in those of `trace`. A record has a pen of its own, because the
-//! driver has the group to itself. Every entry takes the time from the turn that it belongs to, which costs nothing;
-//! where a bucket is so large that packing or unpacking it takes longer than some turns, the clock is looked at. Times
-//! of one record never go backwards.
+//! This is the one place that says the engine's words in those of `trace`. A record has a ring writer of its own,
+//! because the driver has the group to itself. Every entry takes the time from the turn that it belongs to, which costs
+//! nothing; where a bucket is so large that packing or unpacking it takes longer than some turns, the clock is looked
+//! at. Times of one record never go backwards.
 //!
 //! Entries about a request are written before its ticket is done: whoever has the result finds them.
 //!
-//! A bucket that comes again in every iteration has its requests in the recorder's table (a *crew*), and one record for
-//! all of them when it begins and one when it ends. Buckets that were negotiated may never come again; their requests
-//! have records of their own.
+//! A bucket that comes again in every iteration has its requests in the recorder's table (a *template*), and one record
+//! for all of them when it begins and one when it ends. Buckets that were negotiated may never come again; their
+//! requests have records of their own.
 //!
 //! A small bucket that comes again is *held*: what it passes is remembered, and written as one record when it ends. It
 //! is spelled out, boundary by boundary, as soon as it turns out not to end at once: it waits for a peer for longer
@@ -26,8 +26,8 @@ use farandole_plan::agree::Bucket;
 use farandole_plan::message::Announcement;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::{self, CrewId, Group, Member, NameId, Operation, ThreadId};
-use farandole_trace::{Event, Occasion, Pen, Recorder, Way};
+use farandole_trace::event::{self, GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
+use farandole_trace::{BucketTimes, DumpReason, Event, Recorder, RingWriter};
 
 use crate::bucket::{Pending, Table};
 use crate::exec::step_trace::{self, StepTrace};
@@ -98,11 +98,11 @@ impl Start {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct GroupRecord {
-    pen: Pen,
+    writer: RingWriter,
     start_ns: u64,
     /// How long this process has been asleep: what it is told are moments of awake time, what it writes is real time.
     slept_ns: u64,
-    group: Group,
+    group: GroupNumber,
     /// The time of the last entry about the running bucket.
     last_ns: u64,
     /// Whether the running bucket is large enough to look at the clock for it.
@@ -117,9 +117,9 @@ pub(crate) struct GroupRecord {
     tiny_ended_ns: Option<u64>,
     last_turns: LastTurns,
     /// The requests of the running bucket, if they are in the recorder's table.
-    crew: Option<CrewId>,
-    /// Crews by the hash of their bucket's plan.
-    crews: HashMap<u64, Known, BuildHasherDefault<QuickHasher>>,
+    template: Option<TemplateId>,
+    /// Templates by the hash of their bucket's plan.
+    templates: HashMap<u64, Known, BuildHasherDefault<QuickHasher>>,
     /// The one that was asked for last: programs with one bucket ask for no other.
     latest: Option<(u64, Known)>,
 }
@@ -127,28 +127,28 @@ pub(crate) struct GroupRecord {
 /// A bucket that has begun and may be over in a moment.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    crew: CrewId,
+    template: TemplateId,
     started: Event,
     started_ns: u64,
     entered: bool,
     packed_ns: Option<u64>,
 }
 
-/// A crew that the recorder has.
+/// A template that the recorder has.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    id: CrewId,
+    id: TemplateId,
     /// The first name that the recorder will forget; names get new numbers then.
     oldest: NameId,
 }
 
 impl GroupRecord {
     pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupId, ranks: &[Rank], start: Start) -> GroupRecord {
-        let group = Group::from(group.0);
+        let group = GroupNumber::from(group.0);
         recorder.note_group(group, ranks.iter().map(|rank| rank.0).collect());
-        let (pen, start_ns) = (recorder.pen(), start.time_ns);
+        let (writer, start_ns) = (recorder.ring_writer(), start.time_ns);
         GroupRecord {
-            pen,
+            writer,
             start_ns,
             slept_ns: 0,
             group,
@@ -159,8 +159,8 @@ impl GroupRecord {
             held: None,
             tiny_ended_ns: None,
             last_turns: LastTurns::default(),
-            crew: None,
-            crews: HashMap::default(),
+            template: None,
+            templates: HashMap::default(),
             latest: None,
         }
     }
@@ -168,18 +168,18 @@ impl GroupRecord {
     /// Another thread drives from now on.
     pub(crate) fn pick_up(&mut self) {
         self.spell_out();
-        self.pen.pick_up();
+        self.writer.bind_thread();
     }
 
     /// Writes down what is held of the running bucket, as it was.
     fn spell_out(&mut self) {
-        let Some(Held { crew, started, started_ns, entered, packed_ns }) = self.held.take() else { return };
-        self.pen.write_for_all(started_ns, started, crew);
+        let Some(Held { template, started, started_ns, entered, packed_ns }) = self.held.take() else { return };
+        self.writer.write_edge(started_ns, started, template);
         if let (Some(packed_ns), Event::Started { group, operation, .. }) = (packed_ns, started) {
             if entered {
-                self.pen.write(packed_ns, Event::Entered { group, operation });
+                self.writer.write(packed_ns, Event::Entered { group, operation });
             }
-            self.pen.write(packed_ns, Event::Packed { group, operation });
+            self.writer.write(packed_ns, Event::Packed { group, operation });
         }
     }
 
@@ -196,25 +196,25 @@ impl GroupRecord {
 
     fn enter(&mut self, now: Duration, event: Event) {
         self.look(now);
-        self.pen.write(self.last_ns, event);
+        self.writer.write(self.last_ns, event);
     }
 
     /// Enters the begin or the end of the running bucket for all its requests.
     fn enter_for_all(&mut self, now: Duration, event: Event) {
         self.look(now);
-        let crew = self.crew.expect("invariant: only a bucket with a crew is entered for all of it");
-        self.pen.write_for_all(self.last_ns, event, crew);
+        let template = self.template.expect("invariant: only a bucket with a template is entered for all of it");
+        self.writer.write_edge(self.last_ns, event, template);
     }
 
     fn look(&mut self, now: Duration) {
-        let time_ns = if self.timed && self.pen.is_on() { now_ns() } else { self.at(now) };
+        let time_ns = if self.timed && self.writer.is_on() { now_ns() } else { self.at(now) };
         self.last_ns = self.last_ns.max(time_ns);
     }
 
     /// The driver has taken orders in.
     pub(crate) fn cycle(&mut self, now: Duration) {
-        if self.pen.recorder().wants_cycles() {
-            self.pen.write(self.at(now), Event::Cycle);
+        if self.writer.recorder().wants_cycles() {
+            self.writer.write(self.at(now), Event::Cycle);
         }
     }
 
@@ -224,17 +224,17 @@ impl GroupRecord {
         let bytes = pending.input.as_ref().map_or(0, |region| region.len_bytes() as u64);
         let (group, collective, dtype) = (self.group, collective(&request.collective), dtype(request.dtype));
         let event = Event::Submitted { name, group, collective, dtype, bytes };
-        self.pen.write_for(thread, time_ns.unwrap_or_else(|| self.at(now)), event);
+        self.writer.write_for(thread, time_ns.unwrap_or_else(|| self.at(now)), event);
     }
 
     /// The coordinator hears what a peer asks for.
     pub(crate) fn arrived(&mut self, peer: Rank, announcements: &[Announcement], now: Duration) {
-        if !self.pen.is_on() {
+        if !self.writer.is_on() {
             return;
         }
         for Announcement { request, .. } in announcements {
-            let name = self.pen.recorder().intern(&request.name, &request.shape);
-            self.pen.write(self.at(now), Event::Arrived { name, group: self.group, rank: peer.0 });
+            let name = self.writer.recorder().intern(&request.name, &request.shape);
+            self.writer.write(self.at(now), Event::Arrived { name, group: self.group, rank: peer.0 });
         }
     }
 
@@ -243,40 +243,40 @@ impl GroupRecord {
         let plan = &*bucket.plan;
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
         self.spell_out();
-        (self.timed, self.waiting, self.crew) = (bytes >= TIMED_FROM_BYTES, false, None);
+        (self.timed, self.waiting, self.template) = (bytes >= TIMED_FROM_BYTES, false, None);
         self.still_since_ns = None;
-        if !self.pen.is_on() {
+        if !self.writer.is_on() {
             return;
         }
-        let (group, operation) = (self.group, Operation(bucket.operation.0));
+        let (group, operation) = (self.group, OperationNumber(bucket.operation.0));
         let (collective, dtype) = (collective(&plan.collective), dtype(plan.dtype));
         let requests = bucket.requests.len() as u32;
         let started = Event::Started { group, operation, collective, dtype, requests, bytes };
-        self.crew = self.crew_of(bucket, table, bytes);
-        if let (Some(crew), false) = (self.crew, self.timed) {
+        self.template = self.template_of(bucket, table, bytes);
+        if let (Some(template), false) = (self.template, self.timed) {
             self.look(now);
             let started_ns = self.last_ns;
-            self.held = Some(Held { crew, started, started_ns, entered: false, packed_ns: None });
+            self.held = Some(Held { template, started, started_ns, entered: false, packed_ns: None });
             return;
         }
-        if self.crew.is_some() {
+        if self.template.is_some() {
             return self.enter_for_all(now, started);
         }
         self.enter(now, started);
-        for Member { name, bytes } in requests_of(bucket, table) {
-            self.pen.write(self.last_ns, Event::Fused { name, group, operation, bytes });
+        for TemplateEntry { name, bytes } in requests_of(bucket, table) {
+            self.writer.write(self.last_ns, Event::Fused { name, group, operation, bytes });
         }
     }
 
-    /// The crew of a bucket that comes again and again. What is in it follows from the plan, unless this rank has
+    /// The template of a bucket that comes again and again. What is in it follows from the plan, unless this rank has
     /// joined or the recorder was off when requests were submitted.
-    fn crew_of(&mut self, bucket: &Bucket, table: &Table, bytes: u64) -> Option<CrewId> {
+    fn template_of(&mut self, bucket: &Bucket, table: &Table, bytes: u64) -> Option<TemplateId> {
         if !bucket.replayed {
             return None;
         }
-        let (recorder, hash) = (self.pen.recorder(), bucket.plan.hash);
+        let (recorder, hash) = (self.writer.recorder(), bucket.plan.hash);
         let latest = self.latest.filter(|(of, _)| *of == hash).map(|(_, known)| known);
-        if let Some(known) = latest.or_else(|| self.crews.get(&hash).copied())
+        if let Some(known) = latest.or_else(|| self.templates.get(&hash).copied())
             && recorder.knows(known.oldest)
         {
             self.latest = Some((hash, known));
@@ -287,8 +287,8 @@ impl GroupRecord {
         if !whole || oldest == NameId::NONE {
             return None;
         }
-        let id = recorder.crew(requests_of(bucket, table), bytes)?;
-        self.crews.insert(hash, Known { id, oldest });
+        let id = recorder.template(requests_of(bucket, table), bytes)?;
+        self.templates.insert(hash, Known { id, oldest });
         Some(id)
     }
 
@@ -298,7 +298,7 @@ impl GroupRecord {
             held.entered = true;
             return;
         }
-        self.enter(now, Event::Entered { group: self.group, operation: Operation(bucket.operation.0) });
+        self.enter(now, Event::Entered { group: self.group, operation: OperationNumber(bucket.operation.0) });
     }
 
     /// This rank's contribution lies in its place.
@@ -308,27 +308,27 @@ impl GroupRecord {
             self.held.iter_mut().for_each(|held| held.packed_ns = Some(self.last_ns));
             return;
         }
-        self.enter(now, Event::Packed { group: self.group, operation: Operation(bucket.operation.0) });
+        self.enter(now, Event::Packed { group: self.group, operation: OperationNumber(bucket.operation.0) });
     }
 
     /// Whether the run of the bucket that has just started is to be traced step by step.
     pub(crate) fn wants_step_trace(&self, bucket: &Bucket) -> bool {
-        self.pen.is_on() && bucket.plan.elems * bucket.plan.dtype.size_bytes() as u64 >= step_trace::FROM_BYTES
+        self.writer.is_on() && bucket.plan.elems * bucket.plan.dtype.size_bytes() as u64 >= step_trace::FROM_BYTES
     }
 
     /// Enters the steps that a run has taken.
     pub(crate) fn steps(&mut self, bucket: &Bucket, step_trace: &mut StepTrace) {
-        let (group, operation) = (self.group, Operation(bucket.operation.0));
+        let (group, operation) = (self.group, OperationNumber(bucket.operation.0));
         for note in step_trace.drain() {
             self.last_ns = self.last_ns.max(note.time_ns);
             let (step, peer, bytes) = (note.kind, note.peer.map(|peer| peer.0), note.bytes);
-            self.pen.write(self.last_ns, Event::Stepped { group, operation, step, peer, bytes });
+            self.writer.write(self.last_ns, Event::Stepped { group, operation, step, peer, bytes });
         }
     }
 
     /// Nothing could be done for the bucket; `peer` finds out for whom it waits.
     pub(crate) fn still(&mut self, bucket: &Bucket, now: Duration, peer: impl FnOnce() -> Option<Rank>) {
-        if self.waiting || !self.pen.is_on() {
+        if self.waiting || !self.writer.is_on() {
             return;
         }
         let now_ns = self.at(now);
@@ -340,7 +340,7 @@ impl GroupRecord {
 
     /// The driver is about to sleep, and will not be back in a moment.
     pub(crate) fn doze(&mut self, bucket: &Bucket, peer: impl FnOnce() -> Option<Rank>) {
-        if let (Some(since_ns), false, true) = (self.still_since_ns, self.waiting, self.pen.is_on()) {
+        if let (Some(since_ns), false, true) = (self.still_since_ns, self.waiting, self.writer.is_on()) {
             self.wait(bucket, since_ns, peer);
         }
     }
@@ -350,8 +350,8 @@ impl GroupRecord {
         self.spell_out();
         self.waiting = true;
         self.last_ns = self.last_ns.max(since_ns);
-        let (operation, peer) = (Operation(bucket.operation.0), peer().map(|peer| peer.0));
-        self.pen.write(self.last_ns, Event::Waiting { group: self.group, operation, peer });
+        let (operation, peer) = (OperationNumber(bucket.operation.0), peer().map(|peer| peer.0));
+        self.writer.write(self.last_ns, Event::Waiting { group: self.group, operation, peer });
     }
 
     /// Something could be done for the bucket.
@@ -360,8 +360,8 @@ impl GroupRecord {
         if std::mem::take(&mut self.waiting) {
             // The turn in which it moved began when it could.
             self.last_ns = self.last_ns.max(self.at(now));
-            let event = Event::Moving { group: self.group, operation: Operation(bucket.operation.0) };
-            self.pen.write(self.last_ns, event);
+            let event = Event::Resumed { group: self.group, operation: OperationNumber(bucket.operation.0) };
+            self.writer.write(self.last_ns, event);
         }
     }
 
@@ -374,16 +374,16 @@ impl GroupRecord {
     }
 
     fn enter_travelled(&mut self, bucket: &Bucket, now: Duration) {
-        self.enter(now, Event::Travelled { group: self.group, operation: Operation(bucket.operation.0) });
+        self.enter(now, Event::Transferred { group: self.group, operation: OperationNumber(bucket.operation.0) });
     }
 
     /// The results of a bucket are in their places.
     pub(crate) fn finished<'a>(&mut self, bucket: &Bucket, done: impl IntoIterator<Item = &'a Pending>, now: Duration) {
-        let (group, operation) = (self.group, Operation(bucket.operation.0));
-        if let Some(Held { crew, started, started_ns, entered, packed_ns }) = self.held {
+        let (group, operation) = (self.group, OperationNumber(bucket.operation.0));
+        if let Some(Held { template, started, started_ns, entered, packed_ns }) = self.held {
             self.look(now);
-            let way = packed_ns.map(|packed_ns| Way { entered, packed_ns, finished_ns: self.last_ns });
-            if way.is_some_and(|way| self.pen.write_whole(started_ns, started, crew, way)) {
+            let times = packed_ns.map(|packed_ns| BucketTimes { entered, packed_ns, finished_ns: self.last_ns });
+            if times.is_some_and(|times| self.writer.write_bucket(started_ns, started, template, times)) {
                 self.held = None;
                 let tiny = matches!(started, Event::Started { bytes, .. } if bytes <= TINY_BYTES);
                 self.tiny_ended_ns = tiny.then(|| self.at(now));
@@ -392,72 +392,72 @@ impl GroupRecord {
             self.spell_out();
             self.enter_travelled(bucket, now);
         }
-        if self.crew.is_some() {
+        if self.template.is_some() {
             return self.enter_for_all(now, Event::Finished { group, operation });
         }
         self.enter(now, Event::Finished { group, operation });
         for pending in done {
-            self.pen.write(self.last_ns, Event::Done { name: pending.mark.name, group, operation });
+            self.writer.write(self.last_ns, Event::Done { name: pending.mark.name, group, operation });
         }
     }
 
     /// The thread that drives has waited for a request since then, and goes on now, at the end of a turn that began
     /// then.
     pub(crate) fn waited(&mut self, name: NameId, since: Duration, turned_at: Duration) {
-        if self.pen.is_on() {
+        if self.writer.is_on() {
             let (since_ns, begun_ns) = (self.at(since), self.at(turned_at));
             let time_ns = match self.tiny_ended_ns.take() {
                 Some(ended_ns) if ended_ns == begun_ns => self.last_turns.end_ns(begun_ns, now_ns),
                 _ => now_ns(),
             };
-            self.pen.write(time_ns.max(since_ns), Event::Waited { name, since_ns });
+            self.writer.write(time_ns.max(since_ns), Event::Waited { name, since_ns });
         }
     }
 
     /// A bucket is given up.
     pub(crate) fn abandoned(&mut self, operation: farandole_plan::agree::Operation, now: Duration) {
         self.spell_out();
-        self.enter(now, Event::Abandoned { group: self.group, operation: Operation(operation.0) });
+        self.enter(now, Event::Abandoned { group: self.group, operation: OperationNumber(operation.0) });
     }
 
     /// A request that travels in no bucket has its result.
     pub(crate) fn done(&mut self, pending: &Pending, now: Duration) {
         let (name, group) = (pending.mark.name, self.group);
-        self.pen.write(self.at(now), Event::Done { name, group, operation: Operation(0) });
+        self.writer.write(self.at(now), Event::Done { name, group, operation: OperationNumber(0) });
     }
 
     /// A request is not carried out.
     pub(crate) fn failed(&mut self, pending: &Pending, now: Duration) {
         self.spell_out();
-        self.pen.write(self.at(now), Event::Failed { name: pending.mark.name, group: self.group });
+        self.writer.write(self.at(now), Event::Failed { name: pending.mark.name, group: self.group });
     }
 
     /// A warning is given about a request that waits for ranks (of the world), and the first of them is named.
     pub(crate) fn stalled(&mut self, name: &Arc<str>, missing: usize, rank: Rank, now: Duration) {
-        let name = self.pen.recorder().intern(name, &[]);
+        let name = self.writer.recorder().intern(name, &[]);
         let (group, missing, rank) = (self.group, missing as u32, rank.0);
-        self.pen.write(self.at(now), Event::Stalled { name, group, missing, rank });
+        self.writer.write(self.at(now), Event::Stalled { name, group, missing, rank });
     }
 
     /// This rank was told what a stall comes to.
     pub(crate) fn stall_told(&self) {
-        self.pen.recorder().ring(Occasion::Stall);
+        self.writer.recorder().request_dump(DumpReason::Stall);
     }
 
     /// The group has ended with an error.
     pub(crate) fn group_error(&mut self, cause: &str, now: Duration) {
         self.spell_out();
-        let name = self.pen.recorder().intern(&cause.into(), &[]);
-        self.pen.write(self.at(now), Event::Trouble { name });
-        self.pen.recorder().ring(Occasion::Trouble);
+        let name = self.writer.recorder().intern(&cause.into(), &[]);
+        self.writer.write(self.at(now), Event::Aborted { name });
+        self.writer.recorder().request_dump(DumpReason::Abort);
     }
 }
 
 /// The requests of a bucket that are this rank's.
-fn requests_of(bucket: &Bucket, table: &Table) -> impl Iterator<Item = Member> {
+fn requests_of(bucket: &Bucket, table: &Table) -> impl Iterator<Item = TemplateEntry> {
     bucket.requests.iter().flatten().map(|id| {
         let Pending { mark, input, .. } = table.get(*id);
-        Member { name: mark.name, bytes: input.as_ref().map_or(0, |region| region.len_bytes() as u64) }
+        TemplateEntry { name: mark.name, bytes: input.as_ref().map_or(0, |region| region.len_bytes() as u64) }
     })
 }
 

@@ -11,18 +11,18 @@ use crate::harness::{Transport, config, ranks, ranks_with, sum};
 use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings};
 use farandole_plan::{Rank, ReduceOp};
-use farandole_trace::event::{Collective, Dtype, Group, Operation, StepKind};
+use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber, StepKind};
 use farandole_trace::{Event, Identity, Recorder, Trace};
 
 /// The events of one operation, in order, waiting left out.
-fn events_of(trace: &Trace, group: Group, operation: Operation) -> Vec<Event> {
+fn events_of(trace: &Trace, group: GroupNumber, operation: OperationNumber) -> Vec<Event> {
     let about = |event: &Event| match *event {
         Event::Started { group, operation, .. }
         | Event::Fused { group, operation, .. }
         | Event::Entered { group, operation }
         | Event::Packed { group, operation }
         | Event::Stepped { group, operation, .. }
-        | Event::Travelled { group, operation }
+        | Event::Transferred { group, operation }
         | Event::Finished { group, operation }
         | Event::Done { group, operation, .. } => Some((group, operation)),
         _ => None,
@@ -32,7 +32,7 @@ fn events_of(trace: &Trace, group: Group, operation: Operation) -> Vec<Event> {
 }
 
 /// The operation that each request of a name travelled in.
-fn operations(trace: &Trace, name: &str) -> Vec<Operation> {
+fn operations(trace: &Trace, name: &str) -> Vec<OperationNumber> {
     let id = trace.names.find(name).unwrap();
     let fused = trace.records.iter().filter_map(|record| match record.event {
         Event::Fused { name, operation, .. } if name == id => Some(operation),
@@ -55,7 +55,7 @@ fn a_request_leaves_a_record_at_every_boundary() {
         for trace in &traces {
             assert_eq!(operations(trace, "w"), first, "{transport:?}: operations have the same numbers on all ranks");
             let name = trace.names.find("w").unwrap();
-            let (group, collective, dtype, bytes) = (Group::WORLD, Collective::Allreduce, Dtype::F32, 40);
+            let (group, collective, dtype, bytes) = (GroupNumber::WORLD, Collective::Allreduce, Dtype::F32, 40);
             for &operation in &first {
                 let mut events = events_of(trace, group, operation);
                 events.retain(|event| !matches!(event, Event::Entered { .. }));
@@ -63,7 +63,7 @@ fn a_request_leaves_a_record_at_every_boundary() {
                     Event::Started { group, operation, collective, dtype, requests: 1, bytes },
                     Event::Fused { name, group, operation, bytes },
                     Event::Packed { group, operation },
-                    Event::Travelled { group, operation },
+                    Event::Transferred { group, operation },
                     Event::Finished { group, operation },
                     Event::Done { name, group, operation },
                 ];
@@ -90,7 +90,7 @@ fn the_steps_of_a_large_bucket_add_up() {
         for trace in &traces {
             let operation = operations(trace, "large")[0];
             let mut bytes: BTreeMap<StepKind, u64> = BTreeMap::new();
-            for event in events_of(trace, Group::WORLD, operation) {
+            for event in events_of(trace, GroupNumber::WORLD, operation) {
                 if let Event::Stepped { step, bytes: more, .. } = event {
                     *bytes.entry(step).or_default() += more;
                 }
@@ -135,11 +135,11 @@ fn a_small_bucket_that_waits_for_a_rank_is_seen_while_it_does() {
         let is_seen = || {
             let trace = recorder.snapshot("test");
             let mut waits = trace.records.iter().rev().filter_map(|record| match record.event {
-                Event::Waiting { group: Group::WORLD, operation, peer: Some(1) } => Some(operation),
+                Event::Waiting { group: GroupNumber::WORLD, operation, peer: Some(1) } => Some(operation),
                 _ => None,
             });
             let Some(last) = operations(&trace, "w").last().copied() else { return false };
-            let done = Event::Done { name: trace.names.find("w").unwrap(), group: Group::WORLD, operation: last };
+            let done = Event::Done { name: trace.names.find("w").unwrap(), group: GroupNumber::WORLD, operation: last };
             waits.next() == Some(last) && trace.records.iter().all(|record| record.event != done)
         };
         let gives_up = Instant::now() + Duration::from_secs(10);
@@ -230,7 +230,11 @@ fn direct_calls_are_recorded_or_counted() {
         for record in &trace.records {
             match record.event {
                 Event::Started {
-                    group: Group::DIRECT, collective: Collective::Allreduce, requests: 0, bytes, ..
+                    group: GroupNumber::DIRECT,
+                    collective: Collective::Allreduce,
+                    requests: 0,
+                    bytes,
+                    ..
                 } => {
                     calls += 1;
                     last_bytes = bytes;
@@ -245,7 +249,10 @@ fn direct_calls_are_recorded_or_counted() {
         }
         assert_eq!((calls, last_bytes), (CALLS + 1, 1 << 20));
         assert!(finished > 0);
-        let operation = Operation(CALLS + 1);
-        assert!(events_of(trace, Group::DIRECT, operation).len() >= 4, "the last one is large and left footprints");
+        let operation = OperationNumber(CALLS + 1);
+        assert!(
+            events_of(trace, GroupNumber::DIRECT, operation).len() >= 4,
+            "the last one is large and left footprints"
+        );
     }
 }

@@ -19,7 +19,7 @@ use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
 use super::{CollectiveKind, History, Operation, Passage, Phase, RankHistory, own};
 use farandole_trace::Trace;
-use farandole_trace::event::{self, Collective, Event, Group, NameId, Record};
+use farandole_trace::event::{self, Collective, Event, GroupNumber, NameId, Record};
 use farandole_trace::machine;
 
 /// Why traces do not make a history.
@@ -51,7 +51,7 @@ impl std::fmt::Display for BuildError {
 }
 
 /// An operation of a group, the same on all ranks.
-pub(super) type Key = (Group, event::Operation);
+pub(super) type Key = (GroupNumber, event::OperationNumber);
 
 /// What one rank has recorded of one operation.
 #[derive(Clone, Debug)]
@@ -192,7 +192,7 @@ impl Account {
         let thread = lane::program_thread(trace);
         let there = trace.span_ns().map_or((0, 0), |(from, to)| (clock(from), clock(to)));
         let mut account = Account { recorded: true, parts: BTreeMap::new(), waits: Vec::new(), there };
-        let mut submitted: HashMap<(Group, NameId), u64> = HashMap::new();
+        let mut submitted: HashMap<(GroupNumber, NameId), u64> = HashMap::new();
         let mut carried_by: HashMap<NameId, Key> = HashMap::new();
         let mut used: HashSet<Key> = HashSet::new();
         // Waits that were over before their request travelled: the program looked at something else in between.
@@ -240,7 +240,7 @@ impl Account {
             }
         }
         let direct = |(key, part): (&Key, &Part)| {
-            let done_ns = part.done_ns.filter(|_| key.0 == Group::DIRECT && thread == Some(part.thread))?;
+            let done_ns = part.done_ns.filter(|_| key.0 == GroupNumber::DIRECT && thread == Some(part.thread))?;
             Some(Wait { from_ns: part.begun_ns, to_ns: done_ns, key: Some(*key) })
         };
         let waits: Vec<Wait> = account.parts.iter().filter_map(direct).collect();
@@ -266,7 +266,9 @@ impl Account {
                 self.parts.insert((group, operation), part);
             }
             Event::Packed { group, operation } => self.mark((group, operation), |part| part.packed_ns = Some(at_ns)),
-            Event::Travelled { group, operation } => self.mark((group, operation), |part| part.moved_ns = Some(at_ns)),
+            Event::Transferred { group, operation } => {
+                self.mark((group, operation), |part| part.moved_ns = Some(at_ns))
+            }
             Event::Finished { group, operation } => self.mark((group, operation), |part| part.done_ns = Some(at_ns)),
             Event::Abandoned { group, operation } => {
                 self.parts.remove(&(group, operation));
@@ -309,7 +311,7 @@ impl Part {
 fn add_unrecorded_calls(accounts: &mut [Account]) {
     let mut calls: BTreeMap<Key, (Part, u64)> = BTreeMap::new();
     for (&key, part) in accounts.iter().flat_map(|account| &account.parts) {
-        let Some(done_ns) = part.done_ns.filter(|_| key.0 == Group::DIRECT) else { continue };
+        let Some(done_ns) = part.done_ns.filter(|_| key.0 == GroupNumber::DIRECT) else { continue };
         let first = calls.entry(key).or_insert_with(|| (part.clone(), done_ns));
         first.1 = first.1.min(done_ns);
     }
@@ -350,7 +352,7 @@ fn operations(traces: &[Option<&Trace>], accounts: &[Account]) -> (Vec<Operation
         }
         let part = &accounts[first].parts[&key];
         let tensor_bytes = if part.tensor_bytes.is_empty() { vec![part.bytes] } else { part.tensor_bytes.clone() };
-        let group = if key.0 == Group::DIRECT { 0 } else { u32::from(key.0.0) };
+        let group = if key.0 == GroupNumber::DIRECT { 0 } else { u32::from(key.0.0) };
         found.push((key, Operation { group, collective: kind(part.collective), tensor_bytes, passages }));
     }
     found.sort_by_key(|(key, operation)| (operation.begun_ns(), *key));

@@ -6,7 +6,7 @@
 //! more is known without that rank than with it, and it is left out. Either way the history says so
 //! ([`History::gaps`](super::History::gaps)).
 
-use farandole_trace::{Ending, Trace};
+use farandole_trace::{Trace, TraceEnding};
 
 /// Share of the run that a trace must cover at least to be worth ending the history with it.
 const WORTH_ENDING_WITH: f64 = 0.5;
@@ -65,11 +65,11 @@ pub(super) fn usable(traces: &[Trace], size: usize, spans: &[Option<(u64, u64)>]
             continue;
         };
         let why = match &traces[place].ending {
-            Ending::Complete(_) => None,
-            Ending::CutOff => {
+            TraceEnding::Complete(_) => None,
+            TraceEnding::CutOff => {
                 Some("it still runs, or was killed, or could not write any more (a full disk?)".to_owned())
             }
-            Ending::Damaged { at_byte } => Some(format!("the file is damaged from byte {at_byte} on")),
+            TraceEnding::Damaged { at_byte } => Some(format!("the file is damaged from byte {at_byte} on")),
         };
         let Some((_, to_ns)) = spans[place] else {
             let why = why.unwrap_or_else(|| "nothing was recorded".to_owned());

@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 
 use super::build::{Key, Wait};
-use farandole_trace::event::{Group, NameId};
+use farandole_trace::event::{GroupNumber, NameId};
 
 /// Values of the setting "framework" for which this holds.
 const FRAMEWORKS: [&str; 2] = ["tensorflow", "jax"];
@@ -25,7 +25,7 @@ pub(super) fn has_graphs(framework: Option<&str>) -> bool {
 /// The requests of one rank that are under way.
 #[derive(Default)]
 pub(super) struct UnderWay {
-    requests: HashSet<(Group, NameId)>,
+    requests: HashSet<(GroupNumber, NameId)>,
     /// When the last of them was submitted.
     since_ns: u64,
     /// Operations that have ended since, with the moment of their last request.
@@ -33,14 +33,14 @@ pub(super) struct UnderWay {
 }
 
 impl UnderWay {
-    pub(super) fn submit(&mut self, at_ns: u64, request: (Group, NameId)) {
+    pub(super) fn submit(&mut self, at_ns: u64, request: (GroupNumber, NameId)) {
         self.requests.insert(request);
         self.since_ns = at_ns;
         self.ended.clear();
     }
 
     /// A request was refused.
-    pub(super) fn fail(&mut self, request: (Group, NameId)) {
+    pub(super) fn fail(&mut self, request: (GroupNumber, NameId)) {
         self.requests.remove(&request);
     }
 
@@ -68,7 +68,7 @@ impl UnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farandole_trace::event::Operation;
+    use farandole_trace::event::OperationNumber;
 
     fn spans(waits: Vec<Wait>) -> Vec<(u64, u64, u64)> {
         waits.into_iter().map(|wait| (wait.from_ns, wait.to_ns, wait.key.unwrap().1.0)).collect()
@@ -76,8 +76,8 @@ mod tests {
 
     #[test]
     fn a_graph_waits_from_its_last_submission_on_for_one_operation_after_the_other() {
-        let (group, mut under_way) = (Group::WORLD, UnderWay::default());
-        let key = |number| (group, Operation(number));
+        let (group, mut under_way) = (GroupNumber::WORLD, UnderWay::default());
+        let key = |number| (group, OperationNumber(number));
         under_way.submit(10, (group, NameId(1)));
         under_way.submit(20, (group, NameId(2)));
         assert_eq!(spans(under_way.finish(30, key(0), NameId(1))), []);
@@ -93,12 +93,12 @@ mod tests {
 
     #[test]
     fn requests_that_fail_or_were_not_seen_to_begin_are_not_waited_for() {
-        let (group, mut under_way) = (Group::WORLD, UnderWay::default());
+        let (group, mut under_way) = (GroupNumber::WORLD, UnderWay::default());
         under_way.submit(10, (group, NameId(1)));
         under_way.submit(10, (group, NameId(2)));
         under_way.fail((group, NameId(1)));
-        assert_eq!(spans(under_way.finish(20, (group, Operation(0)), NameId(9))), []);
-        assert_eq!(spans(under_way.finish(30, (group, Operation(1)), NameId(2))), [(10, 30, 1)]);
+        assert_eq!(spans(under_way.finish(20, (group, OperationNumber(0)), NameId(9))), []);
+        assert_eq!(spans(under_way.finish(30, (group, OperationNumber(1)), NameId(2))), [(10, 30, 1)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::{Activity, Iteration, Phase, PhaseKind, Stretch};
 use farandole_trace::Trace;
-use farandole_trace::event::{self, Event, Group, ThreadId};
+use farandole_trace::event::{self, Event, GroupNumber, ThreadId};
 
 /// A time in which the program's thread was blocked, and in what.
 pub(super) type Blocked = (u64, u64, Option<usize>);
@@ -21,7 +21,7 @@ pub(super) fn program_thread(trace: &Trace) -> Option<ThreadId> {
         let counts = match record.event {
             Event::Iteration { .. } | Event::Epoch { .. } | Event::Waited { .. } => true,
             Event::PhaseBegin { phase, .. } => phase != event::Phase::InputWork,
-            Event::Started { group, .. } => group == Group::DIRECT,
+            Event::Started { group, .. } => group == GroupNumber::DIRECT,
             _ => false,
         };
         let of_thread = marks.entry(record.thread).or_default();

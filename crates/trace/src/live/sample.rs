@@ -62,7 +62,7 @@ pub struct Stall {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct LiveSample {
     /// Totals.
     pub counts: Counts,
     /// The number that the program has given to its current iteration.
@@ -115,7 +115,7 @@ impl Counts {
     }
 }
 
-impl Sample {
+impl LiveSample {
     /// The sample as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![FORM];
@@ -139,12 +139,12 @@ impl Sample {
     }
 
     /// The sample that these bytes are, if they are one.
-    pub fn decode(bytes: &[u8]) -> Option<Sample> {
+    pub fn decode(bytes: &[u8]) -> Option<LiveSample> {
         let mut bytes = Bytes(bytes);
         if bytes.byte()? != FORM {
             return None;
         }
-        let sample = Sample {
+        let sample = LiveSample {
             counts: Counts::read(&mut bytes)?,
             iteration: bytes.option(Bytes::u64)?,
             epoch: bytes.option(Bytes::u64)?,
@@ -208,7 +208,7 @@ impl Bytes<'_> {
 
 /// What a rank did in the time between two samples, for each second of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct SampleRates {
     /// Iterations; `None` where the program marks none, or has not done so for a whole one yet.
     pub iterations: Option<f64>,
     /// Buckets and direct calls.
@@ -223,13 +223,13 @@ pub struct Rates {
     pub cpu: f64,
 }
 
-impl Rates {
+impl SampleRates {
     /// Between two samples of one rank; `None` if no time has passed, or if the rank has begun anew meanwhile.
-    pub fn between(first: &Counts, last: &Counts) -> Option<Rates> {
+    pub fn between(first: &Counts, last: &Counts) -> Option<SampleRates> {
         let elapsed_ns = last.time_ns.checked_sub(first.time_ns).filter(|elapsed_ns| *elapsed_ns > 0)? as f64;
         let since = |of: fn(&Counts) -> u64| of(last).checked_sub(of(first)).map(|count| count as f64);
         let iterations = since(|counts| counts.iterations)?;
-        Some(Rates {
+        Some(SampleRates {
             iterations: pace(first, last, iterations),
             operations: since(|counts| counts.operations)? * 1e9 / elapsed_ns,
             bytes: since(|counts| counts.bytes)? * 1e9 / elapsed_ns,
@@ -271,44 +271,44 @@ mod tests {
     #[test]
     fn slow_iterations_have_a_steady_pace() {
         // One in three seconds, looked at in the middle of them.
-        let rates = Rates::between(&counts(10, 4, 9), &counts(20, 7, 18)).unwrap();
+        let rates = SampleRates::between(&counts(10, 4, 9), &counts(20, 7, 18)).unwrap();
         assert_eq!(rates.iterations, Some(3.0 / 9.0));
     }
 
     #[test]
     fn the_pace_of_a_rank_that_stands_still_falls() {
         let (first, last) = (counts(10, 4, 9), counts(40, 7, 18));
-        assert_eq!(Rates::between(&first, &last).unwrap().iterations, Some(3.0 / 31.0));
-        assert_eq!(Rates::between(&last, &counts(50, 7, 18)).unwrap().iterations, Some(0.0));
+        assert_eq!(SampleRates::between(&first, &last).unwrap().iterations, Some(3.0 / 31.0));
+        assert_eq!(SampleRates::between(&last, &counts(50, 7, 18)).unwrap().iterations, Some(0.0));
     }
 
     #[test]
     fn without_marks_there_is_no_pace() {
-        assert_eq!(Rates::between(&counts(1, 0, 0), &counts(2, 0, 0)).unwrap().iterations, None);
-        assert_eq!(Rates::between(&counts(1, 0, 0), &counts(2, 1, 1)).unwrap().iterations, None);
+        assert_eq!(SampleRates::between(&counts(1, 0, 0), &counts(2, 0, 0)).unwrap().iterations, None);
+        assert_eq!(SampleRates::between(&counts(1, 0, 0), &counts(2, 1, 1)).unwrap().iterations, None);
     }
 
     #[test]
     fn shares_and_rates_are_of_the_time_between() {
         let first = Counts { bytes: 100, waited_ns: 5, ..counts(1, 0, 0) };
         let last = Counts { bytes: 300, waited_ns: 500_000_005, operations: 8, ..counts(2, 0, 0) };
-        let rates = Rates::between(&first, &last).unwrap();
+        let rates = SampleRates::between(&first, &last).unwrap();
         assert_eq!((rates.bytes, rates.waiting, rates.operations), (200.0, 0.5, 8.0));
     }
 
     #[test]
     fn a_rank_that_begins_anew_has_no_rates_for_once() {
         let before = Counts { bytes: 100, ..counts(1, 5, 1) };
-        assert_eq!(Rates::between(&before, &counts(2, 0, 0)), None);
-        assert_eq!(Rates::between(&before, &before), None);
+        assert_eq!(SampleRates::between(&before, &counts(2, 0, 0)), None);
+        assert_eq!(SampleRates::between(&before, &before), None);
     }
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let long = Sample { phase: "ü".repeat(500), ..Sample::default() };
-        let read = Sample::decode(&long.encode()).unwrap();
+        let long = LiveSample { phase: "ü".repeat(500), ..LiveSample::default() };
+        let read = LiveSample::decode(&long.encode()).unwrap();
         assert_eq!(read.phase, "ü".repeat(100));
-        let odd = Sample { phase: format!("x{}", "ü".repeat(500)), ..Sample::default() };
-        assert_eq!(Sample::decode(&odd.encode()).unwrap().phase.len(), 199);
+        let odd = LiveSample { phase: format!("x{}", "ü".repeat(500)), ..LiveSample::default() };
+        assert_eq!(LiveSample::decode(&odd.encode()).unwrap().phase.len(), 199);
     }
 }

@@ -1,8 +1,8 @@
-//! Makes samples of a rank out of what it records.
+//! Makes samples of a rank from its records.
 //!
-//! Most records tell of single tensors and are passed over by their first byte. The rest goes into totals, and into a
-//! little memory of what has begun and not yet ended: operations, and the phases of each thread. Where records were
-//! overwritten before they were read, that memory is given up, since the end of anything may be among them.
+//! Most records are about single tensors and are skipped by their first byte. The rest goes into totals, and into a
+//! small table of what has begun and not yet ended: operations, and the phases of each thread. Where records were
+//! overwritten before they were read, the table is cleared, since the end of anything may be among them.
 //!
 //! **Invariant:** totals never fall. A wait that is under way counts as far as it has come; when its record is there,
 //! the record takes over.
@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::sample::{Counts, Sample, Stall};
+use super::sample::{Counts, LiveSample, Stall};
 use crate::clock::now_ns;
-use crate::event::{Event, Group, NameId, Operation, Phase, Record, ThreadId};
+use crate::compact::{self, Template};
+use crate::event::{Event, GroupNumber, NameId, OperationNumber, Phase, Record, ThreadId};
 use crate::recorder::Recorder;
-use crate::terse::{self, Crew};
 
 /// Kinds of records that are of no use here: submitted, arrived, fused, done, failed; steps of an operation; cycles.
 /// Nearly all there are.
-const PASSED_OVER: [u8; 10] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16];
+const SKIPPED_KINDS: [u8; 10] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16];
 
 /// Operations under way and threads with phases that are remembered: far more than there ever are. A program that
 /// forgets to end its phases must not fill the memory.
@@ -36,15 +36,15 @@ pub struct Sampler {
     /// For each ring the number of the next record.
     next: Vec<u64>,
     words: Vec<[u64; 4]>,
-    crews: Vec<Crew>,
+    templates: Vec<Template>,
     counts: Counts,
     iteration: Option<u64>,
     epoch: Option<u64>,
     stall: Option<Stall>,
     /// Operations that have started.
-    running: HashMap<(Group, Operation), Running>,
+    running: HashMap<(GroupNumber, OperationNumber), Running>,
     /// Whom the engine waits for, in which group.
-    waits: Option<(Group, Option<u32>)>,
+    waits: Option<(GroupNumber, Option<u32>)>,
     /// Phases that each thread is in, innermost last.
     phases: HashMap<ThreadId, Vec<Open>>,
     /// The thread that marks iterations or, without any, the last one that marked a phase.
@@ -76,7 +76,7 @@ impl Sampler {
             recorder,
             next: Vec::new(),
             words: Vec::new(),
-            crews: Vec::new(),
+            templates: Vec::new(),
             counts: Counts::default(),
             iteration: None,
             epoch: None,
@@ -92,13 +92,13 @@ impl Sampler {
     }
 
     /// What there is to say now.
-    pub fn sample(&mut self) -> Sample {
+    pub fn sample(&mut self) -> LiveSample {
         // Before the records: a wait that ends in between has left its record by then, and is known by its beginning.
         let blocked_since_ns = self.recorder.blocked_since_ns();
         let closed = self.follow(blocked_since_ns);
         let now_ns = now_ns();
         let ticket_ns = blocked_since_ns.filter(|_| !closed).map(|since_ns| now_ns.saturating_sub(since_ns));
-        let direct = self.running.iter().filter(|((group, _), _)| *group == Group::DIRECT);
+        let direct = self.running.iter().filter(|((group, _), _)| *group == GroupNumber::DIRECT);
         let direct_ns = direct.map(|(_, running)| now_ns.saturating_sub(running.since_ns)).max();
         let open = self.program.and_then(|thread| self.phases.get(&thread)?.last().copied());
         let starving = open.filter(|open| open.phase == Phase::InputWait);
@@ -110,7 +110,7 @@ impl Sampler {
         counts.waited_ns = counts.waited_ns.max(waited_ns);
         counts.input_ns = counts.input_ns.max(self.input_ns + starving_ns);
         (counts.cpu_ns, counts.rss_bytes) = (cpu_ns(), rss_bytes());
-        Sample {
+        LiveSample {
             counts: *counts,
             iteration: self.iteration,
             epoch: self.epoch,
@@ -136,15 +136,15 @@ impl Sampler {
                 self.phases.clear();
                 self.waits = None;
             }
-            // After the records, because whoever writes one has entered its crew before.
-            self.crews.extend(self.recorder.crews_since(self.crews.len()));
+            // After the records, because whoever writes one has entered its template before.
+            self.templates.extend(self.recorder.templates_since(self.templates.len()));
             for words in words.drain(..) {
-                if let Some(told) = terse::read(words, &self.crews) {
-                    let (started, finished) = (told.started, told.finished);
+                if let Some(decoded) = compact::decode(words, &self.templates) {
+                    let (started, finished) = (decoded.started, decoded.finished);
                     started.into_iter().chain(finished).for_each(|record| self.take(record));
                     continue;
                 }
-                if PASSED_OVER.contains(&(words[1] as u8)) {
+                if SKIPPED_KINDS.contains(&(words[1] as u8)) {
                     continue;
                 }
                 let Some(record) = Record::from_words(words) else { continue };
@@ -165,14 +165,14 @@ impl Sampler {
                 self.running.insert((group, operation), Running { since_ns: time_ns, requests, bytes });
             }
             Event::Waiting { group, peer, .. } => self.waits = Some((group, peer)),
-            Event::Moving { .. } => self.waits = None,
+            Event::Resumed { .. } => self.waits = None,
             Event::Finished { group, operation } => {
                 self.waits = None;
                 if let Some(running) = self.running.remove(&(group, operation)) {
                     self.counts.operations += 1;
                     self.counts.requests += u64::from(running.requests);
                     self.counts.bytes += running.bytes;
-                    if group == Group::DIRECT {
+                    if group == GroupNumber::DIRECT {
                         self.waited_ns += time_ns.saturating_sub(running.since_ns);
                     }
                 }
@@ -200,7 +200,7 @@ impl Sampler {
                 self.stall = Some(Stall { time_ns, name: self.name(name), missing, rank });
             }
             // Nothing of this rank goes on any more.
-            Event::Trouble { .. } => {
+            Event::Aborted { .. } => {
                 self.running.clear();
                 self.waits = None;
             }
@@ -245,8 +245,8 @@ impl Sampler {
     }
 
     /// A rank of a group by its number in the world.
-    fn in_world(&self, group: Group, peer: u32) -> Option<u32> {
-        if matches!(group, Group::WORLD | Group::DIRECT) {
+    fn in_world(&self, group: GroupNumber, peer: u32) -> Option<u32> {
+        if matches!(group, GroupNumber::WORLD | GroupNumber::DIRECT) {
             return Some(peer);
         }
         let groups = self.recorder.groups_since(0);
@@ -278,44 +278,45 @@ mod tests {
         Recorder::new(Identity { size: 4, ..Identity::default() }, 10_000)
     }
 
-    fn started(group: Group, operation: u64, bytes: u64) -> Event {
+    fn started(group: GroupNumber, operation: u64, bytes: u64) -> Event {
         let (collective, dtype) = (Collective::Allreduce, Dtype::F32);
-        Event::Started { group, operation: Operation(operation), collective, dtype, requests: 3, bytes }
+        Event::Started { group, operation: OperationNumber(operation), collective, dtype, requests: 3, bytes }
     }
 
     #[test]
     fn what_is_done_is_counted_once() {
         let recorder = recorder();
-        let mut pen = recorder.pen();
+        let mut writer = recorder.ring_writer();
         let mut sampler = Sampler::new(Arc::clone(&recorder));
         for operation in 0..10 {
-            pen.write(operation, started(Group::WORLD, operation, 100));
-            pen.write(operation, Event::Finished { group: Group::WORLD, operation: Operation(operation) });
+            writer.write(operation, started(GroupNumber::WORLD, operation, 100));
+            writer
+                .write(operation, Event::Finished { group: GroupNumber::WORLD, operation: OperationNumber(operation) });
         }
-        pen.write(20, started(Group::WORLD, 11, 1));
-        let group = Group::DIRECT;
-        pen.write(21, Event::Skipped { group, operation: Operation(5), calls: 7, bytes: 28 });
+        writer.write(20, started(GroupNumber::WORLD, 11, 1));
+        let group = GroupNumber::DIRECT;
+        writer.write(21, Event::Skipped { group, operation: OperationNumber(5), calls: 7, bytes: 28 });
         for _ in 0..2 {
             let Counts { operations, requests, bytes, .. } = sampler.sample().counts;
             assert_eq!((operations, requests, bytes), (17, 30, 1028));
         }
-        pen.write(22, Event::Finished { group: Group::WORLD, operation: Operation(11) });
+        writer.write(22, Event::Finished { group: GroupNumber::WORLD, operation: OperationNumber(11) });
         assert_eq!(sampler.sample().counts.bytes, 1029);
     }
 
     #[test]
     fn buckets_that_come_again_count_although_their_records_are_short() {
-        use crate::event::Member;
-        use crate::terse::Way;
+        use crate::compact::BucketTimes;
+        use crate::event::TemplateEntry;
         let recorder = recorder();
-        let mut pen = recorder.pen();
+        let mut writer = recorder.ring_writer();
         let mut sampler = Sampler::new(Arc::clone(&recorder));
-        let crew = recorder.crew([Member { name: NameId(1), bytes: 40 }; 2], 100).unwrap();
-        let group = Group::WORLD;
-        pen.write_for_all(1, started(group, 1, 100), crew);
-        pen.write_for_all(2, Event::Finished { group, operation: Operation(1) }, crew);
-        let way = Way { entered: false, packed_ns: 3, finished_ns: 4 };
-        assert!(pen.write_whole(3, started(group, 2, 100), crew, way));
+        let template = recorder.template([TemplateEntry { name: NameId(1), bytes: 40 }; 2], 100).unwrap();
+        let group = GroupNumber::WORLD;
+        writer.write_edge(1, started(group, 1, 100), template);
+        writer.write_edge(2, Event::Finished { group, operation: OperationNumber(1) }, template);
+        let times = BucketTimes { entered: false, packed_ns: 3, finished_ns: 4 };
+        assert!(writer.write_bucket(3, started(group, 2, 100), template, times));
         let Counts { operations, requests, bytes, .. } = sampler.sample().counts;
         assert_eq!((operations, requests, bytes), (2, 4, 200));
     }
@@ -357,15 +358,15 @@ mod tests {
     #[test]
     fn a_direct_call_is_a_wait_for_a_rank() {
         let recorder = recorder();
-        let mut pen = recorder.pen();
+        let mut writer = recorder.ring_writer();
         let mut sampler = Sampler::new(Arc::clone(&recorder));
-        let (group, operation) = (Group::DIRECT, Operation(1));
-        pen.write(now_ns() - 5_000, started(group, 1, 8));
-        pen.write(now_ns(), Event::Waiting { group, operation, peer: Some(2) });
+        let (group, operation) = (GroupNumber::DIRECT, OperationNumber(1));
+        writer.write(now_ns() - 5_000, started(group, 1, 8));
+        writer.write(now_ns(), Event::Waiting { group, operation, peer: Some(2) });
         let sample = sampler.sample();
         assert_eq!(sample.peer, Some(2));
         assert!(sample.blocked_ns >= 5_000);
-        pen.write(now_ns(), Event::Finished { group, operation });
+        writer.write(now_ns(), Event::Finished { group, operation });
         let sample = sampler.sample();
         assert_eq!((sample.peer, sample.blocked_ns), (None, 0));
         assert!(sample.counts.waited_ns >= 5_000);
@@ -374,9 +375,9 @@ mod tests {
     #[test]
     fn peers_of_a_group_are_named_by_their_rank_in_the_world() {
         let recorder = recorder();
-        recorder.note_group(Group(5), vec![1, 3]);
-        let mut pen = recorder.pen();
-        pen.write(1, Event::Waiting { group: Group(5), operation: Operation(1), peer: Some(1) });
+        recorder.note_group(GroupNumber(5), vec![1, 3]);
+        let mut writer = recorder.ring_writer();
+        writer.write(1, Event::Waiting { group: GroupNumber(5), operation: OperationNumber(1), peer: Some(1) });
         assert_eq!(Sampler::new(Arc::clone(&recorder)).sample().peer, Some(3));
     }
 
@@ -384,7 +385,7 @@ mod tests {
     fn the_last_stall_is_remembered() {
         let recorder = recorder();
         let name = recorder.intern(&"layer.7".into(), &[]);
-        recorder.mark(Event::Stalled { name, group: Group::WORLD, missing: 2, rank: 1 });
+        recorder.mark(Event::Stalled { name, group: GroupNumber::WORLD, missing: 2, rank: 1 });
         let sample = Sampler::new(Arc::clone(&recorder)).sample();
         let stall = sample.stall.unwrap();
         assert_eq!((stall.name.as_str(), stall.missing, stall.rank, sample.counts.stalls), ("layer.7", 2, 1, 1));
@@ -393,12 +394,12 @@ mod tests {
     #[test]
     fn records_that_were_overwritten_are_told_and_end_nothing_by_mistake() {
         let recorder = Recorder::new(Identity::default(), 10);
-        let mut pen = recorder.pen();
+        let mut writer = recorder.ring_writer();
         let mut sampler = Sampler::new(Arc::clone(&recorder));
-        pen.write(1, started(Group::DIRECT, 1, 8));
+        writer.write(1, started(GroupNumber::DIRECT, 1, 8));
         assert!(sampler.sample().blocked_ns > 0);
         for number in 0..10_000 {
-            pen.write(number, Event::Cycle);
+            writer.write(number, Event::Cycle);
         }
         let sample = sampler.sample();
         assert!(sample.counts.dropped > 0);

@@ -7,13 +7,13 @@
 //! `MEMCPY_OUT_FUSION_BUFFER`. `CYCLE_START` marks the moments at which the driver took requests in. Ranks that repeat
 //! a learned order do not negotiate, so there `NEGOTIATE_…` is the time in which a request waits for its turn.
 //!
-//! The storyteller turns records into events, and nothing else: it has no file and no clock. It tells only what it has
+//! The formatter turns records into events, and nothing else: it has no file and no clock. It shows only what it has
 //! seen the beginning of, so a timeline may begin and end in the middle of anything.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use crate::event::{Collective, Dtype, Event, Group, NameId, Operation, Record};
+use crate::event::{Collective, Dtype, Event, GroupNumber, NameId, OperationNumber, Record};
 use crate::json::{Escaped, Micros};
 use crate::trace::Names;
 
@@ -38,23 +38,23 @@ struct Bucket {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Storyteller {
+pub(crate) struct TimelineFormatter {
     start_ns: u64,
     cycles: Cycles,
     /// The row of each tensor of each group.
-    rows: HashMap<(Group, NameId), u32>,
+    rows: HashMap<(GroupNumber, NameId), u32>,
     /// Rows whose negotiation is open.
     negotiating: HashMap<u32, Collective>,
     /// Element types of the requests of rows, for the operation's arguments.
     dtypes: HashMap<u32, Dtype>,
-    running: HashMap<(Group, Operation), Bucket>,
+    running: HashMap<(GroupNumber, OperationNumber), Bucket>,
     text: String,
 }
 
-impl Storyteller {
+impl TimelineFormatter {
     /// Times count from `start_ns`.
-    pub(crate) fn new(start_ns: u64, cycles: Cycles) -> Storyteller {
-        Storyteller {
+    pub(crate) fn new(start_ns: u64, cycles: Cycles) -> TimelineFormatter {
+        TimelineFormatter {
             start_ns,
             cycles,
             rows: HashMap::new(),
@@ -76,14 +76,14 @@ impl Storyteller {
     }
 
     /// Events, each after a comma and on a line of its own, for these records.
-    pub(crate) fn tell(&mut self, records: &[Record], names: &Names) -> String {
+    pub(crate) fn format(&mut self, records: &[Record], names: &Names) -> String {
         for record in records {
-            self.tell_one(record, names);
+            self.format_record(record, names);
         }
         std::mem::take(&mut self.text)
     }
 
-    fn tell_one(&mut self, record: &Record, names: &Names) {
+    fn format_record(&mut self, record: &Record, names: &Names) {
         let time_ns = record.time_ns.max(self.start_ns);
         match record.event {
             Event::Submitted { name, group, collective, dtype, .. } => {
@@ -107,7 +107,7 @@ impl Storyteller {
             Event::Packed { group, operation } => {
                 self.activity(group, operation, |_| "MEMCPY_IN_FUSION_BUFFER", time_ns);
             }
-            Event::Travelled { group, operation } => self.activity(group, operation, travel_of, time_ns),
+            Event::Transferred { group, operation } => self.activity(group, operation, travel_of, time_ns),
             Event::Finished { group, operation } => {
                 self.activity(group, operation, |_| "MEMCPY_OUT_FUSION_BUFFER", time_ns);
                 let bucket = self.running.remove(&(group, operation));
@@ -130,7 +130,7 @@ impl Storyteller {
     }
 
     /// The row of a tensor, which is named if it is new.
-    fn row(&mut self, group: Group, name: NameId, names: &Names) -> u32 {
+    fn row(&mut self, group: GroupNumber, name: NameId, names: &Names) -> u32 {
         let next = self.rows.len() as u32 + 1;
         let row = *self.rows.entry((group, name)).or_insert(next);
         if row == next {
@@ -151,7 +151,7 @@ impl Storyteller {
         }
     }
 
-    fn fuse(&mut self, name: NameId, group: Group, operation: Operation, time_ns: u64, names: &Names) {
+    fn fuse(&mut self, name: NameId, group: GroupNumber, operation: OperationNumber, time_ns: u64, names: &Names) {
         let row = self.row(group, name, names);
         let Some(bucket) = self.running.get_mut(&(group, operation)) else { return };
         bucket.rows.push(row);
@@ -169,8 +169,8 @@ impl Storyteller {
     /// A bucket has ended what it was in since the last time.
     fn activity(
         &mut self,
-        group: Group,
-        operation: Operation,
+        group: GroupNumber,
+        operation: OperationNumber,
         name: impl Fn(Collective) -> &'static str,
         time_ns: u64,
     ) {
@@ -184,7 +184,7 @@ impl Storyteller {
     }
 
     /// A bucket is given up: its tensors negotiate again.
-    fn abandon(&mut self, group: Group, operation: Operation, time_ns: u64) {
+    fn abandon(&mut self, group: GroupNumber, operation: OperationNumber, time_ns: u64) {
         let Some(Bucket { collective, rows, .. }) = self.running.remove(&(group, operation)) else { return };
         for row in rows {
             self.event(format_args!("\"ph\": \"E\""), time_ns, row, "");
@@ -242,11 +242,11 @@ mod tests {
         names.intern("allreduce.\"w\"");
         let record = |&(time_ns, event): &(u64, Event)| Record { time_ns, thread: ThreadId(0), event };
         let records: Vec<Record> = events.iter().map(record).collect();
-        Storyteller::new(1000, cycles).tell(&records, &names)
+        TimelineFormatter::new(1000, cycles).format(&records, &names)
     }
 
     fn life() -> Vec<(u64, Event)> {
-        let (name, group, operation) = (NameId(1), Group::WORLD, Operation(7));
+        let (name, group, operation) = (NameId(1), GroupNumber::WORLD, OperationNumber(7));
         let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 12);
         vec![
             (2000, Event::Submitted { name, group, collective, dtype, bytes }),
@@ -255,7 +255,7 @@ mod tests {
             (3000, Event::Started { group, operation, collective, dtype, requests: 1, bytes }),
             (3000, Event::Fused { name, group, operation, bytes }),
             (3100, Event::Packed { group, operation }),
-            (4000, Event::Travelled { group, operation }),
+            (4000, Event::Transferred { group, operation }),
             (4500, Event::Finished { group, operation }),
             (4500, Event::Done { name, group, operation }),
         ]
@@ -292,9 +292,9 @@ mod tests {
 
     #[test]
     fn begins_and_ends_are_as_many() {
-        let (name, group) = (NameId(1), Group::WORLD);
+        let (name, group) = (NameId(1), GroupNumber::WORLD);
         let mut events = life();
-        events[7] = (4500, Event::Abandoned { group, operation: Operation(7) });
+        events[7] = (4500, Event::Abandoned { group, operation: OperationNumber(7) });
         events[8] = (4600, Event::Failed { name, group });
         let text = tell(Cycles::Unmarked, &events);
         assert_eq!(text.matches("\"ph\": \"B\"").count(), text.matches("\"ph\": \"E\"").count(), "{text}");

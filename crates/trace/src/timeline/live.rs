@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::horovod::{Cycles, Storyteller};
+use super::horovod::{Cycles, TimelineFormatter};
 use crate::clock::now_ns;
 use crate::event::{NameId, Record};
 use crate::recorder::Recorder;
@@ -27,7 +27,7 @@ pub(crate) struct LiveTimeline {
     end: u64,
     tail: Tail,
     names: Names,
-    teller: Storyteller,
+    formatter: TimelineFormatter,
 }
 
 impl LiveTimeline {
@@ -41,21 +41,21 @@ impl LiveTimeline {
         let header = recorder.header();
         let start_unix_ns = header.anchor_unix_ns + start_ns.saturating_sub(header.anchor_ns);
         let file = File::create(path)?;
-        let teller = Storyteller::new(start_ns, cycles);
-        let mut live = LiveTimeline { file, end: 0, tail, names: Names::default(), teller };
-        live.append(format!("[\n{}", Storyteller::preamble(start_unix_ns)))?;
+        let formatter = TimelineFormatter::new(start_ns, cycles);
+        let mut live = LiveTimeline { file, end: 0, tail, names: Names::default(), formatter };
+        live.append(format!("[\n{}", TimelineFormatter::preamble(start_unix_ns)))?;
         Ok(live)
     }
 
     /// Writes what is new.
     pub(crate) fn follow(&mut self, recorder: &Recorder) -> io::Result<()> {
-        let news = self.tail.follow(recorder);
-        for (number, named) in (news.first_name..).zip(news.names) {
+        let update = self.tail.follow(recorder);
+        for (number, named) in (update.first_name..).zip(update.names) {
             self.names.insert(NameId(number), named);
         }
-        let mut records: Vec<Record> = news.records.into_iter().filter_map(Record::from_words).collect();
+        let mut records: Vec<Record> = update.records.into_iter().filter_map(Record::from_words).collect();
         records.sort_by_key(|record| record.time_ns);
-        let text = self.teller.tell(&records, &self.names);
+        let text = self.formatter.format(&records, &self.names);
         if text.is_empty() { Ok(()) } else { self.append(text) }
     }
 

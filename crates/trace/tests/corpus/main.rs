@@ -6,14 +6,14 @@ mod sample;
 mod seeds;
 mod trace;
 
-use farandole_trace::event::{Collective, Dtype, Group, NameId, Operation, Phase, StepKind, ThreadId};
-use farandole_trace::live::{Counts, Sample, Stall};
-use farandole_trace::{Ending, Event, Header, Trace};
+use farandole_trace::event::{Collective, Dtype, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId};
+use farandole_trace::live::{Counts, LiveSample, Stall};
+use farandole_trace::{Event, Trace, TraceEnding, TraceHeader};
 use seeds::{Seed, replay};
 
 /// A trace with one event of each kind.
 fn everything() -> Trace {
-    let header = Header {
+    let header = TraceHeader {
         rank: 1,
         size: 2,
         host: "node-1".to_owned(),
@@ -30,7 +30,8 @@ fn everything() -> Trace {
     let name = trace.names.intern("layer1.weight");
     let cause = trace.names.intern("rank 0 is gone");
     let place = trace.names.intern("train.py:42 in log_metrics");
-    let (group, operation, collective, dtype) = (Group::WORLD, Operation(1), Collective::Allreduce, Dtype::F32);
+    let (group, operation, collective, dtype) =
+        (GroupNumber::WORLD, OperationNumber(1), Collective::Allreduce, Dtype::F32);
     let events = [
         Event::Submitted { name, group, collective, dtype, bytes: 400 },
         Event::Cycle,
@@ -41,19 +42,19 @@ fn everything() -> Trace {
         Event::Packed { group, operation },
         Event::Stepped { group, operation, step: StepKind::Send, peer: Some(0), bytes: 200 },
         Event::Waiting { group, operation, peer: Some(0) },
-        Event::Moving { group, operation },
-        Event::Travelled { group, operation },
+        Event::Resumed { group, operation },
+        Event::Transferred { group, operation },
         Event::Finished { group, operation },
         Event::Done { name, group, operation },
-        Event::Abandoned { group, operation: Operation(2) },
-        Event::Skipped { group: Group::DIRECT, operation: Operation(64), calls: 63, bytes: 252 },
+        Event::Abandoned { group, operation: OperationNumber(2) },
+        Event::Skipped { group: GroupNumber::DIRECT, operation: OperationNumber(64), calls: 63, bytes: 252 },
         Event::PhaseBegin { phase: Phase::InputWait, name: NameId::NONE },
         Event::PhaseEnd { phase: Phase::InputWait, name: NameId::NONE },
         Event::Iteration { number: 3 },
         Event::Epoch { number: 1 },
         Event::Stalled { name, group, missing: 1, rank: 0 },
         Event::Failed { name, group },
-        Event::Trouble { name: cause },
+        Event::Aborted { name: cause },
         Event::Sampled { name: place, ns: 25_000_000 },
     ];
     for (index, event) in events.into_iter().enumerate() {
@@ -72,10 +73,10 @@ fn traces_of_the_corpus_are_read_or_refused() {
     flipped[bytes.len() / 2] ^= 4;
     let mut next_version = bytes.clone();
     next_version[8] += 1;
-    let unfinished = Trace { ending: Ending::CutOff, ..trace.clone() }.encode();
+    let unfinished = Trace { ending: TraceEnding::CutOff, ..trace.clone() }.encode();
     let made: [Seed; 8] = [
         ("everything", bytes.clone()),
-        ("empty", Trace::new(Header::default()).encode()),
+        ("empty", Trace::new(TraceHeader::default()).encode()),
         ("unfinished", unfinished),
         ("cut_off", bytes[..bytes.len() * 2 / 3].to_vec()),
         ("only_the_first_bytes", bytes[..10].to_vec()),
@@ -99,7 +100,7 @@ fn traces_that_know_no_samples_of_the_stack_are_still_read() {
 fn samples_of_the_corpus_are_read_or_refused() {
     let counts = Counts { time_ns: 1, iterations: 2, iteration_ns: 3, operations: 4, ..Counts::default() };
     let stall = Stall { time_ns: 7, name: "model/w".to_owned(), missing: 2, rank: 1 };
-    let sample = Sample {
+    let sample = LiveSample {
         counts: Counts { bytes: u64::MAX, waited_ns: 5, input_ns: 6, rss_bytes: 8, cpu_ns: 9, ..counts },
         iteration: Some(41),
         epoch: Some(0),
@@ -109,18 +110,18 @@ fn samples_of_the_corpus_are_read_or_refused() {
         stall: Some(stall),
     };
     let bytes = sample.encode();
-    assert_eq!(Sample::decode(&bytes), Some(sample));
+    assert_eq!(LiveSample::decode(&bytes), Some(sample));
     let mut longer = bytes.clone();
     longer.push(0);
     let mut no_text = bytes.clone();
     *no_text.last_mut().unwrap() = 0xff;
     let another_form = [&[2], &bytes[1..]].concat();
     for damaged in [&bytes[..bytes.len() - 1], &longer, &no_text, &another_form, &[]] {
-        assert_eq!(Sample::decode(damaged), None);
+        assert_eq!(LiveSample::decode(damaged), None);
     }
     let made: [Seed; 7] = [
         ("everything", bytes.clone()),
-        ("nothing", Sample::default().encode()),
+        ("nothing", LiveSample::default().encode()),
         ("cut_off", bytes[..bytes.len() / 2].to_vec()),
         ("longer", longer),
         ("no_text", no_text),

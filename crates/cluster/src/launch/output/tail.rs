@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use farandole_trace::Saved;
+use farandole_trace::DumpNotice;
 
 /// So many lines say what happened: a traceback's end is among them.
 const MOST_LINES: usize = 20;
@@ -40,7 +40,7 @@ impl Tail {
 
     /// The last one that says why. Where a rank in trouble has left its records comes after that, and is no reason.
     pub(crate) fn last(&self) -> Option<&str> {
-        self.lines().filter(|line| !Saved::is_told_of_trouble_by(line)).last().or_else(|| self.lines().last())
+        self.lines().filter(|line| !DumpNotice::reports_abort(line)).last().or_else(|| self.lines().last())
     }
 }
 

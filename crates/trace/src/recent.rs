@@ -1,18 +1,18 @@
-//! What a rank is at, and what it did last, from what it has recorded: [`Lately`].
+//! What a rank does now and did last, from its records: [`RecentActivity`].
 //!
-//! For whoever must say in a few lines why a rank has not come. A function from a trace and a moment to values; the
-//! trace may begin anywhere, and what lies before its beginning is not known.
+//! The stall report shows it for a rank that is missing. A function from a trace and a moment to values; the trace may
+//! begin anywhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{Event, Group, NameId, Operation, Phase, ThreadId};
+use crate::event::{Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId};
 use crate::trace::Trace;
 
 /// See the module's text. Times are how long ago something was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lately {
+pub struct RecentActivity {
     /// The innermost phase of the program, and since when it is in it.
     pub phase: Option<(Arc<str>, Duration)>,
     /// The last epoch that began.
@@ -24,14 +24,14 @@ pub struct Lately {
     /// The request that was made last.
     pub submitted: Option<(Arc<str>, Duration)>,
     /// The direct call that is under way.
-    pub direct: Option<Direct>,
+    pub direct: Option<RunningCall>,
     /// The direct call on record that was done last. Of short ones, only some are recorded.
     pub direct_done: Option<(&'static str, Duration)>,
 }
 
 /// A direct call that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Direct {
+pub struct RunningCall {
     /// Which collective.
     pub word: &'static str,
     /// Its number.
@@ -42,69 +42,69 @@ pub struct Direct {
     pub peer: Option<u32>,
 }
 
-impl Lately {
+impl RecentActivity {
     /// What a trace says at this moment.
-    pub fn of(trace: &Trace, now_ns: u64) -> Lately {
-        let mut reader = Reader::default();
+    pub fn of(trace: &Trace, now_ns: u64) -> RecentActivity {
+        let mut state = State::default();
         for record in &trace.records {
-            reader.read(record.time_ns, record.thread, record.event);
+            state.read(record.time_ns, record.thread, record.event);
         }
         let ago = |time_ns: u64| Duration::from_nanos(now_ns.saturating_sub(time_ns));
         let named = |(name, time_ns): (NameId, u64)| (Arc::from(trace.text(name)), ago(time_ns));
-        let phase = reader.phase().map(|open| {
+        let phase = state.phase().map(|open| {
             let text = if open.phase == Phase::User { trace.text(open.name) } else { open.phase.word() };
             (Arc::from(text), ago(open.since_ns))
         });
-        Lately {
+        RecentActivity {
             phase,
-            epoch: reader.epoch,
-            iteration: reader.iteration.map(|(number, time_ns)| (number, ago(time_ns))),
-            finished: reader.finished.map(named),
-            submitted: reader.submitted.map(named),
-            direct: reader.direct.map(|call| Direct {
+            epoch: state.epoch,
+            iteration: state.iteration.map(|(number, time_ns)| (number, ago(time_ns))),
+            finished: state.finished.map(named),
+            submitted: state.submitted.map(named),
+            direct: state.direct.map(|call| RunningCall {
                 word: call.word,
                 operation: call.operation.0,
                 ago: ago(call.since_ns),
                 peer: call.peer,
             }),
-            direct_done: reader.direct_done.map(|(word, time_ns)| (word, ago(time_ns))),
+            direct_done: state.direct_done.map(|(word, time_ns)| (word, ago(time_ns))),
         }
     }
 }
 
 /// What has been read so far, in the trace's own terms.
 #[derive(Default)]
-struct Reader {
+struct State {
     /// Open phases of each thread, the innermost last.
-    phases: BTreeMap<ThreadId, Vec<Open>>,
+    phases: BTreeMap<ThreadId, Vec<OpenPhase>>,
     /// The thread that has marked an iteration or an epoch last: the program's own.
     program: Option<ThreadId>,
     epoch: Option<u64>,
     iteration: Option<(u64, u64)>,
     finished: Option<(NameId, u64)>,
     submitted: Option<(NameId, u64)>,
-    direct: Option<Call>,
+    direct: Option<OpenCall>,
     direct_done: Option<(&'static str, u64)>,
 }
 
-struct Open {
+struct OpenPhase {
     phase: Phase,
     name: NameId,
     since_ns: u64,
 }
 
-struct Call {
-    operation: Operation,
+struct OpenCall {
+    operation: OperationNumber,
     word: &'static str,
     since_ns: u64,
     peer: Option<u32>,
 }
 
-impl Reader {
+impl State {
     fn read(&mut self, time_ns: u64, thread: ThreadId, event: Event) {
         match event {
             Event::PhaseBegin { phase, name } => {
-                self.phases.entry(thread).or_default().push(Open { phase, name, since_ns: time_ns });
+                self.phases.entry(thread).or_default().push(OpenPhase { phase, name, since_ns: time_ns });
             }
             Event::PhaseEnd { phase, name } => {
                 let open = self.phases.entry(thread).or_default();
@@ -118,29 +118,29 @@ impl Reader {
             Event::Epoch { number } => (self.epoch, self.program) = (Some(number), Some(thread)),
             Event::Done { name, .. } => self.finished = Some((name, time_ns)),
             Event::Submitted { name, .. } => self.submitted = Some((name, time_ns)),
-            Event::Started { group: Group::DIRECT, operation, collective, .. } => {
-                self.direct = Some(Call { operation, word: collective.word(), since_ns: time_ns, peer: None });
+            Event::Started { group: GroupNumber::DIRECT, operation, collective, .. } => {
+                self.direct = Some(OpenCall { operation, word: collective.word(), since_ns: time_ns, peer: None });
             }
-            Event::Waiting { group: Group::DIRECT, operation, peer } => {
+            Event::Waiting { group: GroupNumber::DIRECT, operation, peer } => {
                 if let Some(call) = self.direct.as_mut().filter(|call| call.operation == operation) {
                     call.peer = peer;
                 }
             }
-            Event::Moving { group: Group::DIRECT, .. } => {
+            Event::Resumed { group: GroupNumber::DIRECT, .. } => {
                 if let Some(call) = &mut self.direct {
                     call.peer = None;
                 }
             }
-            Event::Finished { group: Group::DIRECT, .. } => {
+            Event::Finished { group: GroupNumber::DIRECT, .. } => {
                 self.direct_done = self.direct.take().map(|call| (call.word, time_ns)).or(self.direct_done);
             }
-            Event::Trouble { .. } => self.direct = None,
+            Event::Aborted { .. } => self.direct = None,
             _ => {}
         }
     }
 
     /// The innermost phase of the program's own thread, or else the one that began last.
-    fn phase(&self) -> Option<&Open> {
+    fn phase(&self) -> Option<&OpenPhase> {
         let innermost = |thread: &ThreadId| self.phases.get(thread)?.last();
         let own = self.program.as_ref().and_then(innermost);
         own.or_else(|| self.phases.values().filter_map(|open| open.last()).max_by_key(|open| open.since_ns))
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_last_of_everything_counts() {
-        let (group, operation) = (Group::WORLD, Operation(1));
+        let (group, operation) = (GroupNumber::WORLD, OperationNumber(1));
         let (collective, dtype, bytes) = (Collective::Allreduce, Dtype::F32, 4);
         let trace = trace([
             (1, 0, Event::Epoch { number: 2 }),
@@ -183,11 +183,11 @@ mod tests {
             (4, 9, Event::Done { name: W, group, operation }),
             (5, 0, Event::Submitted { name: V, group, collective, dtype, bytes }),
         ]);
-        let lately = Lately::of(&trace, 10_000_000);
-        assert_eq!((lately.epoch, lately.iteration), (Some(2), Some((5, ms(8)))));
-        assert_eq!(lately.finished, Some(("w".into(), ms(6))));
-        assert_eq!(lately.submitted, Some(("v".into(), ms(5))));
-        assert_eq!((lately.phase, lately.direct), (None, None));
+        let recent = RecentActivity::of(&trace, 10_000_000);
+        assert_eq!((recent.epoch, recent.iteration), (Some(2), Some((5, ms(8)))));
+        assert_eq!(recent.finished, Some(("w".into(), ms(6))));
+        assert_eq!(recent.submitted, Some(("v".into(), ms(5))));
+        assert_eq!((recent.phase, recent.direct), (None, None));
     }
 
     #[test]
@@ -202,24 +202,28 @@ mod tests {
             (5, 0, Event::PhaseEnd { phase: Phase::Forward, name: none }),
             (6, 3, begin(Phase::User, NameId(3))),
         ]);
-        assert_eq!(Lately::of(&trace, 10_000_000).phase, Some(("evaluation".into(), ms(7))));
+        assert_eq!(RecentActivity::of(&trace, 10_000_000).phase, Some(("evaluation".into(), ms(7))));
         let mut ended = trace.clone();
         let event = Event::PhaseEnd { phase: Phase::Evaluation, name: none };
         ended.records.push(Record { time_ns: 8_000_000, thread: ThreadId(0), event });
-        assert_eq!(Lately::of(&ended, 10_000_000).phase, Some(("augment".into(), ms(4))), "another thread's, at least");
+        assert_eq!(
+            RecentActivity::of(&ended, 10_000_000).phase,
+            Some(("augment".into(), ms(4))),
+            "another thread's, at least"
+        );
     }
 
     #[test]
     fn a_direct_call_counts_until_it_is_over() {
-        let (group, operation) = (Group::DIRECT, Operation(7));
+        let (group, operation) = (GroupNumber::DIRECT, OperationNumber(7));
         let (collective, dtype) = (Collective::Barrier, Dtype::U8);
         let started = Event::Started { group, operation, collective, dtype, requests: 0, bytes: 0 };
         let waiting = Event::Waiting { group, operation, peer: Some(3) };
         let under_way = trace([(1, 0, started), (2, 0, waiting)]);
-        let direct = Direct { word: "barrier", operation: 7, ago: ms(3), peer: Some(3) };
-        assert_eq!(Lately::of(&under_way, 4_000_000).direct, Some(direct));
+        let direct = RunningCall { word: "barrier", operation: 7, ago: ms(3), peer: Some(3) };
+        assert_eq!(RecentActivity::of(&under_way, 4_000_000).direct, Some(direct));
         let over = trace([(1, 0, started), (2, 0, waiting), (3, 0, Event::Finished { group, operation })]);
-        let lately = Lately::of(&over, 4_000_000);
-        assert_eq!((lately.direct, lately.direct_done), (None, Some(("barrier", ms(1)))));
+        let recent = RecentActivity::of(&over, 4_000_000);
+        assert_eq!((recent.direct, recent.direct_done), (None, Some(("barrier", ms(1)))));
     }
 }

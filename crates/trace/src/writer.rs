@@ -1,0 +1,460 @@
+//! The thread that writes traces and timelines from a rank's recorder to files.
+//!
+//! A rank has at most one trace writer. It sleeps until it is woken and, while it writes a trace or a timeline, reads
+//! the recorder periodically. It holds no lock that others wait for, so collectives go on however long the disk takes.
+//! It can:
+//!
+//! - *Trace* the whole run into a folder: it appends what is new, so a rank that is killed leaves a trace up to that
+//!   moment.
+//! - *Dump* what is in memory to a file, on a signal, an abort or a stall. The file appears whole or not at all.
+//! - Write a *timeline* while the rank runs, between [`TraceWriter::start_timeline`] and
+//!   [`TraceWriter::stop_timeline`].
+//!
+//! A file that cannot be written is given up with one line on standard error; the run goes on.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use signal_hook::SigId;
+
+use crate::dump_notice::DumpNotice;
+use crate::event::{NameId, words_to_bytes};
+use crate::file::{EXTENSION, TraceEncoder, name_of};
+use crate::machine;
+use crate::recorder::{DumpReason, Recorder};
+use crate::tail::Tail;
+use crate::timeline::Cycles;
+use crate::timeline::live::LiveTimeline;
+use crate::trace::TraceHeader;
+
+/// How often a timeline is written: programs read it while it is written, and expect what they did a tenth of a second
+/// ago.
+const TIMELINE_PERIOD: Duration = Duration::from_millis(20);
+
+/// How often a trace is written. A killed rank loses what it recorded since.
+const TRACE_PERIOD: Duration = Duration::from_millis(100);
+
+/// How long a caller waits for the thread to begin or end a timeline, or to end. A disk that takes longer is broken,
+/// and a rank must be able to leave.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where dumps go that nobody has asked for: a folder for temporary files that only its owner can read, bounded in
+/// size.
+#[derive(Clone, Debug)]
+pub struct FallbackFolder {
+    /// The folder, the same for all ranks of a job. It is created when it is needed.
+    pub folder: PathBuf,
+    /// What the names of such folders begin with. Older ones beside it are removed, but for [`JOBS_KEPT`].
+    pub prefix: String,
+    /// Whether this rank says on standard error where it has written.
+    pub announces: bool,
+}
+
+/// Jobs whose fallback folders are kept: the last one, and some to compare it with.
+pub const JOBS_KEPT: usize = 4;
+
+/// Records of each ring in a fallback dump: 1 MiB. A quarter of what a driver's ring holds by default, and still
+/// tens of iterations of a large model.
+const LATEST_RECORDS: u64 = 1 << 15;
+
+/// What a trace writer does from the start.
+#[derive(Clone, Debug, Default)]
+pub struct WriterOptions {
+    /// Write a trace of the whole run to this folder.
+    pub trace_in: Option<PathBuf>,
+    /// Dump what is in memory to this folder on an abort or a stall.
+    pub dump_in: Option<PathBuf>,
+    /// Where the latest records go on an abort or a stall without `dump_in`.
+    pub fallback: Option<FallbackFolder>,
+    /// Dump what is in memory when this signal comes: to one of the folders above or, without any, to the folder for
+    /// temporary files.
+    pub signal: Option<i32>,
+    /// Begin a timeline at once.
+    pub timeline: Option<(PathBuf, Cycles)>,
+}
+
+/// See the module's text. Dropping it writes what is left and ends it.
+#[derive(Debug)]
+pub struct TraceWriter {
+    queue: Arc<CommandQueue>,
+    thread: Option<JoinHandle<()>>,
+    signals: Vec<SigId>,
+    pid: u32,
+}
+
+/// Commands for the thread, and the bell that wakes it.
+#[derive(Debug)]
+struct CommandQueue {
+    commands: Mutex<VecDeque<Command>>,
+    bell: UnixStream,
+    signalled: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+enum Command {
+    StartTimeline { path: PathBuf, cycles: Cycles, reply: SyncSender<io::Result<()>> },
+    StopTimeline { reply: SyncSender<io::Result<()>> },
+    Dump(DumpReason),
+    End { reply: SyncSender<io::Result<()>> },
+}
+
+impl CommandQueue {
+    fn push(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        // A full socket wakes the thread as well.
+        let _ = (&self.bell).write(&[1]);
+    }
+}
+
+impl TraceWriter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the thread or its bell cannot be made, or a file that it is to write from the start.
+    pub fn start(recorder: &Arc<Recorder>, options: WriterOptions) -> io::Result<TraceWriter> {
+        let (bell, wake) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        let signalled = Arc::new(AtomicBool::new(false));
+        let queue = Arc::new(CommandQueue { commands: Mutex::default(), bell, signalled });
+        let mut signals = Vec::new();
+        if let Some(signal) = options.signal {
+            signals.push(signal_hook::flag::register(signal, Arc::clone(&queue.signalled))?);
+            signals.push(signal_hook::low_level::pipe::register(signal, queue.bell.try_clone()?)?);
+        }
+        let run_trace = options.trace_in.as_ref().map(|folder| RunTrace::create(folder, recorder)).transpose()?;
+        let timeline = options.timeline.as_ref();
+        let timeline = timeline.map(|(path, cycles)| LiveTimeline::create(path, *cycles, recorder)).transpose()?;
+        if run_trace.is_some() {
+            recorder.want_samples();
+        }
+        recorder.on_dump_request({
+            let queue = Arc::clone(&queue);
+            move |occasion| queue.push(Command::Dump(occasion))
+        });
+        let thread = WriterThread {
+            recorder: Arc::clone(recorder),
+            queue: Arc::clone(&queue),
+            wake,
+            options,
+            run_trace,
+            timeline,
+            core_wait_ns: machine::core_wait_ns(),
+        };
+        let thread = std::thread::Builder::new().name("farandole-writer".to_owned()).spawn(move || thread.run())?;
+        Ok(TraceWriter { queue, thread: Some(thread), signals, pid: std::process::id() })
+    }
+
+    /// Begins a timeline in this file, with what is recorded from now on. One that is being written ends.
+    ///
+    /// # Errors
+    /// If the file cannot be made.
+    pub fn start_timeline(&self, path: &Path, cycles: Cycles) -> io::Result<()> {
+        let (reply, receiver) = sync_channel(1);
+        self.queue.push(Command::StartTimeline { path: path.to_owned(), cycles, reply });
+        reply_of(&receiver)
+    }
+
+    /// Ends the timeline, if there is one; everything that was recorded until now is in its file.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn stop_timeline(&self) -> io::Result<()> {
+        let (reply, receiver) = sync_channel(1);
+        self.queue.push(Command::StopTimeline { reply });
+        reply_of(&receiver)
+    }
+}
+
+/// The reply of the thread, if it comes in time.
+fn reply_of(receiver: &Receiver<io::Result<()>>) -> io::Result<()> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "the thread that writes files does not answer");
+    receiver.recv_timeout(REPLY_TIMEOUT).unwrap_or_else(|_| Err(late()))
+}
+
+impl Drop for TraceWriter {
+    fn drop(&mut self) {
+        for signal in self.signals.drain(..) {
+            signal_hook::low_level::unregister(signal);
+        }
+        let Some(thread) = self.thread.take() else { return };
+        if self.pid != std::process::id() {
+            // This process was forked; the thread is not in it.
+            std::mem::forget(thread);
+            return;
+        }
+        let (reply, receiver) = sync_channel(1);
+        self.queue.push(Command::End { reply });
+        // A thread that hangs in a write is left behind.
+        if reply_of(&receiver).is_ok() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's state.
+struct WriterThread {
+    recorder: Arc<Recorder>,
+    queue: Arc<CommandQueue>,
+    wake: UnixStream,
+    options: WriterOptions,
+    run_trace: Option<RunTrace>,
+    timeline: Option<LiveTimeline>,
+    /// How long the main thread had waited for a core when tracing began.
+    core_wait_ns: Option<u64>,
+}
+
+impl WriterThread {
+    fn run(mut self) {
+        loop {
+            self.sleep();
+            if self.queue.signalled.swap(false, Ordering::Relaxed) {
+                self.dump("signal");
+            }
+            self.follow();
+            loop {
+                let command = self.queue.commands.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                match command {
+                    None => break,
+                    Some(Command::End { reply }) => {
+                        self.end();
+                        let _ = reply.send(Ok(()));
+                        return;
+                    }
+                    Some(command) => self.execute(command),
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the bell rings or the period is over.
+    fn sleep(&mut self) {
+        let period = match (&self.timeline, &self.run_trace) {
+            (Some(_), _) => Some(TIMELINE_PERIOD),
+            (None, Some(_)) => Some(TRACE_PERIOD),
+            (None, None) => None,
+        };
+        // Without a timeout on the socket, poll it.
+        if self.wake.set_read_timeout(period).is_err() {
+            std::thread::sleep(TRACE_PERIOD);
+            return;
+        }
+        let mut rings = [0; 64];
+        let _ = self.wake.read(&mut rings);
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::StartTimeline { path, cycles, reply } => {
+                // Completes the timeline that ends.
+                self.follow();
+                let begun = LiveTimeline::create(&path, cycles, &self.recorder).map(|live| self.timeline = Some(live));
+                let _ = reply.send(begun);
+            }
+            Command::StopTimeline { reply } => {
+                // Commands may come together: what was recorded between them has not been written yet.
+                self.follow();
+                self.timeline = None;
+                let _ = reply.send(Ok(()));
+            }
+            Command::Dump(DumpReason::Abort) => self.dump("trouble"),
+            Command::Dump(DumpReason::Stall) => self.dump("stall"),
+            Command::End { .. } => {}
+        }
+    }
+
+    /// Writes what is new to whatever is being written.
+    fn follow(&mut self) {
+        let rank = self.recorder.header().rank;
+        if let Some(run_trace) = &mut self.run_trace
+            && let Err(error) = run_trace.follow(&self.recorder)
+        {
+            let path = run_trace.path.display();
+            eprintln!("farandole: rank {rank}: writing the trace {path}: {error}; it ends here");
+            self.run_trace = None;
+            self.recorder.want_no_samples();
+        }
+        if let Some(timeline) = &mut self.timeline
+            && let Err(error) = timeline.follow(&self.recorder)
+        {
+            eprintln!("farandole: rank {rank}: writing the timeline: {error}; it ends here");
+            self.timeline = None;
+        }
+    }
+
+    /// Dumps what is in memory, unless a trace of the whole run is written.
+    fn dump(&mut self, occasion: &str) {
+        if self.run_trace.is_some() {
+            return;
+        }
+        let header = self.recorder.header();
+        let (folder, saved, announces) = match (&self.options.dump_in, &self.options.fallback) {
+            (Some(folder), _) => (folder.clone(), dump_all(&self.recorder, folder, occasion), true),
+            // A signal asks for all there is.
+            (None, fallback) if occasion == "signal" => {
+                let temporary = || std::env::temp_dir().join(format!("farandole-trace-{}", std::process::id()));
+                let folder = fallback.as_ref().map_or_else(temporary, |fallback| fallback.folder.clone());
+                let saved = private_folder(&folder).and_then(|()| dump_all(&self.recorder, &folder, occasion));
+                (folder, saved, true)
+            }
+            (None, Some(fallback)) => {
+                let saved = private_folder(&fallback.folder).and_then(|()| {
+                    write(&self.recorder, Tail::latest(&self.recorder, LATEST_RECORDS), &fallback.folder, occasion)
+                });
+                remove_older(fallback);
+                (fallback.folder.clone(), saved, fallback.announces)
+            }
+            (None, None) => return,
+        };
+        match saved {
+            Ok(path) if announces => eprintln!("{}", DumpNotice { rank: header.rank, path: &path, occasion }),
+            Ok(_) => {}
+            Err(error) => {
+                eprintln!("farandole: rank {}: saving a trace in {}: {error}", header.rank, folder.display());
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.recorder.want_no_samples();
+        if let Some((before_ns, now_ns)) = self.core_wait_ns.zip(machine::core_wait_ns()) {
+            self.recorder.note_setting(machine::CORE_WAIT, &now_ns.saturating_sub(before_ns).to_string());
+        }
+        self.follow();
+        if let Some(run_trace) = &mut self.run_trace
+            && let Err(error) = run_trace.end()
+        {
+            let path = run_trace.path.display();
+            eprintln!("farandole: rank {}: ending the trace {path}: {error}", self.recorder.header().rank);
+        }
+    }
+}
+
+/// The trace of the whole run while it is written.
+#[derive(Debug)]
+struct RunTrace {
+    path: PathBuf,
+    file: File,
+    tail: Tail,
+    encoder: TraceEncoder,
+}
+
+impl RunTrace {
+    fn create(folder: &Path, recorder: &Recorder) -> io::Result<RunTrace> {
+        std::fs::create_dir_all(folder)?;
+        let path = free_path(folder, recorder.header());
+        let mut file = File::create(&path)?;
+        let mut encoder = TraceEncoder::begin(recorder.header());
+        file.write_all(&encoder.take())?;
+        Ok(RunTrace { path, file, tail: Tail::from_start(), encoder })
+    }
+
+    fn follow(&mut self, recorder: &Recorder) -> io::Result<()> {
+        let update = self.tail.follow(recorder);
+        if update.is_empty() {
+            return Ok(());
+        }
+        encode_update(&mut self.encoder, update);
+        self.file.write_all(&self.encoder.take())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.encoder.end("end of run");
+        self.file.write_all(&self.encoder.take())
+    }
+}
+
+/// The path of a rank's trace: over one of an earlier run, but not over one of this process, which may be a rank
+/// several times.
+fn free_path(folder: &Path, own: &TraceHeader) -> PathBuf {
+    let is_ours =
+        |path: &PathBuf| TraceHeader::read(path).is_ok_and(|header| header.pid == own.pid && header.host == own.host);
+    let later = (2_u32..).map(|time| folder.join(format!("rank-{:05}.{time}.{EXTENSION}", own.rank)));
+    let mut paths = std::iter::once(folder.join(name_of(own.rank))).chain(later);
+    paths.find(|path| !is_ours(path)).expect("invariant: a process is not started over four thousand million times")
+}
+
+/// Writes what is in memory to the rank's file in a folder. It appears there whole or not at all.
+///
+/// # Errors
+/// If the file cannot be written.
+fn dump_all(recorder: &Recorder, folder: &Path, occasion: &str) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(folder)?;
+    write(recorder, Tail::from_start(), folder, occasion)
+}
+
+fn write(recorder: &Recorder, mut tail: Tail, folder: &Path, occasion: &str) -> io::Result<PathBuf> {
+    let path = folder.join(name_of(recorder.header().rank));
+    let temporary_path = path.with_extension(format!("encoder-{}", std::process::id()));
+    let mut encoder = TraceEncoder::begin(recorder.header());
+    encode_update(&mut encoder, tail.follow(recorder));
+    encoder.end(occasion);
+    let written =
+        std::fs::write(&temporary_path, encoder.take()).and_then(|()| std::fs::rename(&temporary_path, &path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary_path);
+    }
+    written.map(|()| path)
+}
+
+/// Creates a folder that only its owner can read. One that exists must be such a folder: where everybody may write,
+/// anybody may have put something else in its place.
+fn private_folder(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    let found = std::fs::symlink_metadata(folder)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is there and not this user's own folder"));
+    }
+    Ok(())
+}
+
+/// Removes the fallback folders of earlier jobs. What is not ours, or holds anything but traces, stays.
+fn remove_older(fallback: &FallbackFolder) {
+    let Some(parent) = fallback.folder.parent() else { return };
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
+    let is_one = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(&fallback.prefix));
+    let mut folders: Vec<(std::time::SystemTime, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| is_one(&entry.file_name()) && entry.path() != fallback.folder)
+        .filter_map(|entry| {
+            let found = entry.metadata().ok().filter(std::fs::Metadata::is_dir)?;
+            Some((found.modified().ok()?, entry.path()))
+        })
+        .collect();
+    folders.sort();
+    let surplus = folders.len().saturating_sub(JOBS_KEPT - 1);
+    for (_, folder) in folders.into_iter().take(surplus) {
+        for file in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if file.path().extension().is_some_and(|extension| extension == EXTENSION) {
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
+        let _ = std::fs::remove_dir(&folder);
+    }
+}
+
+fn encode_update(encoder: &mut TraceEncoder, update: crate::tail::Update) {
+    encoder.names(NameId(update.first_name), &update.names);
+    for (thread, name) in &update.threads {
+        encoder.thread(*thread, name);
+    }
+    for (group, ranks) in &update.groups {
+        encoder.group(*group, ranks);
+    }
+    for (name, value) in &update.settings {
+        encoder.setting(name, value);
+    }
+    encoder.records(update.records.into_iter().map(words_to_bytes));
+    encoder.dropped(update.dropped);
+}
