@@ -3,8 +3,8 @@
 //!
 //! [`Environment`] reads what a launcher, ours or another, has left for a process; its [`RendezvousAccess`] is where
 //! ranks meet. [`Rendezvous`] lets all ranks swap one message each, before any of them knows where the others are.
-//! [`Job`] starts ranks as children of this process and ends them all when one of them fails. [`settings`] lists every
-//! variable. [`launch`] is the vocabulary of jobs that may span hosts, [`live`] how a running one is watched.
+//! [`Job`] starts ranks as children of this process and ends them all when one of them fails.
+//! [`launch`] is the vocabulary of jobs that may span hosts, [`live`] how a running one is watched.
 //! [`channel`] is how processes of a job talk before and beside their collectives: encrypted, and closed to whoever
 //! does not hold the job's key. What the messages say (addresses, versions) is not this crate's business; it carries
 //! bytes.
@@ -19,7 +19,6 @@ pub mod failure_notice;
 pub mod launch;
 pub mod live;
 pub mod rendezvous;
-pub mod settings;
 pub mod spawn;
 
 #[cfg(test)]

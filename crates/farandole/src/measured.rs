@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use farandole_cluster::environment::LogLevel;
 use farandole_engine::Communicator;
 use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_plan::table::Table;
+use farandole_settings::LogLevel;
 
 use crate::error::Result;
 

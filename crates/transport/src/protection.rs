@@ -65,6 +65,16 @@ impl Options {
     }
 }
 
+impl farandole_settings::SettingValue for Protection {
+    const KIND: &'static str = "off, checksum or encrypt";
+    fn parse(text: &str) -> Option<Protection> {
+        Protection::from_word(text)
+    }
+    fn show(&self) -> String {
+        self.word().to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

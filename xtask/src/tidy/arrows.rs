@@ -9,14 +9,15 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
+    ("farandole-settings", &[]),
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-insight", &["farandole-trace"]),
     ("farandole-tensor", &["farandole-plan"]),
-    ("farandole-transport", &["farandole-plan", "farandole-trace"]),
-    ("farandole-engine", &["farandole-plan", "farandole-tensor", "farandole-transport", "farandole-trace"]),
-    ("farandole-cluster", &["farandole-plan", "farandole-transport", "farandole-trace"]),
+    ("farandole-transport", &["farandole-plan", "farandole-settings", "farandole-trace"]),
+    ("farandole-engine", ENGINE),
+    ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
     ("farandole-train", &["farandole"]),
     ("farandole-cli", COMMAND),
@@ -24,8 +25,12 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("xtask", &[]),
 ];
 
+const ENGINE: &[&str] =
+    &["farandole-plan", "farandole-settings", "farandole-tensor", "farandole-transport", "farandole-trace"];
+
 const LIBRARY: &[&str] = &[
     "farandole-plan",
+    "farandole-settings",
     "farandole-trace",
     "farandole-tensor",
     "farandole-transport",
@@ -37,6 +42,7 @@ const COMMAND: &[&str] = &[
     "farandole",
     "farandole-train",
     "farandole-plan",
+    "farandole-settings",
     "farandole-trace",
     "farandole-insight",
     "farandole-tensor",

@@ -4,8 +4,9 @@ use std::env;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use farandole_cluster::{Environment, settings};
+use farandole_cluster::Environment;
 use farandole_engine::Config;
+use farandole_settings as settings;
 use farandole_tensor::Level;
 
 use super::finding::{Finding, Group};

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::error::Error;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use farandole_cluster::settings::{self, Effect};
+use farandole_settings::{self as settings, Effect};
 
 /// What farandole says to a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

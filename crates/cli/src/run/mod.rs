@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use farandole_cluster::launch::{self, JobSpec};
-use farandole_cluster::settings;
+use farandole_settings as settings;
 
 pub(crate) use args::{LaunchArgs, RunArgs};
 use horovod::Foreign;

@@ -30,7 +30,6 @@ mod ancestor;
 mod hosts;
 mod key;
 mod launcher;
-mod level;
 mod local_key;
 mod rendezvous_access;
 mod route;
@@ -44,15 +43,14 @@ use std::net::IpAddr;
 use std::sync::Once;
 
 use farandole_plan::Rank;
+use farandole_settings::{self as settings, LogLevel};
 use farandole_transport::{JobId, Key};
 
 pub use launcher::{Launcher, RankPosition};
-pub use level::{LOG_LEVEL, LogLevel};
 pub use rendezvous_access::RendezvousAccess;
 
 use crate::error::{Error, Result};
 use crate::rendezvous::Address;
-use crate::settings;
 use launcher::Launch;
 use variables::{Variables, wrong};
 

@@ -3,18 +3,22 @@
 //! The data is in [`table`]; `docs/settings.md` is made of it ([`document`]). This module answers the one question
 //! that a start of a job has: which of the variables that are set deserve a line, because they have no effect or
 //! because nobody knows them. The launcher asks for all ranks; where another launcher started them, rank 0 does
-//! ([`crate::Environment::warn_of_settings`]).
+//! (`farandole_cluster::Environment::warn_of_settings`).
 //!
 //! The invariant: every such name in the sources of Farandole is in the table, and every name that the table gives an
 //! effect is read by some source. A test of this crate compares both. Reading settings is the business of those who
 //! use them.
 
+#![forbid(unsafe_code)]
+
 pub mod document;
+mod level;
 pub mod table;
+mod value;
 
-use crate::environment::LogLevel;
-
+pub use level::{LOG_LEVEL, LogLevel};
 pub use table::{Effect, Setting};
+pub use value::{Cores, SettingValue};
 
 /// Names that are looked at. The last is how Horovod calls the secret of its launcher.
 const PREFIXES: [&str; 3] = ["FARANDOLE_", "HOROVOD_", "_HOROVOD_"];
@@ -85,7 +89,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 const LIKE_ENOUGH: f64 = 0.7;
 
 /// Whether a variable has this name; a name that ends in `*` stands for all that begin so.
-pub(crate) fn is_named(variable: &str, name: &str) -> bool {
+fn is_named(variable: &str, name: &str) -> bool {
     name.strip_suffix('*').map_or(variable == name, |begin| variable.starts_with(begin))
 }
 

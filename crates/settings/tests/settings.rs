@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use farandole_cluster::settings::{self, Effect, Setting};
+use farandole_settings::{self as settings, Effect, Setting};
 
 /// Set: writes docs/settings.md instead of comparing it.
 const WRITE: &str = "FARANDOLE_TEST_WRITE_DOCS";
 
 /// The table itself, and names that are no variables: activities of Horovod's timeline.
 const NOT_SCANNED: [&str; 4] = [
-    "crates/cluster/src/settings/table.rs",
-    "crates/cluster/src/settings/mod.rs",
-    "crates/cluster/src/settings/document.rs",
+    "crates/settings/src/table.rs",
+    "crates/settings/src/lib.rs",
+    "crates/settings/src/document.rs",
     "crates/trace/src/timeline/horovod.rs",
 ];
 
@@ -90,7 +90,7 @@ fn every_name_in_the_sources_is_in_the_table() {
             }
         }
     }
-    assert!(unknown.is_empty(), "these names are not in crates/cluster/src/settings/table.rs: {unknown:#?}");
+    assert!(unknown.is_empty(), "these names are not in crates/settings/src/table.rs: {unknown:#?}");
 }
 
 #[test]
@@ -118,6 +118,6 @@ fn the_page_of_settings_is_what_the_table_says() {
     assert!(
         page == written,
         "docs/settings.md is not what the table says (first difference: {differs:?}); {WRITE}=1 cargo nextest run -p \
-         farandole-cluster --test settings writes it anew"
+         farandole-settings --test settings writes it anew"
     );
 }

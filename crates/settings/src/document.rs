@@ -8,8 +8,8 @@ const BEGIN: &str = "\
 # Settings
 
 Every variable that Farandole reads, and every variable of Horovod's with what it does here. This page is made of the
-table in `crates/cluster/src/settings/table.rs`; a test compares them, and `FARANDOLE_TEST_WRITE_DOCS=1 cargo nextest
-run -p farandole-cluster --test settings` writes it anew.
+table in `crates/settings/src/table.rs`; a test compares them, and `FARANDOLE_TEST_WRITE_DOCS=1 cargo nextest run -p
+farandole-settings --test settings` writes it anew.
 
 What counts, in this order: a flag of `farandole run`, the key of its `--config-file`, the variable under our name,
 the variable under Horovod's name, the default. A variable that is set to nothing counts as not set. Switches take 0
