@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use farandole_insight::history::Window;
+use farandole_insight::history::TimeWindow;
 use farandole_insight::report::wording::wording;
 use farandole_insight::verdict::Verdict;
 use serde_json::Value;
@@ -300,9 +300,12 @@ fn advice_names_nothing_that_does_not_exist() {
     );
     let mut checked = 0;
     for (name, history) in jobs::all() {
-        let verdict = Verdict::of(&history, &Window::Whole, None);
-        let lines =
-            verdict.findings.iter().flat_map(|finding| &finding.advice).flat_map(|advice| wording(&advice.action).how);
+        let verdict = Verdict::of(&history, &TimeWindow::Whole, None);
+        let lines = verdict
+            .findings
+            .iter()
+            .flat_map(|finding| &finding.advice)
+            .flat_map(|advice| wording(&advice.recommendation).how);
         for line in lines {
             let words: Vec<&str> = line.split([' ', ';', '…']).collect();
             let commands = words.iter().enumerate().filter(|(_, word)| **word == "farandole");

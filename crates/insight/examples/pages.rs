@@ -3,7 +3,7 @@
 #[path = "../tests/jobs/mod.rs"]
 mod jobs;
 
-use farandole_insight::history::Window;
+use farandole_insight::history::TimeWindow;
 use farandole_insight::report::page::page;
 use farandole_insight::verdict::Verdict;
 
@@ -11,7 +11,7 @@ fn main() -> std::io::Result<()> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());
     std::fs::create_dir_all(&folder)?;
     for (name, history) in jobs::all() {
-        let verdict = Verdict::of(&history, &Window::Whole, None);
+        let verdict = Verdict::of(&history, &TimeWindow::Whole, None);
         let path = format!("{folder}/{}.html", name.replace(' ', "-"));
         std::fs::write(path, page(&verdict, &history))?;
     }

@@ -1,20 +1,19 @@
-//! The clocks of all ranks, put on one: [`align`].
+//! Aligns the clocks of all ranks: [`align`].
 //!
 //! Ranks of one host read one clock. Those of two hosts differ by an *offset* and, because no two oscillators are
-//! alike, by a *drift* of some millionths. Both are found from operations that both hosts took part in, nothing else is
-//! needed:
+//! alike, by a *drift* of some millionths. Both are computed from operations that both hosts took part in:
 //!
 //! - *Ends are nearly simultaneous.* A collective that synchronises ends everywhere within the time of a message. The
 //!   difference of two ends, over the time at which they happened, is a line whose height is the offset and whose slope
 //!   is the drift. It is fitted by least squares, three times, each time without what lies far from the line before: a
-//!   rank that was not given a core ends late, and that says nothing about clocks.
+//!   rank that had no core ends late, which says nothing about clocks.
 //! - *No rank ends before all have started.* So the end on one side lies after the start on the other, whichever clocks
-//!   they read. Each operation gives a lower and an upper limit to the offset; the run is cut into `PARTS`, and in each
-//!   the narrowest pair counts. A line that breaks a limit is moved; how far a line within all limits can be from it,
-//!   during the run, is the *error bound*.
+//!   they read. Each operation gives a lower and an upper bound of the offset; the run is cut into `PARTS`, and in each
+//!   the narrowest pair counts. A line that breaks a bound is moved. The *error bound* is how far a line within all
+//!   bounds can be from it during the run.
 //!
 //! The clock of the first trace is the *reference*. A clock that shares no operation with it is aligned through one
-//! that does. One that shares none with anybody is put where its host's time of day says, without a bound.
+//! that does. One that shares none with any other is placed by its host's time of day, without a bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,23 +39,24 @@ const FAR: f64 = 3.0;
 
 /// How the times of one trace become those of the reference clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
+pub struct ClockFit {
     /// What is added at the moment `origin_ns`.
     pub offset_ns: f64,
     /// What is added for each nanosecond after it; a thousandth of a thousandth is one part in a million.
     pub drift: f64,
     /// A moment on the trace's own clock.
     pub origin_ns: u64,
-    /// The true time is no further away than this from what [`Fit::apply`] says, while operations are shared. `None` if
-    /// nothing is known.
+    /// The true time is no further away than this from what [`ClockFit::apply`] says, while operations are shared.
+    /// `None` if nothing is known.
     pub error_ns: Option<u64>,
     /// Operations that it was fitted to.
     pub operations: usize,
 }
 
-impl Fit {
+impl ClockFit {
     /// The reference clock itself.
-    pub const REFERENCE: Fit = Fit { offset_ns: 0.0, drift: 0.0, origin_ns: 0, error_ns: Some(0), operations: 0 };
+    pub const REFERENCE: ClockFit =
+        ClockFit { offset_ns: 0.0, drift: 0.0, origin_ns: 0, error_ns: Some(0), operations: 0 };
 
     /// A moment on the reference clock.
     pub fn apply(&self, time_ns: u64) -> u64 {
@@ -67,19 +67,19 @@ impl Fit {
 }
 
 /// Finds the fit of each trace, in their order.
-pub fn align(traces: &[Trace]) -> Vec<Fit> {
+pub fn align(traces: &[Trace]) -> Vec<ClockFit> {
     let clocks = clocks_of(traces);
-    let meetings: Vec<BTreeMap<Key, Span>> = traces.iter().map(meetings_of).collect();
-    let mut fits: Vec<Option<Fit>> = vec![None; clocks.len()];
+    let synchronising: Vec<BTreeMap<Key, Span>> = traces.iter().map(synchronising_operations).collect();
+    let mut fits: Vec<Option<ClockFit>> = vec![None; clocks.len()];
     let mut aligned: BTreeSet<usize> = BTreeSet::new();
     if let Some(first) = fits.first_mut() {
-        *first = Some(Fit::REFERENCE);
+        *first = Some(ClockFit::REFERENCE);
         aligned.insert(0);
     }
     while aligned.len() < clocks.len() {
-        let known: Vec<(usize, Fit)> = traces_on(&clocks, &aligned, &fits);
+        let known: Vec<(usize, ClockFit)> = traces_on(&clocks, &aligned, &fits);
         let open = (0..clocks.len()).filter(|clock| !aligned.contains(clock));
-        let shared = open.map(|clock| (shared_by(&known, &clocks[clock], &meetings), clock));
+        let shared = open.map(|clock| (shared_by(&known, &clocks[clock], &synchronising), clock));
         let Some((shared, clock)) = shared.max_by_key(|(shared, clock)| (shared.len(), usize::MAX - clock)) else {
             break;
         };
@@ -100,7 +100,7 @@ pub fn align(traces: &[Trace]) -> Vec<Fit> {
 }
 
 /// Puts traces on the reference clock, and says how well.
-pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<Fit> {
+pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<ClockFit> {
     let fits = align(traces);
     for (trace, fit) in traces.iter_mut().zip(&fits) {
         for record in &mut trace.records {
@@ -126,7 +126,7 @@ struct Span {
 
 /// An operation that two clocks have seen. The known side is on the reference clock.
 #[derive(Clone, Copy, Debug)]
-struct Shared {
+struct SharedOperation {
     /// The last start and the first and last end on the known side.
     known_start: f64,
     known_first_end: f64,
@@ -154,9 +154,9 @@ fn clocks_of(traces: &[Trace]) -> Vec<Vec<usize>> {
 }
 
 /// The operations of a trace that synchronise and have an end.
-fn meetings_of(trace: &Trace) -> BTreeMap<Key, Span> {
+fn synchronising_operations(trace: &Trace) -> BTreeMap<Key, Span> {
     let mut open: BTreeMap<Key, u64> = BTreeMap::new();
-    let mut meetings = BTreeMap::new();
+    let mut synchronising = BTreeMap::new();
     for Record { time_ns, event, .. } in &trace.records {
         match *event {
             Event::Started { group, operation, collective, bytes, .. }
@@ -169,17 +169,17 @@ fn meetings_of(trace: &Trace) -> BTreeMap<Key, Span> {
             }
             Event::Finished { group, operation } => {
                 if let Some(start_ns) = open.remove(&(group, operation)) {
-                    meetings.insert((group, operation), Span { start_ns, end_ns: *time_ns });
+                    synchronising.insert((group, operation), Span { start_ns, end_ns: *time_ns });
                 }
             }
             _ => {}
         }
     }
-    meetings
+    synchronising
 }
 
 /// The traces whose clocks are aligned, with their fits.
-fn traces_on(clocks: &[Vec<usize>], aligned: &BTreeSet<usize>, fits: &[Option<Fit>]) -> Vec<(usize, Fit)> {
+fn traces_on(clocks: &[Vec<usize>], aligned: &BTreeSet<usize>, fits: &[Option<ClockFit>]) -> Vec<(usize, ClockFit)> {
     let of_clock = |clock: &usize| {
         let fit = fits[*clock].expect("invariant: an aligned clock has a fit");
         clocks[*clock].iter().map(move |trace| (*trace, fit)).collect::<Vec<_>>()
@@ -188,17 +188,21 @@ fn traces_on(clocks: &[Vec<usize>], aligned: &BTreeSet<usize>, fits: &[Option<Fi
 }
 
 /// What traces on known clocks and those of one that is open have both seen, in the order of time.
-fn shared_by(known: &[(usize, Fit)], open: &[usize], meetings: &[BTreeMap<Key, Span>]) -> Vec<Shared> {
+fn shared_by(
+    known: &[(usize, ClockFit)],
+    open: &[usize],
+    synchronising: &[BTreeMap<Key, Span>],
+) -> Vec<SharedOperation> {
     let mut theirs: BTreeMap<Key, Vec<Span>> = BTreeMap::new();
     for trace in open {
-        for (key, span) in &meetings[*trace] {
+        for (key, span) in &synchronising[*trace] {
             theirs.entry(*key).or_default().push(*span);
         }
     }
     let mut shared = Vec::new();
     for (key, spans) in theirs {
         let ours = known.iter().filter_map(|(trace, fit)| {
-            let span = meetings[*trace].get(&key)?;
+            let span = synchronising[*trace].get(&key)?;
             Some((fit.apply(span.start_ns) as f64, fit.apply(span.end_ns) as f64))
         });
         let ours: Vec<(f64, f64)> = ours.collect();
@@ -206,7 +210,7 @@ fn shared_by(known: &[(usize, Fit)], open: &[usize], meetings: &[BTreeMap<Key, S
             continue;
         }
         let starts = |spans: &[Span]| spans.iter().map(|span| span.start_ns).max().unwrap_or(0);
-        shared.push(Shared {
+        shared.push(SharedOperation {
             known_start: ours.iter().map(|(start, _)| *start).fold(f64::MIN, f64::max),
             known_first_end: ours.iter().map(|(_, end)| *end).fold(f64::MAX, f64::min),
             known_last_end: ours.iter().map(|(_, end)| *end).fold(f64::MIN, f64::max),
@@ -220,7 +224,7 @@ fn shared_by(known: &[(usize, Fit)], open: &[usize], meetings: &[BTreeMap<Key, S
 }
 
 /// The line through the differences of ends; see the module's text. `None` without operations.
-fn fit_line(shared: &[Shared]) -> Option<Fit> {
+fn fit_line(shared: &[SharedOperation]) -> Option<ClockFit> {
     let (first, last) = (shared.first()?, shared.last()?);
     let origin_ns = first.last_end_ns;
     let drifts = last.last_end_ns - origin_ns >= DRIFT_FROM_NS;
@@ -242,8 +246,8 @@ fn fit_line(shared: &[Shared]) -> Option<Fit> {
             points = kept;
         }
     }
-    let mut fit = Fit { offset_ns: line.0, drift: line.1, origin_ns, error_ns: None, operations: shared.len() };
-    let limits = Limits::of(shared, &fit);
+    let mut fit = ClockFit { offset_ns: line.0, drift: line.1, origin_ns, error_ns: None, operations: shared.len() };
+    let limits = OffsetBounds::of(shared, &fit);
     let shift = limits.shift();
     fit.offset_ns += shift;
     fit.error_ns = Some(limits.furthest((last.last_end_ns - origin_ns) as f64, shift).ceil() as u64);
@@ -252,41 +256,43 @@ fn fit_line(shared: &[Shared]) -> Option<Fit> {
 
 /// By how much a fit may be moved at one moment, which is counted from its origin on the trace's own clock.
 #[derive(Clone, Copy, Debug)]
-struct Limit {
+struct OffsetBound {
     at: f64,
     by: f64,
 }
 
-/// What is known of the way from a fit to the true line: in each part of the run the narrowest pair.
+/// Bounds of the distance from a fit to the true line: in each part of the run the narrowest pair.
 #[derive(Debug)]
-struct Limits {
+struct OffsetBounds {
     /// No less than this.
-    low: Vec<Limit>,
+    low: Vec<OffsetBound>,
     /// No more than this.
-    high: Vec<Limit>,
-    /// The least and the greatest slope of that way.
+    high: Vec<OffsetBound>,
+    /// The least and the greatest slope of that distance.
     slopes: [f64; 2],
 }
 
-impl Limits {
-    fn of(shared: &[Shared], fit: &Fit) -> Limits {
+impl OffsetBounds {
+    fn of(shared: &[SharedOperation], fit: &ClockFit) -> OffsetBounds {
         let since = |time_ns: u64| time_ns as f64 - fit.origin_ns as f64;
-        let low = |one: &Shared| Limit {
+        let low = |one: &SharedOperation| OffsetBound {
             at: since(one.first_end_ns),
             by: one.known_start - fit.apply(one.first_end_ns) as f64,
         };
-        let high =
-            |one: &Shared| Limit { at: since(one.start_ns), by: one.known_first_end - fit.apply(one.start_ns) as f64 };
-        let order = |one: &Limit, two: &Limit| one.by.total_cmp(&two.by);
+        let high = |one: &SharedOperation| OffsetBound {
+            at: since(one.start_ns),
+            by: one.known_first_end - fit.apply(one.start_ns) as f64,
+        };
+        let order = |one: &OffsetBound, two: &OffsetBound| one.by.total_cmp(&two.by);
         let parts = || shared.chunks(shared.len().div_ceil(PARTS));
-        Limits {
+        OffsetBounds {
             low: parts().filter_map(|part| part.iter().map(low).max_by(order)).collect(),
             high: parts().filter_map(|part| part.iter().map(high).min_by(order)).collect(),
             slopes: [-MOST_DRIFT - fit.drift, MOST_DRIFT - fit.drift],
         }
     }
 
-    /// The smallest move that breaks no limit, or one that breaks all a little.
+    /// The smallest shift within all bounds, or one that breaks all a little.
     fn shift(&self) -> f64 {
         let low_most = self.low.iter().map(|limit| limit.by).fold(f64::MIN, f64::max);
         let high_most = self.high.iter().map(|limit| limit.by).fold(f64::MAX, f64::min);
@@ -295,11 +301,11 @@ impl Limits {
 
     /// How far the true line may be from the fit that was moved by `shift`, anywhere from the origin until `end`.
     ///
-    /// The way to it is a line, too, so it is furthest at one of the two ends. The lines within all limits are those
-    /// between a few that touch two of them, or touch one and have an extreme slope: these are tried. Where limits
-    /// contradict each other, because some rank wrote its start down late, the limits themselves have to do.
+    /// The distance is a line, too, so it is greatest at one of the two ends. The lines within all bounds lie between a
+    /// few that touch two of them, or touch one and have an extreme slope: these are tried. Where bounds contradict
+    /// each other, because some rank recorded its start late, the bounds themselves are used.
     fn furthest(&self, end: f64, shift: f64) -> f64 {
-        let touched: Vec<Limit> = self.low.iter().chain(&self.high).copied().collect();
+        let touched: Vec<OffsetBound> = self.low.iter().chain(&self.high).copied().collect();
         let mut furthest: Option<f64> = None;
         for (index, one) in touched.iter().enumerate() {
             let others = touched[..index].iter().filter(|other| other.at != one.at);
@@ -315,7 +321,7 @@ impl Limits {
         furthest.unwrap_or_else(|| touched.iter().map(|limit| (limit.by - shift).abs()).fold(0.0, f64::max))
     }
 
-    /// Whether a line is within all limits, but for rounding.
+    /// Whether a line is within all bounds, but for rounding.
     fn allow(&self, slope: f64, line: impl Fn(f64) -> f64) -> bool {
         (self.slopes[0]..=self.slopes[1]).contains(&slope)
             && self.low.iter().all(|limit| line(limit.at) >= limit.by - 1.0)
@@ -341,11 +347,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Where a host's time of day puts its clock.
-fn by_time_of_day(reference: &Trace, trace: &Trace) -> Fit {
+fn by_time_of_day(reference: &Trace, trace: &Trace) -> ClockFit {
     let (ours, theirs) = (&reference.header, &trace.header);
     let between = i128::from(theirs.anchor_unix_ns) - i128::from(ours.anchor_unix_ns);
     let offset = i128::from(ours.anchor_ns) + between - i128::from(theirs.anchor_ns);
-    Fit { offset_ns: offset as f64, drift: 0.0, origin_ns: theirs.anchor_ns, error_ns: None, operations: 0 }
+    ClockFit { offset_ns: offset as f64, drift: 0.0, origin_ns: theirs.anchor_ns, error_ns: None, operations: 0 }
 }
 
 #[cfg(test)]
@@ -402,7 +408,7 @@ mod tests {
     #[test]
     fn ranks_of_one_host_need_no_alignment() {
         let traces = run(&[Clock { ahead_ns: 77, fast_ppm: 3.0 }], 10, &[0, 50], &[10]);
-        assert_eq!(align(&traces), [Fit::REFERENCE; 2]);
+        assert_eq!(align(&traces), [ClockFit::REFERENCE; 2]);
         assert_eq!(align(&[]), []);
     }
 

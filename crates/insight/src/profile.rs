@@ -10,14 +10,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::history::{CollectiveKind, History, Operation};
+use crate::history::{CollectiveKind, History, OperationHistory};
 
 /// Upper bounds of the default bins, in bytes and included: those of the profiler whose tables people compare with.
 pub const DEFAULT_BOUNDS_BYTES: [u64; 4] = [128 << 10, 16 << 20, 32 << 20, 64 << 20];
 
 /// What counts as one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum View {
+pub enum ProfileView {
     /// An operation, as it travels.
     Fused,
     /// A tensor, as it was submitted.
@@ -35,7 +35,7 @@ pub struct Filter {
 
 /// Messages of one bin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Row {
+pub struct ProfileRow {
     /// How many.
     pub calls: u64,
     /// Their bytes.
@@ -46,13 +46,13 @@ pub struct Row {
     pub bus_bytes: f64,
 }
 
-impl Row {
+impl ProfileRow {
     /// Bus bandwidth in GB/s (10⁹ bytes); `None` where no time passed.
     pub fn busbw_gb_per_s(&self) -> Option<f64> {
         (self.ns > 0).then(|| self.bus_bytes / self.ns as f64)
     }
 
-    fn add(&mut self, other: &Row) {
+    fn add(&mut self, other: &ProfileRow) {
         self.calls += other.calls;
         self.bytes += other.bytes;
         self.ns += other.ns;
@@ -66,18 +66,18 @@ pub struct Profile {
     /// Upper bounds of all bins but the last, which has none. Bounds are included.
     pub bounds_bytes: Vec<u64>,
     /// One row for each bin.
-    pub bins: Vec<Row>,
+    pub bins: Vec<ProfileRow>,
     /// Messages without bytes: barriers.
-    pub empty: Row,
+    pub empty: ProfileRow,
 }
 
 impl Profile {
     /// Sorts the messages of a history into bins.
-    pub fn of(history: &History, view: View, filter: Filter, bounds_bytes: &[u64]) -> Profile {
+    pub fn of(history: &History, view: ProfileView, filter: Filter, bounds_bytes: &[u64]) -> Profile {
         let mut profile = Profile {
             bounds_bytes: bounds_bytes.to_vec(),
-            bins: vec![Row::default(); bounds_bytes.len() + 1],
-            empty: Row::default(),
+            bins: vec![ProfileRow::default(); bounds_bytes.len() + 1],
+            empty: ProfileRow::default(),
         };
         for operation in &history.operations {
             let wanted = filter.collective.is_none_or(|collective| collective == operation.collective)
@@ -86,8 +86,8 @@ impl Profile {
                 continue;
             }
             match view {
-                View::Fused => profile.count(operation, operation.bytes(), time_ns(operation)),
-                View::Unfused => {
+                ProfileView::Fused => profile.count(operation, operation.bytes(), time_ns(operation)),
+                ProfileView::Unfused => {
                     for (bytes, ns) in shares(operation) {
                         profile.count(operation, bytes, ns);
                     }
@@ -98,7 +98,7 @@ impl Profile {
     }
 
     /// All rows together.
-    pub fn total(&self) -> Row {
+    pub fn total(&self) -> ProfileRow {
         let mut total = self.empty;
         self.bins.iter().for_each(|row| total.add(row));
         total
@@ -113,8 +113,8 @@ impl Profile {
         }
     }
 
-    fn count(&mut self, operation: &Operation, bytes: u64, ns: u64) {
-        let row = Row { calls: 1, bytes, ns, bus_bytes: bus_factor(operation) * bytes as f64 };
+    fn count(&mut self, operation: &OperationHistory, bytes: u64, ns: u64) {
+        let row = ProfileRow { calls: 1, bytes, ns, bus_bytes: bus_factor(operation) * bytes as f64 };
         if bytes == 0 {
             self.empty.add(&row);
         } else {
@@ -136,7 +136,7 @@ pub fn groups(history: &History) -> BTreeMap<u32, usize> {
 
 /// By how many percent less time `after` takes than `before`; negative where it takes more, `None` where there is
 /// nothing to compare.
-pub fn improvement_percent(before: &Row, after: &Row) -> Option<f64> {
+pub fn improvement_percent(before: &ProfileRow, after: &ProfileRow) -> Option<f64> {
     (before.ns > 0 && after.calls > 0).then(|| 100.0 * (before.ns as f64 - after.ns as f64) / before.ns as f64)
 }
 
@@ -156,12 +156,12 @@ pub fn size_text(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-fn time_ns(operation: &Operation) -> u64 {
+fn time_ns(operation: &OperationHistory) -> u64 {
     operation.done_ns() - operation.begun_ns().min(operation.done_ns())
 }
 
 /// The tensors of an operation with their part of its time.
-fn shares(operation: &Operation) -> Vec<(u64, u64)> {
+fn shares(operation: &OperationHistory) -> Vec<(u64, u64)> {
     let (all_bytes, all_ns) = (u128::from(operation.bytes()), u128::from(time_ns(operation)));
     let (mut bytes_before, mut ns_before) = (0u128, 0u128);
     let count = operation.tensor_bytes.len() as u128;
@@ -176,7 +176,7 @@ fn shares(operation: &Operation) -> Vec<(u64, u64)> {
     operation.tensor_bytes.iter().enumerate().map(share).collect()
 }
 
-fn bus_factor(operation: &Operation) -> f64 {
+fn bus_factor(operation: &OperationHistory) -> f64 {
     let n = operation.passages.len() as f64;
     match operation.collective {
         CollectiveKind::Allreduce => 2.0 * (n - 1.0) / n,

@@ -1,8 +1,7 @@
-//! Plays a history again with something changed, and says how long it would have taken.
+//! Replays a history with something changed, and says how long it would have taken.
 //!
-//! What stays is the order: every rank does the same things one after the other, submits at the same places, and goes
-//! on behind a wait when the operation is done. What can change is how long things take. Terms, for operation `o` of a
-//! group:
+//! The order stays: every rank does the same things one after the other, submits at the same points, and continues
+//! after a wait when the operation is done. Only durations change. Terms, for operation `o` of a group:
 //!
 //! - its *arrival* is when the last member has submitted;
 //! - its *agreement* is what passed from the arrival, or from the end of the group's previous operation if that was
@@ -13,7 +12,7 @@
 //! In the replay `o` begins after its agreement, counted from its new arrival or the new end of the previous operation,
 //! and its stages follow. Where operations of one group overlapped, as far as they did, they may do so again. On an
 //! *ideal network* agreement, packing and transfer take no time. Unchanged, the replay takes as long as the history
-//! did, up to what the recording does not know; predictions are therefore given as a ratio to the unchanged replay.
+//! did, but for what is not recorded; predictions are therefore a ratio to the unchanged replay.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +67,7 @@ pub fn predicted_ns(history: &History, changes: &[Change]) -> u64 {
 }
 
 /// Something that a rank does, one after the other.
-enum Deed {
+enum RankAction {
     /// Takes so long.
     Spend(u64),
     /// Submits to an operation, so long after now. (Later than now only where another thread submits while this one is
@@ -89,7 +88,7 @@ struct Stages {
 }
 
 struct Replay {
-    deeds: Vec<Vec<Deed>>,
+    actions: Vec<Vec<RankAction>>,
     stages: Vec<Stages>,
     members: Vec<Vec<usize>>,
 }
@@ -103,28 +102,30 @@ impl Replay {
             let behind = previous.insert(operation.group, number);
             stages.push(pace.stages(history, number, behind));
         }
-        let deeds = (0..history.size()).map(|rank| pace.deeds(history, rank)).collect();
+        let actions = (0..history.size()).map(|rank| pace.actions(history, rank)).collect();
         let rank_of = |passage: &crate::history::Passage| passage.rank;
         let members =
             history.operations.iter().map(|operation| operation.passages.iter().map(rank_of).collect()).collect();
-        Replay { deeds, stages, members }
+        Replay { actions, stages, members }
     }
 
     /// Lets every rank go on until it waits for something unknown, again and again until all are at their end. The
     /// order of a recording can be kept, so somebody can always go on; if a recording is at odds with itself, a rank
     /// that nobody can release does not wait.
     fn run(&self) -> u64 {
-        let mut now_ns = vec![0; self.deeds.len()];
-        let mut next = vec![0; self.deeds.len()];
+        let mut now_ns = vec![0; self.actions.len()];
+        let mut next = vec![0; self.actions.len()];
         let mut operations = Operations::new(self);
         loop {
             let mut went_on = false;
-            for rank in 0..self.deeds.len() {
-                while let Some(deed) = self.deeds[rank].get(next[rank]) {
-                    match *deed {
-                        Deed::Spend(ns) => now_ns[rank] += ns,
-                        Deed::Submit { operation, after_ns } => operations.submit(operation, now_ns[rank] + after_ns),
-                        Deed::Wait { operation, wake_ns } => {
+            for rank in 0..self.actions.len() {
+                while let Some(action) = self.actions[rank].get(next[rank]) {
+                    match *action {
+                        RankAction::Spend(ns) => now_ns[rank] += ns,
+                        RankAction::Submit { operation, after_ns } => {
+                            operations.submit(operation, now_ns[rank] + after_ns)
+                        }
+                        RankAction::Wait { operation, wake_ns } => {
                             let Some(done_ns) = operations.done(operation, rank) else { break };
                             now_ns[rank] = now_ns[rank].max(done_ns) + wake_ns;
                         }
@@ -134,7 +135,7 @@ impl Replay {
                 }
             }
             if !went_on {
-                let Some(stuck) = (0..self.deeds.len()).find(|&rank| next[rank] < self.deeds[rank].len()) else {
+                let Some(stuck) = (0..self.actions.len()).find(|&rank| next[rank] < self.actions[rank].len()) else {
                     break;
                 };
                 next[stuck] += 1;
@@ -250,7 +251,7 @@ impl<'a> Pace<'a> {
     }
 
     /// What a rank does, one after the other, with the time that it takes now.
-    fn deeds(&self, history: &History, rank: usize) -> Vec<Deed> {
+    fn actions(&self, history: &History, rank: usize) -> Vec<RankAction> {
         let mut submissions: Vec<(u64, usize)> = history
             .operations
             .iter()
@@ -259,7 +260,7 @@ impl<'a> Pace<'a> {
             .collect();
         submissions.sort_unstable();
         let mut submissions = submissions.into_iter().peekable();
-        let mut deeds = Vec::new();
+        let mut actions = Vec::new();
         for stretch in &history.ranks[rank].lane {
             let mut at_ns = stretch.from_ns;
             let blocked = matches!(stretch.activity, Activity::Blocked(_));
@@ -268,28 +269,35 @@ impl<'a> Pace<'a> {
             {
                 let mut after_ns = submitted_ns.saturating_sub(stretch.from_ns);
                 if !blocked {
-                    self.spend(history, rank, stretch.activity, (at_ns, submitted_ns.max(at_ns)), &mut deeds);
+                    self.spend(history, rank, stretch.activity, (at_ns, submitted_ns.max(at_ns)), &mut actions);
                     at_ns = submitted_ns.max(at_ns);
                     after_ns = 0;
                 }
-                deeds.push(Deed::Submit { operation, after_ns });
+                actions.push(RankAction::Submit { operation, after_ns });
             }
             match stretch.activity {
                 Activity::Blocked(Some(operation)) => {
                     let done_ns = history.operations[operation].passage(rank).map_or(0, |passage| passage.done_ns);
                     let wake_ns = stretch.to_ns - done_ns.clamp(stretch.from_ns, stretch.to_ns);
-                    deeds.push(Deed::Wait { operation, wake_ns });
+                    actions.push(RankAction::Wait { operation, wake_ns });
                 }
                 Activity::Ended => {}
-                activity => self.spend(history, rank, activity, (at_ns, stretch.to_ns), &mut deeds),
+                activity => self.spend(history, rank, activity, (at_ns, stretch.to_ns), &mut actions),
             }
         }
-        deeds.extend(submissions.map(|(_, operation)| Deed::Submit { operation, after_ns: 0 }));
-        deeds
+        actions.extend(submissions.map(|(_, operation)| RankAction::Submit { operation, after_ns: 0 }));
+        actions
     }
 
     /// A time in which a rank does one thing, leg by leg and phase by phase.
-    fn spend(&self, history: &History, rank: usize, activity: Activity, span: (u64, u64), deeds: &mut Vec<Deed>) {
+    fn spend(
+        &self,
+        history: &History,
+        rank: usize,
+        activity: Activity,
+        span: (u64, u64),
+        actions: &mut Vec<RankAction>,
+    ) {
         let (mut at_ns, to_ns) = span;
         while at_ns < to_ns {
             let leg = self.legs.at(rank, at_ns);
@@ -298,7 +306,7 @@ impl<'a> Pace<'a> {
             let edges = self.legs.sole(rank).iter().flat_map(|&(from_ns, to_ns, _)| [from_ns, to_ns]);
             let end_ns = edges.filter(|&edge_ns| edge_ns > at_ns).fold(leg_end_ns.min(to_ns), u64::min).max(at_ns + 1);
             let name = phase.map(|phase| history.ranks[rank].phases[phase].name.as_str());
-            deeds.push(Deed::Spend(scaled(end_ns - at_ns, self.factor(history, rank, activity, leg, name))));
+            actions.push(RankAction::Spend(scaled(end_ns - at_ns, self.factor(history, rank, activity, leg, name))));
             at_ns = end_ns;
         }
     }

@@ -1,10 +1,10 @@
 //! The timeline of all ranks in one file, on one clock, for chrome://tracing and ui.perfetto.dev.
 //!
 //! Each rank is a "process" of the viewer. Its threads are rows with the phases of the program; beside them lie one row
-//! for the collectives of each group and one for direct calls, because whoever drives them changes from turn to turn.
+//! for the collectives of each group and one for direct calls, because the thread that drives them changes.
 //! An operation is a bar with its pieces inside: packing, waiting (and for whom), the steps of large ones, unpacking.
 //! The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls
-//! and troubles are instants.
+//! and aborts are instants.
 //!
 //! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is
 //! noted in the file.
@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::align::Fit;
+use crate::align::ClockFit;
 use crate::history::{OwnCode, own_code};
 use farandole_trace::Trace;
 use farandole_trace::event::{Collective, Event, GroupNumber, NameId, OperationNumber, Phase, Record, ThreadId};
@@ -25,39 +25,39 @@ const GROUP_ROWS: u32 = 100_000;
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn write(traces: &[Trace], fits: &[Fit], out: &mut dyn Write) -> io::Result<()> {
+pub fn write(traces: &[Trace], fits: &[ClockFit], out: &mut dyn Write) -> io::Result<()> {
     let start_ns = traces.iter().filter_map(Trace::span_ns).map(|(first, _)| first).min().unwrap_or(0);
     writeln!(out, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
-    let mut page = Page { out, start_ns, first: true };
+    let mut list = EventList { out, start_ns, first: true };
     for (trace, own_code) in traces.iter().zip(own_code(traces)) {
-        Story::new(trace, &mut page).tell(own_code)?;
+        RankTimeline::new(trace, &mut list).write(own_code)?;
     }
-    writeln!(page.out, "\n], \"otherData\": {{")?;
+    writeln!(list.out, "\n], \"otherData\": {{")?;
     for (index, (trace, fit)) in traces.iter().zip(fits).enumerate() {
         let comma = if index + 1 < traces.len() { "," } else { "" };
         let error = fit.error_ns.map_or_else(|| "unknown".to_owned(), |error| format!("at most {} us", Micros(error)));
         let (rank, dropped) = (trace.header.rank, trace.dropped);
-        writeln!(page.out, "\"rank {rank}\": \"error of its clock {error}; {dropped} records lost\"{comma}")?;
+        writeln!(list.out, "\"rank {rank}\": \"error of its clock {error}; {dropped} records lost\"{comma}")?;
     }
-    writeln!(page.out, "}}}}")
+    writeln!(list.out, "}}}}")
 }
 
-/// The list of events in the making.
-struct Page<'a> {
+/// The JSON list of events.
+struct EventList<'a> {
     out: &'a mut dyn Write,
     start_ns: u64,
     first: bool,
 }
 
-impl Page<'_> {
+impl EventList<'_> {
     fn event(&mut self, event: std::fmt::Arguments<'_>) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.first) { "" } else { ",\n" };
         write!(self.out, "{comma}{{{event}}}")
     }
 }
 
-/// An operation that is under way.
-struct Under {
+/// An operation that has begun and not ended.
+struct OpenOperation {
     collective: Collective,
     start_ns: u64,
     /// When the piece began that it is in.
@@ -72,33 +72,33 @@ struct Under {
 }
 
 /// One rank's part.
-struct Story<'a, 'p, 'o> {
+struct RankTimeline<'a, 'p, 'o> {
     trace: &'a Trace,
-    page: &'p mut Page<'o>,
+    list: &'p mut EventList<'o>,
     phases: BTreeMap<ThreadId, Vec<(Phase, NameId, u64)>>,
-    under_way: BTreeMap<(GroupNumber, OperationNumber), Under>,
+    under_way: BTreeMap<(GroupNumber, OperationNumber), OpenOperation>,
     rows: BTreeMap<u32, String>,
 }
 
-impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
-    fn new(trace: &'a Trace, page: &'p mut Page<'o>) -> Story<'a, 'p, 'o> {
-        Story { trace, page, phases: BTreeMap::new(), under_way: BTreeMap::new(), rows: BTreeMap::new() }
+impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
+    fn new(trace: &'a Trace, list: &'p mut EventList<'o>) -> RankTimeline<'a, 'p, 'o> {
+        RankTimeline { trace, list, phases: BTreeMap::new(), under_way: BTreeMap::new(), rows: BTreeMap::new() }
     }
 
-    fn tell(mut self, own_code: Vec<OwnCode>) -> io::Result<()> {
+    fn write(mut self, own_code: Vec<OwnCode>) -> io::Result<()> {
         let header = &self.trace.header;
         // The part of an identity that users know.
         let name = header.host.split('/').next().unwrap_or_default();
         let (rank, host) = (header.rank, Escaped(name));
         let naming = format_args!("\"name\": \"rank {rank} on {host}\"");
-        self.page.event(format_args!(
+        self.list.event(format_args!(
             "\"name\": \"process_name\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{{naming}}}"
         ))?;
-        self.page.event(format_args!(
+        self.list.event(format_args!(
             "\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{\"sort_index\": {rank}}}"
         ))?;
         for record in &self.trace.records {
-            self.tell_one(record)?;
+            self.write_record(record)?;
         }
         for own in own_code {
             let row = self.thread_row(own.thread);
@@ -112,23 +112,23 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
                 self.phase(thread, phase, name, begin_ns, last_ns)?;
             }
         }
-        for ((group, operation), under) in std::mem::take(&mut self.under_way) {
-            self.operation(group, operation, under, last_ns)?;
+        for ((group, operation), open_operation) in std::mem::take(&mut self.under_way) {
+            self.operation(group, operation, open_operation, last_ns)?;
         }
         for (row, name) in std::mem::take(&mut self.rows) {
             let name = Escaped(&name);
-            self.page.event(format_args!(
+            self.list.event(format_args!(
                 "\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": {rank}, \"tid\": {row}, \"args\": {{\"name\": \"{name}\"}}"
             ))?;
         }
         Ok(())
     }
 
-    fn tell_one(&mut self, record: &Record) -> io::Result<()> {
+    fn write_record(&mut self, record: &Record) -> io::Result<()> {
         let Record { time_ns, thread, event } = *record;
         match event {
             Event::Started { group, operation, collective, requests, bytes, .. } => {
-                let under = Under {
+                let open_operation = OpenOperation {
                     collective,
                     start_ns: time_ns,
                     since_ns: time_ns,
@@ -138,11 +138,11 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
                     waiting: None,
                     pieces: Vec::new(),
                 };
-                self.under_way.insert((group, operation), under);
+                self.under_way.insert((group, operation), open_operation);
             }
             Event::Fused { name, group, operation, .. } => {
-                if let Some(under) = self.under_way.get_mut(&(group, operation)) {
-                    under.first_name.get_or_insert(name);
+                if let Some(open_operation) = self.under_way.get_mut(&(group, operation)) {
+                    open_operation.first_name.get_or_insert(name);
                 }
             }
             Event::Entered { group, operation } => self.piece(group, operation, time_ns, |_| "enter".to_owned()),
@@ -155,19 +155,21 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
             }
             Event::Waiting { group, operation, peer } => {
                 self.piece(group, operation, time_ns, |_| "work".to_owned());
-                if let Some(under) = self.under_way.get_mut(&(group, operation)) {
-                    under.waiting = Some(peer);
+                if let Some(open_operation) = self.under_way.get_mut(&(group, operation)) {
+                    open_operation.waiting = Some(peer);
                 }
             }
-            Event::Resumed { group, operation } => self.piece(group, operation, time_ns, |under| match under.waiting {
-                Some(Some(peer)) => format!("wait for rank {peer}"),
-                _ => "wait".to_owned(),
-            }),
+            Event::Resumed { group, operation } => {
+                self.piece(group, operation, time_ns, |open_operation| match open_operation.waiting {
+                    Some(Some(peer)) => format!("wait for rank {peer}"),
+                    _ => "wait".to_owned(),
+                })
+            }
             Event::Transferred { group, operation } => self.piece(group, operation, time_ns, |_| "work".to_owned()),
             Event::Finished { group, operation } => {
                 self.piece(group, operation, time_ns, |_| "unpack".to_owned());
-                if let Some(under) = self.under_way.remove(&(group, operation)) {
-                    self.operation(group, operation, under, time_ns)?;
+                if let Some(open_operation) = self.under_way.remove(&(group, operation)) {
+                    self.operation(group, operation, open_operation, time_ns)?;
                 }
             }
             Event::Abandoned { group, operation } => {
@@ -198,13 +200,19 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
     }
 
     /// What an operation was in since the last time is over.
-    fn piece(&mut self, group: GroupNumber, operation: OperationNumber, time_ns: u64, name: impl Fn(&Under) -> String) {
-        if let Some(under) = self.under_way.get_mut(&(group, operation)) {
-            let name = name(under);
-            let since_ns = std::mem::replace(&mut under.since_ns, time_ns);
-            under.waiting = None;
+    fn piece(
+        &mut self,
+        group: GroupNumber,
+        operation: OperationNumber,
+        time_ns: u64,
+        name: impl Fn(&OpenOperation) -> String,
+    ) {
+        if let Some(open_operation) = self.under_way.get_mut(&(group, operation)) {
+            let name = name(open_operation);
+            let since_ns = std::mem::replace(&mut open_operation.since_ns, time_ns);
+            open_operation.waiting = None;
             if time_ns > since_ns {
-                under.pieces.push((name, since_ns, time_ns));
+                open_operation.pieces.push((name, since_ns, time_ns));
             }
         }
     }
@@ -213,7 +221,7 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
         &mut self,
         group: GroupNumber,
         operation: OperationNumber,
-        under: Under,
+        open_operation: OpenOperation,
         end_ns: u64,
     ) -> io::Result<()> {
         let row = GROUP_ROWS + u32::from(group.0);
@@ -222,7 +230,7 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
             GroupNumber::DIRECT => "direct collectives".to_owned(),
             GroupNumber(number) => format!("collectives of group {number}"),
         });
-        let Under { collective, start_ns, bytes, requests, first_name, pieces, .. } = under;
+        let OpenOperation { collective, start_ns, bytes, requests, first_name, pieces, .. } = open_operation;
         let tensor = first_name.map_or_else(String::new, |name| format!(" {}", self.trace.text(name)));
         let more = if requests > 1 { format!(" and {} more", requests - 1) } else { String::new() };
         let arguments =
@@ -249,16 +257,16 @@ impl<'a, 'p, 'o> Story<'a, 'p, 'o> {
 
     fn bar(&mut self, row: u32, name: &str, begin_ns: u64, end_ns: u64, more: &str) -> io::Result<()> {
         let (rank, name) = (self.trace.header.rank, Escaped(name));
-        let (begin, length) = (Micros(begin_ns - self.page.start_ns), Micros(end_ns.saturating_sub(begin_ns)));
-        self.page.event(format_args!(
+        let (begin, length) = (Micros(begin_ns - self.list.start_ns), Micros(end_ns.saturating_sub(begin_ns)));
+        self.list.event(format_args!(
             "\"ph\": \"X\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {begin}, \"dur\": {length}{more}"
         ))
     }
 
     fn instant(&mut self, thread: ThreadId, name: &str, time_ns: u64) -> io::Result<()> {
         let row = self.thread_row(thread);
-        let (rank, name, time) = (self.trace.header.rank, Escaped(name), Micros(time_ns - self.page.start_ns));
-        self.page.event(format_args!(
+        let (rank, name, time) = (self.trace.header.rank, Escaped(name), Micros(time_ns - self.list.start_ns));
+        self.list.event(format_args!(
             "\"ph\": \"i\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {time}, \"s\": \"p\""
         ))
     }
@@ -285,8 +293,8 @@ mod tests {
         let fits = put_on_one_clock(&mut traces);
         let mut bytes = Vec::new();
         write(&traces, &fits, &mut bytes).unwrap();
-        let page: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-        let events = page["traceEvents"].as_array().unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let events = list["traceEvents"].as_array().unwrap();
         let own: Vec<_> =
             events.iter().filter(|event| event["name"].as_str().unwrap().starts_with("own code")).collect();
         assert_eq!(own.len(), 1, "{own:?}");
@@ -321,8 +329,8 @@ mod tests {
         let fits = put_on_one_clock(&mut traces);
         let mut bytes = Vec::new();
         write(&traces, &fits, &mut bytes).unwrap();
-        let page: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-        let events = page["traceEvents"].as_array().unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let events = list["traceEvents"].as_array().unwrap();
         let find = |pid: u64, name: &str| {
             events.iter().find(|event| event["pid"] == pid && event["name"] == name).unwrap_or_else(|| panic!("{name}"))
         };
@@ -336,6 +344,6 @@ mod tests {
             assert_eq!(find(pid, "backward")["dur"].as_f64(), Some(0.5), "what has no end lasts to the end");
             assert_eq!(find(pid, "iteration 3")["ph"], "i");
         }
-        assert!(page["otherData"]["rank 1"].as_str().unwrap().contains("at most"), "{page}");
+        assert!(list["otherData"]["rank 1"].as_str().unwrap().contains("at most"), "{list}");
     }
 }

@@ -1,7 +1,7 @@
 //! Histories out of records: every moment is where the records say.
 
 use farandole_insight::history::{Activity, BuildError, History, Lack};
-use farandole_insight::loss::{Cause, Split};
+use farandole_insight::loss::{LossCause, TimeSplit};
 use farandole_trace::event::{Collective, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId};
 use farandole_trace::{Trace, TraceEnding, TraceHeader};
 
@@ -57,16 +57,16 @@ fn records_become_lanes_operations_and_iterations() {
         spans,
         [(20, Activity::Input), (70, Activity::Compute), (114, Activity::Blocked(Some(0))), (200, Activity::Compute)]
     );
-    let split = Split::of(&history);
+    let split = TimeSplit::of(&history);
     let lost: Vec<_> = split.losses.iter().map(|loss| (loss.cause.clone(), loss.ns)).collect();
     assert_eq!(
         lost,
         [
-            (Cause::Input, 120),
-            (Cause::Late(1), 90),
-            (Cause::Transfer, 60),
-            (Cause::Agreement, 12),
-            (Cause::Packing, 12)
+            (LossCause::Input, 120),
+            (LossCause::Late(1), 90),
+            (LossCause::Transfer, 60),
+            (LossCause::Agreement, 12),
+            (LossCause::Packing, 12)
         ]
     );
 }
@@ -107,7 +107,7 @@ fn a_wait_in_pieces_is_one_wait() {
     }
     let pieces = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     let whole = History::from_traces(&job(30), |_, time_ns| time_ns).unwrap();
-    assert_eq!(Split::of(&pieces).losses, Split::of(&whole).losses);
+    assert_eq!(TimeSplit::of(&pieces).losses, TimeSplit::of(&whole).losses);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_direct_call_blocks_its_thread() {
         trace.push(60, PROGRAM, Event::Finished { group, operation });
     }
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
-    let split = Split::of(&history);
+    let split = TimeSplit::of(&history);
     assert_eq!((split.lost_ns("late"), split.lost_ns("transfer"), split.useful_ns), (40, 20, 60));
 }
 
@@ -137,7 +137,7 @@ fn a_rank_without_a_record_of_a_call_that_another_waited_in_came_last() {
     traces[1].push(0, PROGRAM, Event::Epoch { number: 0 });
     traces[1].push(60, PROGRAM, Event::Epoch { number: 1 });
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
-    let split = Split::of(&history);
+    let split = TimeSplit::of(&history);
     assert_eq!((history.check(), history.operations.len(), split.lost_ns("late")), (Ok(()), 1, 50));
 }
 
@@ -172,7 +172,7 @@ fn a_missing_rank_is_named_and_the_others_are_known() {
     assert_eq!(history.gaps[0].to_string(), "Rank 0 is left out: there is no trace of it here.");
     let both = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     assert_eq!(history.ranks[1].lane, both.ranks[1].lane);
-    let split = Split::of(&history);
+    let split = TimeSplit::of(&history);
     assert_eq!((split.total_ns, split.strips[0].len()), (600, 0));
 }
 
@@ -259,7 +259,7 @@ fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
     assert_eq!(rank.lane[0].activity, Activity::Compute);
     let seen: Vec<(u64, &str)> = rank.samples.iter().map(|sample| (sample.at_ns, sample.place.as_str())).collect();
     assert_eq!(seen, [(290, "train.py:42 in log"), (490, "train.py:42 in log")]);
-    assert_eq!(Split::of(&history).lost_ns("own"), 2 * 60);
+    assert_eq!(TimeSplit::of(&history).lost_ns("own"), 2 * 60);
     // Without marks of the forward pass nobody knows where it is, and what has no mark is work.
     let mut traces = logging();
     let is_forward = |event: &Event| {
@@ -267,7 +267,7 @@ fn what_lies_between_the_phases_of_the_training_loop_is_own_code() {
     };
     traces.iter_mut().for_each(|trace| trace.records.retain(|record| !is_forward(&record.event)));
     let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
-    assert_eq!((Split::of(&history).lost_ns("own"), history.ranks[0].samples.len()), (0, 0));
+    assert_eq!((TimeSplit::of(&history).lost_ns("own"), history.ranks[0].samples.len()), (0, 0));
 }
 
 /// The step of a compiled graph on one rank: its requests are submitted by a thread of the graph, and no thread waits
@@ -306,7 +306,7 @@ fn a_compiled_graph_waits_for_a_late_rank_though_no_thread_waits_for_a_request()
     assert_eq!(history.check(), Ok(()));
     let first: Vec<_> = history.ranks[0].lane[..3].iter().map(|stretch| (stretch.to_ns, stretch.activity)).collect();
     assert_eq!(first, [(50, Activity::Compute), (156, Activity::Blocked(Some(0))), (161, Activity::Compute)]);
-    let split = Split::of(&history);
-    assert_eq!(split.losses[0].cause, Cause::Late(1), "{:?}", split.losses);
+    let split = TimeSplit::of(&history);
+    assert_eq!(split.losses[0].cause, LossCause::Late(1), "{:?}", split.losses);
     assert_eq!(split.losses[0].ns, 300, "{:?}", split.losses);
 }

@@ -3,8 +3,8 @@
 mod jobs;
 
 use farandole_insight::efficiency::{AgainstReference, Efficiencies, Scaling};
-use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, Window};
-use farandole_insight::loss::{Cause, Split};
+use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, TimeWindow};
+use farandole_insight::loss::{LossCause, TimeSplit};
 use farandole_insight::replay::{Change, predicted_ns, replayed_ns};
 
 const MS: u64 = 1_000_000;
@@ -12,14 +12,14 @@ const MS: u64 = 1_000_000;
 /// An exchange that takes 2 ms once everybody is there.
 const EXCHANGE: Cost = Cost { agreement_ns: MS / 2, packing_ns: MS / 4, transfer_ns: MS, unpacking_ns: MS / 4 };
 
-fn losses(split: &Split) -> Vec<(Cause, u64)> {
+fn losses(split: &TimeSplit) -> Vec<(LossCause, u64)> {
     split.losses.iter().map(|loss| (loss.cause.clone(), loss.ns)).collect()
 }
 
 /// What must hold for any history: lanes are whole, parts sum to the whole, nothing changed takes as long as it took.
-fn sound(history: &History) -> Split {
+fn sound(history: &History) -> TimeSplit {
     assert_eq!(history.check(), Ok(()));
-    let split = Split::of(history);
+    let split = TimeSplit::of(history);
     let lost_ns: u64 = split.losses.iter().map(|loss| loss.ns).sum();
     assert_eq!(split.useful_ns + lost_ns, split.total_ns);
     assert_eq!(replayed_ns(history, &[]), history.end_ns);
@@ -58,7 +58,12 @@ fn ranks_that_starve_alike_lose_to_input_although_the_model_says_communication()
     assert_eq!(history.end_ns, 1000 * MS);
     assert_eq!(
         losses(&split),
-        [(Cause::Input, 2400 * MS), (Cause::Transfer, 40 * MS), (Cause::Agreement, 20 * MS), (Cause::Packing, 20 * MS)]
+        [
+            (LossCause::Input, 2400 * MS),
+            (LossCause::Transfer, 40 * MS),
+            (LossCause::Agreement, 20 * MS),
+            (LossCause::Packing, 20 * MS)
+        ]
     );
     let efficiencies = Efficiencies::of(&history);
     assert_eq!(efficiencies.load_balance, 1.0);
@@ -73,9 +78,9 @@ fn own_code_of_all_ranks_is_a_loss_of_its_own() {
     let history = jobs::own_code();
     let split = sound(&history);
     assert_eq!(history.end_ns, 1000 * MS);
-    assert_eq!(losses(&split)[0], (Cause::Own, 4 * 300 * MS));
+    assert_eq!(losses(&split)[0], (LossCause::Own, 4 * 300 * MS));
     assert_eq!((split.useful_ns, split.exposed_ns()), (4 * 680 * MS, 4 * 20 * MS));
-    assert_eq!(split.losses[0].whose, [0; 0]);
+    assert_eq!(split.losses[0].responsible, [0; 0]);
     assert_eq!(predicted_ns(&history, &[Change::NoOwnCode]), 700 * MS);
     let efficiencies = Efficiencies::of(&history);
     assert_eq!((efficiencies.parallel, efficiencies.load_balance), (0.68, 1.0));
@@ -90,8 +95,8 @@ fn own_code_on_one_rank_is_everybody_s_loss_and_its_doing() {
     let split = sound(&history);
     assert_eq!(history.end_ns, 990 * MS);
     // 30 ms on rank 0 in each iteration; the others are in own code for 1 ms and wait for 29.
-    assert_eq!(losses(&split)[0], (Cause::Own, 4 * 300 * MS));
-    assert_eq!((split.losses[0].whose.as_slice(), split.lost_ns("late")), (&[0][..], 0));
+    assert_eq!(losses(&split)[0], (LossCause::Own, 4 * 300 * MS));
+    assert_eq!((split.losses[0].responsible.as_slice(), split.lost_ns("late")), (&[0][..], 0));
     assert_eq!(split.losses[0].name(), "the script's own code on rank 0");
 }
 
@@ -105,7 +110,7 @@ fn one_late_rank_is_named() {
     }
     let history = sketch.finish();
     let split = sound(&history);
-    assert_eq!(losses(&split)[0], (Cause::Late(3), 3 * 500 * MS));
+    assert_eq!(losses(&split)[0], (LossCause::Late(3), 3 * 500 * MS));
     assert_eq!(split.exposed_ns(), 4 * 20 * MS);
     assert_eq!(split.losses[0].evidence.by_rank_ns, [500 * MS, 500 * MS, 500 * MS, 0]);
     let efficiencies = Efficiencies::of(&history);
@@ -124,7 +129,7 @@ fn a_rank_that_is_late_for_lack_of_input_loses_everybody_s_time_to_input() {
     let history = sketch.finish();
     // Rank 0 arrives at 10 ms and waits until 40 ms. Rank 1 works during the last ten of these, but as long as rank 0
     // did.
-    assert_eq!(losses(&sound(&history)), [(Cause::Input, 60 * MS)]);
+    assert_eq!(losses(&sound(&history)), [(LossCause::Input, 60 * MS)]);
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn a_rank_that_starves_and_is_slow_is_both_in_proportion() {
     sketch.compute(1, 20 * MS);
     sketch.allreduce(8, Cost::default());
     // Rank 0 waits 40 ms: 30 for the other's input, 10 for its longer work.
-    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Input, 60 * MS), (Cause::Late(1), 10 * MS)]);
+    assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Input, 60 * MS), (LossCause::Late(1), 10 * MS)]);
 }
 
 #[test]
@@ -150,7 +155,7 @@ fn a_rank_that_falls_behind_bucket_by_bucket_is_late_by_all_of_it() {
         last = sketch.submit(CollectiveKind::Allreduce, &[1 << 20], Cost::default());
     }
     (0..2).for_each(|rank| sketch.wait(rank, last));
-    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Input, 5 * MS), (Cause::Late(1), 5 * MS)]);
+    assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Input, 5 * MS), (LossCause::Late(1), 5 * MS)]);
 }
 
 #[test]
@@ -168,12 +173,12 @@ fn evaluation_on_one_rank_is_a_sequential_phase() {
     let history = sketch.finish();
     let split = sound(&history);
     assert_eq!(history.end_ns, 180 * MS);
-    assert_eq!(losses(&split), [(Cause::Sequential("evaluation".to_owned()), 3 * 80 * MS)]);
+    assert_eq!(losses(&split), [(LossCause::Sequential("evaluation".to_owned()), 3 * 80 * MS)]);
     assert_eq!(predicted_ns(&history, &[Change::Shared("evaluation".to_owned())]), 120 * MS);
     assert_eq!(predicted_ns(&history, &[Change::Moved("evaluation".to_owned())]), 100 * MS);
     // It is not work that rank 0 is slow at.
     assert_eq!(predicted_ns(&history, &[Change::NotLate(0)]), 180 * MS);
-    let evaluation = history.cut(&Window::Phase("evaluation".to_owned())).unwrap();
+    let evaluation = history.cut(&TimeWindow::Phase("evaluation".to_owned())).unwrap();
     assert_eq!((evaluation.end_ns, Efficiencies::of(&evaluation).parallel), (80 * MS, 0.25));
 }
 
@@ -183,7 +188,7 @@ fn evaluation_on_all_ranks_is_work_and_the_slowest_one_is_late() {
     sketch.phase(0, "evaluation", PhaseKind::Evaluation, 40 * MS);
     sketch.phase(1, "evaluation", PhaseKind::Evaluation, 60 * MS);
     sketch.allreduce(4, Cost::default());
-    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Late(1), 20 * MS)]);
+    assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Late(1), 20 * MS)]);
 }
 
 #[test]
@@ -192,7 +197,7 @@ fn others_that_have_gone_home_wait_for_the_sequential_phase_too() {
     sketch.allreduce(4, EXCHANGE);
     sketch.phase(0, "evaluation", PhaseKind::Evaluation, 40 * MS);
     let split = sound(&sketch.finish());
-    assert_eq!(losses(&split)[0], (Cause::Sequential("evaluation".to_owned()), 40 * MS));
+    assert_eq!(losses(&split)[0], (LossCause::Sequential("evaluation".to_owned()), 40 * MS));
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn a_slow_link_is_transfer() {
         sketch.allreduce(64 << 20, Cost { transfer_ns: 80 * MS, ..Cost::default() });
     }
     let history = sketch.finish();
-    assert_eq!(losses(&sound(&history)), [(Cause::Transfer, 1600 * MS)]);
+    assert_eq!(losses(&sound(&history)), [(LossCause::Transfer, 1600 * MS)]);
     let efficiencies = Efficiencies::of(&history);
     assert_eq!((efficiencies.transfer, efficiencies.serialisation), (0.2, 1.0));
     assert_eq!(predicted_ns(&history, &[Change::Transfer(0.5)]), 600 * MS);
@@ -220,7 +225,7 @@ fn tiny_tensors_lose_to_agreement_and_to_those_before_them() {
     (0..2).for_each(|rank| sketch.wait(rank, operations[49]));
     let history = sketch.finish();
     assert_eq!(history.end_ns, 200 * MS);
-    assert_eq!(losses(&sound(&history)), [(Cause::Agreement, 100 * MS), (Cause::Transfer, 100 * MS)]);
+    assert_eq!(losses(&sound(&history)), [(LossCause::Agreement, 100 * MS), (LossCause::Transfer, 100 * MS)]);
     assert_eq!(predicted_ns(&history, &[Change::NoAgreement]), 150 * MS);
 }
 
@@ -233,7 +238,7 @@ fn communication_behind_work_is_no_loss() {
     (0..2).for_each(|rank| sketch.wait(rank, first));
     let history = sketch.finish();
     let split = sound(&history);
-    assert_eq!(losses(&split), [(Cause::Transfer, 2 * 3 * MS)]);
+    assert_eq!(losses(&split), [(LossCause::Transfer, 2 * 3 * MS)]);
     assert_eq!((split.exposed_ns(), split.overlapped_ns), (2 * 3 * MS, 2 * 5 * MS));
     assert_eq!(predicted_ns(&history, &[Change::Transfer(0.5)]), 15 * MS);
 }
@@ -245,7 +250,7 @@ fn checkpoints_of_one_rank_cost_everybody() {
     sketch.checkpoint(0, 10 * MS);
     sketch.allreduce(8, Cost::default());
     let history = sketch.finish();
-    assert_eq!(losses(&sound(&history)), [(Cause::Checkpoint, 40 * MS)]);
+    assert_eq!(losses(&sound(&history)), [(LossCause::Checkpoint, 40 * MS)]);
     assert_eq!(predicted_ns(&history, &[Change::NoCheckpoint]), 10 * MS);
 }
 
@@ -257,7 +262,7 @@ fn who_waits_for_a_waiting_rank_waits_for_what_that_one_waits_for() {
     let pair = sketch.submit_in(1, &[0, 1], CollectiveKind::Allreduce, &[1 << 20], cost);
     (0..2).for_each(|rank| sketch.wait(rank, pair));
     sketch.allreduce(8, Cost::default());
-    assert_eq!(losses(&sound(&sketch.finish())), [(Cause::Transfer, 60 * MS)]);
+    assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Transfer, 60 * MS)]);
 }
 
 #[test]
@@ -277,7 +282,7 @@ fn a_window_is_a_history_of_its_own() {
     assert_eq!((second.end_ns, Efficiencies::of(&second).parallel), (200 * MS, 0.75));
     assert!(history.cut(&"iterations=11..12".parse().unwrap()).is_err());
     for nonsense in ["iterations", "iterations=5..2", "seconds=a", "phase=", "weeks=1"] {
-        assert!(nonsense.parse::<Window>().unwrap_err().to_string().contains("iterations=10..20"), "{nonsense}");
+        assert!(nonsense.parse::<TimeWindow>().unwrap_err().to_string().contains("iterations=10..20"), "{nonsense}");
     }
 }
 

@@ -2,12 +2,12 @@
 
 mod jobs;
 
-use farandole_insight::history::{History, Sketch, Window};
+use farandole_insight::history::{History, Sketch, TimeWindow};
 use farandole_insight::report::page::page;
 use farandole_insight::verdict::Verdict;
 
 fn rendered(history: &History) -> String {
-    page(&Verdict::of(history, &Window::Whole, None), history)
+    page(&Verdict::of(history, &TimeWindow::Whole, None), history)
 }
 
 /// Every tag is closed in its order, and every attribute has its quotes. Panics at the first that is not.

@@ -2,8 +2,8 @@
 
 use farandole_insight::efficiency::Efficiencies;
 use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
-use farandole_insight::loss::Split;
-use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
+use farandole_insight::loss::TimeSplit;
+use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
 use farandole_insight::replay::{Change, IDEAL_NETWORK, replayed_ns};
 use proptest::prelude::*;
 
@@ -80,7 +80,7 @@ fn histories() -> impl Strategy<Value = History> {
 
 fn sums_to_the_whole(history: &History) -> Result<(), TestCaseError> {
     prop_assert_eq!(history.check(), Ok(()));
-    let split = Split::of(history);
+    let split = TimeSplit::of(history);
     let lost_ns: u64 = split.losses.iter().map(|loss| loss.ns).sum();
     prop_assert_eq!(split.useful_ns + lost_ns, split.total_ns);
     for (rank, strip) in split.strips.iter().enumerate() {
@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn time_sums_to_the_whole_in_any_window(history in histories(), from in 0u64..10, length in 0u64..5) {
-        let window = farandole_insight::history::Window::Iterations(from, from + length);
+        let window = farandole_insight::history::TimeWindow::Iterations(from, from + length);
         if let Ok(part) = history.cut(&window) {
             sums_to_the_whole(&part)?;
             prop_assert!(part.end_ns <= history.end_ns);
@@ -134,8 +134,8 @@ proptest! {
 
     #[test]
     fn bins_hold_every_message_once_in_both_views(history in histories()) {
-        let fused = Profile::of(&history, View::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES).total();
-        let unfused = Profile::of(&history, View::Unfused, Filter::default(), &DEFAULT_BOUNDS_BYTES).total();
+        let fused = Profile::of(&history, ProfileView::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES).total();
+        let unfused = Profile::of(&history, ProfileView::Unfused, Filter::default(), &DEFAULT_BOUNDS_BYTES).total();
         prop_assert_eq!(fused.calls, history.operations.len() as u64);
         prop_assert_eq!(unfused.calls, 2 * fused.calls);
         prop_assert_eq!((fused.bytes, fused.ns), (unfused.bytes, unfused.ns));

@@ -3,14 +3,14 @@
 mod jobs;
 mod schema;
 
-use farandole_insight::history::{Cost, History, RankHistory, Sketch, Window};
-use farandole_insight::loss::Cause;
+use farandole_insight::history::{Cost, History, RankHistory, Sketch, TimeWindow};
+use farandole_insight::loss::LossCause;
 use farandole_insight::report::wording::{Wording, wording};
 use farandole_insight::report::{json, text};
 use farandole_insight::verdict::{Topic, Verdict, rule_names};
 
 fn judged(history: &History) -> Verdict {
-    Verdict::of(history, &Window::Whole, None)
+    Verdict::of(history, &TimeWindow::Whole, None)
 }
 
 fn top(verdict: &Verdict) -> (&Topic, Vec<&str>) {
@@ -36,7 +36,7 @@ fn starved_ranks_are_told_to_feed_them() {
     let verdict = judged(&jobs::starved());
     assert_eq!(verdict.headline, "at 4 ranks you get 38 % of 4×: you lose 60 % to input wait and 1 % to transfer");
     let (topic, rules) = top(&verdict);
-    assert_eq!(*topic, Topic::Cause(Cause::Input));
+    assert_eq!(*topic, Topic::Cause(LossCause::Input));
     assert_eq!(rules, ["loader-workers", "preprocess-offline", "record-format"]);
     assert!((saved(&verdict, "loader-workers") - 60.0).abs() < 1e-9);
 }
@@ -45,8 +45,8 @@ fn starved_ranks_are_told_to_feed_them() {
 fn one_starving_rank_is_named() {
     let verdict = judged(&jobs::one_starves());
     let (topic, rules) = top(&verdict);
-    assert_eq!((topic, rules[0]), (&Topic::Cause(Cause::Input), "starving-rank"));
-    assert!(wording(&verdict.findings[0].advice[0].action).change.contains("Only rank 2 on host waits"));
+    assert_eq!((topic, rules[0]), (&Topic::Cause(LossCause::Input), "starving-rank"));
+    assert!(wording(&verdict.findings[0].advice[0].recommendation).change.contains("Only rank 2 on host waits"));
     assert!(verdict.headline.contains("to input wait of rank 2"), "{}", verdict.headline);
     assert!(!verdict.findings[0].sentences.concat().contains("lose alike"), "{:?}", verdict.findings[0].sentences);
     assert_eq!(rules, ["starving-rank"], "the others' loaders are good enough");
@@ -72,9 +72,9 @@ fn own_code_of_all_ranks_is_told_with_its_place() {
         "{}",
         verdict.headline
     );
-    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code"]));
+    assert_eq!(top(&verdict), (&Topic::Cause(LossCause::Own), vec!["own-code"]));
     assert!((saved(&verdict, "own-code") - 30.0).abs() < 1e-9);
-    let change = &wording(&verdict.findings[0].advice[0].action).change;
+    let change = &wording(&verdict.findings[0].advice[0].recommendation).change;
     assert!(change.contains("for 30 % of the time, most of it at train.py:42 in <log> (90 % of samples)"), "{change}");
     let report = json::report(&verdict);
     let evidence = &report["findings"][0]["evidence"];
@@ -86,7 +86,7 @@ fn own_code_of_all_ranks_is_told_with_its_place() {
 #[test]
 fn own_code_of_one_rank_is_no_slow_rank() {
     let verdict = judged(&jobs::own_code_on_one());
-    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Own), vec!["own-code-of-some"]));
+    assert_eq!(top(&verdict), (&Topic::Cause(LossCause::Own), vec!["own-code-of-some"]));
     assert!(verdict.headline.contains("to the script's own code on rank 0"), "{}", verdict.headline);
     let text = text::report(&verdict);
     assert!(!text.contains("another program") && !text.contains("arriving late"), "{text}");
@@ -104,13 +104,13 @@ fn a_little_own_code_is_usual() {
 #[test]
 fn a_late_rank_is_told_with_the_phase_in_which_it_is_slow() {
     let verdict = judged(&jobs::late_in_forward());
-    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
+    assert_eq!(top(&verdict), (&Topic::Cause(LossCause::Late(3)), vec!["slow-rank"]));
     assert!(verdict.headline.contains("38 % to rank 3 arriving late, in “forward”"), "{}", verdict.headline);
     let finding = &verdict.findings[0];
     assert!(
-        wording(&finding.advice[0].action).change.contains("It takes longer in “forward”"),
+        wording(&finding.advice[0].recommendation).change.contains("It takes longer in “forward”"),
         "{}",
-        wording(&finding.advice[0].action).change
+        wording(&finding.advice[0].recommendation).change
     );
     assert!(finding.sentences.iter().any(|said| said.contains("90 % in “forward”, 10 % in “backward”")));
     assert_eq!(json::report(&verdict)["findings"][0]["phase"], "forward");
@@ -120,7 +120,7 @@ fn a_late_rank_is_told_with_the_phase_in_which_it_is_slow() {
 #[test]
 fn a_slow_rank_is_named() {
     let verdict = judged(&jobs::late());
-    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Late(3)), vec!["slow-rank"]));
+    assert_eq!(top(&verdict), (&Topic::Cause(LossCause::Late(3)), vec!["slow-rank"]));
     assert!(verdict.headline.contains("38 % to rank 3 arriving late"), "{}", verdict.headline);
     assert!((saved(&verdict, "slow-rank") - 50.0).abs() < 1e-9);
 }
@@ -130,7 +130,7 @@ fn another_program_on_the_cores_is_suspected_only_where_the_kernel_says_so() {
     let said = |shares: [Option<f64>; 4]| {
         let mut history = jobs::late();
         history.ranks.iter_mut().zip(shares).for_each(|(rank, share)| rank.core_wait = share);
-        wording(&judged(&history).findings[0].advice[0].action).change
+        wording(&judged(&history).findings[0].advice[0].recommendation).change
     };
     let suspected = said([Some(0.02), Some(0.03), Some(0.01), Some(0.4)]);
     assert!(
@@ -160,7 +160,7 @@ fn sequential_evaluation_is_to_be_shared_or_moved() {
     let verdict = judged(&jobs::sequential());
     assert_eq!(
         top(&verdict),
-        (&Topic::Cause(Cause::Sequential("evaluation".to_owned())), vec!["share-phase", "move-phase"])
+        (&Topic::Cause(LossCause::Sequential("evaluation".to_owned())), vec!["share-phase", "move-phase"])
     );
     assert!((saved(&verdict, "share-phase") - 100.0 * 60.0 / 180.0).abs() < 1e-6);
     assert!((saved(&verdict, "move-phase") - 100.0 * 80.0 / 180.0).abs() < 1e-6);
@@ -168,7 +168,7 @@ fn sequential_evaluation_is_to_be_shared_or_moved() {
 
 #[test]
 fn unmarked_evaluation_is_suspected() {
-    let (topic, rules) = (Topic::Cause(Cause::Late(0)), vec!["unmarked-phase"]);
+    let (topic, rules) = (Topic::Cause(LossCause::Late(0)), vec!["unmarked-phase"]);
     assert_eq!(top(&judged(&jobs::unmarked_evaluation())), (&topic, rules));
 }
 
@@ -176,12 +176,12 @@ fn unmarked_evaluation_is_suspected() {
 fn a_slow_link_gets_fewer_bytes_and_a_warning_about_convergence() {
     let verdict = judged(&jobs::slow_link());
     let (topic, rules) = top(&verdict);
-    assert_eq!(*topic, Topic::Cause(Cause::Transfer));
+    assert_eq!(*topic, Topic::Cause(LossCause::Transfer));
     assert_eq!(rules, ["narrow-wire", "one-switch", "batch-size", "too-small"]);
     assert!((saved(&verdict, "narrow-wire") - 40.0).abs() < 1e-9);
     for rule in ["narrow-wire", "batch-size"] {
         let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == rule);
-        assert!(advice.is_some_and(|advice| wording(&advice.action).caution.is_some()), "{rule}");
+        assert!(advice.is_some_and(|advice| wording(&advice.recommendation).caution.is_some()), "{rule}");
     }
     // One rank alone would need 400 ms where two take 1 s.
     assert!((saved(&verdict, "too-small") - 60.0).abs() < 1e-9);
@@ -191,14 +191,14 @@ fn a_slow_link_gets_fewer_bytes_and_a_warning_about_convergence() {
 fn tiny_tensors_are_to_travel_together() {
     let verdict = judged(&jobs::tiny_tensors());
     let (topic, rules) = top(&verdict);
-    assert_eq!(*topic, Topic::Cause(Cause::Agreement));
+    assert_eq!(*topic, Topic::Cause(LossCause::Agreement));
     assert_eq!(rules, ["larger-fusion", "batch-size", "too-small"]);
     // 50 ms of 100 are agreement, 49/50 of the rest of the 50 ms in messages is start-up.
     assert!((saved(&verdict, "larger-fusion") - 49.5).abs() < 1e-6);
     let mut small_buffer = jobs::tiny_tensors();
     small_buffer.settings.insert("fusion_threshold_bytes".to_owned(), "4096".to_owned());
     let verdict = judged(&small_buffer);
-    assert!(wording(&verdict.findings[0].advice[0].action).how[0].contains("--fusion-threshold-mb 64"));
+    assert!(wording(&verdict.findings[0].advice[0].recommendation).how[0].contains("--fusion-threshold-mb 64"));
 }
 
 #[test]
@@ -210,11 +210,11 @@ fn one_bucket_at_the_end_is_to_be_divided() {
 #[test]
 fn checkpoints_and_crowded_cores_have_their_rules() {
     let verdict = judged(&jobs::checkpoints());
-    assert_eq!(top(&verdict), (&Topic::Cause(Cause::Checkpoint), vec!["checkpoint"]));
+    assert_eq!(top(&verdict), (&Topic::Cause(LossCause::Checkpoint), vec!["checkpoint"]));
     let verdict = judged(&jobs::crowded());
     let advice = &verdict.findings[0].advice[0];
     assert_eq!(advice.rule, "thread-layout");
-    let Wording { change, how, .. } = wording(&advice.action);
+    let Wording { change, how, .. } = wording(&advice.recommendation);
     assert!(change.starts_with("4 ranks with 8 threads each share 8 cores"), "{change}");
     let [threads, of_tensorflow, pinned] = how.as_slice() else { panic!("{how:?}") };
     assert!(threads.contains("OMP_NUM_THREADS=2") && of_tensorflow.contains("TF_NUM_INTRAOP_THREADS=2"));
@@ -265,13 +265,13 @@ fn learned_orders_that_are_off_are_to_be_switched_on() {
 fn algorithms_are_to_be_measured_where_the_ranks_are() {
     let verdict = judged(&jobs::four_on_a_slow_link());
     let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
-    assert!(wording(&advice.action).change.contains("hierarchical"));
-    assert_eq!(wording(&advice.action).how, ["farandole run -np 4 -H node1:2,node2:2 farandole calibrate"]);
+    assert!(wording(&advice.recommendation).change.contains("hierarchical"));
+    assert_eq!(wording(&advice.recommendation).how, ["farandole run -np 4 -H node1:2,node2:2 farandole calibrate"]);
     let mut alone = jobs::four_on_a_slow_link();
     alone.ranks.iter_mut().for_each(|rank| rank.host = "here".to_owned());
     let verdict = judged(&alone);
     let advice = verdict.findings[0].advice.iter().find(|advice| advice.rule == "calibrate").unwrap();
-    assert_eq!(wording(&advice.action).how, ["farandole calibrate -np 4"]);
+    assert_eq!(wording(&advice.recommendation).how, ["farandole calibrate -np 4"]);
 }
 
 #[test]
@@ -297,9 +297,11 @@ fn every_loss_has_advice_or_is_told_why_there_is_none() {
     let nothing = "nothing-to-change";
     assert_eq!(said, [("packing", nothing), ("transfer", nothing), ("agreement", nothing)]);
     // 2 ms of agreement for each of the operations, and 64 KB in 3 ms.
-    assert!(wording(&verdict.findings[2].advice[0].action).change.contains("2.00 ms for each operation"));
+    assert!(wording(&verdict.findings[2].advice[0].recommendation).change.contains("2.00 ms for each operation"));
     assert!(
-        wording(&verdict.findings[1].advice[0].action).change.contains("3.00 ms for each operation, on average 64 KB")
+        wording(&verdict.findings[1].advice[0].recommendation)
+            .change
+            .contains("3.00 ms for each operation, on average 64 KB")
     );
 }
 
@@ -324,7 +326,7 @@ fn what_touches_convergence_comes_with_a_warning() {
     for (name, history) in jobs::all() {
         for advice in judged(&history).findings.iter().flat_map(|finding| &finding.advice) {
             let touches = ["narrow-wire", "narrow-copies", "batch-size"].contains(&advice.rule);
-            assert_eq!(wording(&advice.action).caution.is_some(), touches, "{name}: {}", advice.rule);
+            assert_eq!(wording(&advice.recommendation).caution.is_some(), touches, "{name}: {}", advice.rule);
             warned += usize::from(touches);
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use farandole_insight::align::{Fit, align};
+use farandole_insight::align::{ClockFit, align};
 use farandole_insight::history::{History, Lack};
 use farandole_trace::{Trace, Unreadable};
 
@@ -39,7 +39,7 @@ pub(crate) fn history(folder: &Path) -> Result<History> {
 }
 
 /// How far the clocks of two ranks may be apart: what the two worst are off together.
-fn apart_ns(fits: &[Fit]) -> u64 {
+fn apart_ns(fits: &[ClockFit]) -> u64 {
     let mut errors: Vec<u64> = fits.iter().filter_map(|fit| fit.error_ns).collect();
     errors.sort_unstable();
     errors.iter().rev().take(2).sum()
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn two_clocks_are_apart_by_the_errors_of_both() {
-        let fit = |error_ns| Fit { error_ns, ..Fit::REFERENCE };
+        let fit = |error_ns| ClockFit { error_ns, ..ClockFit::REFERENCE };
         assert_eq!(apart_ns(&[fit(Some(0)), fit(Some(700)), fit(None), fit(Some(900))]), 1600);
     }
 }

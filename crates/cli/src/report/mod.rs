@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use farandole_insight::efficiency::Scaling;
-use farandole_insight::history::Window;
+use farandole_insight::history::TimeWindow;
 use farandole_insight::report::{json, page, text};
 use farandole_insight::verdict::Verdict;
 
@@ -38,7 +38,7 @@ pub(crate) struct ReportArgs {
 
     /// Look at a part only: iterations=10..20, epochs=2, phase=evaluation, or seconds=1.5..4. Both ends are included.
     #[arg(long, value_name = "WINDOW")]
-    window: Option<Window>,
+    window: Option<TimeWindow>,
 
     /// Traces of another run, mostly with fewer ranks, to compare the work with.
     #[arg(long, value_name = "DIR")]

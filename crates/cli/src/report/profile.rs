@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_insight::history::{CollectiveKind, History, Window};
-use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View, collectives, groups};
+use farandole_insight::history::{CollectiveKind, History, TimeWindow};
+use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView, collectives, groups};
 use farandole_insight::report::table;
 
 use super::load;
@@ -51,7 +51,7 @@ pub(crate) struct ProfileArgs {
 
     /// Look at a part only, as in `farandole report`.
     #[arg(long, value_name = "WINDOW")]
-    window: Option<Window>,
+    window: Option<TimeWindow>,
 }
 
 const COLLECTIVES: [CollectiveKind; 7] = [
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
 }
 
 fn tables(args: &ProfileArgs, first: &History, second: Option<&History>, filter: Filter) -> String {
-    let view = if args.unfused { View::Unfused } else { View::Fused };
+    let view = if args.unfused { ProfileView::Unfused } else { ProfileView::Fused };
     let mut bounds = args.bins.as_ref().map_or_else(|| DEFAULT_BOUNDS_BYTES.to_vec(), |sizes| sizes.0.clone());
     bounds.sort_unstable();
     bounds.dedup();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use farandole_cluster::launch::exec_shim;
 use farandole_insight::history::History;
-use farandole_insight::loss::Split;
+use farandole_insight::loss::TimeSplit;
 
 use super::ledger::{Measured, Workload};
 use super::point::Point;
@@ -198,7 +198,7 @@ fn where_time_went(folder: &Path) -> Result<Times> {
         return Ok(Times::default());
     }
     let history = crate::report::load::history(folder)?;
-    let split = Split::of(&history).rows();
+    let split = TimeSplit::of(&history).rows();
     let split = split.into_iter().map(|row| (row.key.to_owned(), row.tenths as f64 / 10.0)).collect();
     Ok((phases(&history), split))
 }

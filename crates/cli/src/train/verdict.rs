@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use farandole_insight::history::{History, Window};
+use farandole_insight::history::{History, TimeWindow};
 use farandole_insight::report::text;
 use farandole_insight::report::wording::wording;
 use farandole_insight::verdict::Verdict;
@@ -45,7 +45,7 @@ fn lines(traces: &Path, kept: Option<&Path>) -> Vec<String> {
     let mut lines = vec![text::capitalised(&verdict.headline)];
     if let Some(advice) = verdict.findings.first().and_then(|finding| finding.advice.first()) {
         let gain = text::gain_text(advice).map_or(String::new(), |gain| format!(" {gain}"));
-        lines.push(format!("Advice: {}{gain}", wording(&advice.action).change));
+        lines.push(format!("Advice: {}{gain}", wording(&advice.recommendation).change));
     }
     lines.push(match kept {
         Some(folder) => {
@@ -58,11 +58,11 @@ fn lines(traces: &Path, kept: Option<&Path>) -> Vec<String> {
 }
 
 /// The steps of training, without the start of the job and its end, if any are marked.
-fn steps_of(traces: &Path) -> anyhow::Result<(History, Window)> {
+fn steps_of(traces: &Path) -> anyhow::Result<(History, TimeWindow)> {
     let history = load::history(traces)?;
-    let steps: Window = format!("iterations=0..{}", u32::MAX).parse().map_err(|why| anyhow::anyhow!("{why}"))?;
+    let steps: TimeWindow = format!("iterations=0..{}", u32::MAX).parse().map_err(|why| anyhow::anyhow!("{why}"))?;
     match history.clone().cut(&steps) {
         Ok(cut) => Ok((cut, steps)),
-        Err(_) => Ok((history, Window::default())),
+        Err(_) => Ok((history, TimeWindow::default())),
     }
 }

@@ -1,8 +1,8 @@
-//! A history out of the traces of all ranks.
+//! Builds a history from the traces of all ranks.
 //!
 //! Records that belong to one operation have the same group and number on all ranks. An operation counts if all its
-//! members went through it; one that was given up, or whose beginning or end some rank did not record, does not, and
-//! who waited for it waited for something unknown. A request's result is used at the latest when the same name is
+//! members completed it; one that was abandoned, or whose beginning or end some rank did not record, does not, and a
+//! rank that waited for it waited for something unknown. A request's result is used at the latest when the same name is
 //! submitted again; where the program never waited for it, because it was there in time, that is where the lane gets a
 //! wait of no length, so that a replay keeps the order.
 //!
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::gap::{self, Usable};
 use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
-use super::{CollectiveKind, History, Operation, Passage, Phase, RankHistory, own};
+use super::{CollectiveKind, History, OperationHistory, Passage, Phase, RankHistory, own};
 use farandole_trace::Trace;
 use farandole_trace::event::{self, Collective, Event, GroupNumber, NameId, Record};
 use farandole_trace::machine;
@@ -76,7 +76,7 @@ pub(super) struct Wait {
 }
 
 /// What one rank has recorded.
-struct Account {
+struct RankRecords {
     recorded: bool,
     parts: BTreeMap<Key, Part>,
     waits: Vec<Wait>,
@@ -95,42 +95,46 @@ impl History {
     /// If traces do not belong together, or there is nothing in them.
     pub fn from_traces(traces: &[Trace], clock: impl Fn(usize, u64) -> u64) -> Result<History, BuildError> {
         let size = check(traces)?;
-        let on_clock = |(place, trace): (usize, &Trace)| {
-            trace.span_ns().map(|(from_ns, to_ns)| (clock(place, from_ns), clock(place, to_ns)))
+        let on_clock = |(position, trace): (usize, &Trace)| {
+            trace.span_ns().map(|(from_ns, to_ns)| (clock(position, from_ns), clock(position, to_ns)))
         };
         let spans: Vec<Option<(u64, u64)>> = traces.iter().enumerate().map(on_clock).collect();
         let zero_ns = spans.iter().flatten().map(|span| span.0).min().ok_or(BuildError::Nothing)?;
         let from_zero = |span: Option<(u64, u64)>| span.map(|(from_ns, to_ns)| (from_ns - zero_ns, to_ns - zero_ns));
         let spans: Vec<Option<(u64, u64)>> = spans.into_iter().map(from_zero).collect();
-        let Usable { places, until_ns, gaps } = gap::usable(traces, size, &spans);
-        let used: Vec<Option<&Trace>> = places.iter().map(|place| place.map(|place| &traces[place])).collect();
-        let end_ns = places.iter().flatten().filter_map(|&place| spans[place]).map(|span| span.1).max();
+        let Usable { positions, until_ns, gaps } = gap::usable(traces, size, &spans);
+        let used: Vec<Option<&Trace>> =
+            positions.iter().map(|position| position.map(|position| &traces[position])).collect();
+        let end_ns = positions.iter().flatten().filter_map(|&position| spans[position]).map(|span| span.1).max();
         let end_ns = end_ns.ok_or(BuildError::Nothing)?;
         let clock = |rank: usize, time_ns: u64| {
-            places[rank].map_or(0, |place| clock(place, time_ns).saturating_sub(zero_ns).min(end_ns))
+            positions[rank].map_or(0, |position| clock(position, time_ns).saturating_sub(zero_ns).min(end_ns))
         };
-        let mut accounts: Vec<Account> =
-            used.iter().enumerate().map(|(rank, trace)| Account::of(*trace, &|time_ns| clock(rank, time_ns))).collect();
-        add_unrecorded_calls(&mut accounts);
-        let (operations, found) = operations(&used, &accounts);
+        let mut records: Vec<RankRecords> = used
+            .iter()
+            .enumerate()
+            .map(|(rank, trace)| RankRecords::of(*trace, &|time_ns| clock(rank, time_ns)))
+            .collect();
+        add_unrecorded_calls(&mut records);
+        let (operations, found) = operations(&used, &records);
         let phases_of = |(rank, trace): (usize, &Option<&Trace>)| {
             let thread = trace.and_then(lane::program_thread);
-            let (there, clock) = (accounts[rank].there, |time_ns| clock(rank, time_ns));
+            let (there, clock) = (records[rank].there, |time_ns| clock(rank, time_ns));
             trace.zip(thread).map_or(Vec::new(), |(trace, thread)| lane::phases(trace, thread, there, &clock))
         };
         let phases: Vec<Vec<Phase>> = used.iter().enumerate().map(phases_of).collect();
         let loops = own::training_loops(&phases);
         let rank = |((rank, trace), phases): ((usize, &Option<&Trace>), Vec<Phase>)| {
             let Some(trace) = trace else { return RankHistory { missing: true, ..RankHistory::default() } };
-            let way = Way { phases, training_loop: loops[rank], end_ns };
-            rank_history(trace, &accounts[rank], &found, way, &|time_ns| clock(rank, time_ns))
+            let input = LaneInput { phases, training_loop: loops[rank], end_ns };
+            rank_history(trace, &records[rank], &found, input, &|time_ns| clock(rank, time_ns))
         };
         let ranks = used.iter().enumerate().zip(phases).map(rank).collect();
         let dropped = used.iter().flatten().map(|trace| trace.dropped).sum();
         let first = used.iter().flatten().next().ok_or(BuildError::Nothing)?;
         let settings = first.header.settings.iter().cloned().collect();
         let history = History { ranks, operations, end_ns, clock_error_ns: 0, settings, dropped, gaps };
-        let began_ns = accounts.iter().filter(|account| account.recorded).map(|account| account.there.0).max();
+        let began_ns = records.iter().filter(|records| records.recorded).map(|records| records.there.0).max();
         let from_ns = began_ns.filter(|&late_ns| dropped > 0 && late_ns < until_ns).unwrap_or(0);
         let known = (from_ns, until_ns.min(end_ns));
         let history = if known == (0, end_ns) { history } else { history.keep(&[known]) };
@@ -150,8 +154,8 @@ fn check(traces: &[Trace]) -> Result<usize, BuildError> {
     if alike && ranks.len() == traces.len() { Ok(size as usize) } else { Err(BuildError::DifferentJobs) }
 }
 
-/// What is known of a rank's program before its lane is made.
-struct Way {
+/// What is known of a rank's program before its lane is built.
+struct LaneInput {
     phases: Vec<Phase>,
     training_loop: Option<(u64, u64)>,
     end_ns: u64,
@@ -160,15 +164,15 @@ struct Way {
 /// What one rank did.
 fn rank_history(
     trace: &Trace,
-    account: &Account,
+    records: &RankRecords,
     found: &HashMap<Key, usize>,
-    Way { phases, training_loop, end_ns }: Way,
+    LaneInput { phases, training_loop, end_ns }: LaneInput,
     clock: &dyn Fn(u64) -> u64,
 ) -> RankHistory {
     let thread = lane::program_thread(trace);
     let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| found.get(&key).copied()));
-    let blocked: Vec<Blocked> = account.waits.iter().map(blocked).collect();
-    let lane = lane::stretches(&phases, blocked, training_loop, account.there, end_ns);
+    let blocked: Vec<Blocked> = records.waits.iter().map(blocked).collect();
+    let lane = lane::stretches(&phases, blocked, training_loop, records.there, end_ns);
     let number = |key: &str| trace.header.setting(key).and_then(|value| value.parse().ok());
     RankHistory {
         missing: false,
@@ -176,22 +180,22 @@ fn rank_history(
         cores: number("cores"),
         cpus: trace.header.setting("cpus").map(str::to_owned),
         threads: number("threads"),
-        core_wait: number(machine::CORE_WAIT).map(|ns| ns as f64 / (account.there.1 - account.there.0).max(1) as f64),
-        iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, account.there.1, clock)),
+        core_wait: number(machine::CORE_WAIT).map(|ns| ns as f64 / (records.there.1 - records.there.0).max(1) as f64),
+        iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, records.there.1, clock)),
         samples: thread.map_or(Vec::new(), |thread| own::samples_of(trace, thread, &lane, clock)),
         lane,
         phases,
     }
 }
 
-impl Account {
-    fn of(trace: Option<&Trace>, clock: &dyn Fn(u64) -> u64) -> Account {
+impl RankRecords {
+    fn of(trace: Option<&Trace>, clock: &dyn Fn(u64) -> u64) -> RankRecords {
         let Some(trace) = trace else {
-            return Account { recorded: false, parts: BTreeMap::new(), waits: Vec::new(), there: (0, 0) };
+            return RankRecords { recorded: false, parts: BTreeMap::new(), waits: Vec::new(), there: (0, 0) };
         };
         let thread = lane::program_thread(trace);
         let there = trace.span_ns().map_or((0, 0), |(from, to)| (clock(from), clock(to)));
-        let mut account = Account { recorded: true, parts: BTreeMap::new(), waits: Vec::new(), there };
+        let mut records = RankRecords { recorded: true, parts: BTreeMap::new(), waits: Vec::new(), there };
         let mut submitted: HashMap<(GroupNumber, NameId), u64> = HashMap::new();
         let mut carried_by: HashMap<NameId, Key> = HashMap::new();
         let mut used: HashSet<Key> = HashSet::new();
@@ -208,16 +212,16 @@ impl Account {
                     if let Some(key) = carried_by.remove(&name)
                         && used.insert(key)
                     {
-                        account.waits.push(Wait { from_ns: at_ns, to_ns: at_ns, key: Some(key) });
+                        records.waits.push(Wait { from_ns: at_ns, to_ns: at_ns, key: Some(key) });
                     }
                 }
                 Event::Fused { name, group, operation, bytes } => {
                     carried_by.insert(name, (group, operation));
                     for wait in early.remove(&name).into_iter().flatten() {
-                        account.waits[wait].key = Some((group, operation));
+                        records.waits[wait].key = Some((group, operation));
                         used.insert((group, operation));
                     }
-                    if let Some(part) = account.parts.get_mut(&(group, operation)) {
+                    if let Some(part) = records.parts.get_mut(&(group, operation)) {
                         part.add(bytes, submitted.remove(&(group, name)));
                     }
                 }
@@ -225,30 +229,30 @@ impl Account {
                     let key = carried_by.get(&name).copied();
                     used.extend(key);
                     if key.is_none() {
-                        early.entry(name).or_default().push(account.waits.len());
+                        early.entry(name).or_default().push(records.waits.len());
                     }
-                    account.waits.push(Wait { from_ns: clock(since_ns), to_ns: at_ns, key });
+                    records.waits.push(Wait { from_ns: clock(since_ns), to_ns: at_ns, key });
                 }
                 Event::Done { name, group, operation } => {
                     let finish = |graph: &mut UnderWay| graph.finish(at_ns, (group, operation), name);
                     let waits = graph.as_mut().map_or(Vec::new(), finish);
                     used.extend(waits.iter().filter_map(|wait| wait.key));
-                    account.waits.extend(waits);
+                    records.waits.extend(waits);
                 }
                 Event::Failed { name, group } => graph.iter_mut().for_each(|graph| graph.fail((group, name))),
-                _ => account.hear_of_operation(*by, at_ns, event),
+                _ => records.take_operation_event(*by, at_ns, event),
             }
         }
         let direct = |(key, part): (&Key, &Part)| {
             let done_ns = part.done_ns.filter(|_| key.0 == GroupNumber::DIRECT && thread == Some(part.thread))?;
             Some(Wait { from_ns: part.begun_ns, to_ns: done_ns, key: Some(*key) })
         };
-        let waits: Vec<Wait> = account.parts.iter().filter_map(direct).collect();
-        account.waits.extend(waits);
-        account
+        let waits: Vec<Wait> = records.parts.iter().filter_map(direct).collect();
+        records.waits.extend(waits);
+        records
     }
 
-    fn hear_of_operation(&mut self, thread: event::ThreadId, at_ns: u64, event: &Event) {
+    fn take_operation_event(&mut self, thread: event::ThreadId, at_ns: u64, event: &Event) {
         match *event {
             Event::Started { group, operation, collective, bytes, .. } => {
                 let part = Part {
@@ -308,56 +312,56 @@ impl Part {
 
 /// Gives every rank a part in the direct calls that others waited in, at the moment at which the first of these could
 /// go on.
-fn add_unrecorded_calls(accounts: &mut [Account]) {
+fn add_unrecorded_calls(records: &mut [RankRecords]) {
     let mut calls: BTreeMap<Key, (Part, u64)> = BTreeMap::new();
-    for (&key, part) in accounts.iter().flat_map(|account| &account.parts) {
+    for (&key, part) in records.iter().flat_map(|records| &records.parts) {
         let Some(done_ns) = part.done_ns.filter(|_| key.0 == GroupNumber::DIRECT) else { continue };
         let first = calls.entry(key).or_insert_with(|| (part.clone(), done_ns));
         first.1 = first.1.min(done_ns);
     }
-    for account in accounts {
+    for records in records {
         for (&key, (part, at_ns)) in &calls {
-            if !account.recorded
-                || account.parts.contains_key(&key)
-                || !(account.there.0..=account.there.1).contains(at_ns)
+            if !records.recorded
+                || records.parts.contains_key(&key)
+                || !(records.there.0..=records.there.1).contains(at_ns)
             {
                 continue;
             }
             let (begun_ns, moment) = (*at_ns, Some(*at_ns));
             let (packed_ns, moved_ns, done_ns) = (moment, moment, moment);
-            account.parts.insert(key, Part { begun_ns, packed_ns, moved_ns, done_ns, ..part.clone() });
-            account.waits.push(Wait { from_ns: *at_ns, to_ns: *at_ns, key: Some(key) });
+            records.parts.insert(key, Part { begun_ns, packed_ns, moved_ns, done_ns, ..part.clone() });
+            records.waits.push(Wait { from_ns: *at_ns, to_ns: *at_ns, key: Some(key) });
         }
     }
 }
 
 /// The operations that all recorded members went through, by their beginning, and where each of them is.
-fn operations(traces: &[Option<&Trace>], accounts: &[Account]) -> (Vec<Operation>, HashMap<Key, usize>) {
+fn operations(traces: &[Option<&Trace>], records: &[RankRecords]) -> (Vec<OperationHistory>, HashMap<Key, usize>) {
     let mut passages: BTreeMap<Key, Vec<Passage>> = BTreeMap::new();
-    for (rank, account) in accounts.iter().enumerate() {
-        for (&key, part) in account.parts.iter().filter(|(_, part)| part.collective != Collective::Internal) {
+    for (rank, records) in records.iter().enumerate() {
+        for (&key, part) in records.parts.iter().filter(|(_, part)| part.collective != Collective::Internal) {
             passages.entry(key).or_default().extend(part.passage(rank));
         }
     }
-    let mut found: Vec<(Key, Operation)> = Vec::new();
+    let mut found: Vec<(Key, OperationHistory)> = Vec::new();
     for (key, passages) in passages {
         let Some(first) = passages.first().map(|passage| passage.rank) else { continue };
-        let recorded = |rank: &&u32| accounts.get(**rank as usize).is_some_and(|account| account.recorded);
+        let recorded = |rank: &&u32| records.get(**rank as usize).is_some_and(|records| records.recorded);
         let members = traces[first].and_then(|trace| trace.groups.get(&key.0)).map_or_else(
-            || accounts.iter().filter(|account| account.recorded).count(),
+            || records.iter().filter(|records| records.recorded).count(),
             |members| members.iter().filter(recorded).count(),
         );
         if passages.len() != members {
             continue;
         }
-        let part = &accounts[first].parts[&key];
+        let part = &records[first].parts[&key];
         let tensor_bytes = if part.tensor_bytes.is_empty() { vec![part.bytes] } else { part.tensor_bytes.clone() };
         let group = if key.0 == GroupNumber::DIRECT { 0 } else { u32::from(key.0.0) };
-        found.push((key, Operation { group, collective: kind(part.collective), tensor_bytes, passages }));
+        found.push((key, OperationHistory { group, collective: kind(part.collective), tensor_bytes, passages }));
     }
     found.sort_by_key(|(key, operation)| (operation.begun_ns(), *key));
-    let places = found.iter().enumerate().map(|(place, (key, _))| (*key, place)).collect();
-    (found.into_iter().map(|(_, operation)| operation).collect(), places)
+    let positions = found.iter().enumerate().map(|(position, (key, _))| (*key, position)).collect();
+    (found.into_iter().map(|(_, operation)| operation).collect(), positions)
 }
 
 fn kind(collective: Collective) -> CollectiveKind {

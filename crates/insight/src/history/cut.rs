@@ -8,11 +8,11 @@
 //! Iterations of different ranks do not begin at the same moment: a window of iterations goes from the first rank's
 //! beginning to the last rank's end.
 
-use super::{History, Operation, Phase, Stretch};
+use super::{History, OperationHistory, Phase, Stretch};
 
 /// Which part of a history.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Window {
+pub enum TimeWindow {
     /// All of it.
     #[default]
     Whole,
@@ -32,7 +32,7 @@ pub enum WindowError {
     /// The text is no window.
     Unreadable(String),
     /// The history has nothing there.
-    Empty(Window),
+    Empty(TimeWindow),
 }
 
 impl std::error::Error for WindowError {}
@@ -49,23 +49,23 @@ impl std::fmt::Display for WindowError {
     }
 }
 
-impl std::fmt::Display for Window {
+impl std::fmt::Display for TimeWindow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Window::Whole => write!(f, "whole run"),
-            Window::Iterations(from, to) => write!(f, "iterations={from}..{to}"),
-            Window::Epochs(from, to) => write!(f, "epochs={from}..{to}"),
-            Window::Phase(name) => write!(f, "phase={name}"),
-            Window::Seconds(from, to) => write!(f, "seconds={from}..{to}"),
+            TimeWindow::Whole => write!(f, "whole run"),
+            TimeWindow::Iterations(from, to) => write!(f, "iterations={from}..{to}"),
+            TimeWindow::Epochs(from, to) => write!(f, "epochs={from}..{to}"),
+            TimeWindow::Phase(name) => write!(f, "phase={name}"),
+            TimeWindow::Seconds(from, to) => write!(f, "seconds={from}..{to}"),
         }
     }
 }
 
-impl std::str::FromStr for Window {
+impl std::str::FromStr for TimeWindow {
     type Err = WindowError;
 
     /// `KIND=FROM..TO` with both ends included, `KIND=N` for one, `phase=NAME`.
-    fn from_str(text: &str) -> Result<Window, WindowError> {
+    fn from_str(text: &str) -> Result<TimeWindow, WindowError> {
         let unreadable = || WindowError::Unreadable(text.to_owned());
         let (kind, range) = text.split_once('=').ok_or_else(unreadable)?;
         let (from, to) = range.split_once("..").unwrap_or((range, range));
@@ -74,15 +74,15 @@ impl std::str::FromStr for Window {
             text.trim().parse::<f64>().ok().filter(|at| at.is_finite() && *at >= 0.0).ok_or_else(unreadable)
         };
         let window = match kind.trim() {
-            "iterations" | "iteration" => Window::Iterations(whole(from)?, whole(to)?),
-            "epochs" | "epoch" => Window::Epochs(whole(from)?, whole(to)?),
-            "phase" if !range.is_empty() => Window::Phase(range.to_owned()),
-            "seconds" => Window::Seconds(seconds(from)?, seconds(to)?),
+            "iterations" | "iteration" => TimeWindow::Iterations(whole(from)?, whole(to)?),
+            "epochs" | "epoch" => TimeWindow::Epochs(whole(from)?, whole(to)?),
+            "phase" if !range.is_empty() => TimeWindow::Phase(range.to_owned()),
+            "seconds" => TimeWindow::Seconds(seconds(from)?, seconds(to)?),
             _ => return Err(unreadable()),
         };
         match window {
-            Window::Iterations(from, to) | Window::Epochs(from, to) if from > to => Err(unreadable()),
-            Window::Seconds(from, to) if from >= to => Err(unreadable()),
+            TimeWindow::Iterations(from, to) | TimeWindow::Epochs(from, to) if from > to => Err(unreadable()),
+            TimeWindow::Seconds(from, to) if from >= to => Err(unreadable()),
             window => Ok(window),
         }
     }
@@ -90,8 +90,8 @@ impl std::str::FromStr for Window {
 
 impl History {
     /// The part of this history that lies in a window.
-    pub fn cut(&self, window: &Window) -> Result<History, WindowError> {
-        if *window == Window::Whole {
+    pub fn cut(&self, window: &TimeWindow) -> Result<History, WindowError> {
+        if *window == TimeWindow::Whole {
             return Ok(self.clone());
         }
         let kept = merged(self.times(window));
@@ -102,7 +102,7 @@ impl History {
     }
 
     /// The times of a window, in any order, perhaps overlapping.
-    fn times(&self, window: &Window) -> Vec<(u64, u64)> {
+    fn times(&self, window: &TimeWindow) -> Vec<(u64, u64)> {
         let hull = |wanted: &dyn Fn(&super::Iteration) -> bool| {
             let chosen = || self.ranks.iter().flat_map(|rank| &rank.iterations).filter(|iteration| wanted(iteration));
             let from_ns = chosen().map(|iteration| iteration.from_ns).min();
@@ -110,14 +110,14 @@ impl History {
             from_ns.zip(to_ns).into_iter().collect()
         };
         match window {
-            Window::Whole => vec![(0, self.end_ns)],
-            Window::Iterations(from, to) => hull(&|iteration| (*from..=*to).contains(&iteration.number)),
-            Window::Epochs(from, to) => hull(&|iteration| (*from..=*to).contains(&iteration.epoch)),
-            Window::Phase(name) => {
+            TimeWindow::Whole => vec![(0, self.end_ns)],
+            TimeWindow::Iterations(from, to) => hull(&|iteration| (*from..=*to).contains(&iteration.number)),
+            TimeWindow::Epochs(from, to) => hull(&|iteration| (*from..=*to).contains(&iteration.epoch)),
+            TimeWindow::Phase(name) => {
                 let phases = self.ranks.iter().flat_map(|rank| &rank.phases).filter(|phase| phase.name == *name);
                 phases.map(|phase| (phase.from_ns, phase.to_ns)).collect()
             }
-            Window::Seconds(from, to) => {
+            TimeWindow::Seconds(from, to) => {
                 let ns = |seconds: f64| ((seconds * 1e9) as u64).min(self.end_ns);
                 vec![(ns(*from), ns(*to))]
             }
@@ -161,7 +161,12 @@ impl History {
     }
 
     /// Takes over the operations that reach into the window, and has the lanes point to where they are now.
-    fn keep_operations(&mut self, all: &[Operation], touches: impl Fn(u64, u64) -> bool, moved: impl Fn(u64) -> u64) {
+    fn keep_operations(
+        &mut self,
+        all: &[OperationHistory],
+        touches: impl Fn(u64, u64) -> bool,
+        moved: impl Fn(u64) -> u64,
+    ) {
         let mut place = vec![None; all.len()];
         for (number, operation) in all.iter().enumerate() {
             let first_ns = operation.passages.iter().map(|passage| passage.first_submitted_ns).min().unwrap_or(0);

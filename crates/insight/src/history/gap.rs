@@ -47,7 +47,7 @@ impl std::fmt::Display for Gap {
 /// Which traces are used, and until when.
 pub(super) struct Usable {
     /// For each rank the position of its trace, if it is used.
-    pub(super) places: Vec<Option<usize>>,
+    pub(super) positions: Vec<Option<usize>>,
     /// The end of what is known of all ranks that are used.
     pub(super) until_ns: u64,
     pub(super) gaps: Vec<Gap>,
@@ -57,7 +57,7 @@ pub(super) struct Usable {
 /// recording.
 pub(super) fn usable(traces: &[Trace], size: usize, spans: &[Option<(u64, u64)>]) -> Usable {
     let end_ns = spans.iter().flatten().map(|span| span.1).max().unwrap_or(0);
-    let mut usable = Usable { places: vec![None; size], until_ns: end_ns, gaps: Vec::new() };
+    let mut usable = Usable { positions: vec![None; size], until_ns: end_ns, gaps: Vec::new() };
     for rank in 0..size {
         let gap = |lack, why: &str| Gap { rank, lack, why: why.to_owned() };
         let Some(place) = traces.iter().position(|trace| trace.header.rank as usize == rank) else {
@@ -85,9 +85,9 @@ pub(super) fn usable(traces: &[Trace], size: usize, spans: &[Option<(u64, u64)>]
             Some(why) => {
                 usable.gaps.push(gap(Lack::After(to_ns), &why));
                 usable.until_ns = usable.until_ns.min(to_ns);
-                usable.places[rank] = Some(place);
+                usable.positions[rank] = Some(place);
             }
-            None => usable.places[rank] = Some(place),
+            None => usable.positions[rank] = Some(place),
         }
     }
     usable

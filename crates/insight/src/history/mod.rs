@@ -1,19 +1,19 @@
-//! What a job did: for each rank what its program was doing at every moment, and every operation with the times at
-//! which each rank passed through it. All analysis reads this and nothing else.
+//! What a job did: for each rank the activity of its program at every moment, and every operation with the times of
+//! each rank in it. All analysis reads this and nothing else.
 //!
 //! Times are nanoseconds on one clock that starts with the history. A rank's *lane* is what the program's own thread
 //! did; it is cut into *stretches* that follow each other without gap or overlap, from zero to the history's end. So
 //! whatever is added up over a lane adds up to the whole, in whole nanoseconds. Engine and loader threads have no lane:
 //! what they do matters where a lane waits for it.
 //!
-//! An *operation* is one bucket of one group; a rank's way through it is a *passage*, six moments in this order:
+//! An *operation* is one bucket of one group; a rank's part in it is a *passage*, six moments in this order:
 //!
 //! ```text
 //!   submitted ── agreed/begun ── packed ── moved ── done
 //!      │    agreement   │  packing  │ transfer │ unpacking │
 //! ```
 //!
-//! *Not here:* how clocks are brought together, and any judgement.
+//! What is deliberately not here: the alignment of clocks, and any judgement.
 
 mod build;
 mod cut;
@@ -26,10 +26,10 @@ mod phases;
 mod sketch;
 
 pub use build::BuildError;
-pub use cut::{Window, WindowError};
+pub use cut::{TimeWindow, WindowError};
 pub use gap::{Gap, Lack};
 pub use legs::Legs;
-pub use own::Places;
+pub use own::HotSpots;
 pub(crate) use own::{OwnCode, own_code};
 pub use sketch::{Cost, Sketch};
 
@@ -39,7 +39,7 @@ pub struct History {
     /// One for each rank, in order.
     pub ranks: Vec<RankHistory>,
     /// All operations that every member went through, in the order in which they began.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<OperationHistory>,
     /// The end of all lanes.
     pub end_ns: u64,
     /// How far two clocks of this history may be apart.
@@ -74,12 +74,12 @@ pub struct RankHistory {
     /// Iterations, in order, without overlap.
     pub iterations: Vec<Iteration>,
     /// Where the program was seen while it was in no phase, in order.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<StackSample>,
 }
 
-/// A look at where the program's thread was.
+/// Where the program's thread was at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct StackSample {
     /// When.
     pub at_ns: u64,
     /// How much time before that it stands for.
@@ -194,18 +194,18 @@ impl CollectiveKind {
 
 /// One bucket that the ranks of a group have brought to its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Operation {
+pub struct OperationHistory {
     /// The group's number; zero is the world.
     pub group: u32,
     /// Which collective.
     pub collective: CollectiveKind,
     /// Bytes of each tensor in it. Their sum is the size of the message.
     pub tensor_bytes: Vec<u64>,
-    /// The way of each member through it, by rank.
+    /// The part of each member in it, by rank.
     pub passages: Vec<Passage>,
 }
 
-/// One rank's way through an operation. The moments follow each other.
+/// One rank's part in an operation. The moments follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
     /// The rank.
@@ -224,7 +224,7 @@ pub struct Passage {
     pub done_ns: u64,
 }
 
-impl Operation {
+impl OperationHistory {
     /// Size of the message.
     pub fn bytes(&self) -> u64 {
         self.tensor_bytes.iter().sum()
@@ -267,7 +267,7 @@ impl Operation {
         self.latest(|passage| passage.done_ns)
     }
 
-    /// This rank's way, if it is a member.
+    /// This rank's part, if it is a member.
     pub fn passage(&self, rank: usize) -> Option<&Passage> {
         self.passages.binary_search_by_key(&rank, |passage| passage.rank).ok().map(|at| &self.passages[at])
     }
@@ -353,8 +353,7 @@ impl History {
         self.recorded().map(|rank| self.ranks[rank].iterations.len()).min().unwrap_or(0)
     }
 
-    /// What must hold of a history; says what does not. Whoever makes one by hand or from a file asks this before
-    /// handing it on.
+    /// Checks the invariants of a history; the error says which one does not hold.
     pub fn check(&self) -> Result<(), String> {
         for (number, rank) in self.ranks.iter().enumerate() {
             let mut at_ns = 0;

@@ -16,7 +16,7 @@
 //! phases.
 
 use super::lane;
-use super::{Activity, Phase, PhaseKind, Sample, Stretch};
+use super::{Activity, Phase, PhaseKind, StackSample, Stretch};
 use farandole_trace::Trace;
 use farandole_trace::event::{self, Event, ThreadId};
 
@@ -50,7 +50,12 @@ fn usual_ns(ranks: &[Vec<Phase>], kind: event::Phase) -> Option<u64> {
 }
 
 /// Where the program's thread was seen in own code, in order. What was seen before the training loop is no part of it.
-pub(super) fn samples_of(trace: &Trace, thread: ThreadId, lane: &[Stretch], clock: &dyn Fn(u64) -> u64) -> Vec<Sample> {
+pub(super) fn samples_of(
+    trace: &Trace,
+    thread: ThreadId,
+    lane: &[Stretch],
+    clock: &dyn Fn(u64) -> u64,
+) -> Vec<StackSample> {
     let mut samples = samples(trace, thread, clock);
     samples.retain(|sample| {
         let here = lane.partition_point(|stretch| stretch.to_ns < sample.at_ns);
@@ -59,11 +64,11 @@ pub(super) fn samples_of(trace: &Trace, thread: ThreadId, lane: &[Stretch], cloc
     samples
 }
 
-fn samples(trace: &Trace, thread: ThreadId, clock: &dyn Fn(u64) -> u64) -> Vec<Sample> {
+fn samples(trace: &Trace, thread: ThreadId, clock: &dyn Fn(u64) -> u64) -> Vec<StackSample> {
     let of_thread = trace.records.iter().filter(|record| record.thread == thread);
     let sample = |record: &event::Record| match record.event {
         Event::Sampled { name, ns } => {
-            Some(Sample { at_ns: clock(record.time_ns), ns, place: trace.text(name).to_owned() })
+            Some(StackSample { at_ns: clock(record.time_ns), ns, place: trace.text(name).to_owned() })
         }
         _ => None,
     };
@@ -104,7 +109,7 @@ fn between(trace: &Trace, phases: &[Phase], (mut at_ns, until_ns): (u64, u64)) -
             let (from_ns, to_ns) = (at_ns, phase.from_ns);
             let first = samples.partition_point(|sample| sample.at_ns < from_ns);
             let inside = samples[first..].iter().take_while(|sample| sample.at_ns <= to_ns);
-            let place = Places::of(inside).foremost().map(|(place, _)| place.to_owned());
+            let place = HotSpots::of(inside).top().map(|(place, _)| place.to_owned());
             found.push(OwnCode { thread, from_ns, to_ns, place });
         }
         at_ns = at_ns.max(phase.to_ns);
@@ -114,16 +119,16 @@ fn between(trace: &Trace, phases: &[Phase], (mut at_ns, until_ns): (u64, u64)) -
 
 /// Places of the program by how long samples stand for them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Places {
+pub struct HotSpots {
     /// Place and nanoseconds, longest first.
     pub by_ns: Vec<(String, u64)>,
     /// How many samples there are.
     pub samples: usize,
 }
 
-impl Places {
+impl HotSpots {
     /// Adds samples up.
-    pub fn of<'a>(samples: impl Iterator<Item = &'a Sample>) -> Places {
+    pub fn of<'a>(samples: impl Iterator<Item = &'a StackSample>) -> HotSpots {
         let mut sums = std::collections::BTreeMap::<&str, u64>::new();
         let mut count = 0;
         for sample in samples {
@@ -132,11 +137,11 @@ impl Places {
         }
         let mut by_ns: Vec<(String, u64)> = sums.into_iter().map(|(place, ns)| (place.to_owned(), ns)).collect();
         by_ns.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
-        Places { by_ns, samples: count }
+        HotSpots { by_ns, samples: count }
     }
 
     /// The place that most time was spent at, with its share in percent.
-    pub fn foremost(&self) -> Option<(&str, f64)> {
+    pub fn top(&self) -> Option<(&str, f64)> {
         self.shares().next()
     }
 
@@ -174,12 +179,12 @@ mod tests {
 
     #[test]
     fn places_are_added_up_by_the_time_that_samples_stand_for() {
-        let sample = |place: &str, ns| Sample { at_ns: 0, ns, place: place.to_owned() };
+        let sample = |place: &str, ns| StackSample { at_ns: 0, ns, place: place.to_owned() };
         let samples = [sample("a", 10), sample("b", 25), sample("a", 5), sample("c", 10)];
-        let places = Places::of(samples.iter());
-        assert_eq!(places.foremost(), Some(("b", 50.0)));
-        let shares: Vec<(&str, f64)> = places.shares().collect();
-        assert_eq!((shares, places.samples), (vec![("b", 50.0), ("a", 30.0), ("c", 20.0)], 4));
-        assert_eq!(Places::default().foremost(), None);
+        let hot_spots = HotSpots::of(samples.iter());
+        assert_eq!(hot_spots.top(), Some(("b", 50.0)));
+        let shares: Vec<(&str, f64)> = hot_spots.shares().collect();
+        assert_eq!((shares, hot_spots.samples), (vec![("b", 50.0), ("a", 30.0), ("c", 20.0)], 4));
+        assert_eq!(HotSpots::default().top(), None);
     }
 }

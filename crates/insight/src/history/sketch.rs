@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Activity, CollectiveKind, History, Iteration, Operation, Passage, Phase, PhaseKind, RankHistory, Sample, Stretch,
+    Activity, CollectiveKind, History, Iteration, OperationHistory, Passage, Phase, PhaseKind, RankHistory,
+    StackSample, Stretch,
 };
 
 /// How long the stages of an operation take.
@@ -28,7 +29,7 @@ pub struct Sketch {
     ranks: Vec<RankHistory>,
     now_ns: Vec<u64>,
     open_iteration: Vec<Option<Iteration>>,
-    operations: Vec<Operation>,
+    operations: Vec<OperationHistory>,
     free_ns: BTreeMap<u32, u64>,
 }
 
@@ -58,7 +59,7 @@ impl Sketch {
     pub fn own(&mut self, rank: usize, ns: u64, place: Option<&str>) {
         self.spend(rank, ns, Activity::Own);
         let at_ns = self.now_ns[rank];
-        self.ranks[rank].samples.extend(place.map(|place| Sample { at_ns, ns, place: place.to_owned() }));
+        self.ranks[rank].samples.extend(place.map(|place| StackSample { at_ns, ns, place: place.to_owned() }));
     }
 
     /// A rank waits for its next batch.
@@ -119,7 +120,7 @@ impl Sketch {
             Passage { rank, first_submitted_ns: submitted_ns, submitted_ns, begun_ns, packed_ns, moved_ns, done_ns }
         };
         let passages = members.iter().map(passage).collect();
-        self.operations.push(Operation { group, collective, tensor_bytes: tensor_bytes.to_vec(), passages });
+        self.operations.push(OperationHistory { group, collective, tensor_bytes: tensor_bytes.to_vec(), passages });
         self.operations.len() - 1
     }
 

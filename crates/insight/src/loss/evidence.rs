@@ -1,6 +1,6 @@
 //! When and where a loss was seen: which ranks, which iterations, the longest intervals.
 
-use super::{Cause, Piece};
+use super::{CauseSpan, LossCause};
 use crate::history::History;
 
 /// Intervals that are kept as examples; more would not be read.
@@ -36,12 +36,12 @@ pub struct Interval {
 
 impl Evidence {
     /// Looks for a cause in the strips of all ranks.
-    pub(super) fn of(history: &History, strips: &[Vec<Piece>], cause: &Cause) -> Evidence {
+    pub(super) fn of(history: &History, strips: &[Vec<CauseSpan>], cause: &LossCause) -> Evidence {
         let mut evidence = Evidence { by_rank_ns: vec![0; strips.len()], ..Evidence::default() };
         let mut hit = std::collections::BTreeSet::new();
         let mut intervals = Vec::new();
         for (rank, strip) in strips.iter().enumerate() {
-            for &Piece { from_ns, to_ns, .. } in strip.iter().filter(|piece| piece.cause.as_ref() == Some(cause)) {
+            for &CauseSpan { from_ns, to_ns, .. } in strip.iter().filter(|piece| piece.cause.as_ref() == Some(cause)) {
                 evidence.by_rank_ns[rank] += to_ns - from_ns;
                 let iteration = history.ranks[rank].iteration_at(from_ns).map(|iteration| iteration.number);
                 hit.extend(iteration);

@@ -1,7 +1,7 @@
 //! Where the time of all ranks went: useful work, and every loss by its cause.
 //!
-//! At every moment a rank either works or loses its time to one cause. Walking down all lanes and asking for the cause
-//! gives a split that sums to the whole in whole nanoseconds, whatever happened.
+//! At every moment a rank either works or loses its time to one cause. Asking for the cause along all lanes gives a
+//! split that always sums exactly to the whole, in nanoseconds.
 //!
 //! **What a waiting rank waits for.** A rank that is blocked in an operation loses its time
 //!
@@ -14,26 +14,26 @@
 //!    earlier operations; that is packing or transfer of those.
 //! 3. until the last rank has packed: to packing.
 //! 4. until the result is there: to transfer. Then to packing again, while it is unpacked.
-//! 5. From then on the rank could go on, and the little time until it does is its own affair: other.
+//! 5. From then on the rank could continue; the time until it does is other.
 //!
 //! This is why an input pipeline that starves all ranks alike shows as input and not as communication, and why a rank
-//! that arrives late because of its own loader does not show as slow (`blame.rs`). Whose input it is that others wait
-//! for is another question (`whose.rs`).
+//! that arrives late because of its own loader does not show as slow (`excess.rs`). Which ranks are responsible for a
+//! loss is another question (`responsible.rs`).
 
-mod blame;
 mod evidence;
-mod whose;
+mod excess;
+mod responsible;
 
 use std::collections::BTreeMap;
 
-use crate::history::{Activity, History, Legs, Operation, Passage};
+use crate::history::{Activity, History, Legs, OperationHistory, Passage};
 
 pub use evidence::{Evidence, Interval};
-pub(crate) use whose::ranks_text;
+pub(crate) use responsible::ranks_text;
 
 /// What time is lost to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
+pub enum LossCause {
     /// Waiting for the next batch, or for a rank that does.
     Input,
     /// The script's own code outside of every phase, or waiting for a rank that is in it.
@@ -54,42 +54,42 @@ pub enum Cause {
     Other,
 }
 
-impl Cause {
+impl LossCause {
     /// The word for it in tables and JSON; the same for all ranks and phases.
     pub fn key(&self) -> &'static str {
         match self {
-            Cause::Input => "input",
-            Cause::Own => "own",
-            Cause::Late(_) => "late",
-            Cause::Sequential(_) => "sequential",
-            Cause::Checkpoint => "checkpoint",
-            Cause::Agreement => "agreement",
-            Cause::Packing => "packing",
-            Cause::Transfer => "transfer",
-            Cause::Other => "other",
+            LossCause::Input => "input",
+            LossCause::Own => "own",
+            LossCause::Late(_) => "late",
+            LossCause::Sequential(_) => "sequential",
+            LossCause::Checkpoint => "checkpoint",
+            LossCause::Agreement => "agreement",
+            LossCause::Packing => "packing",
+            LossCause::Transfer => "transfer",
+            LossCause::Other => "other",
         }
     }
 }
 
-impl std::fmt::Display for Cause {
+impl std::fmt::Display for LossCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Cause::Input => write!(f, "input wait"),
-            Cause::Own => write!(f, "the script's own code"),
-            Cause::Late(rank) => write!(f, "rank {rank} arriving late"),
-            Cause::Sequential(phase) => write!(f, "the phase “{phase}”, in which only some ranks work"),
-            Cause::Checkpoint => write!(f, "checkpoints"),
-            Cause::Agreement => write!(f, "agreement"),
-            Cause::Packing => write!(f, "packing"),
-            Cause::Transfer => write!(f, "transfer"),
-            Cause::Other => write!(f, "other things"),
+            LossCause::Input => write!(f, "input wait"),
+            LossCause::Own => write!(f, "the script's own code"),
+            LossCause::Late(rank) => write!(f, "rank {rank} arriving late"),
+            LossCause::Sequential(phase) => write!(f, "the phase “{phase}”, in which only some ranks work"),
+            LossCause::Checkpoint => write!(f, "checkpoints"),
+            LossCause::Agreement => write!(f, "agreement"),
+            LossCause::Packing => write!(f, "packing"),
+            LossCause::Transfer => write!(f, "transfer"),
+            LossCause::Other => write!(f, "other things"),
         }
     }
 }
 
 /// Where the time of all ranks went.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Split {
+pub struct TimeSplit {
     /// The time of all ranks together.
     pub total_ns: u64,
     /// Of it, useful work.
@@ -99,30 +99,30 @@ pub struct Split {
     /// Agreement, packing and transfer that went on while the rank worked: no loss.
     pub overlapped_ns: u64,
     /// What each rank did and lost its time to, moment after moment, from zero to the end: for strips.
-    pub strips: Vec<Vec<Piece>>,
+    pub strips: Vec<Vec<CauseSpan>>,
 }
 
 /// The time lost to one cause.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
     /// To what.
-    pub cause: Cause,
+    pub cause: LossCause,
     /// How much, over all ranks.
     pub ns: u64,
-    /// The ranks whose doing it is, if it is that of some and not of all.
-    pub whose: Vec<usize>,
+    /// The ranks that are responsible, if it is some and not all.
+    pub responsible: Vec<usize>,
     /// When and where.
     pub evidence: Evidence,
 }
 
 impl Loss {
-    /// To what, and whose doing that is.
+    /// The cause, and the responsible ranks.
     pub fn name(&self) -> String {
-        let Loss { cause, whose, .. } = self;
+        let Loss { cause, responsible, .. } = self;
         match cause {
-            _ if whose.is_empty() => cause.to_string(),
-            Cause::Input => format!("{cause} of {}", ranks_text(whose)),
-            _ => format!("{cause} on {}", ranks_text(whose)),
+            _ if responsible.is_empty() => cause.to_string(),
+            LossCause::Input => format!("{cause} of {}", ranks_text(responsible)),
+            _ => format!("{cause} on {}", ranks_text(responsible)),
         }
     }
 }
@@ -145,21 +145,21 @@ pub struct SplitRow {
 
 /// A time of one rank with one cause; `None` is useful work.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct CauseSpan {
     /// Beginning.
     pub from_ns: u64,
     /// End.
     pub to_ns: u64,
     /// What it was lost to.
-    pub cause: Option<Cause>,
+    pub cause: Option<LossCause>,
 }
 
-impl Split {
+impl TimeSplit {
     /// Splits the time of a history.
-    pub fn of(history: &History) -> Split {
-        let asking = Asking::new(history);
-        let strips: Vec<Vec<Piece>> = (0..history.size()).map(|rank| joined(asking.strip(rank))).collect();
-        let mut by_cause: BTreeMap<Cause, u64> = BTreeMap::new();
+    pub fn of(history: &History) -> TimeSplit {
+        let attribution = Attribution::new(history);
+        let strips: Vec<Vec<CauseSpan>> = (0..history.size()).map(|rank| joined(attribution.strip(rank))).collect();
+        let mut by_cause: BTreeMap<LossCause, u64> = BTreeMap::new();
         let mut useful_ns = 0;
         for piece in strips.iter().flatten() {
             let ns = piece.to_ns - piece.from_ns;
@@ -171,15 +171,15 @@ impl Split {
         let mut losses: Vec<Loss> = by_cause
             .into_iter()
             .map(|(cause, ns)| Loss {
-                whose: whose::whose(history, &cause),
+                responsible: responsible::responsible_ranks(history, &cause),
                 evidence: Evidence::of(history, &strips, &cause),
                 cause,
                 ns,
             })
             .collect();
         losses.sort_by(|a, b| b.ns.cmp(&a.ns).then_with(|| a.cause.cmp(&b.cause)));
-        let overlapped_ns = (0..history.size()).map(|rank| asking.overlapped_ns(rank)).sum();
-        Split { total_ns: history.total_ns(), useful_ns, losses, overlapped_ns, strips }
+        let overlapped_ns = (0..history.size()).map(|rank| attribution.overlapped_ns(rank)).sum();
+        TimeSplit { total_ns: history.total_ns(), useful_ns, losses, overlapped_ns, strips }
     }
 
     /// Time as a share of the whole, in percent.
@@ -191,7 +191,7 @@ impl Split {
     /// a line. Shares are in tenths of a percent and sum to a thousand: each is rounded down, and those that lost most
     /// by it get a tenth back.
     pub fn rows(&self) -> Vec<SplitRow> {
-        let little = |loss: &&Loss| matches!(loss.cause, Cause::Late(_)) && self.percent(loss.ns) < LITTLE_PERCENT;
+        let little = |loss: &&Loss| matches!(loss.cause, LossCause::Late(_)) && self.percent(loss.ns) < LITTLE_PERCENT;
         let little_ns: u64 = self.losses.iter().filter(little).map(|loss| loss.ns).sum();
         let share_a_line = self.losses.iter().filter(little).count() > 1;
         let row = |name: String, key, ns| SplitRow { name, key, ns, tenths: 0 };
@@ -228,16 +228,16 @@ impl Split {
     }
 }
 
-/// What is needed to find a cause: the history, and for each rank when its engine was busy.
-struct Asking<'a> {
+/// Finds the cause of a wait: has the history, and for each rank when its engine was busy.
+struct Attribution<'a> {
     history: &'a History,
     legs: Legs,
     /// For each rank, its operations with the time from their beginning to their end, by beginning.
-    busy: Vec<Vec<(u64, u64, &'a Operation, &'a Passage)>>,
+    busy: Vec<Vec<(u64, u64, &'a OperationHistory, &'a Passage)>>,
 }
 
-impl<'a> Asking<'a> {
-    fn new(history: &'a History) -> Asking<'a> {
+impl<'a> Attribution<'a> {
+    fn new(history: &'a History) -> Attribution<'a> {
         let mut busy: Vec<Vec<_>> = vec![Vec::new(); history.size()];
         for operation in &history.operations {
             for passage in &operation.passages {
@@ -247,20 +247,20 @@ impl<'a> Asking<'a> {
         for operations in &mut busy {
             operations.sort_by_key(|&(from_ns, to_ns, ..)| (from_ns, to_ns));
         }
-        Asking { history, legs: Legs::of(history), busy }
+        Attribution { history, legs: Legs::of(history), busy }
     }
 
-    fn strip(&self, rank: usize) -> Vec<Piece> {
+    fn strip(&self, rank: usize) -> Vec<CauseSpan> {
         let mut pieces = Vec::new();
         for stretch in &self.history.ranks[rank].lane {
             let span = (stretch.from_ns, stretch.to_ns);
-            let mut say = |cause| pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause });
+            let mut say = |cause| pieces.push(CauseSpan { from_ns: span.0, to_ns: span.1, cause });
             match stretch.activity {
                 Activity::Compute => say(None),
                 Activity::Input | Activity::Own | Activity::Checkpoint | Activity::Copy => {
                     say(Some(made_by(rank, stretch.activity)));
                 }
-                Activity::NotBegun | Activity::Blocked(None) => say(Some(Cause::Other)),
+                Activity::NotBegun | Activity::Blocked(None) => say(Some(LossCause::Other)),
                 Activity::Ended => self.outlived(rank, span, &mut pieces),
                 Activity::Blocked(Some(operation)) => self.waits(rank, operation, span, 0, &mut pieces),
             }
@@ -269,10 +269,17 @@ impl<'a> Asking<'a> {
     }
 
     /// What a rank loses the time to in which it is blocked in an operation.
-    fn waits(&self, rank: usize, number: usize, (from_ns, to_ns): (u64, u64), depth: usize, pieces: &mut Vec<Piece>) {
+    fn waits(
+        &self,
+        rank: usize,
+        number: usize,
+        (from_ns, to_ns): (u64, u64),
+        depth: usize,
+        pieces: &mut Vec<CauseSpan>,
+    ) {
         let operation = &self.history.operations[number];
         let Some(passage) = operation.passage(rank).filter(|_| depth <= self.history.size()) else {
-            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
+            pieces.push(CauseSpan { from_ns, to_ns, cause: Some(LossCause::Other) });
             return;
         };
         let (arrival_ns, last) = operation.last_arrival_for(passage);
@@ -293,9 +300,9 @@ impl<'a> Asking<'a> {
         number: usize,
         (from_ns, to_ns): (u64, u64),
         depth: usize,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<CauseSpan>,
     ) {
-        let blame = self.blame(rank, last, number, from_ns);
+        let excess = self.excess(rank, last, number, from_ns);
         // What the last rank did between two blocked times is one whole, to be divided among the causes once.
         let mut own: Option<(Activity, u64, u64)> = None;
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
@@ -306,34 +313,34 @@ impl<'a> Asking<'a> {
                 continue;
             }
             if let Some((activity, begins, ends)) = own.take() {
-                blame.spread(activity, (begins, ends), pieces);
+                excess.spread(activity, (begins, ends), pieces);
             }
             match stretch.activity {
                 Activity::Blocked(Some(operation)) => self.waits(last, operation, span, depth + 1, pieces),
-                _ => pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) }),
+                _ => pieces.push(CauseSpan { from_ns: span.0, to_ns: span.1, cause: Some(LossCause::Other) }),
             }
         }
         if let Some((activity, begins, ends)) = own {
-            blame.spread(activity, (begins, ends), pieces);
+            excess.spread(activity, (begins, ends), pieces);
         }
     }
 
     /// A rank that has ended, while others have not: what the last of these does decides.
-    fn outlived(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+    fn outlived(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<CauseSpan>) {
         let ends = |rank: usize| {
             let lane = &self.history.ranks[rank].lane;
             lane.iter().rfind(|stretch| stretch.activity != Activity::Ended).map_or(0, |stretch| stretch.to_ns)
         };
         let last = (0..self.history.size()).max_by_key(|&rank| (ends(rank), std::cmp::Reverse(rank)));
         let Some(last) = last.filter(|&last| last != rank) else {
-            pieces.push(Piece { from_ns, to_ns, cause: Some(Cause::Other) });
+            pieces.push(CauseSpan { from_ns, to_ns, cause: Some(LossCause::Other) });
             return;
         };
         for stretch in self.history.ranks[last].lane_between(from_ns, to_ns) {
             let span = (stretch.from_ns, stretch.to_ns);
             match stretch.activity {
                 Activity::Blocked(_) | Activity::NotBegun | Activity::Ended => {
-                    pieces.push(Piece { from_ns: span.0, to_ns: span.1, cause: Some(Cause::Other) });
+                    pieces.push(CauseSpan { from_ns: span.0, to_ns: span.1, cause: Some(LossCause::Other) });
                 }
                 activity => self.doing(last, activity, span, pieces),
             }
@@ -341,7 +348,7 @@ impl<'a> Asking<'a> {
     }
 
     /// The time before an operation begins: earlier ones are under way, or the ranks agree.
-    fn before(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+    fn before(&self, rank: usize, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<CauseSpan>) {
         let mut at_ns = from_ns;
         let busy = &self.busy[rank];
         // An operation that began long ago may still be under way, but hardly more than a few at once.
@@ -354,11 +361,11 @@ impl<'a> Asking<'a> {
             if begins == ends {
                 continue;
             }
-            pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(Cause::Agreement) });
+            pieces.push(CauseSpan { from_ns: at_ns, to_ns: begins, cause: Some(LossCause::Agreement) });
             stages(earlier, passage, (begins, ends), pieces);
             at_ns = ends;
         }
-        pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(Cause::Agreement) });
+        pieces.push(CauseSpan { from_ns: at_ns, to_ns, cause: Some(LossCause::Agreement) });
     }
 
     /// How long a rank's engine was busy while its program was not blocked.
@@ -378,19 +385,19 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Whether a rank does this by itself, and does not wait for others.
+/// Whether a rank does this without waiting for others.
 fn own_doing(activity: Activity) -> bool {
     matches!(activity, Activity::Compute | Activity::Own | Activity::Input | Activity::Checkpoint | Activity::Copy)
 }
 
 /// What others lose their time to while they wait for a rank that does this.
-fn made_by(rank: usize, activity: Activity) -> Cause {
+fn made_by(rank: usize, activity: Activity) -> LossCause {
     match activity {
-        Activity::Input => Cause::Input,
-        Activity::Own => Cause::Own,
-        Activity::Checkpoint => Cause::Checkpoint,
-        Activity::Copy => Cause::Packing,
-        _ => Cause::Late(rank),
+        Activity::Input => LossCause::Input,
+        Activity::Own => LossCause::Own,
+        Activity::Checkpoint => LossCause::Checkpoint,
+        Activity::Copy => LossCause::Packing,
+        _ => LossCause::Late(rank),
     }
 }
 
@@ -399,25 +406,25 @@ fn made_by(rank: usize, activity: Activity) -> Cause {
 const LOOK_BACK: usize = 64;
 
 /// The stages of an operation that has begun on this rank.
-fn stages(operation: &Operation, passage: &Passage, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+fn stages(operation: &OperationHistory, passage: &Passage, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<CauseSpan>) {
     let stages = [
-        (operation.begun_ns().min(passage.moved_ns), Cause::Agreement),
-        (operation.packed_ns().min(passage.moved_ns), Cause::Packing),
-        (passage.moved_ns, Cause::Transfer),
-        (passage.done_ns, Cause::Packing),
-        (to_ns, Cause::Other),
+        (operation.begun_ns().min(passage.moved_ns), LossCause::Agreement),
+        (operation.packed_ns().min(passage.moved_ns), LossCause::Packing),
+        (passage.moved_ns, LossCause::Transfer),
+        (passage.done_ns, LossCause::Packing),
+        (to_ns, LossCause::Other),
     ];
     let mut at_ns = from_ns;
     for (end_ns, cause) in stages {
         let end_ns = end_ns.clamp(at_ns, to_ns);
-        pieces.push(Piece { from_ns: at_ns, to_ns: end_ns, cause: Some(cause) });
+        pieces.push(CauseSpan { from_ns: at_ns, to_ns: end_ns, cause: Some(cause) });
         at_ns = end_ns;
     }
 }
 
 /// Pieces without empty ones, neighbours with the same cause joined.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut strip: Vec<Piece> = Vec::new();
+fn joined(pieces: Vec<CauseSpan>) -> Vec<CauseSpan> {
+    let mut strip: Vec<CauseSpan> = Vec::new();
     for piece in pieces.into_iter().filter(|piece| piece.from_ns < piece.to_ns) {
         match strip.last_mut() {
             Some(last) if last.cause == piece.cause => last.to_ns = piece.to_ns,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::efficiency::Scaling;
 use crate::history::{Gap, Lack};
-use crate::loss::{Cause, Interval};
+use crate::loss::{Interval, LossCause};
 use crate::report::wording::{Wording, wording};
 use crate::verdict::{Finding, Gain, Topic, Verdict};
 
@@ -18,12 +18,12 @@ pub fn report(verdict: &Verdict) -> Value {
         .losses
         .iter()
         .map(|loss| {
-            let (rank, phase) = whose(&loss.cause, &loss.whose);
+            let (rank, phase) = responsible(&loss.cause, &loss.responsible);
             json!({
                 "cause": loss.cause.key(),
                 "name": loss.name(),
                 "rank": rank,
-                "ranks": loss.whose,
+                "ranks": loss.responsible,
                 "phase": phase,
                 "ns": loss.ns,
                 "percent": split.percent(loss.ns),
@@ -78,10 +78,10 @@ fn gap(gap: &Gap) -> Value {
 }
 
 /// The rank that a cause is about, if it is about one, and the phase.
-fn whose<'a>(cause: &'a Cause, whose: &[usize]) -> (Option<usize>, Option<&'a str>) {
-    match (cause, whose) {
-        (Cause::Late(rank), _) => (Some(*rank), None),
-        (Cause::Sequential(phase), _) => (None, Some(phase)),
+fn responsible<'a>(cause: &'a LossCause, responsible: &[usize]) -> (Option<usize>, Option<&'a str>) {
+    match (cause, responsible) {
+        (LossCause::Late(rank), _) => (Some(*rank), None),
+        (LossCause::Sequential(phase), _) => (None, Some(phase)),
         (_, [rank]) => (Some(*rank), None),
         _ => (None, None),
     }
@@ -89,14 +89,14 @@ fn whose<'a>(cause: &'a Cause, whose: &[usize]) -> (Option<usize>, Option<&'a st
 
 fn finding(finding: &Finding) -> Value {
     let (rank, phase) = match &finding.topic {
-        Topic::Cause(cause) => whose(cause, &finding.whose),
+        Topic::Cause(cause) => responsible(cause, &finding.responsible),
         Topic::LateByTurns => (None, None),
     };
     let advice: Vec<Value> = finding
         .advice
         .iter()
         .map(|advice| {
-            let Wording { change, how, caution } = wording(&advice.action);
+            let Wording { change, how, caution } = wording(&advice.recommendation);
             json!({
                 "rule": advice.rule,
                 "change": change,
@@ -107,12 +107,12 @@ fn finding(finding: &Finding) -> Value {
         })
         .collect();
     let place = |(place, percent): (&str, f64)| json!({ "place": place, "percent": percent });
-    let places: Vec<Value> = finding.places.shares().take(PLACES).map(place).collect();
+    let hot_spots: Vec<Value> = finding.hot_spots.shares().take(PLACES).map(place).collect();
     json!({
         "cause": finding.topic.key(),
         "title": finding.title,
         "rank": rank,
-        "ranks": finding.whose,
+        "ranks": finding.responsible,
         "phase": phase.or(finding.phase.as_deref()),
         "lost_ns": finding.lost_ns,
         "lost_percent": finding.lost_percent,
@@ -122,8 +122,8 @@ fn finding(finding: &Finding) -> Value {
             "iterations": finding.evidence.iterations,
             "intervals": finding.evidence.intervals,
             "longest": finding.evidence.longest.iter().map(interval).collect::<Vec<Value>>(),
-            "samples": finding.places.samples,
-            "places": places,
+            "samples": finding.hot_spots.samples,
+            "places": hot_spots,
             "text": finding.sentences.join(" "),
         },
         "without": finding.without.map(|gain| saved(&gain)),

@@ -1,6 +1,6 @@
 //! Message profiles as tables: one run, or two side by side.
 
-use crate::profile::{Profile, Row, improvement_percent, size_text};
+use crate::profile::{Profile, ProfileRow, improvement_percent, size_text};
 use crate::verdict::percent_text;
 
 /// One run: calls, bytes, time and bus bandwidth of every bin.
@@ -34,22 +34,22 @@ pub fn two(before: &Profile, after: &Profile) -> String {
 const TOTAL: &str = "total";
 
 /// The rows that have something in them, and the total.
-fn labelled(profile: &Profile) -> impl Iterator<Item = (String, Row)> {
+fn labelled(profile: &Profile) -> impl Iterator<Item = (String, ProfileRow)> {
     labelled_all(profile).filter(|(label, row)| row.calls > 0 || label == TOTAL)
 }
 
 /// All rows with their names: no bytes, the bins, the total.
-fn labelled_all(profile: &Profile) -> impl Iterator<Item = (String, Row)> {
+fn labelled_all(profile: &Profile) -> impl Iterator<Item = (String, ProfileRow)> {
     std::iter::once(("no bytes".to_owned(), profile.empty))
         .chain(profile.bins.iter().enumerate().map(|(bin, row)| (profile.label(bin), *row)))
         .chain(std::iter::once((TOTAL.to_owned(), profile.total())))
 }
 
-fn millis(row: &Row) -> String {
+fn millis(row: &ProfileRow) -> String {
     format!("{:.2}", row.ns as f64 / 1e6)
 }
 
-fn bandwidth(row: &Row) -> String {
+fn bandwidth(row: &ProfileRow) -> String {
     row.busbw_gb_per_s().filter(|_| row.bytes > 0).map_or_else(|| "–".to_owned(), |speed| format!("{speed:.3}"))
 }
 

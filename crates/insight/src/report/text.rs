@@ -153,7 +153,7 @@ fn finding_text(number: usize, finding: &Finding) -> Vec<String> {
     lines.extend(wrapped(&finding.sentences.join(" "), "   ", "   "));
     lines.extend(without_text(finding).map(|without| format!("   {without}")));
     for advice in &finding.advice {
-        let Wording { change, how, caution } = wording(&advice.action);
+        let Wording { change, how, caution } = wording(&advice.recommendation);
         lines.extend(wrapped(&change, "   → ", "     "));
         lines.extend(how.iter().map(|line| format!("         {line}")));
         lines.extend(gain_text(advice).map(|gain| format!("     {gain}")));

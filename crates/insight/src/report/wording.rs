@@ -1,12 +1,13 @@
 //! Advice in words: the sentence that says what to change, the commands that do it, and what to take care of.
 //!
-//! All reports take their words from here. The rules of the verdict choose an [`Action`] and know no command line.
+//! All reports take their words from here. The rules of the verdict choose a [`Recommendation`] and know no command
+//! line.
 
 use crate::loss::ranks_text;
 use crate::profile::size_text;
-use crate::verdict::{Action, HotSpot, Location, Reason, percent_text, time_text};
+use crate::verdict::{HotSpot, Location, Reason, Recommendation, percent_text, time_text};
 
-/// An action in words.
+/// A recommendation in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wording {
     /// What to change, in a sentence or two.
@@ -24,49 +25,51 @@ impl Wording {
     }
 }
 
-/// Puts an action into words.
-pub fn wording(action: &Action) -> Wording {
-    match action {
-        Action::ExamineInput { ranks, location, there_ns, elsewhere_ns } => {
+/// Puts a recommendation into words.
+pub fn wording(recommendation: &Recommendation) -> Wording {
+    match recommendation {
+        Recommendation::ExamineInput { ranks, location, there_ns, elsewhere_ns } => {
             examine_input(ranks, location, *there_ns, *elsewhere_ns)
         }
-        Action::RaiseLoaderWorkers { factor } => raise_loader_workers(*factor),
-        Action::PreprocessOffline => preprocess_offline(),
-        Action::UseRecordFormat => use_record_format(),
-        Action::ReduceOwnCodeOf { ranks, there_ns, elsewhere_ns, hot_spot } => {
+        Recommendation::RaiseLoaderWorkers { factor } => raise_loader_workers(*factor),
+        Recommendation::PreprocessOffline => preprocess_offline(),
+        Recommendation::UseRecordFormat => use_record_format(),
+        Recommendation::ReduceOwnCodeOf { ranks, there_ns, elsewhere_ns, hot_spot } => {
             reduce_own_code_of(ranks, *there_ns, *elsewhere_ns, hot_spot.as_ref())
         }
-        Action::ReduceOwnCode { lost_percent, hot_spot } => reduce_own_code(*lost_percent, hot_spot.as_ref()),
-        Action::SharePhase { phase } => share_phase(phase),
-        Action::MovePhase { phase } => move_phase(phase),
-        Action::FitThreads { ranks, threads, cores } => fit_threads(*ranks, *threads, *cores),
-        Action::ExamineSlowRank { rank, location, useful_ns, others_useful_ns, phase } => {
+        Recommendation::ReduceOwnCode { lost_percent, hot_spot } => reduce_own_code(*lost_percent, hot_spot.as_ref()),
+        Recommendation::SharePhase { phase } => share_phase(phase),
+        Recommendation::MovePhase { phase } => move_phase(phase),
+        Recommendation::FitThreads { ranks, threads, cores } => fit_threads(*ranks, *threads, *cores),
+        Recommendation::ExamineSlowRank { rank, location, useful_ns, others_useful_ns, phase } => {
             examine_slow_rank(*rank, location, *useful_ns, *others_useful_ns, phase.as_deref())
         }
-        Action::FreeCores { rank, location, waited_percent, others_waited_percent } => {
+        Recommendation::FreeCores { rank, location, waited_percent, others_waited_percent } => {
             free_cores(*rank, location, *waited_percent, *others_waited_percent)
         }
-        Action::MarkPhase { rank } => mark_phase(*rank),
-        Action::BalanceBatches => balance_batches(),
-        Action::CheckpointInBackground => checkpoint_in_background(),
-        Action::EnableOrderReplay => enable_order_replay(),
-        Action::RaiseFusionThreshold { operations_per_iteration, mean_bytes, threshold_bytes } => {
+        Recommendation::MarkPhase { rank } => mark_phase(*rank),
+        Recommendation::BalanceBatches => balance_batches(),
+        Recommendation::CheckpointInBackground => checkpoint_in_background(),
+        Recommendation::EnableOrderReplay => enable_order_replay(),
+        Recommendation::RaiseFusionThreshold { operations_per_iteration, mean_bytes, threshold_bytes } => {
             raise_fusion_threshold(*operations_per_iteration, *mean_bytes, *threshold_bytes)
         }
-        Action::SubmitTogether { operations_per_iteration, mean_bytes } => {
+        Recommendation::SubmitTogether { operations_per_iteration, mean_bytes } => {
             submit_together(*operations_per_iteration, *mean_bytes)
         }
-        Action::LowerFusionThreshold { iteration_bytes, threshold_bytes } => {
+        Recommendation::LowerFusionThreshold { iteration_bytes, threshold_bytes } => {
             lower_fusion_threshold(*iteration_bytes, *threshold_bytes)
         }
-        Action::CompressCopies => compress_copies(),
-        Action::CompressGradients => compress_gradients(),
-        Action::Calibrate { ranks, hosts, ranks_by_host } => calibrate(*ranks, *hosts, ranks_by_host),
-        Action::UseOneSwitch => use_one_switch(),
-        Action::RaiseBatch { factor, doubling_saves_percent } => raise_batch(*factor, *doubling_saves_percent),
-        Action::UseOneRank { ranks, speedup, exposed_percent } => use_one_rank(*ranks, *speedup, *exposed_percent),
-        Action::CollectAllTraces => collect_all_traces(),
-        Action::Nothing(reason) => nothing(reason),
+        Recommendation::CompressCopies => compress_copies(),
+        Recommendation::CompressGradients => compress_gradients(),
+        Recommendation::Calibrate { ranks, hosts, ranks_by_host } => calibrate(*ranks, *hosts, ranks_by_host),
+        Recommendation::UseOneSwitch => use_one_switch(),
+        Recommendation::RaiseBatch { factor, doubling_saves_percent } => raise_batch(*factor, *doubling_saves_percent),
+        Recommendation::UseOneRank { ranks, speedup, exposed_percent } => {
+            use_one_rank(*ranks, *speedup, *exposed_percent)
+        }
+        Recommendation::CollectAllTraces => collect_all_traces(),
+        Recommendation::Nothing(reason) => nothing(reason),
     }
 }
 

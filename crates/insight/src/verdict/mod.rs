@@ -1,26 +1,25 @@
-//! What a history comes to, for the person who pays for it: how much of the ranks is used, what the rest is lost to,
-//! what to change, and what each change would bring.
+//! Conclusions from a history: how much of the ranks is used, what the rest is lost to, what to change, and what each
+//! change would gain.
 //!
-//! Every loss that is worth a sentence becomes a *finding*: how much, the evidence, and *advice*. Advice comes from the
-//! rules, a table of small functions, each of which looks at one finding and has something to say or not. What a change
-//! brings is never guessed: the history is played again with that change ([`replay`](crate::replay)), or the advice
-//! says that a trace cannot tell.
+//! Every loss above a threshold becomes a *finding*: how much, the evidence, and *advice*. Advice comes from the rules,
+//! a table of small functions, each of which looks at one finding and has a recommendation or not. Gains are never
+//! guessed: the history is replayed with the change ([`replay`](crate::replay)), or the gain is unknown.
 //!
 //! **Invariant:** the findings come largest first, and their losses are part of the split, which sums to the whole.
 
-mod action;
-mod case;
+mod analysis;
+mod recommendation;
 mod rules;
 mod words;
 
-pub use action::{Action, HotSpot, Location, Reason};
-pub use case::Case;
+pub use analysis::Analysis;
+pub use recommendation::{HotSpot, Location, Reason, Recommendation};
 pub use rules::rule_names;
 pub use words::{percent_text, time_text};
 
 use crate::efficiency::{AgainstReference, Efficiencies, Scaling};
-use crate::history::{Gap, History, Places, Window};
-use crate::loss::{Cause, Evidence, Split};
+use crate::history::{Gap, History, HotSpots, TimeWindow};
+use crate::loss::{Evidence, LossCause, TimeSplit};
 use crate::replay::{Change, predicted_ns};
 
 /// Losses below this share of the time are listed, but get no advice: nobody would notice that they are gone.
@@ -39,7 +38,7 @@ pub struct Verdict {
     /// All in one sentence.
     pub headline: String,
     /// Which part of the history was looked at.
-    pub window: Window,
+    pub window: TimeWindow,
     /// Number of ranks.
     pub size: usize,
     /// Number of hosts.
@@ -61,7 +60,7 @@ pub struct Verdict {
     /// Beside another run, if one was given.
     pub against: Option<(Scaling, AgainstReference)>,
     /// Where the time went.
-    pub split: Split,
+    pub split: TimeSplit,
     /// What is worth a sentence, largest first.
     pub findings: Vec<Finding>,
 }
@@ -71,13 +70,13 @@ pub struct Verdict {
 pub struct Finding {
     /// To what time is lost.
     pub topic: Topic,
-    /// The ranks whose doing it is, if it is that of some and not of all.
-    pub whose: Vec<usize>,
+    /// The ranks that are responsible, if it is some and not all.
+    pub responsible: Vec<usize>,
     /// For a late rank, the phase in which it takes most of what it takes longer, if there is such a phase.
     pub phase: Option<String>,
     /// For the script's own code, where it was seen.
-    pub places: Places,
-    /// To what time is lost, whose doing that is, and where: the title.
+    pub hot_spots: HotSpots,
+    /// The topic, the responsible ranks and the place: the title.
     pub title: String,
     /// How much, over all ranks.
     pub lost_ns: u64,
@@ -97,7 +96,7 @@ pub struct Finding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topic {
     /// One cause of the split.
-    Cause(Cause),
+    Cause(LossCause),
     /// Ranks that are late by turns.
     LateByTurns,
 }
@@ -117,15 +116,15 @@ impl Topic {
     fn removal(&self) -> Option<Change> {
         Some(match self {
             Topic::LateByTurns => Change::Balanced,
-            Topic::Cause(Cause::Input) => Change::NoInputWait,
-            Topic::Cause(Cause::Own) => Change::NoOwnCode,
-            Topic::Cause(Cause::Late(rank)) => Change::NotLate(*rank),
-            Topic::Cause(Cause::Sequential(phase)) => Change::Shared(phase.clone()),
-            Topic::Cause(Cause::Checkpoint) => Change::NoCheckpoint,
-            Topic::Cause(Cause::Agreement) => Change::NoAgreement,
-            Topic::Cause(Cause::Packing) => Change::NoPacking,
-            Topic::Cause(Cause::Transfer) => Change::Transfer(0.0),
-            Topic::Cause(Cause::Other) => return None,
+            Topic::Cause(LossCause::Input) => Change::NoInputWait,
+            Topic::Cause(LossCause::Own) => Change::NoOwnCode,
+            Topic::Cause(LossCause::Late(rank)) => Change::NotLate(*rank),
+            Topic::Cause(LossCause::Sequential(phase)) => Change::Shared(phase.clone()),
+            Topic::Cause(LossCause::Checkpoint) => Change::NoCheckpoint,
+            Topic::Cause(LossCause::Agreement) => Change::NoAgreement,
+            Topic::Cause(LossCause::Packing) => Change::NoPacking,
+            Topic::Cause(LossCause::Transfer) => Change::Transfer(0.0),
+            Topic::Cause(LossCause::Other) => return None,
         })
     }
 }
@@ -145,7 +144,7 @@ pub struct Advice {
     /// The rule it comes from.
     pub rule: &'static str,
     /// What to do.
-    pub action: Action,
+    pub recommendation: Recommendation,
     /// What it would bring; `None` where a trace cannot tell.
     pub gain: Option<Gain>,
 }
@@ -170,11 +169,11 @@ impl Gain {
 impl Verdict {
     /// Judges the part of a history that lies in a window, beside a reference if there is one. The history is the part
     /// already.
-    pub fn of(history: &History, window: &Window, reference: Option<(&History, Scaling)>) -> Verdict {
-        let split = Split::of(history);
+    pub fn of(history: &History, window: &TimeWindow, reference: Option<(&History, Scaling)>) -> Verdict {
+        let split = TimeSplit::of(history);
         let efficiencies = Efficiencies::of(history);
-        let case = Case::of(history, &split, &efficiencies);
-        let findings = findings(&case);
+        let analysis = Analysis::of(history, &split, &efficiencies);
+        let findings = findings(&analysis);
         let against = reference.and_then(|(reference, scaling)| {
             AgainstReference::of(history, reference, scaling).map(|against| (scaling, against))
         });
@@ -197,16 +196,16 @@ impl Verdict {
     }
 }
 
-fn findings(case: &Case<'_>) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = topics(case.split)
+fn findings(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = topics(analysis.split)
         .into_iter()
-        .filter(|part| case.split.percent(part.lost_ns) >= WORTH_A_FINDING_PERCENT)
-        .map(|part| finding(case, part))
+        .filter(|part| analysis.split.percent(part.lost_ns) >= WORTH_A_FINDING_PERCENT)
+        .map(|part| finding(analysis, part))
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.lost_ns));
     for finding in &mut findings {
-        finding.without = finding.topic.removal().map(|change| case.gain(&[change]));
-        finding.advice = rules::advice(case, finding);
+        finding.without = finding.topic.removal().map(|change| analysis.gain(&[change]));
+        finding.advice = rules::advice(analysis, finding);
     }
     findings
 }
@@ -215,25 +214,26 @@ fn findings(case: &Case<'_>) -> Vec<Finding> {
 struct Part {
     topic: Topic,
     name: String,
-    whose: Vec<usize>,
+    responsible: Vec<usize>,
     lost_ns: u64,
     evidence: Evidence,
 }
 
 /// A finding without what it would bring to do something about it.
-fn finding(case: &Case<'_>, part: Part) -> Finding {
-    let Part { topic, name, whose, lost_ns, evidence } = part;
-    let longer_in = if let Topic::Cause(Cause::Late(rank)) = topic { case.longer_in(rank) } else { Vec::new() };
-    let places = if topic == Topic::Cause(Cause::Own) { case.places(&whose) } else { Places::default() };
-    let phase = words::foremost(&longer_in);
+fn finding(analysis: &Analysis<'_>, part: Part) -> Finding {
+    let Part { topic, name, responsible, lost_ns, evidence } = part;
+    let longer_in = if let Topic::Cause(LossCause::Late(rank)) = topic { analysis.longer_in(rank) } else { Vec::new() };
+    let hot_spots =
+        if topic == Topic::Cause(LossCause::Own) { analysis.hot_spots(&responsible) } else { HotSpots::default() };
+    let phase = words::top(&longer_in);
     Finding {
-        title: words::title(&name, phase.as_deref(), &places),
-        sentences: words::sentences(case, &topic, &whose, &evidence, &longer_in, &places),
-        lost_percent: case.split.percent(lost_ns),
+        title: words::title(&name, phase.as_deref(), &hot_spots),
+        sentences: words::sentences(analysis, &topic, &responsible, &evidence, &longer_in, &hot_spots),
+        lost_percent: analysis.split.percent(lost_ns),
         topic,
-        whose,
+        responsible,
         phase,
-        places,
+        hot_spots,
         lost_ns,
         evidence,
         without: None,
@@ -242,33 +242,33 @@ fn finding(case: &Case<'_>, part: Part) -> Finding {
 }
 
 /// The losses of a split as topics: lateness is one rank's, if most of it is, and otherwise everybody's.
-fn topics(split: &Split) -> Vec<Part> {
+fn topics(split: &TimeSplit) -> Vec<Part> {
     let late_ns = split.lost_ns("late");
     let mut by_turns: Option<(u64, Evidence)> = None;
     let mut topics = Vec::new();
     for loss in &split.losses {
-        if matches!(loss.cause, Cause::Late(_)) && (loss.ns as f64) < ONE_RANK_TO_BLAME * late_ns as f64 {
+        if matches!(loss.cause, LossCause::Late(_)) && (loss.ns as f64) < ONE_RANK_TO_BLAME * late_ns as f64 {
             let (ns, evidence) = by_turns.get_or_insert_with(Default::default);
             *ns += loss.ns;
             evidence.add(&loss.evidence);
         } else {
-            let (topic, whose) = (Topic::Cause(loss.cause.clone()), loss.whose.clone());
+            let (topic, responsible) = (Topic::Cause(loss.cause.clone()), loss.responsible.clone());
             let (lost_ns, evidence) = (loss.ns, loss.evidence.clone());
-            topics.push(Part { topic, name: loss.name(), whose, lost_ns, evidence });
+            topics.push(Part { topic, name: loss.name(), responsible, lost_ns, evidence });
         }
     }
     let topic = Topic::LateByTurns;
     topics.extend(by_turns.map(|(lost_ns, evidence)| Part {
         name: topic.to_string(),
         topic,
-        whose: Vec::new(),
+        responsible: Vec::new(),
         lost_ns,
         evidence,
     }));
     topics
 }
 
-impl Case<'_> {
+impl Analysis<'_> {
     /// What these changes would bring.
     pub fn gain(&self, changes: &[Change]) -> Gain {
         Gain::of(self.history.end_ns as f64, predicted_ns(self.history, changes) as f64)

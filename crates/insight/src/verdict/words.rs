@@ -1,9 +1,9 @@
 //! Numbers and evidence in plain sentences.
 
-use super::{Case, Finding, HEADLINE_LOSSES, Topic};
+use super::{Analysis, Finding, HEADLINE_LOSSES, Topic};
 use crate::efficiency::Efficiencies;
-use crate::history::{Activity, History, Places};
-use crate::loss::{Cause, Evidence, ranks_text};
+use crate::history::{Activity, History, HotSpots};
+use crate::loss::{Evidence, LossCause, ranks_text};
 
 /// A time as people say it.
 pub fn time_text(ns: u64) -> String {
@@ -50,15 +50,15 @@ pub(super) fn headline(history: &History, efficiencies: &Efficiencies, findings:
 }
 
 /// A phase that has more than half of what a rank takes longer.
-pub(super) fn foremost(longer_in: &[(Option<String>, u64)]) -> Option<String> {
+pub(super) fn top(longer_in: &[(Option<String>, u64)]) -> Option<String> {
     let whole_ns: u64 = longer_in.iter().map(|(_, ns)| ns).sum();
     let (phase, ns) = longer_in.first()?;
     phase.clone().filter(|_| 2 * ns > whole_ns)
 }
 
 /// To what time is lost, and where that is.
-pub(super) fn title(name: &str, phase: Option<&str>, places: &Places) -> String {
-    match (phase, places.foremost()) {
+pub(super) fn title(name: &str, phase: Option<&str>, hot_spots: &HotSpots) -> String {
+    match (phase, hot_spots.top()) {
         (Some(phase), _) => format!("{name}, in “{phase}”"),
         (None, Some((place, share))) if share > MOST_PERCENT => format!("{name} (most of it at {place})"),
         _ => name.to_owned(),
@@ -70,31 +70,31 @@ const MOST_PERCENT: f64 = 50.0;
 
 /// When and where a loss was seen, and whose doing it is.
 pub(super) fn sentences(
-    case: &Case<'_>,
+    analysis: &Analysis<'_>,
     topic: &Topic,
-    whose: &[usize],
+    responsible: &[usize],
     evidence: &Evidence,
     longer_in: &[(Option<String>, u64)],
-    places: &Places,
+    hot_spots: &HotSpots,
 ) -> Vec<String> {
-    let mut sentences = self::evidence(case.history, evidence, whose);
+    let mut sentences = self::evidence(analysis.history, evidence, responsible);
     let activity = match topic {
-        Topic::Cause(Cause::Input) => Activity::Input,
-        Topic::Cause(Cause::Own) => Activity::Own,
+        Topic::Cause(LossCause::Input) => Activity::Input,
+        Topic::Cause(LossCause::Own) => Activity::Own,
         _ => Activity::Checkpoint,
     };
-    if !whose.is_empty() {
-        let (there_ns, elsewhere_ns) = case.mean_ns(whose, activity);
-        let (there, average) = if whose.len() == 1 { ("", "") } else { (" there", " on average") };
+    if !responsible.is_empty() {
+        let (there_ns, elsewhere_ns) = analysis.mean_ns(responsible, activity);
+        let (there, average) = if responsible.len() == 1 { ("", "") } else { (" there", " on average") };
         sentences.push(format!(
             "It is the doing of {}: {}{there}{average}, and {} on average on the others, which lose the rest by waiting.",
-            ranks_text(whose),
+            ranks_text(responsible),
             time_text(there_ns),
             time_text(elsewhere_ns)
         ));
     }
     sentences.extend(phases_text(longer_in));
-    sentences.extend(places_text(places));
+    sentences.extend(places_text(hot_spots));
     sentences
 }
 
@@ -112,14 +112,14 @@ fn phases_text(longer_in: &[(Option<String>, u64)]) -> Option<String> {
 }
 
 /// Where own code was seen.
-fn places_text(places: &Places) -> Option<String> {
-    let shares: Vec<String> = places
+fn places_text(hot_spots: &HotSpots) -> Option<String> {
+    let shares: Vec<String> = hot_spots
         .shares()
         .take(PLACES_NAMED)
         .filter(|(_, share)| *share >= WORTH_NAMING_PERCENT)
         .map(|(place, share)| format!("{place} ({})", percent_text(share)))
         .collect();
-    (!shares.is_empty()).then(|| format!("Where it was in {} samples: {}.", places.samples, shares.join(", ")))
+    (!shares.is_empty()).then(|| format!("Where it was in {} samples: {}.", hot_spots.samples, shares.join(", ")))
 }
 
 /// Phases and places that a sentence names.
@@ -129,7 +129,7 @@ const PLACES_NAMED: usize = 3;
 const WORTH_NAMING_PERCENT: f64 = 5.0;
 
 /// When a loss was seen and, if it is not the doing of some, on which ranks.
-fn evidence(history: &History, evidence: &Evidence, whose: &[usize]) -> Vec<String> {
+fn evidence(history: &History, evidence: &Evidence, responsible: &[usize]) -> Vec<String> {
     let mut sentences = Vec::new();
     if evidence.iterations > 0 {
         sentences.push(format!(
@@ -139,7 +139,7 @@ fn evidence(history: &History, evidence: &Evidence, whose: &[usize]) -> Vec<Stri
         ));
     }
     let ranks = evidence.ranks();
-    if history.size() > 1 && !ranks.is_empty() && whose.is_empty() {
+    if history.size() > 1 && !ranks.is_empty() && responsible.is_empty() {
         let most = evidence.by_rank_ns[ranks[0]];
         let least = history.recorded().map(|rank| evidence.by_rank_ns[rank]).min().unwrap_or(0);
         let named: Vec<String> = ranks.iter().take(RANKS_NAMED).map(usize::to_string).collect();

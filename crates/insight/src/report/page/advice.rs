@@ -26,7 +26,7 @@ fn finding(finding: &Finding) -> String {
 }
 
 fn advice(advice: &Advice) -> String {
-    let Wording { change, how, caution } = wording(&advice.action);
+    let Wording { change, how, caution } = wording(&advice.recommendation);
     let how = if how.is_empty() { String::new() } else { format!("<pre>{}</pre>\n", escaped(&how.join("\n"))) };
     let gain = gain_text(advice).map_or(String::new(), |gain| format!("<p class=\"gain\">{}</p>\n", escaped(&gain)));
     let caution = caution.map_or(String::new(), |caution| {

@@ -1,11 +1,11 @@
 //! Bars with their numbers: losses as a waterfall, and messages by size.
 
 use super::markup::{Rect, escaped, picture};
-use crate::loss::Split;
-use crate::profile::{Profile, Row, size_text};
+use crate::loss::TimeSplit;
+use crate::profile::{Profile, ProfileRow, size_text};
 
 /// From the whole down to work: every loss is a bar that begins where the one before it ended.
-pub(super) fn waterfall(split: &Split) -> String {
+pub(super) fn waterfall(split: &TimeSplit) -> String {
     let mut left = 1000;
     let mut bars = String::new();
     let mut table = split.rows();
@@ -47,7 +47,7 @@ pub(super) fn messages(profile: &Profile) -> String {
     if total.calls == 0 {
         return "<p class=\"note\">No message was sent.</p>\n".to_owned();
     }
-    let mut named: Vec<(String, Row)> =
+    let mut named: Vec<(String, ProfileRow)> =
         profile.bins.iter().enumerate().map(|(bin, row)| (profile.label(bin), *row)).collect();
     if profile.empty.calls > 0 {
         named.insert(0, ("no bytes".to_owned(), profile.empty));

@@ -16,7 +16,7 @@ mod style;
 
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::history::History;
-use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, View};
+use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
 use crate::report::text::{alarm, capitalised, gaps, notes, subject};
 use crate::verdict::Verdict;
 
@@ -24,7 +24,7 @@ pub use markup::escaped;
 
 /// The whole page.
 pub fn page(verdict: &Verdict, history: &History) -> String {
-    let profile = Profile::of(history, View::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
+    let profile = Profile::of(history, ProfileView::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
     let notes: String =
         notes(verdict).iter().map(|note| format!("<p class=\"note\">{}</p>\n", escaped(note))).collect();
     let sections = [

@@ -5,7 +5,7 @@
 //! page.
 
 use super::markup::{Rect, escaped, picture};
-use crate::loss::Cause;
+use crate::loss::LossCause;
 
 /// What can be painted: the cause's word, its short name, and the pattern's drawing in a square of eight by eight.
 const PAINTS: [(&str, &str, &str); 10] = [
@@ -22,8 +22,8 @@ const PAINTS: [(&str, &str, &str); 10] = [
 ];
 
 /// The paint of a cause; none is work.
-pub(super) fn of(cause: Option<&Cause>) -> &'static str {
-    cause.map_or("work", Cause::key)
+pub(super) fn of(cause: Option<&LossCause>) -> &'static str {
+    cause.map_or("work", LossCause::key)
 }
 
 /// The patterns, once for all pictures of the page.

@@ -1,16 +1,16 @@
 //! What every rank did from the beginning to the end, and all ranks together over time.
 //!
-//! Time is divided into equal cells. In the overview a cell is divided among all that took part of it. In a rank's
-//! strip it has one paint: what is owed most. Every cause is owed its part of each cell, and pays when it gets one; so
-//! in a long run, whose iterations are shorter than cells, the strip still has as much of each paint as the rank lost
-//! time to it.
+//! Time is divided into equal cells. In the overview a cell is divided among all causes in it. In a rank's strip a cell
+//! has one colour. Every cause accumulates its share of each cell, the largest sum gets the cell, and the cell is
+//! subtracted from it (error diffusion). So in a long run, whose iterations are shorter than cells, the strip still
+//! shows each colour in proportion to the time lost.
 
 use std::collections::BTreeMap;
 
 use super::markup::{Rect, escaped, picture};
 use super::paint;
 use crate::history::History;
-use crate::loss::{Piece, Split};
+use crate::loss::{CauseSpan, TimeSplit};
 use crate::verdict::time_text;
 
 /// Cells of a strip: more than a telephone has room for, less than makes a page slow.
@@ -23,7 +23,7 @@ const OVERVIEW_CELLS: usize = 72;
 const STRIPS: usize = 48;
 
 /// One strip for each rank.
-pub(super) fn ranks(history: &History, split: &Split) -> String {
+pub(super) fn ranks(history: &History, split: &TimeSplit) -> String {
     let shown: Vec<usize> = if history.size() <= STRIPS {
         (0..history.size()).collect()
     } else {
@@ -59,7 +59,7 @@ pub(super) fn ranks(history: &History, split: &Split) -> String {
 }
 
 /// All ranks together: the share of every cause over time.
-pub(super) fn overview(history: &History, split: &Split) -> String {
+pub(super) fn overview(history: &History, split: &TimeSplit) -> String {
     let mut rects = String::new();
     let all = split.strips.iter().flatten();
     let cells = cells(all, history.end_ns, OVERVIEW_CELLS);
@@ -115,7 +115,7 @@ fn iterations(history: &History) -> String {
 }
 
 /// The paints that a page needs, work first.
-fn used(split: &Split) -> Vec<&'static str> {
+fn used(split: &TimeSplit) -> Vec<&'static str> {
     let mut used = vec!["work"];
     for loss in &split.losses {
         if !used.contains(&loss.cause.key()) {
@@ -126,7 +126,11 @@ fn used(split: &Split) -> Vec<&'static str> {
 }
 
 /// How long each paint takes in each cell.
-fn cells<'a>(pieces: impl Iterator<Item = &'a Piece>, end_ns: u64, count: usize) -> Vec<BTreeMap<&'static str, u64>> {
+fn cells<'a>(
+    pieces: impl Iterator<Item = &'a CauseSpan>,
+    end_ns: u64,
+    count: usize,
+) -> Vec<BTreeMap<&'static str, u64>> {
     let mut cells: Vec<BTreeMap<&str, u64>> = vec![BTreeMap::new(); count];
     let edge = |cell: usize| u64::try_from(u128::from(end_ns) * cell as u128 / count as u128).unwrap_or(end_ns);
     for piece in pieces {
@@ -146,7 +150,7 @@ fn cells<'a>(pieces: impl Iterator<Item = &'a Piece>, end_ns: u64, count: usize)
 }
 
 /// A strip: neighbouring cells of one paint are one rectangle.
-fn strip_rects(strip: &[Piece], end_ns: u64) -> String {
+fn strip_rects(strip: &[CauseSpan], end_ns: u64) -> String {
     let mut owed: BTreeMap<&str, f64> = BTreeMap::new();
     let mut paints = Vec::with_capacity(STRIP_CELLS);
     for cell in cells(strip.iter(), end_ns, STRIP_CELLS) {
@@ -186,15 +190,15 @@ fn axis(end_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loss::Cause;
+    use crate::loss::LossCause;
 
     #[test]
     fn the_strip_of_a_long_run_shows_more_than_what_most_of_every_iteration_is() {
         // A thousand iterations: 60 % work, 40 % input wait, and each far shorter than a cell.
         let mut strip = Vec::new();
         for zero_ns in (0..100_000).step_by(100) {
-            strip.push(Piece { from_ns: zero_ns, to_ns: zero_ns + 60, cause: None });
-            strip.push(Piece { from_ns: zero_ns + 60, to_ns: zero_ns + 100, cause: Some(Cause::Input) });
+            strip.push(CauseSpan { from_ns: zero_ns, to_ns: zero_ns + 60, cause: None });
+            strip.push(CauseSpan { from_ns: zero_ns + 60, to_ns: zero_ns + 100, cause: Some(LossCause::Input) });
         }
         let rects = strip_rects(&strip, 100_000);
         let input: f64 = rects

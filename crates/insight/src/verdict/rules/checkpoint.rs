@@ -1,9 +1,9 @@
 //! Checkpoints that everybody waits for.
 
-use super::super::{Action, Case, Finding};
+use super::super::{Analysis, Finding, Recommendation};
 use super::Proposal;
 use crate::replay::Change;
 
-pub(super) fn in_background(case: &Case<'_>, _: &Finding) -> Option<Proposal> {
-    Some(Proposal::gaining(Action::CheckpointInBackground, case.gain(&[Change::NoCheckpoint])))
+pub(super) fn in_background(analysis: &Analysis<'_>, _: &Finding) -> Option<Proposal> {
+    Some(Proposal::gaining(Recommendation::CheckpointInBackground, analysis.gain(&[Change::NoCheckpoint])))
 }

@@ -6,40 +6,40 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{Action, Case, Finding, Topic};
+use super::super::{Analysis, Finding, Recommendation, Topic};
 use super::Proposal;
 use crate::history::RankHistory;
-use crate::loss::Cause;
+use crate::loss::LossCause;
 use farandole_trace::machine;
 
-pub(super) fn crowded(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
-    is_foremost(case, finding).then(|| crowd(case)).flatten().map(Proposal::of)
+pub(super) fn crowded(analysis: &Analysis<'_>, finding: &Finding) -> Option<Proposal> {
+    is_foremost(analysis, finding).then(|| crowd(analysis)).flatten().map(Proposal::of)
 }
 
 /// Crowded cores show in many losses. They are spoken of once: at the largest of those that they can cause.
-fn is_foremost(case: &Case<'_>, finding: &Finding) -> bool {
+fn is_foremost(analysis: &Analysis<'_>, finding: &Finding) -> bool {
     let candidates = ["late", "agreement", "packing", "transfer", "other"];
-    let largest = candidates.into_iter().max_by_key(|key| case.split.lost_ns(key));
+    let largest = candidates.into_iter().max_by_key(|key| analysis.split.lost_ns(key));
     match &finding.topic {
         // Lateness may be two findings: one rank's, and the rest by turns.
-        Topic::LateByTurns | Topic::Cause(Cause::Late(_)) => {
-            largest == Some("late") && 2 * finding.lost_ns >= case.split.lost_ns("late")
+        Topic::LateByTurns | Topic::Cause(LossCause::Late(_)) => {
+            largest == Some("late") && 2 * finding.lost_ns >= analysis.split.lost_ns("late")
         }
         topic => largest == Some(topic.key()),
     }
 }
 
 /// The first host on which ranks have more threads than cores.
-fn crowd(case: &Case<'_>) -> Option<Action> {
+fn crowd(analysis: &Analysis<'_>) -> Option<Recommendation> {
     let mut hosts: BTreeMap<&str, Vec<&RankHistory>> = BTreeMap::new();
-    for rank in case.history.recorded() {
-        let rank = &case.history.ranks[rank];
+    for rank in analysis.history.recorded() {
+        let rank = &analysis.history.ranks[rank];
         hosts.entry(rank.host.as_str()).or_default().push(rank);
     }
     hosts.into_values().find_map(|ranks| {
         let threads = ranks.iter().map(|rank| rank.threads).sum::<Option<usize>>()?;
         let cores = cores(&ranks)?;
-        (threads > cores).then_some(Action::FitThreads { ranks: ranks.len(), threads, cores })
+        (threads > cores).then_some(Recommendation::FitThreads { ranks: ranks.len(), threads, cores })
     })
 }
 

@@ -1,4 +1,5 @@
-//! The rules, in the order in which their advice is given. Each looks at one finding and proposes an action or not.
+//! The rules, in the order in which their advice is given. Each looks at one finding and proposes a recommendation or
+//! not.
 //!
 //! A rule reads the case and nothing else, so that a sketch can test it. The gain comes from a replay. No rule has
 //! words of its own: [`report::wording`](crate::report::wording) has them.
@@ -14,30 +15,30 @@ mod sequential;
 mod size;
 mod wire;
 
-use super::{Action, Advice, Case, Finding, Gain, Topic};
-use crate::loss::Cause;
+use super::{Advice, Analysis, Finding, Gain, Recommendation, Topic};
+use crate::loss::LossCause;
 
 /// A rule: its name, the topics it is about, and its proposal.
 struct Rule {
     name: &'static str,
     about: fn(&Topic) -> bool,
-    propose: fn(&Case<'_>, &Finding) -> Option<Proposal>,
+    propose: fn(&Analysis<'_>, &Finding) -> Option<Proposal>,
 }
 
 /// Advice without the rule's name.
 struct Proposal {
-    action: Action,
+    recommendation: Recommendation,
     gain: Option<Gain>,
 }
 
 impl Proposal {
-    /// An action whose gain a trace cannot tell.
-    fn of(action: Action) -> Proposal {
-        Proposal { action, gain: None }
+    /// A recommendation with an unknown gain.
+    fn of(recommendation: Recommendation) -> Proposal {
+        Proposal { recommendation, gain: None }
     }
 
-    fn gaining(action: Action, gain: Gain) -> Proposal {
-        Proposal { action, gain: Some(gain) }
+    fn gaining(recommendation: Recommendation, gain: Gain) -> Proposal {
+        Proposal { recommendation, gain: Some(gain) }
     }
 }
 
@@ -82,41 +83,41 @@ const NO_ADVICE: &str = "nothing-to-change";
 const MISSING_RANKS: &str = "missing-ranks";
 
 /// The advice of all rules for a finding, or why there is none.
-pub(super) fn advice(case: &Case<'_>, finding: &Finding) -> Vec<Advice> {
-    if case.history.recorded_size() < case.history.size() && may_hide_waits(&finding.topic) {
-        return vec![Advice { rule: MISSING_RANKS, action: Action::CollectAllTraces, gain: None }];
+pub(super) fn advice(analysis: &Analysis<'_>, finding: &Finding) -> Vec<Advice> {
+    if analysis.history.recorded_size() < analysis.history.size() && may_hide_waits(&finding.topic) {
+        return vec![Advice { rule: MISSING_RANKS, recommendation: Recommendation::CollectAllTraces, gain: None }];
     }
     let mut advice: Vec<Advice> = RULES
         .iter()
         .filter(|rule| (rule.about)(&finding.topic))
         .filter_map(|rule| {
-            let Proposal { action, gain } = (rule.propose)(case, finding)?;
+            let Proposal { recommendation, gain } = (rule.propose)(analysis, finding)?;
             if gain.is_some_and(|gain| gain.time_saved_percent < WORTH_SAYING_PERCENT) {
                 return None;
             }
-            Some(Advice { rule: rule.name, action, gain })
+            Some(Advice { rule: rule.name, recommendation, gain })
         })
         .collect();
     if advice.is_empty() {
-        advice.push(Advice { rule: NO_ADVICE, action: nothing::to_gain(case, finding), gain: None });
+        advice.push(Advice { rule: NO_ADVICE, recommendation: nothing::to_gain(analysis, finding), gain: None });
     }
     advice
 }
 
 fn input(topic: &Topic) -> bool {
-    *topic == Topic::Cause(Cause::Input)
+    *topic == Topic::Cause(LossCause::Input)
 }
 
 fn own_code(topic: &Topic) -> bool {
-    *topic == Topic::Cause(Cause::Own)
+    *topic == Topic::Cause(LossCause::Own)
 }
 
 fn sequential(topic: &Topic) -> bool {
-    matches!(topic, Topic::Cause(Cause::Sequential(_)))
+    matches!(topic, Topic::Cause(LossCause::Sequential(_)))
 }
 
 fn late(topic: &Topic) -> bool {
-    matches!(topic, Topic::Cause(Cause::Late(_)))
+    matches!(topic, Topic::Cause(LossCause::Late(_)))
 }
 
 fn late_by_turns(topic: &Topic) -> bool {
@@ -125,7 +126,7 @@ fn late_by_turns(topic: &Topic) -> bool {
 
 /// What waiting for a rank looks like that is not recorded.
 fn may_hide_waits(topic: &Topic) -> bool {
-    communication(topic) || *topic == Topic::Cause(Cause::Other)
+    communication(topic) || *topic == Topic::Cause(LossCause::Other)
 }
 
 /// What goes on between ranks, and suffers where they compete for cores.
@@ -134,17 +135,17 @@ fn between_ranks(topic: &Topic) -> bool {
 }
 
 fn checkpoint(topic: &Topic) -> bool {
-    *topic == Topic::Cause(Cause::Checkpoint)
+    *topic == Topic::Cause(LossCause::Checkpoint)
 }
 
 fn transfer(topic: &Topic) -> bool {
-    *topic == Topic::Cause(Cause::Transfer)
+    *topic == Topic::Cause(LossCause::Transfer)
 }
 
 fn packing(topic: &Topic) -> bool {
-    *topic == Topic::Cause(Cause::Packing)
+    *topic == Topic::Cause(LossCause::Packing)
 }
 
 fn communication(topic: &Topic) -> bool {
-    matches!(topic, Topic::Cause(Cause::Transfer | Cause::Agreement | Cause::Packing))
+    matches!(topic, Topic::Cause(LossCause::Transfer | LossCause::Agreement | LossCause::Packing))
 }

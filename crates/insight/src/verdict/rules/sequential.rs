@@ -1,22 +1,22 @@
 //! Phases in which only some ranks work while the others wait.
 
-use super::super::{Action, Case, Finding, Topic};
+use super::super::{Analysis, Finding, Recommendation, Topic};
 use super::Proposal;
-use crate::loss::Cause;
+use crate::loss::LossCause;
 use crate::replay::Change;
 
 fn phase(finding: &Finding) -> Option<String> {
-    if let Topic::Cause(Cause::Sequential(name)) = &finding.topic { Some(name.clone()) } else { None }
+    if let Topic::Cause(LossCause::Sequential(name)) = &finding.topic { Some(name.clone()) } else { None }
 }
 
-pub(super) fn share(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+pub(super) fn share(analysis: &Analysis<'_>, finding: &Finding) -> Option<Proposal> {
     let phase = phase(finding)?;
-    let gain = case.gain(&[Change::Shared(phase.clone())]);
-    Some(Proposal::gaining(Action::SharePhase { phase }, gain))
+    let gain = analysis.gain(&[Change::Shared(phase.clone())]);
+    Some(Proposal::gaining(Recommendation::SharePhase { phase }, gain))
 }
 
-pub(super) fn move_away(case: &Case<'_>, finding: &Finding) -> Option<Proposal> {
+pub(super) fn move_away(analysis: &Analysis<'_>, finding: &Finding) -> Option<Proposal> {
     let phase = phase(finding)?;
-    let gain = case.gain(&[Change::Moved(phase.clone())]);
-    Some(Proposal::gaining(Action::MovePhase { phase }, gain))
+    let gain = analysis.gain(&[Change::Moved(phase.clone())]);
+    Some(Proposal::gaining(Recommendation::MovePhase { phase }, gain))
 }

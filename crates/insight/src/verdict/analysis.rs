@@ -1,35 +1,35 @@
-//! What the rules look at: a history, its split and efficiencies, and a few figures that several of them need.
+//! What the rules read: a history, its split and efficiencies, and a few figures that several rules need.
 
 use std::collections::BTreeMap;
 
 use super::Location;
 use crate::efficiency::Efficiencies;
-use crate::history::{Activity, History, Places};
-use crate::loss::Split;
-use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, Row, View};
+use crate::history::{Activity, History, HotSpots};
+use crate::loss::TimeSplit;
+use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileRow, ProfileView};
 
 /// A history and what is known of it already.
 #[derive(Debug)]
-pub struct Case<'a> {
+pub struct Analysis<'a> {
     /// What happened.
     pub history: &'a History,
     /// Where the time went.
-    pub split: &'a Split,
+    pub split: &'a TimeSplit,
     /// How much of it was work.
     pub efficiencies: &'a Efficiencies,
     /// Messages by size, as they travelled.
     pub messages: Profile,
 }
 
-impl<'a> Case<'a> {
+impl<'a> Analysis<'a> {
     /// Works the figures out.
-    pub fn of(history: &'a History, split: &'a Split, efficiencies: &'a Efficiencies) -> Case<'a> {
-        let messages = Profile::of(history, View::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
-        Case { history, split, efficiencies, messages }
+    pub fn of(history: &'a History, split: &'a TimeSplit, efficiencies: &'a Efficiencies) -> Analysis<'a> {
+        let messages = Profile::of(history, ProfileView::Fused, Filter::default(), &DEFAULT_BOUNDS_BYTES);
+        Analysis { history, split, efficiencies, messages }
     }
 
     /// All messages together.
-    pub fn traffic(&self) -> Row {
+    pub fn traffic(&self) -> ProfileRow {
         self.messages.total()
     }
 
@@ -65,9 +65,9 @@ impl<'a> Case<'a> {
     }
 
     /// Where these ranks, or all if there are none, were seen in own code.
-    pub fn places(&self, ranks: &[usize]) -> Places {
+    pub fn hot_spots(&self, ranks: &[usize]) -> HotSpots {
         let wanted = self.history.recorded().filter(|rank| ranks.is_empty() || ranks.contains(rank));
-        Places::of(wanted.flat_map(|rank| &self.history.ranks[rank].samples))
+        HotSpots::of(wanted.flat_map(|rank| &self.history.ranks[rank].samples))
     }
 
     /// In which phases a rank works longer than the others on average, and by how much; most first. Work in no phase

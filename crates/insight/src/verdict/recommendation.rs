@@ -1,13 +1,13 @@
-//! What advice tells the user to do, as a value.
+//! What advice recommends, as a value.
 //!
-//! The rules choose an [`Action`] and fill in the figures behind it. The words and the command lines that go with it
-//! are in [`report::wording`](crate::report::wording), and nowhere else.
+//! The rules choose a [`Recommendation`] and fill in the figures behind it. The words and the command lines that go
+//! with it are in [`report::wording`](crate::report::wording), and nowhere else.
 
 /// Something that the user can change.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "most fields are clear from their name and the text of the variant")]
-pub enum Action {
+pub enum Recommendation {
     /// Examine storage, data and host of ranks that wait for input far longer than the others.
     ExamineInput {
         ranks: Vec<usize>,

@@ -1,14 +1,13 @@
-//! Whose doing a loss is: the ranks that spend far more time on it themselves than the others.
+//! The ranks that are responsible for a loss: those that spend far more time on it themselves than the others.
 //!
-//! A rank that waits for another's input loses its time to input like that one. So what ranks lose says nothing about
-//! who is to blame; what each spends itself does. Ranks are sorted by that, and the widest gap between two neighbours
-//! divides those who are to blame from the others, if it is wide enough and no more than half of the ranks lie above
-//! it.
+//! A rank that waits for another's input loses its time to input as well, so losses do not show who is responsible. The
+//! time that each rank spends itself does. Ranks are sorted by it, and the widest gap between two neighbours separates
+//! the responsible ranks from the others, if it is wide enough and at most half of the ranks lie above it.
 
-use super::Cause;
+use super::LossCause;
 use crate::history::{Activity, History};
 
-/// How many times as long the least of those who are to blame must take as the first of the others.
+/// How many times as long the last responsible rank must take as the first of the others.
 const FAR_MORE: f64 = 1.5;
 
 /// Ranks that spend less than this share of what the first one does are all alike.
@@ -17,18 +16,18 @@ const NEGLIGIBLE: f64 = 0.05;
 /// Ranks that are named; of more, the first.
 const RANKS_NAMED: usize = 4;
 
-/// The activity by which ranks lose time to a cause that is their own doing.
-fn activity(cause: &Cause) -> Option<Activity> {
+/// The activity of ranks that are responsible for a cause.
+fn activity(cause: &LossCause) -> Option<Activity> {
     match cause {
-        Cause::Input => Some(Activity::Input),
-        Cause::Own => Some(Activity::Own),
-        Cause::Checkpoint => Some(Activity::Checkpoint),
+        LossCause::Input => Some(Activity::Input),
+        LossCause::Own => Some(Activity::Own),
+        LossCause::Checkpoint => Some(Activity::Checkpoint),
         _ => None,
     }
 }
 
-/// The ranks whose doing a loss is, in order; none where all are alike or nobody's doing makes it.
-pub(super) fn whose(history: &History, cause: &Cause) -> Vec<usize> {
+/// The ranks that are responsible for a loss, in order; none where all are alike or no rank is responsible.
+pub(super) fn responsible_ranks(history: &History, cause: &LossCause) -> Vec<usize> {
     let Some(activity) = activity(cause) else { return Vec::new() };
     let mut spent: Vec<(u64, usize)> =
         history.recorded().map(|rank| (history.ranks[rank].spent_ns(activity), rank)).collect();
@@ -65,7 +64,7 @@ mod tests {
     fn blamed(input_ns: &[u64]) -> Vec<usize> {
         let mut sketch = Sketch::new(input_ns.len());
         input_ns.iter().enumerate().for_each(|(rank, ns)| sketch.input(rank, *ns));
-        whose(&sketch.finish(), &Cause::Input)
+        responsible_ranks(&sketch.finish(), &LossCause::Input)
     }
 
     #[test]

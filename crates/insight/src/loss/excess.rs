@@ -1,28 +1,28 @@
 //! Why one rank came later than another: what it spent more time on since they last came out of the same operation.
 //!
-//! The moment at which a rank keeps others waiting says little about why: a rank that starved first and works now is
-//! seen working. So the two ranks are compared over the whole time since they were last together. What the late rank
-//! spent more on than the waiting one, and nothing else, made it late; where there are several such things, each gets
-//! its share of the wait.
+//! What a rank does while others wait for it need not be the cause: it may have waited for input before and work now.
+//! So the two ranks are compared over the whole time since they last left the same operation. What the late rank spent
+//! more time on than the waiting one made it late; where there are several such things, each gets its share of the
+//! wait.
 
-use super::{Asking, Cause, Piece, made_by, own_doing};
+use super::{Attribution, CauseSpan, LossCause, made_by, own_doing};
 use crate::history::Activity;
 
 /// What a rank spent more time on than the one that waits for it.
-pub(super) struct Blame {
+pub(super) struct Excess {
     /// The causes with the time that was spent more, in the order in which they are shown.
-    more: Vec<(Cause, u64)>,
+    more: Vec<(LossCause, u64)>,
     last: usize,
 }
 
-impl Blame {
+impl Excess {
     /// Divides a time, in which the late rank does this, among the causes.
-    pub(super) fn spread(&self, activity: Activity, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+    pub(super) fn spread(&self, activity: Activity, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<CauseSpan>) {
         let whole: u128 = self.more.iter().map(|(_, ns)| u128::from(*ns)).sum();
         if whole == 0 {
             // It spent nothing more, it only began later: what it does now is all that is known.
             let cause = made_by(self.last, activity);
-            pieces.push(Piece { from_ns, to_ns, cause: Some(cause) });
+            pieces.push(CauseSpan { from_ns, to_ns, cause: Some(cause) });
             return;
         }
         let (mut at_ns, mut so_far) = (from_ns, 0);
@@ -30,15 +30,15 @@ impl Blame {
             so_far += u128::from(*ns);
             let share = u128::from(to_ns - from_ns) * so_far / whole;
             let end_ns = from_ns + u64::try_from(share).unwrap_or(to_ns - from_ns);
-            pieces.push(Piece { from_ns: at_ns, to_ns: end_ns, cause: Some(cause.clone()) });
+            pieces.push(CauseSpan { from_ns: at_ns, to_ns: end_ns, cause: Some(cause.clone()) });
             at_ns = end_ns;
         }
     }
 }
 
-impl Asking<'_> {
+impl Attribution<'_> {
     /// Compares the last rank to come to an operation with one that waits for it since the given moment or earlier.
-    pub(super) fn blame(&self, waiting: usize, last: usize, number: usize, since_ns: u64) -> Blame {
+    pub(super) fn excess(&self, waiting: usize, last: usize, number: usize, since_ns: u64) -> Excess {
         let operation = &self.history.operations[number];
         let (waiting_from, last_from) = self.together(waiting, last, since_ns);
         let arrival_ns = |rank| operation.passage(rank).map_or(0, |passage| passage.submitted_ns);
@@ -46,14 +46,14 @@ impl Asking<'_> {
         let spent_last = self.spent(last, (last_from, arrival_ns(last)));
         let mut more = Vec::new();
         for (cause, ns) in spent_last {
-            let same = |other: &Cause| cause.key() == other.key() && (cause.key() == "late" || cause == *other);
+            let same = |other: &LossCause| cause.key() == other.key() && (cause.key() == "late" || cause == *other);
             let other_ns = spent_waiting.iter().find(|(other, _)| same(other)).map_or(0, |(_, ns)| *ns);
             if ns > other_ns {
                 more.push((cause, ns - other_ns));
             }
         }
         more.sort();
-        Blame { more, last }
+        Excess { more, last }
     }
 
     /// When the two ranks last came out of the same operation that the first had waited for: the moments of both.
@@ -72,14 +72,14 @@ impl Asking<'_> {
     }
 
     /// What a rank spent its time on, by what would be the cause if another waited for it.
-    fn spent(&self, rank: usize, (from_ns, to_ns): (u64, u64)) -> Vec<(Cause, u64)> {
+    fn spent(&self, rank: usize, (from_ns, to_ns): (u64, u64)) -> Vec<(LossCause, u64)> {
         let mut pieces = Vec::new();
         for stretch in self.history.ranks[rank].lane_between(from_ns, to_ns) {
             if own_doing(stretch.activity) {
                 self.doing(rank, stretch.activity, (stretch.from_ns, stretch.to_ns), &mut pieces);
             }
         }
-        let mut spent: Vec<(Cause, u64)> = Vec::new();
+        let mut spent: Vec<(LossCause, u64)> = Vec::new();
         for piece in pieces {
             let Some(cause) = piece.cause else { continue };
             let ns = piece.to_ns - piece.from_ns;
@@ -93,7 +93,13 @@ impl Asking<'_> {
 
     /// What a rank does, by what would be the cause if another waited for it: in a phase that only some ranks have,
     /// that phase, and otherwise what it does.
-    pub(super) fn doing(&self, rank: usize, activity: Activity, (from_ns, to_ns): (u64, u64), pieces: &mut Vec<Piece>) {
+    pub(super) fn doing(
+        &self,
+        rank: usize,
+        activity: Activity,
+        (from_ns, to_ns): (u64, u64),
+        pieces: &mut Vec<CauseSpan>,
+    ) {
         let cause = made_by(rank, activity);
         let sole = self.legs.sole(rank);
         let first = sole.partition_point(|&(_, sole_to, _)| sole_to <= from_ns);
@@ -102,11 +108,11 @@ impl Asking<'_> {
             for &(sole_from, sole_to, phase) in sole[first..].iter().take_while(|&&(sole_from, ..)| sole_from < to_ns) {
                 let (begins, ends) = (sole_from.clamp(at_ns, to_ns), sole_to.clamp(at_ns, to_ns));
                 let name = self.history.ranks[rank].phases[phase].name.clone();
-                pieces.push(Piece { from_ns: at_ns, to_ns: begins, cause: Some(cause.clone()) });
-                pieces.push(Piece { from_ns: begins, to_ns: ends, cause: Some(Cause::Sequential(name)) });
+                pieces.push(CauseSpan { from_ns: at_ns, to_ns: begins, cause: Some(cause.clone()) });
+                pieces.push(CauseSpan { from_ns: begins, to_ns: ends, cause: Some(LossCause::Sequential(name)) });
                 at_ns = ends;
             }
         }
-        pieces.push(Piece { from_ns: at_ns, to_ns, cause: Some(cause) });
+        pieces.push(CauseSpan { from_ns: at_ns, to_ns, cause: Some(cause) });
     }
 }
