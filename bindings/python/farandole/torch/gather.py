@@ -20,6 +20,15 @@ from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.reduce import allreduce, differentiable, grouped_allreduce
 
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
+
 Splits = Union[torch.Tensor, Sequence[int], None]
 
 

@@ -20,7 +20,8 @@ from typing import Any, Optional
 from farandole import _native, basics
 from farandole.torch import guard, staging
 
-__all__ = ["count_anew", "member_name", "name_of", "poll", "put", "synchronize"]
+__all__ = ["poll", "synchronize"]
+"""What scripts call; the other names are for modules beside this one."""
 
 
 class Pending:

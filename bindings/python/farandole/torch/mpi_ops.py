@@ -1,4 +1,7 @@
-"""Horovod's name for the module that has all operations of its torch front end; everything here lives elsewhere."""
+"""Horovod's name for the module that has all operations of its torch front end.
+
+Each module that is imported here lists its functions in `__all__`; this is where the lists come together.
+"""
 
 from __future__ import annotations
 
@@ -7,87 +10,31 @@ from typing import Any
 from farandole import exports as _exports
 from farandole.basics import HorovodBasics as _HorovodBasics
 from farandole.basics import basics as _basics
+from farandole.basics import handle_average_backwards_compatibility
 from farandole.exports import *
-from farandole.torch.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
+from farandole.torch import barrier_ops as _barrier_ops
+from farandole.torch import broadcast_ops as _broadcast_ops
+from farandole.torch import gather as _gather
+from farandole.torch import handles as _handles
+from farandole.torch import reduce as _reduce
+from farandole.torch import scatter as _scatter
+from farandole.torch import sparse as _sparse
+from farandole.torch.barrier_ops import *
+from farandole.torch.broadcast_ops import *
+from farandole.torch.broadcast_ops import HorovodBroadcast
 from farandole.torch.compression import Compression
-from farandole.torch.gather import (
-    HorovodAllgather,
-    HorovodAlltoall,
-    HorovodGroupedAllgather,
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from farandole.torch.handles import poll, synchronize
-from farandole.torch.meet import barrier, join
-from farandole.torch.reduce import (
-    HorovodAllreduce,
-    HorovodGroupedAllreduce,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    handle_average_backwards_compatibility,
-)
-from farandole.torch.scatter import (
-    HorovodGroupedReducescatter,
-    HorovodReducescatter,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from farandole.torch.sparse import sparse_allreduce_async
+from farandole.torch.gather import *
+from farandole.torch.gather import HorovodAllgather, HorovodAlltoall, HorovodGroupedAllgather
+from farandole.torch.handles import *
+from farandole.torch.reduce import *
+from farandole.torch.reduce import HorovodAllreduce, HorovodGroupedAllreduce
+from farandole.torch.scatter import *
+from farandole.torch.scatter import HorovodGroupedReducescatter, HorovodReducescatter
+from farandole.torch.sparse import *
 
-__all__ = [
-    *_exports.__all__,
-    "Compression",
-    "HorovodAllgather",
-    "HorovodAllreduce",
-    "HorovodAlltoall",
-    "HorovodBroadcast",
-    "HorovodGroupedAllgather",
-    "HorovodGroupedAllreduce",
-    "HorovodGroupedReducescatter",
-    "HorovodReducescatter",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "handle_average_backwards_compatibility",
-    "join",
-    "num_rank_is_power_2",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+_PARTS = (_exports, _barrier_ops, _broadcast_ops, _gather, _handles, _reduce, _scatter, _sparse)
+
+__all__ = ["Compression", *(name for part in _PARTS for name in part.__all__)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -12,6 +12,7 @@ Not here: compression, which the caller chooses (`compression.py`), and sparse t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -22,114 +23,150 @@ from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.compression import Compression
 
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
+
 
 def differentiable(*tensors: torch.Tensor) -> bool:
     """Whether autograd has to know of an operation on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _submit(
-    tensors: Sequence[torch.Tensor],
-    in_place: bool,
-    base_name: str,
-    batch: Optional[tuple[str, int]],
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    group: int,
-    priority: int,
-) -> tuple[staging.AnyWork, list[staging.Loan], list[Optional[torch.Tensor]]]:
-    """Asks for the reduction of tensors, which are members of one batch if there are several."""
-    loans: list[staging.Loan] = []
-    outputs: list[Optional[torch.Tensor]] = []
-    for tensor in tensors:
+@dataclass(frozen=True)
+class _Reduction:
+    """How tensors are reduced: what all forms of allreduce have in common."""
+
+    op: int
+    prescale_factor: float
+    postscale_factor: float
+    process_set: ProcessSet
+    priority: int
+
+    def native_arguments(self) -> tuple[int, float, float]:
+        """Operation and factors: arguments of calls of the engine."""
+        return int(self.op), float(self.prescale_factor), float(self.postscale_factor)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A tensor in the engine. The result is in place, in `output`, or where the engine has read a copy of it."""
+
+    name: str
+    loan: staging.Loan
+    in_place: bool
+    output: Optional[torch.Tensor]
+
+    @staticmethod
+    def of(name: str, tensor: torch.Tensor, *, in_place: bool) -> _Request:
+        """Lends a tensor."""
         loan, output = (staging.lend_to_write(tensor), None) if in_place else staging.lend_for_copy(tensor)
-        loans.append(loan)
-        outputs.append(output)
-    factors = (int(op), float(prescale_factor), float(postscale_factor))
-    requests = []
-    for index, (loan, output) in enumerate(zip(loans, outputs)):
-        name = base_name if batch is None else _member_name(base_name, index, len(tensors))
-        destination = None if output is None else (output.data_ptr(), output)
-        requests.append((name, *loan.native_arguments(), *factors, group, batch, priority, destination))
-    return staging.submit(loans, lambda: _native.allreduce_many(requests)), loans, outputs
+        return _Request(name, loan, in_place, output)
+
+    def result(self) -> torch.Tensor:
+        """The result, once the request is done."""
+        if self.in_place:
+            return self.loan.give_back(self.name)
+        return self.loan.result() if self.output is None else self.output
 
 
-def _member_name(base_name: str, index: int, count: int) -> str:
-    """What a member of a group is called among the ranks."""
-    return f"{base_name}_{index + 1}of{count}"
+def _submit(
+    requests: Sequence[_Request], reduction: _Reduction, group: int, batch: Optional[tuple[str, int]]
+) -> staging.AnyWork:
+    """Asks for the reduction of tensors, which are members of one batch if there are several."""
+    how = (*reduction.native_arguments(), group, batch, reduction.priority)
+    arguments = []
+    for request in requests:
+        destination = None if request.output is None else (request.output.data_ptr(), request.output)
+        arguments.append((request.name, *request.loan.native_arguments(), *how, destination))
+    return staging.submit([request.loan for request in requests], lambda: _native.allreduce_many(arguments))
 
 
-def _output(name: str, loan: staging.Loan, output: Optional[torch.Tensor], in_place: bool) -> torch.Tensor:
-    if in_place:
-        return loan.give_back(name)
-    return loan.result() if output is None else output
-
-
-def _start(
-    tensor: torch.Tensor,
-    in_place: bool,
-    average: Optional[bool],
-    name: Optional[str],
-    op: Optional[int],
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    priority: int,
-) -> int:
-    op = handle_average_backwards_compatibility(op, average)
-    group = group_for(process_set, "Allreduce")
-    full_name = handles.name_of("allreduce", name, group)
-    work, [loan], [output] = _submit(
-        [tensor], in_place, full_name, None, op, prescale_factor, postscale_factor, group, priority
-    )
-    return handles.put(work, lambda _results: _output(full_name, loan, output, in_place))
+def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
+    group = group_for(reduction.process_set, "Allreduce")
+    request = _Request.of(handles.name_of("allreduce", name, group), tensor, in_place=in_place)
+    return handles.put(_submit([request], reduction, group, None), lambda _results: request.result())
 
 
 def _start_group(
-    tensors: Sequence[torch.Tensor],
-    in_place: bool,
-    average: Optional[bool],
-    name: Optional[str],
-    op: Optional[int],
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    priority: int,
+    tensors: Sequence[torch.Tensor], name: Optional[str], reduction: _Reduction, *, in_place: bool
 ) -> int:
-    op = handle_average_backwards_compatibility(op, average)
-    group = group_for(process_set, "Allreduce")
+    group = group_for(reduction.process_set, "Allreduce")
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
-    if in_place and priority == 0 and all(map(staging.is_plain, tensors)):
-        # Nothing to put aside and nothing to put back: one promise for all of them.
-        codes, count = staging.DTYPE_CODES, len(tensors)
-        words = [
-            (_member_name(base_name, index, count), t.data_ptr(), t.shape, codes[t.dtype], t.untyped_storage())
-            for index, t in enumerate(tensors)
-        ]
-        factors = (int(op), float(prescale_factor), float(postscale_factor))
-        batch_handle = _native.allreduce_batch(words, *factors, group, base_name)
+    names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
+    if in_place and reduction.priority == 0 and all(map(staging.is_plain, tensors)):
+        return _start_plain_group(tensors, names, base_name, reduction, group)
+    requests = [_Request.of(name, tensor, in_place=in_place) for name, tensor in zip(names, tensors)]
+    work = _submit(requests, reduction, group, (base_name, len(tensors)))
+    return handles.put(work, lambda _results: [request.result() for request in requests])
 
-        def finish(_results: list[_native.Result]) -> list[torch.Tensor]:
-            for tensor, (member_name, address, *_) in zip(tensors, words):
-                if tensor.data_ptr() != address:
-                    staging.refuse_moved(member_name)
-            return tensors
 
-        return handles.put(staging.BatchWork(batch_handle), finish)
-    batch = (base_name, len(tensors))
-    work, loans, outputs = _submit(
-        tensors, in_place, base_name, batch, op, prescale_factor, postscale_factor, group, priority
-    )
+def _start_plain_group(
+    tensors: list[torch.Tensor], names: list[str], base_name: str, reduction: _Reduction, group: int
+) -> int:
+    """Tensors that the engine works on in place need no copies, and one handle for all of them."""
+    codes = staging.DTYPE_CODES
+    arguments = [
+        (name, tensor.data_ptr(), tensor.shape, codes[tensor.dtype], tensor.untyped_storage())
+        for name, tensor in zip(names, tensors)
+    ]
+    handle = _native.allreduce_batch(arguments, *reduction.native_arguments(), group, base_name)
 
-    def outputs_of(_results: list[_native.Result]) -> list[torch.Tensor]:
-        return [
-            _output(_member_name(base_name, index, len(loans)), loan, output, in_place)
-            for index, (loan, output) in enumerate(zip(loans, outputs))
-        ]
+    def finish(_results: list[_native.Result]) -> list[torch.Tensor]:
+        for tensor, (name, address, *_) in zip(tensors, arguments):
+            if tensor.data_ptr() != address:
+                staging.refuse_moved(name)
+        return tensors
 
-    return handles.put(work, outputs_of)
+    return handles.put(staging.BatchWork(handle), finish)
+
+
+def _allreduce(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction) -> torch.Tensor:
+    if differentiable(tensor):
+        return HorovodAllreduce.apply(tensor, name, reduction)
+    return handles.synchronize(_start(tensor, name, reduction, in_place=False))
+
+
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor], name: Optional[str], reduction: _Reduction
+) -> Sequence[torch.Tensor]:
+    if differentiable(*tensors):
+        return HorovodGroupedAllreduce.apply(name, reduction, *tensors)
+    return handles.synchronize(_start_group(tensors, name, reduction, in_place=False))
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """Allreduce for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str], reduction: _Reduction) -> torch.Tensor:
+        ctx.reduction = reduction
+        return handles.synchronize(_start(tensor, name, reduction, in_place=False))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        return _allreduce(grad_output, None, ctx.reduction), None, None
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """Grouped allreduce for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, name: Optional[str], reduction: _Reduction, *tensors: torch.Tensor) -> Any:
+        ctx.reduction = reduction
+        return tuple(handles.synchronize(_start_group(tensors, name, reduction, in_place=False)))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        return (None, None, *_grouped_allreduce(grad_outputs, None, ctx.reduction))
 
 
 def allreduce_async(
@@ -151,10 +188,11 @@ def allreduce_async(
     prescale_factor, postscale_factor: contributions and result are multiplied by these.
     process_set: the ranks that take part; all, if not given.
     priority: among operations that are ready on all ranks at the same time, those of higher priority run first. That of
-    the rank which
-        asked first counts. (Horovod's torch front end has none; its MXNet front end has this one.)
+        the rank which asked first counts. (Horovod's torch front end has none; its MXNet front end has this one.)
     """
-    return _start(tensor, False, average, name, op, prescale_factor, postscale_factor, process_set, priority)
+    op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
+    return _start(tensor, name, reduction, in_place=False)
 
 
 def allreduce_async_(
@@ -168,7 +206,9 @@ def allreduce_async_(
     priority: int = 0,
 ) -> int:
     """As `allreduce_async`, in place: `synchronize` returns the tensor itself, which then holds the result."""
-    return _start(tensor, True, average, name, op, prescale_factor, postscale_factor, process_set, priority)
+    op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
+    return _start(tensor, name, reduction, in_place=True)
 
 
 def allreduce_(
@@ -185,31 +225,6 @@ def allreduce_(
     return handles.synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set, priority)
     )
-
-
-class HorovodAllreduce(torch.autograd.Function):
-    """Allreduce for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str], *how: Any) -> torch.Tensor:
-        ctx.how = how
-        op, prescale_factor, postscale_factor, process_set, priority = how
-        return handles.synchronize(
-            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set, priority)
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        op, prescale_factor, postscale_factor, process_set, priority = ctx.how
-        grad = allreduce(
-            grad_output,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-            priority=priority,
-        )
-        return grad, None, None, None, None, None, None
 
 
 def allreduce(
@@ -229,13 +244,9 @@ def allreduce(
     compression: what travels in place of the tensor, from `hvd.Compression`.
     """
     op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
     compressed, context = compression.compress(tensor)
-    if differentiable(compressed):
-        reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, priority)
-    else:
-        reduced = handles.synchronize(
-            allreduce_async(compressed, None, name, op, prescale_factor, postscale_factor, process_set, priority)
-        )
+    reduced = _allreduce(compressed, name, reduction)
     return compression.decompress(reduced, context)
 
 
@@ -251,7 +262,9 @@ def grouped_allreduce_async(
 ) -> int:
     """As `allreduce_async`, for tensors that are reduced together: none of them before all are there on all ranks.
     `synchronize` returns a list. They may differ in shape and type, and in the device that they are on."""
-    return _start_group(tensors, False, average, name, op, prescale_factor, postscale_factor, process_set, priority)
+    op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
+    return _start_group(tensors, name, reduction, in_place=False)
 
 
 def grouped_allreduce_async_(
@@ -265,7 +278,9 @@ def grouped_allreduce_async_(
     priority: int = 0,
 ) -> int:
     """As `grouped_allreduce_async`, in place."""
-    return _start_group(tensors, True, average, name, op, prescale_factor, postscale_factor, process_set, priority)
+    op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
+    return _start_group(tensors, name, reduction, in_place=True)
 
 
 def grouped_allreduce_(
@@ -284,32 +299,6 @@ def grouped_allreduce_(
     )
 
 
-class HorovodGroupedAllreduce(torch.autograd.Function):
-    """Grouped allreduce for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, name: Optional[str], how: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
-        ctx.how = how
-        return tuple(
-            handles.synchronize(
-                grouped_allreduce_async(tensors, None, name, *how)
-            )
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
-        op, prescale_factor, postscale_factor, process_set, priority = ctx.how
-        grads = grouped_allreduce(
-            grad_outputs,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-            priority=priority,
-        )
-        return (None, None, *grads)
-
-
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: Optional[bool] = None,
@@ -323,13 +312,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """As `allreduce`, for tensors that are reduced together. Returns a list of new tensors. Differentiable."""
     op = handle_average_backwards_compatibility(op, average)
+    reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    compressed = [tensor for tensor, _ in pairs]
-    how = (op, prescale_factor, postscale_factor, process_set, priority)
-    if differentiable(*compressed):
-        reduced = HorovodGroupedAllreduce.apply(name, how, *compressed)
-    else:
-        reduced = handles.synchronize(
-            grouped_allreduce_async(compressed, None, name, *how)
-        )
+    reduced = _grouped_allreduce([tensor for tensor, _ in pairs], name, reduction)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs)]

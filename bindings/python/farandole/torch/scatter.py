@@ -22,6 +22,8 @@ from farandole.torch.compression import Compression
 from farandole.torch.gather import allgather, grouped_allgather
 from farandole.torch.reduce import differentiable
 
+__all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
+
 
 def reducescatter_async(
     tensor: torch.Tensor,

@@ -17,6 +17,8 @@ from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles
 from farandole.torch.gather import allgather_async
 
+__all__ = ["sparse_allreduce_async"]
+
 
 def sparse_allreduce_async(
     tensor: torch.Tensor,

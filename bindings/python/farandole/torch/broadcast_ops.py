@@ -18,6 +18,8 @@ from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import handles, staging
 from farandole.torch.reduce import allreduce, differentiable
 
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
 
 def _ask(name: str, loan: staging.Loan, output: Optional[torch.Tensor], root_rank: int, group: int) -> staging.AnyWork:
     destination = None if output is None else (output.data_ptr(), output)

@@ -6,6 +6,8 @@ from farandole import _native
 from farandole.process_sets import ProcessSet, global_process_set, group_for, ranks_of
 from farandole.torch import handles, staging
 
+__all__ = ["barrier", "join"]
+
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the process set have called it."""
