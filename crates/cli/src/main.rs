@@ -195,7 +195,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Timeline(args) => timeline::run(&args)?,
         Command::Study(args) => return study::run(&args),
         Command::Top(args) => return top::run(&args),
-        Command::Calibrate(args) => calibrate::run(&args)?,
+        Command::Calibrate(args) => return calibrate::run(&args),
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,
         Command::BenchPeer(PeerCommand::Mpi { lib, socket, pin }) => {

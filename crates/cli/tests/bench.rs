@@ -121,6 +121,13 @@ fn a_peer_that_is_not_installed_is_named_with_the_way_to_install_it() {
     assert!(text.contains("mpirun.openmpi is not installed") && text.contains("cargo xtask peers"), "{text}");
 }
 
+/// The launcher, its agent and the ranks below this process.
+fn descendants(pid: u32) -> Vec<String> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = list.split_whitespace();
+    children.flat_map(|child| [vec![child.to_owned()], descendants(child.parse().unwrap())].concat()).collect()
+}
+
 #[test]
 fn ranks_end_with_their_driver() {
     let mut driver = Command::new(env!("CARGO_BIN_EXE_farandole"))
@@ -128,12 +135,14 @@ fn ranks_end_with_their_driver() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let children = format!("/proc/{0}/task/{0}/children", driver.id());
     let began = Instant::now();
     let ranks = loop {
-        let pids: Vec<String> =
-            std::fs::read_to_string(&children).unwrap().split_whitespace().map(str::to_owned).collect();
-        if pids.len() == 2 {
+        let pids = descendants(driver.id());
+        let is_rank = |pid: &&String| {
+            let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.split('\0').nth(1) == Some("bench-rank")
+        };
+        if pids.iter().filter(is_rank).count() == 2 {
             break pids;
         }
         assert!(began.elapsed() < PATIENCE, "the ranks did not start");

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use farandole_plan::Rank;
@@ -68,13 +67,6 @@ pub enum Error {
         /// The most that is carried.
         most: usize,
     },
-    /// A rank that we have started ended badly. All others have been ended.
-    RankFailed {
-        /// The first to fail.
-        rank: Rank,
-        /// How it ended.
-        status: ExitStatus,
-    },
     /// The operating system refused something on this side.
     Local {
         /// What we tried.
@@ -121,7 +113,6 @@ impl fmt::Display for Error {
             Error::TooLong { bytes, most } => {
                 write!(f, "a message of {bytes} bytes is too long for the rendezvous, which carries {most}")
             }
-            Error::RankFailed { rank, status } => write!(f, "rank {rank} ended with {status}"),
             Error::Local { doing, source } => write!(f, "{doing}: {source}"),
         }
     }

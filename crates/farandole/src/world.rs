@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
-use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess, spawn};
+use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
@@ -108,7 +108,6 @@ impl Setup {
         };
         config.wire_protection = options.protection();
         let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
-        spawn::die_with_parent()?;
         environment.log();
         environment.warn_of_settings();
         // In awake time; each step is told what is left.

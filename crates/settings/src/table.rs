@@ -464,7 +464,6 @@ const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_RENDEZVOUS", "Where ranks meet: `unix:…`, at the launcher; `tcp:host:port`, in rank 0."),
     internal("FARANDOLE_KEY_FD", "Descriptor from which the job's key is read."),
     internal("FARANDOLE_OPEN_FILES", "The user's soft limit of open files, which an agent gives back to its ranks."),
-    internal("FARANDOLE_PARENT", "The process with which a rank ends."),
     internal("FARANDOLE_AGENT_PID", "The agent with which a rank ends."),
     internal("FARANDOLE_TASK_FD", "Descriptor of the function that `farandole.run` calls."),
     internal("FARANDOLE_RESULT_FD", "Descriptor for its result."),

@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use farandole_cluster::Job;
 
 use super::line::{Line, RankAnswer, RankCommand};
 use super::statistics::slowest_rank;
@@ -65,7 +64,8 @@ pub(crate) struct Processes {
     word: String,
     product: String,
     lines: Vec<Line>,
-    family: Family,
+    /// Its ranks, or their launcher.
+    children: Vec<Child>,
 }
 
 /// The processes of a contestant under a name of their own: as they are, once more, or with their recorder switched
@@ -97,65 +97,19 @@ impl Entrant for Twin {
     }
 }
 
-/// The processes behind a contestant.
-pub(crate) enum Family {
-    /// Ranks, or a peer's own launcher, started one by one.
-    Children(Vec<Child>),
-    /// Ranks of a job of ours.
-    Job(Job),
-}
-
-impl Family {
-    /// Starts the commands of a peer.
-    pub(crate) fn start(word: &str, commands: Vec<Command>) -> Result<Family> {
-        let mut children = Vec::with_capacity(commands.len());
-        for mut command in commands {
-            let child = command.spawn().with_context(|| format!("starting {word}: {:?}", command.get_program()))?;
-            children.push(child);
-        }
-        Ok(Family::Children(children))
-    }
-
-    /// How many of its processes live. Fails if one has failed.
-    fn alive(&mut self) -> Result<usize> {
-        match self {
-            Family::Job(job) => Ok(job.look()?),
-            Family::Children(children) => {
-                let mut alive = 0;
-                for child in children {
-                    match child.try_wait().context("looking after a child")? {
-                        Some(status) if !status.success() => bail!("a process ended with {status}"),
-                        Some(_) => {}
-                        None => alive += 1,
-                    }
-                }
-                Ok(alive)
-            }
-        }
-    }
-
-    fn kill(&mut self) {
-        // A job kills its ranks itself when it is dropped.
-        if let Family::Children(children) = self {
-            for child in children {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
-    }
+/// Starts the commands of a contestant: its ranks, or a launcher of them.
+fn spawn(word: &str, commands: Vec<Command>) -> Result<Vec<Child>> {
+    let start =
+        |mut command: Command| command.spawn().with_context(|| format!("starting {word}: {:?}", command.get_program()));
+    commands.into_iter().map(start).collect()
 }
 
 impl Processes {
-    /// Lets `start` start the processes, and waits until all ranks have said hello at `socket`.
-    pub(crate) fn start(
-        word: &str,
-        ranks: usize,
-        socket: &Path,
-        start: impl FnOnce() -> Result<Family>,
-    ) -> Result<Processes> {
+    /// Starts the commands, and waits until all ranks have said hello at `socket`.
+    pub(crate) fn start(word: &str, ranks: usize, socket: &Path, commands: Vec<Command>) -> Result<Processes> {
         let listener = UnixListener::bind(socket).with_context(|| format!("listening at {}", socket.display()))?;
-        let family = start()?;
-        let mut started = Processes { word: word.to_string(), product: String::new(), lines: Vec::new(), family };
+        let children = spawn(word, commands)?;
+        let mut started = Processes { word: word.to_string(), product: String::new(), lines: Vec::new(), children };
         started.welcome(&listener, ranks)?;
         Ok(started)
     }
@@ -188,10 +142,23 @@ impl Processes {
     }
 
     fn ensure_alive(&mut self) -> Result<()> {
-        let hint = || format!("{} did not start; its own words, if any, are above", self.word);
-        let alive = self.family.alive().with_context(hint)?;
-        ensure!(alive > 0, "{}", hint());
+        let hint = format!("{} did not start; its own words, if any, are above", self.word);
+        let alive = self.alive().with_context(|| hint.clone())?;
+        ensure!(alive > 0, "{hint}");
         Ok(())
+    }
+
+    /// How many of its processes live. Fails if one has failed.
+    fn alive(&mut self) -> Result<usize> {
+        let mut alive = 0;
+        for child in &mut self.children {
+            match child.try_wait().context("waiting for a process")? {
+                Some(status) if !status.success() => bail!("a process ended with {status}"),
+                Some(_) => {}
+                None => alive += 1,
+            }
+        }
+        Ok(alive)
     }
 }
 
@@ -244,9 +211,12 @@ impl Drop for Processes {
         // Ranks leave when their line closes; whoever has not left in time is made to.
         self.lines.clear();
         let deadline = Instant::now() + LEAVE_PATIENCE;
-        while self.family.alive().is_ok_and(|alive| alive > 0) && Instant::now() < deadline {
+        while self.alive().is_ok_and(|alive| alive > 0) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.family.kill();
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }

@@ -34,7 +34,7 @@ use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
 use busy::Busy;
-use entrant::{Entrant, FIRST, Family, Processes, Twin};
+use entrant::{Entrant, FIRST, Processes, Twin};
 use limit::Limit;
 use machine::Machine;
 use report::{Entry, Report, Row};
@@ -98,8 +98,8 @@ fn start_all(args: &BenchArgs, directory: &RunDirectory) -> Result<Vec<Box<dyn E
     let ranks = args.ranks;
     if !args.peers_only {
         let socket = directory.path().join(FIRST);
-        let start = || ours::start(args, &placement, &socket, directory.path());
-        let processes = Rc::new(RefCell::new(Processes::start(FIRST, ranks, &socket, start)?));
+        let launcher = ours::launcher(args, &socket, directory.path())?;
+        let processes = Rc::new(RefCell::new(Processes::start(FIRST, ranks, &socket, vec![launcher])?));
         let product = processes.borrow().product().to_owned();
         let (on, off) = (Recording::On, Recording::Off);
         let mut enter = |word, product: &str, recording| {
@@ -121,8 +121,8 @@ fn start_all(args: &BenchArgs, directory: &RunDirectory) -> Result<Vec<Box<dyn E
     for peer in peers {
         let word = peer.word();
         let socket = directory.path().join(word);
-        let start = || Family::start(word, peer.commands(&placement, &socket, directory.path(), args.pinning())?);
-        entrants.push(Box::new(Processes::start(word, ranks, &socket, start)?));
+        let commands = peer.commands(&placement, &socket, directory.path(), args.pinning())?;
+        entrants.push(Box::new(Processes::start(word, ranks, &socket, commands)?));
     }
     Ok(entrants)
 }

@@ -6,19 +6,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_cluster::rendezvous::Address;
-use farandole_cluster::spawn::die_with_parent;
-use farandole_cluster::{Environment, Job, environment};
+use farandole_cluster::Environment;
+use farandole_cluster::launch::exec_shim;
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks};
-use farandole_plan::Rank;
 use farandole_plan::algorithm::Algorithm;
 use farandole_trace::{Identity, Recorder};
 use farandole_transport::connect::{Local, Options};
@@ -28,7 +26,6 @@ use farandole_transport::listen::Listener;
 use super::args::{BenchArgs, Transport, parse_algorithm};
 use super::contestant::{Contestant, Refusal, serve};
 use super::direct::Direct;
-use super::entrant::Family;
 use super::named::Named;
 use super::placement::BenchPlacement;
 use super::task::{Recording, Task, Through};
@@ -49,39 +46,43 @@ pub(crate) struct RankArgs {
     /// Algorithm for every allreduce that it fits.
     #[arg(long, value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
-    /// The address at which other hosts reach this rank.
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    address: IpAddr,
+    /// Number of hosts.
+    #[arg(long)]
+    hosts: usize,
+    /// Words that enter a host.
+    #[arg(long)]
+    host_prefix: Option<String>,
+    /// The address at which each host is reached from the others.
+    #[arg(long, value_delimiter = ',')]
+    host_addresses: Vec<IpAddr>,
     /// Bind to a core.
     #[arg(long)]
     pin: bool,
 }
 
-/// Starts the ranks. They meet at a socket in `directory`, which they find from wherever they run.
-pub(crate) fn start(args: &BenchArgs, placement: &BenchPlacement, socket: &Path, directory: &Path) -> Result<Family> {
+/// The command that starts the ranks: `farandole run`, behind the exec shim, which makes the launcher end with this
+/// process. All ranks start on this host; each enters its own ([`serve_rank`]). They meet at a socket in `directory`,
+/// which they find from wherever they run.
+pub(crate) fn launcher(args: &BenchArgs, socket: &Path, directory: &Path) -> Result<Command> {
     let program = this_program()?;
-    let transport = transport_word(args.transport);
-    let meeting = Address::UnixPath(directory.join("meeting").display().to_string());
-    let job = Job::spawn_at(&meeting, args.ranks, |rank| {
-        let host = placement.host_of(rank.index());
-        let mut command = placement.command(host, &program);
-        command.arg("bench-rank").arg("--socket").arg(socket).args(["--transport", transport]);
-        if let Some(algorithm) = args.algorithm {
-            command.args(["--algorithm", algorithm.word()]);
-        }
-        if args.pin {
-            command.arg("--pin");
-        }
-        if let Some(address) = placement.address_of(host) {
-            command.arg("--address").arg(address.to_string());
-        }
-        if let Some(name) = host_name(args, placement, rank) {
-            command.env(environment::HOST, name);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        command
-    })?;
-    Ok(Family::Job(job))
+    let mut command = Command::new(&program);
+    command.args(["rank", "--"]).arg(&program).env(exec_shim::AGENT, std::process::id().to_string());
+    command.args(["run", "--no-prefix", "--np"]).arg(args.ranks.to_string());
+    command.arg("--rendezvous-socket").arg(directory.join("rendezvous"));
+    command.arg(&program).arg("bench-rank").arg("--socket").arg(socket);
+    command.args(["--transport", transport_word(args.transport), "--hosts"]).arg(args.hosts.to_string());
+    if let Some(algorithm) = args.algorithm {
+        command.args(["--algorithm", algorithm.word()]);
+    }
+    if args.pin {
+        command.arg("--pin");
+    }
+    if let Some(prefix) = &args.host_prefix {
+        let addresses: Vec<String> = args.host_addresses.iter().map(IpAddr::to_string).collect();
+        command.args(["--host-prefix", prefix, "--host-addresses", &addresses.join(",")]);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(command)
 }
 
 fn transport_word(transport: Transport) -> &'static str {
@@ -93,21 +94,30 @@ fn transport_word(transport: Transport) -> &'static str {
     }
 }
 
-/// The host that a rank is to believe in, where the machine is not the whole truth. With TCP between all ranks each has
-/// its own.
-fn host_name(args: &BenchArgs, placement: &BenchPlacement, rank: Rank) -> Option<String> {
-    let apart = args.transport == Transport::Tcp;
-    let number = if apart { rank.index() } else { placement.host_of(rank.index()) };
-    (apart || placement.hosts > 1).then(|| format!("host {number} of this run"))
+impl RankArgs {
+    fn placement(&self, ranks: usize) -> Result<BenchPlacement> {
+        match &self.host_prefix {
+            None => Ok(BenchPlacement::here(ranks, self.hosts)),
+            Some(prefix) => BenchPlacement::spread(ranks, self.hosts, prefix, &self.host_addresses),
+        }
+    }
 }
 
 /// The whole life of one rank.
 pub(crate) fn serve_rank(args: &RankArgs) -> Result<()> {
-    die_with_parent()?;
     let environment = Environment::from_process()?;
+    let rank = environment.rank.index();
+    let placement = args.placement(environment.size)?;
+    // With TCP between all ranks each has a host of its own.
+    match args.transport {
+        Transport::Tcp => placement.enter(rank, rank)?,
+        _ if placement.hosts > 1 || placement.is_spread() => placement.enter(rank, placement.host_of(rank))?,
+        _ => {}
+    }
     let pin = if args.pin { Pin::Cores } else { Pin::Free };
-    pin.bind_this_thread(environment.rank.index())?;
-    serve(&mut Ours::join(&environment, args)?, &args.socket)
+    pin.bind_this_thread(rank)?;
+    let address = placement.address_of(placement.host_of(rank)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    serve(&mut Ours::join(&environment, args, address)?, &args.socket)
 }
 
 /// One rank of farandole.
@@ -119,9 +129,9 @@ struct Ours {
 }
 
 impl Ours {
-    fn join(environment: &Environment, args: &RankArgs) -> Result<Ours> {
+    fn join(environment: &Environment, args: &RankArgs, address: IpAddr) -> Result<Ours> {
         let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
-        let mut contacts = meet(environment, args)?;
+        let mut contacts = meet(environment, args, address)?;
         let mut communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
         let config = Config::from_env()?;
         let (rank, size, host) = (environment.rank.0, contacts.contacts.len() as u32, environment.host.clone());
@@ -199,11 +209,11 @@ impl Contestant for Ours {
 }
 
 /// Tells the others where this rank can be reached, and learns where they can.
-fn meet(environment: &Environment, args: &RankArgs) -> Result<ProcessConnector> {
+fn meet(environment: &Environment, args: &RankArgs, address: IpAddr) -> Result<ProcessConnector> {
     let deadline = Instant::now() + MEET_PATIENCE;
-    // `bench` hosts the meeting, so it holds nothing that must outlive the exchange.
+    // The launcher hosts the rendezvous, so this holds nothing that must outlive the exchange.
     let access = environment.open(deadline)?;
-    let address = SocketAddr::new(args.address, 0);
+    let address = SocketAddr::new(address, 0);
     let listener = Arc::new(Listener::bind_for(access.job, Some(address), &access.key)?);
     let own = listener.contact(environment.host.clone());
     let blobs = match &access.rendezvous {

@@ -7,9 +7,13 @@
 
 use std::ffi::OsStr;
 use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use farandole_cluster::environment;
+
+use crate::peer::start::this_program;
 
 /// What stands for the number of the host in the words that enter it.
 const HOST_MARK: &str = "{host}";
@@ -78,6 +82,18 @@ impl BenchPlacement {
     pub(crate) fn entry_words(&self, host: usize) -> Vec<String> {
         let words = self.entry.iter().flat_map(|entry| &entry.words);
         words.map(|word| word.replace(HOST_MARK, &host.to_string())).collect()
+    }
+
+    /// Replaces this process, a rank, by the same command on the rank's host, under host identity `number`; returns
+    /// if that has happened before.
+    pub(crate) fn enter(&self, rank: usize, number: usize) -> Result<()> {
+        let identity = format!("host {number} of this run");
+        if std::env::var_os(environment::HOST).is_some_and(|host| host == *identity) {
+            return Ok(());
+        }
+        let mut command = self.command(self.host_of(rank), this_program()?);
+        command.args(std::env::args_os().skip(1)).env(environment::HOST, &identity);
+        Err(command.exec()).with_context(|| format!("entering {identity} with {:?}", command.get_program()))
     }
 
     /// A command for this program on this host, without words of its own so far.

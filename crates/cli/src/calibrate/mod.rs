@@ -1,6 +1,6 @@
 //! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
 //!
-//! With `-np` this process starts the ranks and waits for them; inside a job, whoever has started it, it is a rank. The
+//! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The
 //! ranks measure (`contest`, `measure`) as one program: after each round all of them hold the same times, so all take
 //! the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was
 //! found (`summary`).
@@ -12,17 +12,20 @@ mod measure;
 mod summary;
 mod verdict;
 
+use std::ffi::OsString;
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use farandole::{Setup, World};
-use farandole_cluster::{Environment, Job, environment};
+use farandole_cluster::Environment;
+use farandole_cluster::launch::{self, JobPlacement, JobSpec, Prefix};
 use farandole_engine::tables::{Shelf, VARIABLE, this_machine};
 
 use crate::bench::machine::Machine;
+use crate::bench::placement::BenchPlacement;
 use crate::bench::sizes::Sizes;
 use crate::peer::start::this_program;
 use contest::Contest;
@@ -60,18 +63,19 @@ pub(crate) struct CalibrateArgs {
 }
 
 /// Starts the ranks, or is one.
-pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
+pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
     ensure!(args.seconds > 0.0 && args.seconds.is_finite(), "--seconds {}: give a time above zero", args.seconds);
-    let in_job = Environment::from_process()?.size > 1;
+    let environment = Environment::from_process()?;
+    let in_job = environment.size > 1;
     match args.ranks {
-        None if in_job => rank(args),
+        None if in_job => rank(args, &environment).map(|()| ExitCode::SUCCESS),
         None => bail!("say how many ranks to measure with: -np N"),
         Some(_) if in_job => bail!("leave out -np: the launcher of this job says how many ranks there are"),
         Some(ranks) => start(args, ranks),
     }
 }
 
-fn start(args: &CalibrateArgs, ranks: usize) -> Result<()> {
+fn start(args: &CalibrateArgs, ranks: usize) -> Result<ExitCode> {
     ensure!((2..=MAX_RANKS).contains(&ranks), "-np {ranks}: give 2 to {MAX_RANKS} ranks; a single one has no choice");
     ensure!((1..=ranks).contains(&args.hosts), "--hosts {}: {ranks} ranks fit on 1 to {ranks} hosts", args.hosts);
     let named = std::env::var_os(VARIABLE).is_some_and(|folder| !folder.is_empty());
@@ -84,23 +88,22 @@ fn start(args: &CalibrateArgs, ranks: usize) -> Result<()> {
         Shelf::from_env() != Shelf::OFF,
         "{VARIABLE} is off, or there is no home folder: name one with {VARIABLE}=..."
     );
-    let program = this_program()?;
     let sizes: Vec<String> = args.sizes.0.iter().map(u64::to_string).collect();
-    let job = Job::spawn(ranks, |rank| {
-        let mut command = Command::new(&program);
-        command.arg("calibrate").args(["--sizes", &sizes.join(",")]).args(["--seconds", &args.seconds.to_string()]);
-        if args.hosts > 1 {
-            let host = rank.index() * args.hosts / ranks;
-            command.env(environment::HOST, format!("host {host} of this run"));
-        }
-        command.stdin(Stdio::null());
-        command
-    })?;
-    Ok(job.wait()?)
+    let mut command: Vec<OsString> = vec![this_program()?.into()];
+    let (sizes, seconds, hosts) = (sizes.join(","), args.seconds.to_string(), args.hosts.to_string());
+    command.extend(["calibrate", "--sizes", &sizes, "--seconds", &seconds, "--hosts", &hosts].map(OsString::from));
+    let here = std::env::current_dir().context("finding the current directory")?;
+    let mut spec = JobSpec::new(JobPlacement::here(ranks)?, command, here);
+    spec.output.prefix = Prefix::None;
+    Ok(ExitCode::from(launch::run(spec)?))
 }
 
 /// The whole life of a rank.
-fn rank(args: &CalibrateArgs) -> Result<()> {
+fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
+    if args.hosts > 1 {
+        let (rank, placement) = (environment.rank.index(), BenchPlacement::here(environment.size, args.hosts));
+        placement.enter(rank, placement.host_of(rank))?;
+    }
     let load = Machine::this().load;
     let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
     let began = Instant::now();

@@ -51,6 +51,10 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true)]
     pub(super) caller: Option<u32>,
 
+    // For `farandole bench`; what it means is in `farandole_cluster::launch::JobSpec`.
+    #[arg(long, hide = true)]
+    pub(super) rendezvous_socket: Option<PathBuf>,
+
     /// Show what was built in and what is found on this machine (also written -cb)
     #[arg(long, alias = "cb", help_heading = CHECKS)]
     pub(super) check_build: bool,

@@ -32,7 +32,6 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_KEY",
     "FARANDOLE_KEY_FD",
     "FARANDOLE_HOST",
-    "FARANDOLE_PARENT",
     "FARANDOLE_TASK_FD",
     "FARANDOLE_RESULT_FD",
 ];
@@ -43,6 +42,7 @@ pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>
     if args.horovod {
         spec.alias = Alias::Horovod;
     }
+    spec.rendezvous_socket = args.rendezvous_socket.as_ref().map(|path| here.join(path));
     if let (Some(file), Some(results), Some(caller)) = (&args.task, &args.results, args.caller) {
         spec.task = Some(TaskFiles { file: here.join(file), results: here.join(results), caller });
     }

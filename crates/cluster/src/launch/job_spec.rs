@@ -45,6 +45,9 @@ pub struct JobSpec {
     pub task: Option<TaskFiles>,
     /// Whether ranks find Farandole under the name `horovod`.
     pub alias: Alias,
+    /// The Unix socket at which ranks of this host meet, for ranks in network namespaces of their own, which see no
+    /// abstract socket of this one.
+    pub rendezvous_socket: Option<PathBuf>,
     /// Where metrics of the job are shown to whoever reaches that address; nowhere unless it is said.
     pub metrics: Option<SocketAddr>,
 }
@@ -105,6 +108,7 @@ impl JobSpec {
             network: Vec::new(),
             task: None,
             alias: Alias::None,
+            rendezvous_socket: None,
             metrics: None,
         }
     }

@@ -553,6 +553,7 @@ fn starts(spec: &JobSpec, task_bytes: Option<u64>) -> Vec<StartRanks> {
             silence_ms: millis(spec.silence),
             task_bytes,
             horovod: spec.alias == Alias::Horovod,
+            rendezvous_socket: spec.rendezvous_socket.as_ref().map(|path| path.as_os_str().as_bytes().to_vec()),
         }
     };
     (0..placement.hosts().len()).map(start).collect()

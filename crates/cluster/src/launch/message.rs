@@ -67,6 +67,8 @@ pub struct StartRanks {
     pub task_bytes: Option<u64>,
     /// Whether ranks are to find Farandole under the name `horovod`.
     pub horovod: bool,
+    /// Path of the socket at which ranks meet; an abstract one unless it is given.
+    pub rendezvous_socket: Option<Vec<u8>>,
 }
 
 /// Where a rank sits.
@@ -380,6 +382,7 @@ mod tests {
             silence_ms: 5000,
             task_bytes: Some(1 << 40),
             horovod: true,
+            rendezvous_socket: Some(b"/run/meeting".to_vec()),
         };
         for directive in
             [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]

@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use farandole_transport::Countdown;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, wait, waitpid,
+};
 
 /// All processes, as they were at one moment.
 #[derive(Debug)]
@@ -73,7 +76,8 @@ impl ProcessTree {
 /// Kills everything that this process has adopted. What an orphan has started becomes this process's child when the
 /// orphan has ended, so this goes on until nothing is left.
 pub(crate) fn end_orphans(deadline: &Countdown) {
-    loop {
+    // The scan reads a file for each process of the machine; without a child it is not needed.
+    while !matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
         let orphans = ProcessTree::scan().children();
         if orphans.is_empty() || deadline.is_over() {
             return;

@@ -1,4 +1,4 @@
-//! Carrying out the order to start: the rendezvous of this host, the key's descriptor, and each rank's variables.
+//! Starts the ranks of a host: their rendezvous, the key's descriptor, and each rank's variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -44,8 +44,8 @@ impl Agent {
         let ranks = start.ranks.len();
         descriptors::make_room(AGENT_DESCRIPTORS * ranks as u64, || format!("looking after {ranks} ranks"))
             .map_err(|error| Error::Refused { why: error.to_string() })?;
-        let stub = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
-        let meeting = self.open_rendezvous(start)?;
+        let shim = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
+        let rendezvous = self.open_rendezvous(start)?;
         let key = key_file(&self.key)?;
         // A Python that is slow to start must not make this agent look dead.
         let mut meanwhile = || {
@@ -58,12 +58,12 @@ impl Agent {
             false => None,
         };
         for slot in &start.ranks {
-            let mut command = Command::new(&stub);
+            let mut command = Command::new(&shim);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
             command.current_dir(working_dir);
             let variables = start.variables.iter();
             command.envs(variables.map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
-            command.envs(variables_of(slot, start, &meeting));
+            command.envs(variables_of(slot, start, &rendezvous));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
             command.env(exec_shim::AGENT, std::process::id().to_string());
             command.envs(open_files.map(|limit| (exec_shim::OPEN_FILES, limit.to_string())));
@@ -91,14 +91,18 @@ impl Agent {
         started
     }
 
-    /// Opens the rendezvous of this host's ranks, where no file has to be cleared away.
+    /// Opens the rendezvous of this host's ranks: an abstract socket, which leaves no file behind, or the given one.
     fn open_rendezvous(&mut self, start: &StartRanks) -> Result<Address> {
         let local: Vec<Rank> = start.ranks.iter().map(|slot| Rank(slot.rank)).collect();
         let digest = blake3::hash(self.key.to_hex().as_bytes()).to_hex();
         let name = format!("farandole-{}-{}", std::process::id(), &digest[..12]);
+        let at = match &start.rendezvous_socket {
+            Some(path) => Address::UnixPath(String::from_utf8_lossy(path).into_owned()),
+            None => Address::UnixAbstract(name),
+        };
         let slot = self.mailbox.slot();
         let post = Box::new(move |event| slot.post(News::Rendezvous(event)));
-        let server = Server::serve_part(&Address::UnixAbstract(name), start.size, &local, &self.key, post)?;
+        let server = Server::serve_part(&at, start.size, &local, &self.key, post)?;
         let address = server.address().clone();
         self.server = Some(server);
         Ok(address)
@@ -117,7 +121,7 @@ fn key_file(key: &Key) -> Result<File> {
 }
 
 /// What a rank finds in its environment, under our names and under Horovod's, which scripts read.
-fn variables_of(slot: &RankSlot, start: &StartRanks, meeting: &Address) -> Vec<(OsString, OsString)> {
+fn variables_of(slot: &RankSlot, start: &StartRanks, rendezvous: &Address) -> Vec<(OsString, OsString)> {
     let mut variables: Vec<(OsString, OsString)> = Vec::new();
     let mut set = |name: &str, value: String| variables.push((name.into(), OsString::from_vec(value.into_bytes())));
     for (name, value) in [
@@ -131,7 +135,7 @@ fn variables_of(slot: &RankSlot, start: &StartRanks, meeting: &Address) -> Vec<(
         set(&format!("FARANDOLE_{name}"), value.to_string());
         set(&format!("HOROVOD_{name}"), value.to_string());
     }
-    set(variable::RENDEZVOUS, meeting.to_string());
+    set(variable::RENDEZVOUS, rendezvous.to_string());
     set("FARANDOLE_HEARTBEAT_TIMEOUT", format!("{}", start.silence_ms as f64 / 1000.0));
     if !start.addresses.is_empty() {
         let addresses: Vec<String> = start.addresses.iter().map(ToString::to_string).collect();
