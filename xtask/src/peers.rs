@@ -15,8 +15,8 @@ use crate::tools;
 /// PyTorch's own index has a build without GPU libraries, a tenth of the size; PyPI's build works as well.
 const CPU_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 
-/// Installs Python packages: in a quarter of the processor time of pip, because it compiles none of their modules. Python
-/// compiles those that are imported.
+/// Installs Python packages: in a quarter of the processor time of pip, because it compiles none of their modules.
+/// Python compiles those that are imported.
 const INSTALLER: &str = "uv>=0.13,<1";
 
 /// Installs all of them.

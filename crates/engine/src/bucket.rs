@@ -30,11 +30,11 @@ use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
 
 use crate::error::Error;
 use crate::exec::fusion_buffer::FusionBuffer;
-use crate::exec::path::{Path, fold_of};
 use crate::exec::{Buffers, Halves};
 use crate::owed::Owed;
 use crate::record::group::Mark;
 use crate::submission::{Outcome, Returned};
+use farandole_plan::plane::Plane;
 
 /// A request that has been submitted and is not done.
 #[derive(Debug)]
@@ -75,20 +75,20 @@ impl Pending {
 
 /// The requests of a group, by their ids.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct PendingTable {
     places: Vec<Option<Pending>>,
     taken: usize,
 }
 
-impl Table {
+impl PendingTable {
     /// Enters a request.
     pub(crate) fn put(&mut self, id: RequestId, pending: Pending) {
         if self.places.len() <= id.index() {
             self.places.resize_with(id.index() + 1, || None);
         }
-        let place = &mut self.places[id.index()];
-        assert!(place.is_none(), "invariant: an id belongs to one request at a time");
-        *place = Some(pending);
+        let here = &mut self.places[id.index()];
+        assert!(here.is_none(), "invariant: an id belongs to one request at a time");
+        *here = Some(pending);
         self.taken += 1;
     }
 
@@ -136,7 +136,7 @@ impl Table {
 
 /// This rank's place in the group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct GroupRank {
     pub(crate) me: Rank,
     pub(crate) size: usize,
 }
@@ -183,17 +183,17 @@ enum Memory {
 
 impl Workspace {
     /// Decides where to work on a bucket. Nothing is read or written.
-    pub(crate) fn choose(bucket: &Bucket, path: Path, place: Place, fusion_limit_bytes: usize) -> Workspace {
+    pub(crate) fn choose(bucket: &Bucket, plane: Plane, here: GroupRank, fusion_limit_bytes: usize) -> Workspace {
         let plan = &*bucket.plan;
-        let carrier = path.carrier(plan);
+        let carrier = plane.carrier(plan);
         let offset = bytes_of(carrier, plan.elems);
-        let apart = path.rounds_results(plan);
+        let apart = plane.rounds_results(plan);
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
         // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
         let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
         let staging = |bytes: usize| if bytes <= kept_bytes { Memory::Fusion(bytes) } else { fresh(bytes) };
         let memory = match &plan.collective {
-            _ if path == Path::Mapped => Memory::Mapped(bytes),
+            _ if plane == Plane::Mapped => Memory::Mapped(bytes),
             Collective::Barrier | Collective::Join => Memory::Nothing,
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
@@ -204,22 +204,22 @@ impl Workspace {
             Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
             Collective::Allgather | Collective::ReduceScatter { .. } => staging(bytes),
             Collective::Alltoall { .. } => {
-                fresh(bytes_of(carrier, Exchange::of(&plan.parts[0].item, place).received_elems()))
+                fresh(bytes_of(carrier, Exchange::of(&plan.parts[0].item, here).received_elems()))
             }
         };
         let finish = match plan.collective {
             Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
-                Finish::new(plan.dtype, op, place.size as u64, postscale)
+                Finish::new(plan.dtype, op, here.size as u64, postscale)
             }
             _ => Finish::Nothing,
         };
-        let (finish_in_fold, finish_in_unload) = match path {
+        let (finish_in_fold, finish_in_unload) = match plane {
             _ if apart => (Finish::Nothing, Finish::Nothing),
-            Path::Messages => (Finish::Nothing, finish),
-            Path::Windows | Path::Mapped => (finish, Finish::Nothing),
+            Plane::Links | Plane::Added(_) => (Finish::Nothing, finish),
+            Plane::Windows | Plane::Mapped => (finish, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
-        let reads_input = path == Path::Windows
+        let reads_input = plane == Plane::Windows
             && prescale_of(plan) == 1.0
             && matches!(plan.collective, Collective::Allreduce { .. });
         Workspace { memory, carrier, finish_in_fold, finish_in_unload, reads_input, halves }
@@ -229,7 +229,7 @@ impl Workspace {
     pub(crate) fn buffers<'a>(
         &'a mut self,
         bucket: &Bucket,
-        table: &'a mut Table,
+        table: &'a mut PendingTable,
         fusion: &'a mut FusionBuffer,
     ) -> Buffers<'a> {
         let mut buffers = Buffers::new(&mut [], self.carrier);
@@ -259,19 +259,25 @@ impl Workspace {
     }
 
     /// Brings this rank's contribution in.
-    pub(crate) fn load(&mut self, bucket: &Bucket, place: Place, table: &mut Table, fusion: &mut FusionBuffer) {
+    pub(crate) fn load(
+        &mut self,
+        bucket: &Bucket,
+        here: GroupRank,
+        table: &mut PendingTable,
+        fusion: &mut FusionBuffer,
+    ) {
         let (plan, carrier) = (&*bucket.plan, self.carrier);
         let work = match &mut self.memory {
             Memory::Nothing => return,
             Memory::Caller(_) if self.reads_input => return,
-            Memory::Caller(id) => return load_in_place(plan, place, table.get_mut(*id)),
+            Memory::Caller(id) => return load_in_place(plan, here, table.get_mut(*id)),
             Memory::Fusion(bytes) => fusion.own(*bytes),
             Memory::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
             Memory::Fresh(bytes) => &mut bytes[..],
         };
         for (part, id) in bucket.requests.iter().enumerate() {
             match id {
-                Some(id) => load_part(plan, part, place, carrier, work, table.input(*id)),
+                Some(id) => load_part(plan, part, here, carrier, work, table.input(*id)),
                 None => load_neutral(plan, part, carrier, work),
             }
         }
@@ -281,8 +287,8 @@ impl Workspace {
     pub(crate) fn unload(
         self,
         bucket: &Bucket,
-        place: Place,
-        table: &mut Table,
+        here: GroupRank,
+        table: &mut PendingTable,
         fusion: &mut FusionBuffer,
         done: &mut Vec<(Pending, Outcome)>,
     ) {
@@ -305,14 +311,14 @@ impl Workspace {
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
-            let mut outcome = Outcome { shape: result_shape(item, place), ..Outcome::default() };
+            let mut outcome = Outcome { shape: result_shape(item, here), ..Outcome::default() };
             // It stays in the table, where a failure finds it, until its result is there.
             let pending = table.get_mut(id);
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
-                Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, place).received_rows,
-                _ => unload_part(plan, part, place, carrier, work, finish, pending),
+                Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, here).received_rows,
+                _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }
             let mut pending = table.take(id);
             outcome.input = pending.input.take();
@@ -347,7 +353,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(crate) fn of(item: &Item, Place { me, size }: Place) -> Exchange {
+    pub(crate) fn of(item: &Item, GroupRank { me, size }: GroupRank) -> Exchange {
         let row_elems = item.row_elems();
         let ranks = || (0..size).map(Rank::from);
         let (mut sent, mut received) = (0, 0);
@@ -366,6 +372,15 @@ impl Exchange {
 
     fn received_elems(&self) -> u64 {
         self.recv.iter().map(|span| span.len).sum()
+    }
+}
+
+/// How a bucket is folded, with elements of this type. Adasum is no fold.
+fn fold_of(plan: &BucketPlan, dtype: Dtype) -> Option<Fold> {
+    match plan.collective {
+        Collective::Allreduce { op: ReduceOp::Adasum, .. } => None,
+        Collective::Allreduce { op, .. } | Collective::ReduceScatter { op, .. } => Some(Fold::new(dtype, op)),
+        _ => None,
     }
 }
 
@@ -388,11 +403,11 @@ fn prescale_of(plan: &BucketPlan) -> f64 {
     }
 }
 
-fn load_in_place(plan: &BucketPlan, place: Place, pending: &mut Pending) {
+fn load_in_place(plan: &BucketPlan, here: GroupRank, pending: &mut Pending) {
     let Pending { input, output, .. } = pending;
     let input = input.as_mut().expect("invariant: a collective on tensors has an input");
     match (&plan.collective, output) {
-        (Collective::Broadcast { root }, Some(output)) if *root == place.me => {
+        (Collective::Broadcast { root }, Some(output)) if *root == here.me => {
             output.as_bytes_mut().copy_from_slice(input.as_bytes());
         }
         (Collective::Broadcast { .. }, _) => {}
@@ -401,19 +416,19 @@ fn load_in_place(plan: &BucketPlan, place: Place, pending: &mut Pending) {
     }
 }
 
-fn load_part(plan: &BucketPlan, part: usize, place: Place, carrier: Dtype, work: &mut [u8], input: &[u8]) {
+fn load_part(plan: &BucketPlan, part: usize, here: GroupRank, carrier: Dtype, work: &mut [u8], input: &[u8]) {
     match plan.collective {
         Collective::Allreduce { prescale, .. } => {
             let offset = range(carrier, plan.parts[part].span).start;
             pack(work, carrier, [(offset, input)], plan.dtype, prescale);
         }
-        Collective::Broadcast { root } if root == place.me => {
+        Collective::Broadcast { root } if root == here.me => {
             work[range(carrier, plan.parts[part].span)].copy_from_slice(input);
         }
-        Collective::Allgather => work[range(carrier, plan.piece(part, place.me))].copy_from_slice(input),
+        Collective::Allgather => work[range(carrier, plan.piece(part, here.me))].copy_from_slice(input),
         Collective::ReduceScatter { prescale, .. } => {
             let mut rest = input;
-            for rank in 0..place.size {
+            for rank in 0..here.size {
                 let piece = plan.piece(part, Rank::from(rank));
                 let (rows, after) = rest.split_at(bytes_of(plan.dtype, piece.len));
                 pack(work, carrier, [(range(carrier, piece).start, rows)], plan.dtype, prescale);
@@ -441,7 +456,7 @@ fn load_neutral(plan: &BucketPlan, part: usize, carrier: Dtype, work: &mut [u8])
 fn unload_part(
     plan: &BucketPlan,
     part: usize,
-    place: Place,
+    here: GroupRank,
     carrier: Dtype,
     work: &[u8],
     finish: Finish,
@@ -456,7 +471,7 @@ fn unload_part(
             pending.target().copy_from_slice(&work[range(carrier, plan.parts[part].span)]);
         }
         Collective::Allgather if plan.parts.len() > 1 => {
-            let pieces = || (0..place.size).map(|rank| &work[range(carrier, plan.piece(part, Rank::from(rank)))]);
+            let pieces = || (0..here.size).map(|rank| &work[range(carrier, plan.piece(part, Rank::from(rank)))]);
             let mut output = OwnedBytes::zeroed(pieces().map(<[u8]>::len).sum());
             let mut rest = &mut output[..];
             for piece in pieces() {
@@ -467,7 +482,7 @@ fn unload_part(
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         Collective::ReduceScatter { .. } => {
-            let piece = plan.piece(part, place.me);
+            let piece = plan.piece(part, here.me);
             let mut output = OwnedBytes::zeroed(bytes_of(plan.dtype, piece.len));
             unpack(work, carrier, [(range(carrier, piece).start, &mut output[..])], plan.dtype, finish);
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
@@ -476,15 +491,15 @@ fn unload_part(
     }
 }
 
-fn result_shape(item: &Item, place: Place) -> Shape {
+fn result_shape(item: &Item, here: GroupRank) -> Shape {
     let with_rows = |rows: u64| std::iter::once(rows).chain(item.shape.iter().skip(1).copied()).collect();
     match item.collective {
         Collective::Allgather => with_rows(item.rows.iter().sum()),
         Collective::Alltoall { .. } => {
-            let ranks = (0..place.size).map(Rank::from);
-            with_rows(ranks.map(|from| item.rows_sent(from, place.me, place.size)).sum())
+            let ranks = (0..here.size).map(Rank::from);
+            with_rows(ranks.map(|from| item.rows_sent(from, here.me, here.size)).sum())
         }
-        Collective::ReduceScatter { .. } => with_rows(item.rows_kept(place.me, place.size)),
+        Collective::ReduceScatter { .. } => with_rows(item.rows_kept(here.me, here.size)),
         _ => item.shape.clone(),
     }
 }

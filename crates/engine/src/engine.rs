@@ -28,6 +28,7 @@ use crate::driver_lock::{DriverLock, Push, Spin};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Group, Settings};
 use crate::owed::{Owed, Recipient};
+use crate::plane::{GroupSeat, Offer, Plane, PlaneGroup};
 use crate::record::group::{GroupRecord, Mark, Start};
 use crate::shared::Shared;
 use crate::status_reporter::{Stacks, StatusReporter};
@@ -48,6 +49,7 @@ pub struct Engine {
     host_names: Arc<[String]>,
     config: Config,
     table: Option<Arc<Table>>,
+    planes: Vec<Arc<dyn Plane>>,
     recorder: Arc<Recorder>,
     start: Start,
     forming: Mutex<Forming>,
@@ -73,6 +75,9 @@ pub struct Hooks {
     pub recorder: Option<Arc<Recorder>>,
     /// What the program's interpreter is asked by, where it has one, when others wait for this rank.
     pub stacks: Option<Stacks>,
+    /// Planes besides those over links and windows; the first that carries a bucket takes it. Must be the same on all
+    /// ranks, in the same order.
+    pub planes: Vec<Arc<dyn Plane>>,
 }
 
 impl Engine {
@@ -99,7 +104,8 @@ impl Engine {
         let record = GroupRecord::new(&recorder, GroupId::WORLD, &ranks, start);
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
-        let world = Group::new(settings, mesh, record);
+        let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
+        let world = Group::new(settings, mesh, record, added);
         let tensor_table = Arc::new(TensorTable::default());
         tensor_table.add(GroupId::WORLD, ranks, Some(rank));
         let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|notice| eprintln!("{}", notice.shown())));
@@ -127,9 +133,8 @@ impl Engine {
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         bound.recv().expect("invariant: the worker says first whether it is bound")?;
         let forming = Mutex::new(Forming { connector, rounds: 0 });
-        let table = hooks.table;
-        let worker = Some(worker);
-        Ok(Engine { shared, worker, abort, rank, hosts, host_names, config, table, recorder, start, forming })
+        let (table, planes, worker) = (hooks.table, hooks.planes, Some(worker));
+        Ok(Engine { shared, worker, abort, rank, hosts, host_names, config, table, planes, recorder, start, forming })
     }
 
     /// After how long waiting is reported, unless nobody wants to know.
@@ -345,15 +350,18 @@ impl Engine {
         self.agree_on_members(round, &sorted)?;
         let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
         let ranks: Arc<[Rank]> = sorted.into();
-        let mesh = me.map(|_| {
-            forming.connector.mesh(round, &ranks, self.shared.driver_lock.waiter(), self.config.meet_deadline)
+        let waiter = self.shared.driver_lock.waiter();
+        let joined = me.map(|_| {
+            let mesh = forming.connector.mesh(round, &ranks, waiter, self.config.meet_deadline)?;
+            let added = join_planes(&self.planes, round, &mesh, waiter)?;
+            farandole_transport::Result::Ok((mesh, added))
         });
-        self.agree_on_success(round, matches!(mesh, Some(Err(_))))?;
+        self.agree_on_success(round, matches!(joined, Some(Err(_))))?;
         self.shared.tensor_table.add(group, Arc::clone(&ranks), me);
-        if let Some(Ok(mesh)) = mesh {
+        if let Some(Ok((mesh, added))) = joined {
             let record = GroupRecord::new(&self.recorder, round, &ranks, self.start);
             let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.host_names);
-            let group = Box::new(Group::new(settings, mesh, record));
+            let group = Box::new(Group::new(settings, mesh, record, added));
             let _ = self.shared.driver_lock.push(Command::AddGroup(group), Push::Ringing);
         }
         Ok(group)
@@ -537,6 +545,17 @@ fn request(name: String, collective: Collective, rows: u64) -> Request {
 fn words(region: Region) -> Vec<u32> {
     let bytes = region.as_bytes().chunks_exact(4);
     bytes.map(|word| u32::from_ne_bytes(word.try_into().expect("chunks of four bytes"))).collect()
+}
+
+/// Joins this rank to the others of a group on every plane that was added.
+fn join_planes(
+    planes: &[Arc<dyn Plane>],
+    group: GroupId,
+    mesh: &Mesh,
+    waiter: &Waiter,
+) -> farandole_transport::Result<Vec<(Offer, Box<dyn PlaneGroup>)>> {
+    let seat = || GroupSeat { group, me: mesh.me(), topology: mesh.topology(), bell: waiter.bell() };
+    planes.iter().map(|plane| Ok((plane.offer(), plane.join(seat())?))).collect()
 }
 
 fn not_started(error: farandole_transport::Error) -> Error {

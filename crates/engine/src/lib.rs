@@ -59,6 +59,7 @@ pub mod error;
 mod exec;
 mod group;
 mod owed;
+pub mod plane;
 mod record;
 mod shared;
 mod status_reporter;

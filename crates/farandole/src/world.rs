@@ -166,7 +166,8 @@ impl Setup {
         }
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
-        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks: self.stacks, on_stall: self.on_stall };
+        let (stacks, on_stall) = (self.stacks, self.on_stall);
+        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks, on_stall, ..Hooks::default() };
         let engine = Arc::new(Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?);
         heed(lifeline.as_ref(), engine.abort_handle());
         communicator.report_stalls_with(&engine);

@@ -169,6 +169,11 @@ impl Tuning {
             small_elems: SMALL_BYTES / elem_bytes,
         }
     }
+
+    /// The same with windows of so many slots, and tiles of at most so many bytes.
+    pub fn with_windows(self, dtype: Dtype, tile_bytes: usize, slots: usize) -> Tuning {
+        Tuning { tile_elems: (tile_bytes / dtype.size_bytes()) as u64, slots: slots as u32, ..self }
+    }
 }
 
 /// Steps of rank `me` in an allreduce of `elems` elements, in place in [`crate::Buffer::Work`].

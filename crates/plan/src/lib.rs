@@ -27,6 +27,7 @@ mod halving;
 mod hierarchical;
 pub mod item;
 pub mod message;
+pub mod plane;
 pub mod request;
 mod ring;
 mod scatter;

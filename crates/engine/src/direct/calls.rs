@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use farandole_plan::algorithm::{self, Algorithm};
-use farandole_plan::choose::Formed;
+use farandole_plan::plane::{Folding, Movement, Plane, carrier};
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 use farandole_tensor::pack::unpack;
@@ -16,7 +16,7 @@ use super::exchange::Exchange;
 use super::small::{self, Parts};
 use super::{Call, Communicator, Descriptor, Kind};
 use crate::error::{Error, Result};
-use crate::exec::carrier::{Folding, carrier, widened};
+use crate::exec::buffers::widened;
 use crate::exec::links::LinkRun;
 use crate::exec::windows::WindowRun;
 use crate::exec::{Buffers, Execution, Halves};
@@ -99,9 +99,8 @@ impl Communicator {
         let travels_as = carrier(dtype, op, 1.0, folding);
         let call =
             Call { kind: algorithm as u8 | 0x80, dtype: travels_as, root: 0, counts: vec![elems], more_counts: vec![] };
-        let schedule = self.schedule(call, |this| {
-            algorithm::allreduce(algorithm, elems, this.topology(), this.rank(), &this.tuning(travels_as))
-        });
+        let plane = if by_windows { Plane::Windows } else { Plane::Links };
+        let schedule = self.schedule(call, plane, Movement::Allreduce { algorithm, elems });
         let fold = Some(Fold::new(travels_as, op));
         let task = Task { number, descriptor, schedule };
         if by_windows {
@@ -151,16 +150,7 @@ impl Communicator {
             counts: vec![elems],
             more_counts: vec![],
         };
-        let one_host = self.is_one_host();
-        let schedule = self.schedule(call, |this| {
-            let tuning = this.tuning(T::DTYPE);
-            if one_host {
-                algorithm::broadcast_window(elems, root, this.size(), this.rank(), &tuning)
-            } else {
-                let tuning = this.chooser.tuned(Formed::Broadcast, elems, T::DTYPE, tuning);
-                algorithm::broadcast(elems, root, this.topology(), this.rank(), &tuning)
-            }
-        });
+        let schedule = self.schedule(call, self.plane(), Movement::Broadcast { root, elems });
         let task = Task { number, descriptor, schedule };
         with_bytes_mut(data, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
     }
@@ -195,17 +185,7 @@ impl Communicator {
             return self.hand_over(number, descriptor, bytes, begin, read);
         }
         let call = self.call(Kind::Allgather, T::DTYPE, counts, &[]);
-        let one_host = self.is_one_host();
-        let schedule = self.schedule(call, |this| {
-            let tuning = this.tuning(T::DTYPE);
-            if one_host {
-                algorithm::allgather_window(&blocks, this.rank(), &tuning)
-            } else {
-                let elems = blocks[blocks.len() - 1].end();
-                let tuning = this.chooser.tuned(Formed::Allgather, elems, T::DTYPE, tuning);
-                algorithm::allgather(&blocks, this.topology(), this.rank(), &tuning)
-            }
-        });
+        let schedule = self.schedule(call, self.plane(), Movement::Allgather { blocks: &blocks });
         let task = Task { number, descriptor, schedule };
         with_bytes_mut(all, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
     }
@@ -250,14 +230,7 @@ impl Communicator {
         let folding = if one_host { Folding::AllAtOnce } else { Folding::OneByOne };
         let dtype = carrier(T::DTYPE, op, 1.0, folding);
         let call = self.call(Kind::ReduceScatter, dtype, counts, &[]);
-        let schedule = self.schedule(call, |this| {
-            let tuning = this.tuning(dtype);
-            if one_host {
-                algorithm::reduce_scatter_window_apart(&blocks, this.rank(), &tuning)
-            } else {
-                algorithm::reduce_scatter(&blocks, this.topology(), this.rank(), &tuning)
-            }
-        });
+        let schedule = self.schedule(call, self.plane(), Movement::ReduceScatterApart { blocks: &blocks });
         let task = Task { number, descriptor, schedule };
         if one_host {
             let fold = Some(fold);
@@ -300,8 +273,7 @@ impl Communicator {
         }
         let number = self.next_operation()?;
         let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
-        let schedule =
-            self.schedule(call, |this| algorithm::alltoall(&send, &recv, this.rank(), &this.tuning(T::DTYPE)));
+        let schedule = self.schedule(call, Plane::Links, Movement::Alltoall { send: &send, recv: &recv });
         let (task, source) = (Task { number, descriptor, schedule }, as_bytes(data));
         with_bytes_mut(received, |bytes| {
             self.over_links(task, Buffers { source, ..Buffers::new(bytes, T::DTYPE) }, Finish::Nothing)

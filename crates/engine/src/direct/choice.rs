@@ -8,15 +8,15 @@
 
 use std::sync::Arc;
 
-use farandole_plan::algorithm::{Algorithm, Tuning};
-use farandole_plan::choose::{AlgorithmLimits, Choices, Formed, Means};
+use farandole_plan::algorithm::Algorithm;
+use farandole_plan::choose::{AlgorithmLimits, Choices, Means};
 use farandole_plan::table::Table;
-use farandole_plan::{Dtype, Rank, ReduceOp, Topology};
+use farandole_plan::{Rank, ReduceOp, Topology};
 use farandole_transport::Mesh;
 
 use super::{Communicator, DirectSettings};
 use crate::error::Result;
-use crate::exec::path::shares_memory;
+use crate::exec::planes::shares_memory;
 
 /// A longer text is not passed on. A table of all ways at thirty sizes has a fiftieth of it.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -68,9 +68,9 @@ impl Chooser {
         self.choices.allreduce(bytes as u64, self.means)
     }
 
-    /// Sizes for a schedule of messages.
-    pub(super) fn tuned(&self, formed: Formed, elems: u64, dtype: Dtype, tuning: Tuning) -> Tuning {
-        self.choices.tuned(formed, elems * dtype.size_bytes() as u64, tuning)
+    /// The choices of the communicator.
+    pub(super) fn choices(&self) -> &Choices {
+        &self.choices
     }
 }
 
@@ -106,7 +106,7 @@ impl Communicator {
         self.allreduce(&mut bounds, ReduceOp::Min)?;
         let table = table.filter(|_| bounds == [hash, -hash]);
         self.chooser = Chooser::new(&self.mesh, &self.settings, table);
-        self.kept.clear();
+        self.schedules.clear();
         Ok(self.table().cloned())
     }
 

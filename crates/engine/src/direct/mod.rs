@@ -4,8 +4,8 @@
 //! is no agreement and no other thread: the call itself moves the bytes and returns when this rank's part is done. Each
 //! call is an *operation* with the next number; ranks that do not make the same call find out (`descriptor`).
 //!
-//! Several roads lead to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go
-//! through windows in tiles, long parts that are only copied are read from where they lie (`single_copy`), and shared
+//! There are several paths to a result. On one host a small tensor takes a single hand-over (`small`), larger ones go
+//! through windows in tiles, long parts that are only copied are read from where they lie (`exec::reads`), and shared
 //! buffers are worked on where they lie; between hosts, schedules of messages run over links. The path depends only on
 //! what all ranks know (bytes, placement, settings, the table that they have agreed on: `choice`), so all take the same
 //! one.
@@ -25,12 +25,12 @@ mod shared;
 mod small;
 mod stall_hook;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
+use farandole_plan::plane::{Movement, Plane, Site};
 use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
 use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
@@ -39,6 +39,7 @@ use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 use crate::abort::{AbortCause, AbortHandle};
 use crate::connector::Connector;
 use crate::error::{Error, Failure, Result};
+use crate::exec::schedule_cache::ScheduleCache;
 use crate::exec::store_policy::StorePolicies;
 use crate::exec::{Buffers, Execution, step_trace};
 use crate::record::call::CallRecord;
@@ -51,9 +52,6 @@ use stall_hook::StallHook;
 pub(crate) use choice::MAX_TEXT_BYTES;
 pub(crate) use patience::online_cores;
 pub use shared::SharedBuffer;
-
-/// Schedules kept at most; programs repeat a few calls.
-const KEPT_SCHEDULES: usize = 256;
 
 /// The number under which the ranks of the world meet for direct collectives, beside the engine's own groups.
 const DIRECT_GROUP: GroupId = GroupId(u32::MAX);
@@ -111,7 +109,7 @@ pub struct Communicator {
     patience: Patience,
     chooser: Chooser,
     operation: u64,
-    kept: HashMap<Call, Arc<Schedule>>,
+    schedules: ScheduleCache<Call>,
     store_policies: StorePolicies,
     fork: ForkGuard,
     abort: AbortHandle,
@@ -145,7 +143,7 @@ impl Communicator {
             patience,
             chooser,
             operation: 0,
-            kept: HashMap::new(),
+            schedules: ScheduleCache::new(),
             store_policies: StorePolicies::default(),
             fork,
             abort,
@@ -207,14 +205,9 @@ impl Communicator {
     }
 
     fn tuning(&self, dtype: Dtype) -> Tuning {
-        let mut tuning = Tuning::for_dtype(dtype);
-        if let Some(windows) = &self.mesh.windows {
-            let layout = windows.layout();
-            let tile_bytes = self.settings.tile_bytes.min(layout.tile_bytes);
-            tuning.tile_elems = (tile_bytes / dtype.size_bytes()) as u64;
-            tuning.slots = layout.slots as u32;
-        }
-        tuning
+        let tuning = Tuning::for_dtype(dtype);
+        let Some(layout) = self.mesh.windows.as_ref().map(|windows| windows.layout()) else { return tuning };
+        tuning.with_windows(dtype, self.settings.tile_bytes.min(layout.tile_bytes), layout.slots)
     }
 
     /// Checks that a call may be made, and counts it.
@@ -232,17 +225,20 @@ impl Communicator {
         Ok(self.operation)
     }
 
-    /// The schedule of a call, made at its first time.
-    fn schedule(&mut self, call: Call, make: impl FnOnce(&Communicator) -> Schedule) -> Arc<Schedule> {
-        if let Some(schedule) = self.kept.get(&call) {
-            return Arc::clone(schedule);
+    /// The schedule of a call on this plane, made at its first time.
+    fn schedule(&mut self, call: Call, plane: Plane, movement: Movement<'_>) -> Arc<Schedule> {
+        if let Some(schedule) = self.schedules.get(&call) {
+            return schedule;
         }
-        if self.kept.len() >= KEPT_SCHEDULES {
-            self.kept.clear();
-        }
-        let schedule = Arc::new(make(self));
-        self.kept.insert(call, Arc::clone(&schedule));
-        schedule
+        let (topology, me, dtype) = (self.mesh.topology(), self.mesh.me(), call.dtype);
+        let site = Site { topology, me, choices: self.chooser.choices() };
+        let schedule = site.schedule(plane, movement, dtype, self.tuning(dtype));
+        self.schedules.put(call, schedule)
+    }
+
+    /// The built-in plane of collectives that copy: windows where all ranks share memory.
+    fn plane(&self) -> Plane {
+        if self.is_one_host() { Plane::Windows } else { Plane::Links }
     }
 
     /// Carries a collective on so many bytes out and records it.

@@ -5,7 +5,8 @@
 //! descriptor of each operation: ranks that reduce different buffers, even of equal size, get an error and not each
 //! other's data.
 
-use farandole_plan::algorithm::{self, Algorithm};
+use farandole_plan::algorithm::Algorithm;
+use farandole_plan::plane::{Movement, Plane};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::element::{Plain, from_bytes, from_bytes_mut};
 use farandole_tensor::{Finish, Fold, OwnedBytes};
@@ -118,9 +119,8 @@ impl Communicator {
         };
         let operation = self.next_operation()?;
         let call = Call { kind: Kind::MappedAllreduce as u8, dtype, root: 0, counts: vec![elems], more_counts: vec![] };
-        let schedule = self.schedule(call, |this| {
-            algorithm::allreduce(Algorithm::Mapped, elems, this.topology(), this.rank(), &this.tuning(dtype))
-        });
+        let movement = Movement::Allreduce { algorithm: Algorithm::Mapped, elems };
+        let schedule = self.schedule(call, Plane::Mapped, movement);
         if schedule.steps.is_empty() {
             // Nothing to fold. Windows still count on every operation being begun on them.
             return self.meet_at(operation, descriptor);

@@ -22,7 +22,7 @@ use farandole_transport::{Progress, Result};
 
 use super::Buffers;
 use super::links::{LinkRun, Links};
-use crate::bucket::Place;
+use crate::bucket::GroupRank;
 
 /// One exchange, and what is done when it is over.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ pub(crate) struct Adasum {
 
 impl Adasum {
     /// `run` is a finished run of this operation (or one without steps).
-    pub(crate) fn new(run: LinkRun, plan: Arc<BucketPlan>, place: Place) -> Adasum {
-        let to_come = if plan.elems == 0 { VecDeque::new() } else { exchanges(plan.elems, place) };
+    pub(crate) fn new(run: LinkRun, plan: Arc<BucketPlan>, here: GroupRank) -> Adasum {
+        let to_come = if plan.elems == 0 { VecDeque::new() } else { exchanges(plan.elems, here) };
         Adasum { plan, run, now: None, to_come }
     }
 
@@ -89,7 +89,7 @@ fn combine_halves(plan: &BucketPlan, dtype: Dtype, work: &mut [u8]) {
     }
 }
 
-fn exchanges(elems: u64, Place { me, size }: Place) -> VecDeque<Exchange> {
+fn exchanges(elems: u64, GroupRank { me, size }: GroupRank) -> VecDeque<Exchange> {
     let own = Span { start: 0, len: elems };
     let other = Span { start: elems, len: elems };
     let send = |to: usize| Step::Send { to: Rank::from(to), from: Buffer::Work, span: own };

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use farandole_plan::{Dtype, Span};
-use farandole_tensor::{Finish, Fold, Stores};
+use farandole_tensor::cast::cast;
+use farandole_tensor::{Finish, Fold, OwnedBytes, Stores};
 use farandole_transport::shm::Mapped;
 
 /// Why a schedule with folds may expect an operation.
@@ -91,4 +92,11 @@ impl<'a> Buffers<'a> {
 /// The bytes of a span of elements.
 pub(crate) fn scaled(span: Span, elem_bytes: usize) -> Range<usize> {
     span.start as usize * elem_bytes..span.end() as usize * elem_bytes
+}
+
+/// The same elements as singles, each multiplied by the factor.
+pub(crate) fn widened(data: &[u8], dtype: Dtype, factor: f64) -> OwnedBytes {
+    let mut wide = OwnedBytes::zeroed(data.len() / dtype.size_bytes() * Dtype::F32.size_bytes());
+    cast(&mut wide, Dtype::F32, data, dtype, factor);
+    wide
 }

@@ -10,10 +10,12 @@ use farandole_transport::{Link, Mesh, Progress, Result};
 
 use super::Buffers;
 use super::adasum::Adasum;
+use super::buffers::FOLDS;
 use super::links::{LinkRun, Links};
 use super::reads::Reads;
 use super::step_trace::StepTrace;
 use super::windows::WindowRun;
+use crate::plane::PlaneRun;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub(crate) enum Execution {
     Reads(Reads),
     /// Exchanges of whole vectors over links.
     Adasum(Adasum),
+    /// On a plane that was added.
+    Added(Box<dyn PlaneRun>),
 }
 
 impl Links for Mesh {
@@ -54,6 +58,7 @@ impl Execution {
             Execution::Windows(run) => run.advance(windows_of(mesh), buffers),
             Execution::Reads(reads) => reads.advance(windows_of(mesh), buffers.work),
             Execution::Adasum(adasum) => adasum.advance(mesh, buffers),
+            Execution::Added(run) => run.advance(buffers.work, &buffers.fold.expect(FOLDS)),
         }
     }
 
@@ -62,7 +67,11 @@ impl Execution {
         match self {
             Execution::Links(run) => run.trace_steps(),
             Execution::Windows(run) => run.trace_steps(),
-            Execution::Nothing | Execution::Gather | Execution::Reads(_) | Execution::Adasum(_) => {}
+            Execution::Nothing
+            | Execution::Gather
+            | Execution::Reads(_)
+            | Execution::Adasum(_)
+            | Execution::Added(_) => {}
         }
     }
 
@@ -71,7 +80,11 @@ impl Execution {
         match self {
             Execution::Links(run) => run.step_trace(),
             Execution::Windows(run) => run.step_trace(),
-            Execution::Nothing | Execution::Gather | Execution::Reads(_) | Execution::Adasum(_) => None,
+            Execution::Nothing
+            | Execution::Gather
+            | Execution::Reads(_)
+            | Execution::Adasum(_)
+            | Execution::Added(_) => None,
         }
     }
 
@@ -88,6 +101,7 @@ impl Execution {
             Execution::Windows(run) => steps("through shared memory", run.place()),
             Execution::Reads(_) => "reading the peers' memory".to_owned(),
             Execution::Adasum(_) => "by pairs".to_owned(),
+            Execution::Added(run) => format!("on an added plane: {run:?}"),
         }
     }
 
@@ -101,6 +115,7 @@ impl Execution {
             Execution::Windows(run) => windows.and_then(|windows| run.waiting_for(windows)),
             Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
             Execution::Adasum(adasum) => adasum.waiting_for(),
+            Execution::Added(run) => run.waiting_for(),
         }
     }
 

@@ -15,12 +15,12 @@
 
 pub(crate) mod adasum;
 pub(crate) mod buffers;
-pub(crate) mod carrier;
 pub(crate) mod execution;
 pub(crate) mod fusion_buffer;
 pub(crate) mod links;
-pub(crate) mod path;
+pub(crate) mod planes;
 pub(crate) mod reads;
+pub(crate) mod schedule_cache;
 pub(crate) mod step_trace;
 pub(crate) mod store_policy;
 pub(crate) mod windows;

@@ -1,23 +1,24 @@
 //! The bucket that runs: from the agreement's word to start it until its tickets are done.
 //!
-//! A bucket has a *path* (`path`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before all
-//! ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
+//! A bucket has a *plane* (`exec::planes`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before
+//! all ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
 
 use std::time::Duration;
 
 use farandole_plan::agree::Bucket;
+use farandole_plan::plane::Plane;
 use farandole_plan::{Collective, Rank};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
 use crate::bucket::Workspace;
-use crate::exec::path::{Path, shares_memory};
+use crate::exec::planes::shares_memory;
 use crate::exec::{Buffers, Execution};
 
 /// See the module's text.
 pub(super) struct ActiveBucket {
     pub(super) bucket: Bucket,
-    path: Path,
+    plane: Plane,
     workspace: Workspace,
     stage: Stage,
     execution: Execution,
@@ -56,25 +57,25 @@ impl Group {
     pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
         assert!(self.active.is_none(), "invariant: one bucket runs at a time");
         self.record.started(&bucket, &self.table, now);
-        let path = self.paths.path(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
-        let mut workspace = Workspace::choose(&bucket, path, self.place, self.settings.fusion_limit_bytes);
+        let plane = self.planes.choose(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
+        let mut workspace = Workspace::choose(&bucket, plane, self.here, self.settings.fusion_limit_bytes);
         let number = self.window_operation(&bucket);
         let shares_memory = shares_memory(&self.mesh);
         if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
-            windows.begin(number, self.paths.descriptor(&bucket.plan), &[]);
+            windows.begin(number, self.planes.descriptor(&bucket.plan), &[]);
         }
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the board overwritten. Steps through windows see to that themselves.
-        let gathers = shares_memory && (path == Path::Messages || bucket.plan.elems == 0);
+        let gathers = shares_memory && (matches!(plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
         let (stage, execution) = if bucket.entry_barrier || gathers {
-            let entry = if shares_memory { Execution::Gather } else { self.paths.entry(&bucket) };
+            let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
             (Stage::Entry, entry)
         } else {
-            workspace.load(&bucket, self.place, &mut self.table, &mut self.fusion);
+            workspace.load(&bucket, self.here, &mut self.table, &mut self.fusion);
             (Stage::Work, Execution::Nothing)
         };
         let (moved, tell_again) = (now, Duration::ZERO);
-        let active = ActiveBucket { bucket, path, workspace, stage, execution, began: now, moved, tell_again };
+        let active = ActiveBucket { bucket, plane, workspace, stage, execution, began: now, moved, tell_again };
         let mut active = Box::new(active);
         if stage == Stage::Work {
             self.begin_work(&mut active, now);
@@ -87,7 +88,7 @@ impl Group {
         let bucket = &active.bucket;
         self.record.packed(bucket, now);
         let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
-        active.execution = self.paths.execution(bucket, active.path, &self.mesh, entry);
+        active.execution = self.planes.execution(bucket, active.plane, &self.mesh, entry);
         if self.record.wants_step_trace(bucket) {
             active.execution.trace_steps();
         }
@@ -117,7 +118,7 @@ impl Group {
             if progress == Progress::Done {
                 self.record.moved(&active.bucket, now);
                 self.record.entered(&active.bucket, now);
-                active.workspace.load(&active.bucket, self.place, &mut self.table, &mut self.fusion);
+                active.workspace.load(&active.bucket, self.here, &mut self.table, &mut self.fusion);
                 self.begin_work(active, now);
             }
         }
@@ -128,7 +129,7 @@ impl Group {
                 self.record.moved(&active.bucket, now);
             }
             if progress == Progress::Done {
-                self.paths.learn(&active.execution);
+                self.planes.learn(&active.execution);
             }
             if let Some(step_trace) = active.execution.step_trace() {
                 self.record.steps(&active.bucket, step_trace);
@@ -153,7 +154,7 @@ impl Group {
         let ActiveBucket { bucket, workspace, .. } =
             *self.active.take().expect("invariant: a bucket that is done was running");
         self.record.travelled(&bucket, turn.now);
-        workspace.unload(&bucket, self.place, &mut self.table, &mut self.fusion, &mut self.done);
+        workspace.unload(&bucket, self.here, &mut self.table, &mut self.fusion, &mut self.done);
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);
         turn.tensor_table.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
@@ -173,7 +174,7 @@ impl Group {
         }
         let plan = &bucket.plan;
         let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
-        let wanted_bytes = if wants { Path::Mapped.bytes(plan) as usize } else { 0 };
+        let wanted_bytes = if wants { Plane::Mapped.bytes(plan) as usize } else { 0 };
         let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
         Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
     }

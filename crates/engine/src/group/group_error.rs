@@ -51,7 +51,7 @@ impl Group {
             }
             GroupError::Stalled(text) => return self.failure(text, None, now),
             GroupError::Aborted(AbortCause { peer, cause }) => (cause, peer),
-            GroupError::Panicked(text) => (text, Some(self.settings.ranks[self.place.me.index()])),
+            GroupError::Panicked(text) => (text, Some(self.settings.ranks[self.here.me.index()])),
         };
         let under_way = self.under_way(now);
         self.failure(format!("{what}{under_way}"), rank, now)
@@ -64,7 +64,7 @@ impl Group {
     }
 
     fn under_way(&self, now: Duration) -> String {
-        let me = self.settings.ranks[self.place.me.index()];
+        let me = self.settings.ranks[self.here.me.index()];
         let noticed = format!("noticed by rank {me} on {}", self.settings.hosts[me.index()]);
         let group = match self.settings.id {
             GroupId::WORLD => String::new(),

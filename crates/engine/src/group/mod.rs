@@ -26,10 +26,11 @@ use farandole_plan::{GroupId, Rank, Request};
 use farandole_trace::event::NameId;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
-use crate::bucket::{Pending, Place, Table};
+use crate::bucket::{GroupRank, Pending, PendingTable};
 use crate::error::Error;
 use crate::exec::fusion_buffer::FusionBuffer;
-use crate::exec::path::Paths;
+use crate::exec::planes::Planes;
+use crate::plane::{Offer, PlaneGroup};
 use crate::record::group::GroupRecord;
 use crate::submission::Outcome;
 use crate::tensor_table::TensorTable;
@@ -94,12 +95,12 @@ pub(crate) struct Settings {
 /// See the module's text.
 pub(crate) struct Group {
     settings: Settings,
-    place: Place,
+    here: GroupRank,
     mesh: Mesh,
     record: GroupRecord,
     member: Member,
-    paths: Paths,
-    table: Table,
+    planes: Planes,
+    table: PendingTable,
     fusion: FusionBuffer,
     /// Buckets that have ended here, if the ranks share memory.
     window_operations: u64,
@@ -136,26 +137,31 @@ pub(crate) struct TurnInput<'a> {
 }
 
 impl Group {
-    pub(crate) fn new(settings: Settings, mesh: Mesh, record: GroupRecord) -> Group {
-        let place = Place { me: mesh.me(), size: mesh.size() };
-        let member = Member::new(place.me, place.size, settings.agree.clone());
-        let wait_limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
-        let choices = Choices::new(settings.table.clone(), mesh.topology(), wait_limits);
-        let paths = Paths::new(place, choices);
+    pub(crate) fn new(
+        settings: Settings,
+        mesh: Mesh,
+        record: GroupRecord,
+        added: Vec<(Offer, Box<dyn PlaneGroup>)>,
+    ) -> Group {
+        let here = GroupRank { me: mesh.me(), size: mesh.size() };
+        let member = Member::new(here.me, here.size, settings.agree.clone());
+        let limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
+        let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
+        let planes = Planes::new(here, choices, added);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
             settings,
-            place,
+            here,
             mesh,
             record,
             member,
-            paths,
-            table: Table::default(),
+            planes,
+            table: PendingTable::default(),
             fusion: FusionBuffer::new(),
             window_operations: 0,
             active: None,
             state: State::Open,
-            left: vec![false; place.size],
+            left: vec![false; here.size],
             unflushed: false,
             glances: 0,
             next_stall_check,
@@ -292,7 +298,7 @@ impl Group {
     /// Whether the group is over and the mesh can be dropped.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
         let State::Ended(until) = self.state else { return false };
-        let all_left = (0..self.place.size).all(|rank| rank == self.place.me.index() || self.left[rank]);
+        let all_left = (0..self.here.size).all(|rank| rank == self.here.me.index() || self.left[rank]);
         (all_left && !self.unflushed) || now >= until
     }
 

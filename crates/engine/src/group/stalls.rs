@@ -147,7 +147,7 @@ impl Group {
         let peer = active.waiting_for(&self.mesh);
         let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).pid).map_or(Sight::Nothing, look_at);
         let first = peer.map_or(Rank(0), |peer| self.settings.ranks[peer.index()]);
-        let me = self.settings.ranks[self.place.me.index()];
+        let me = self.settings.ranks[self.here.me.index()];
         let whom = peer.map_or_else(|| "others".to_owned(), |_| self.name_of(first));
         let verdict = format!(
             "{word} \"{tensor}\" has not moved for {:.0} s: rank {me} waits for {whom}{}",
@@ -197,7 +197,7 @@ impl Group {
         let Some(probe) = &mut self.stalls.probe else { return Ok(()) };
         let (number, ranks) = (probe.number(), probe.to_ask());
         for rank in ranks {
-            if rank == self.place.me {
+            if rank == self.here.me {
                 self.stalls.question = Some((rank, number));
             } else {
                 self.say(rank, &Word::Ask { number })?;
@@ -208,7 +208,7 @@ impl Group {
 
     /// A direct call of this rank waits.
     pub(crate) fn tell_of_direct_call(&mut self, wait: DirectWait, turn: &TurnInput<'_>) -> Result<(), GroupError> {
-        if self.place.me == COORDINATOR {
+        if self.here.me == COORDINATOR {
             return Ok(self.look_into_direct_call(COORDINATOR, wait, turn)?);
         }
         if self.state != State::Open {
@@ -216,7 +216,7 @@ impl Group {
         }
         self.say(COORDINATOR, &Word::Direct(wait.clone()))?;
         if self.stalls.probe.is_none() {
-            self.stalls.probe = Some(StallProbe::without_coordinator(self.place.me, COORDINATOR, wait, turn.now));
+            self.stalls.probe = Some(StallProbe::without_coordinator(self.here.me, COORDINATOR, wait, turn.now));
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Group {
                 }
             }
             Word::Heard if from == COORDINATOR => self.stalls.probe = None,
-            Word::Direct(wait) if self.place.me == COORDINATOR && self.id() == GroupId::WORLD => {
+            Word::Direct(wait) if self.here.me == COORDINATOR && self.id() == GroupId::WORLD => {
                 self.check_ranks(from, wait.missing.iter().copied())?;
                 self.say(from, &Word::Heard)?;
                 self.look_into_direct_call(from, wait, turn)?;
@@ -326,7 +326,7 @@ impl Group {
         let (to, number, rank_status) = (*to, *number, coming.try_recv());
         match rank_status {
             Err(TryRecvError::Empty) => return Ok(()),
-            Ok(rank_status) if to == self.place.me => {
+            Ok(rank_status) if to == self.here.me => {
                 self.hear_of_stall(to, Word::Answer { number, rank_status }, turn)?;
             }
             Ok(rank_status) => self.say(to, &Word::Answer { number, rank_status })?,
@@ -341,7 +341,7 @@ impl Group {
         let Some(probe) = self.stalls.probe.take() else { return Ok(()) };
         let direct_call = probe.direct_call();
         let places = Places { world_ranks: &self.settings.ranks, hosts: &self.settings.hosts };
-        let (me, mesh) = (self.place.me, &mut self.mesh);
+        let (me, mesh) = (self.here.me, &mut self.mesh);
         let finding = probe.close(&places, turn.now, |rank| match rank == me {
             true => Sight::Alive(std::process::id()),
             false => mesh.peer_mut(rank).pid.map_or(Sight::Nothing, look_at),
@@ -351,7 +351,7 @@ impl Group {
             self.tell(finding, turn);
             return Ok(());
         }
-        for rank in (0..self.place.size).map(Rank::from).filter(|rank| *rank != me) {
+        for rank in (0..self.here.size).map(Rank::from).filter(|rank| *rank != me) {
             self.say(rank, &Word::Report(finding.clone()))?;
         }
         self.tell(finding, turn);
@@ -372,12 +372,12 @@ impl Group {
     /// This rank is told what came of an stall probe.
     fn tell(&mut self, finding: Finding, turn: &TurnInput<'_>) {
         self.stalls.verdict = Some(Arc::clone(&finding.verdict));
-        let coordinates = self.place.me == COORDINATOR;
+        let coordinates = self.here.me == COORDINATOR;
         if !coordinates {
             self.record.stalled(&finding.tensor, finding.missing as usize, finding.first, turn.now);
         }
         self.record.stall_told();
-        let whole = coordinates || self.place.size <= ALL_PRINT_UP_TO;
+        let whole = coordinates || self.here.size <= ALL_PRINT_UP_TO;
         (turn.on_stall)(&StallNotice { group: self.id(), finding, whole });
     }
 

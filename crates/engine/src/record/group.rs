@@ -29,7 +29,7 @@ use farandole_trace::clock::now_ns;
 use farandole_trace::event::{self, GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
 use farandole_trace::{BucketTimes, DumpReason, Event, Recorder, RingWriter};
 
-use crate::bucket::{Pending, Table};
+use crate::bucket::{Pending, PendingTable};
 use crate::exec::step_trace::{self, StepTrace};
 use crate::tensor_table::QuickHasher;
 
@@ -239,7 +239,7 @@ impl GroupRecord {
     }
 
     /// A bucket begins.
-    pub(crate) fn started(&mut self, bucket: &Bucket, table: &Table, now: Duration) {
+    pub(crate) fn started(&mut self, bucket: &Bucket, table: &PendingTable, now: Duration) {
         let plan = &*bucket.plan;
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
         self.spell_out();
@@ -270,7 +270,7 @@ impl GroupRecord {
 
     /// The template of a bucket that comes again and again. What is in it follows from the plan, unless this rank has
     /// joined or the recorder was off when requests were submitted.
-    fn template_of(&mut self, bucket: &Bucket, table: &Table, bytes: u64) -> Option<TemplateId> {
+    fn template_of(&mut self, bucket: &Bucket, table: &PendingTable, bytes: u64) -> Option<TemplateId> {
         if !bucket.replayed {
             return None;
         }
@@ -454,7 +454,7 @@ impl GroupRecord {
 }
 
 /// The requests of a bucket that are this rank's.
-fn requests_of(bucket: &Bucket, table: &Table) -> impl Iterator<Item = TemplateEntry> {
+fn requests_of(bucket: &Bucket, table: &PendingTable) -> impl Iterator<Item = TemplateEntry> {
     bucket.requests.iter().flatten().map(|id| {
         let Pending { mark, input, .. } = table.get(*id);
         TemplateEntry { name: mark.name, bytes: input.as_ref().map_or(0, |region| region.len_bytes() as u64) }

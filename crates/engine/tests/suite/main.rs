@@ -14,6 +14,7 @@ mod faults_windows;
 mod fork;
 mod misuse;
 mod panics;
+mod planes;
 mod programs;
 mod queue;
 mod recording;

@@ -1,8 +1,8 @@
 //! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of
 //! waiting, on two to eight ranks. Each program is run on every road: its requests in memory, in shared memory, over
-//! TCP and on two hosts, with different limits of fusion; and those of the first iteration that concern the whole world
-//! also as direct calls, on each of these and by each algorithm. Results are compared with a plain reference and
-//! between the roads, bit by bit.
+//! TCP, on two hosts and on a plane that was added, with different limits of fusion; and those of the first iteration
+//! that concern the whole world also as direct calls, on each of these and by each algorithm. Results are compared with
+//! a plain reference and between the roads, bit by bit.
 //!
 //! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order
 //! and replay it; now and then an iteration differs from the others, so that they have to talk again. At the end of a
@@ -297,7 +297,7 @@ fn config(transport: Transport) -> Config {
     let fusion_threshold_bytes = match transport {
         Transport::Memory => 0,
         Transport::Tcp => 8 << 10,
-        Transport::Shm | Transport::Hosts => Config::default().fusion_threshold_bytes,
+        Transport::Shm | Transport::Hosts | Transport::Plane => Config::default().fusion_threshold_bytes,
     };
     Config { fusion_threshold_bytes, ..harness::config() }
 }

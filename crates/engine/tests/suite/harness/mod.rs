@@ -9,6 +9,7 @@ pub mod direct_roads;
 pub mod named_strikes;
 pub mod reference;
 pub mod strikes;
+pub mod toy_plane;
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -21,6 +22,7 @@ use farandole_tensor::{Element, Region};
 use farandole_transport::Key;
 use farandole_transport::connect::{Local, Options};
 use farandole_transport::listen::Listener;
+use toy_plane::ToyPlane;
 
 /// What the ranks talk through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +35,16 @@ pub enum Transport {
     Tcp,
     /// Two hosts, ranks on them in turn: shared memory within, TCP between.
     Hosts,
+    /// As `Memory`, with a plane that was added for most allreduces (`toy_plane`).
+    Plane,
 }
 
 impl Transport {
     /// Those that every test of collectives runs on.
     pub const ALL: [Transport; 3] = [Transport::Memory, Transport::Shm, Transport::Tcp];
     /// All that there are.
-    pub const EVERY: [Transport; 4] = [Transport::Memory, Transport::Shm, Transport::Tcp, Transport::Hosts];
+    pub const EVERY: [Transport; 5] =
+        [Transport::Memory, Transport::Shm, Transport::Tcp, Transport::Hosts, Transport::Plane];
 }
 
 /// Nothing here takes longer unless it hangs.
@@ -71,7 +76,11 @@ pub fn ranks_with<R: Send + 'static>(
     config: Config,
     body: impl Fn(Engine) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
-    run(meetings(n, transport), config, body)
+    let planes = match transport {
+        Transport::Plane => ToyPlane::add(),
+        _ => vec![],
+    };
+    run_hooked(meetings(n, transport), config, |_| Hooks { planes: planes.clone(), ..Hooks::default() }, body)
 }
 
 /// Runs the closure on the ranks of these meetings.
@@ -172,7 +181,7 @@ impl Connector for Boxed {
 /// One connector for each of `n` ranks.
 pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Connector>> {
     match transport {
-        Transport::Memory => {
+        Transport::Memory | Transport::Plane => {
             let thread_world = ThreadWorld::new(n, Medium::Pipes(Default::default()));
             (0..n).map(|rank| Box::new(thread_world.enter(Rank::from(rank))) as Box<dyn Connector>).collect()
         }

@@ -1,8 +1,11 @@
 //! Named collectives as programs to be struck (`strikes`).
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use farandole_engine::connector::{Connector, Medium};
-use farandole_engine::{Config, Engine, Error, Outcome, Result, Submission};
+use farandole_engine::plane::Plane;
+use farandole_engine::{Config, Engine, Error, Hooks, Outcome, Result, Submission};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
 use farandole_tensor::Region;
 
@@ -68,11 +71,23 @@ fn play(run: &Run, engine: &Engine, what: What, times: usize) -> Result<()> {
 
 /// Strikes a collective that is asked for so many times, on ranks of these worlds.
 pub fn strike(what: What, sizes: impl IntoIterator<Item = usize>, medium: Medium, times: usize) -> usize {
+    strike_with(what, sizes, medium, times, Vec::new)
+}
+
+/// As [`strike`], with planes added.
+pub fn strike_with(
+    what: What,
+    sizes: impl IntoIterator<Item = usize>,
+    medium: Medium,
+    times: usize,
+    planes: fn() -> Vec<Arc<dyn Plane>>,
+) -> usize {
     let program = |run: &Run| -> Vec<Option<Error>> {
         let enter = |rank| Box::new(run.thread_world.enter(Rank::from(rank))) as Box<dyn Connector>;
         let config = Config { deadline: run.deadline, ..harness::config() };
         let meetings = (0..run.size).map(enter).collect();
-        harness::run(meetings, config, {
+        let planes = planes();
+        harness::run_hooked(meetings, config, |_| Hooks { planes: planes.clone(), ..Hooks::default() }, {
             let run = run.clone();
             move |engine| play(&run, &engine, what, times).err()
         })

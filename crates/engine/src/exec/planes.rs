@@ -1,0 +1,202 @@
+//! The planes of one group: which one a bucket takes, and the execution that carries it out there.
+//!
+//! The choice is `plan::plane`'s, from what all ranks know. Schedules are kept for as long as buckets repeat. Adasum is
+//! the exception: it does not fold element by element, so it is not a schedule but a series of exchanges of whole
+//! vectors with arithmetic in between (`adasum`).
+
+use std::sync::Arc;
+
+use farandole_plan::agree::Bucket;
+use farandole_plan::algorithm::{self, Algorithm, Tuning};
+use farandole_plan::choose::{Choices, Means};
+use farandole_plan::fuse::BucketPlan;
+use farandole_plan::plane::{self, Movement, Offer, Plane, Reach, Site};
+use farandole_plan::{Collective, ReduceOp, Schedule};
+use farandole_transport::Mesh;
+
+use super::Execution;
+use super::adasum::Adasum;
+use super::links::LinkRun;
+use super::schedule_cache::ScheduleCache;
+use super::store_policy::{Choice, StorePolicies};
+use super::windows::WindowRun;
+use crate::bucket::{Exchange, GroupRank};
+use crate::plane::PlaneGroup;
+
+/// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on
+/// a host.
+const TILE_BYTES: usize = 512 << 10;
+
+/// See the module's text.
+pub(crate) struct Planes {
+    here: GroupRank,
+    choices: Choices,
+    schedules: ScheduleCache<(u64, Plane)>,
+    barrier: Arc<Schedule>,
+    store_policies: StorePolicies,
+    offers: Vec<Offer>,
+    /// Stands for the table in use and the offers.
+    hash: u64,
+    added: Vec<Box<dyn PlaneGroup>>,
+}
+
+impl Planes {
+    /// The built-in planes, and those that were added.
+    pub(crate) fn new(here: GroupRank, choices: Choices, added: Vec<(Offer, Box<dyn PlaneGroup>)>) -> Planes {
+        let (offers, added): (Vec<Offer>, _) = added.into_iter().unzip();
+        let hash = choices.hash() ^ plane::hash(&offers);
+        let (schedules, barrier) = (ScheduleCache::new(), Arc::new(algorithm::barrier(here.size, here.me)));
+        let store_policies = StorePolicies::default();
+        Planes { here, choices, schedules, barrier, store_policies, offers, hash, added }
+    }
+
+    /// The plane of a bucket.
+    pub(crate) fn choose(&self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Plane {
+        let reach = Reach { windows: shares_memory(mesh), mapped_bytes: mapped_bytes as u64 };
+        plane::choose(plan, reach, &self.offers, &self.choices)
+    }
+
+    /// What a rank takes a bucket to be, for its peers to compare: the bucket itself, and what its plane is chosen by.
+    pub(crate) fn descriptor(&self, plan: &BucketPlan) -> u64 {
+        plan.hash ^ self.hash
+    }
+
+    /// The barrier that a bucket with an entry barrier begins with, where ranks do not share memory.
+    pub(crate) fn entry(&self, bucket: &Bucket) -> Execution {
+        let descriptor = self.descriptor(&bucket.plan);
+        Execution::Links(LinkRun::new(Arc::clone(&self.barrier), self.here.size, bucket.operation.0, descriptor))
+    }
+
+    /// The execution of a bucket, after its entry barrier if it had one.
+    pub(crate) fn execution(&mut self, bucket: &Bucket, plane: Plane, mesh: &Mesh, entry: Execution) -> Execution {
+        let plan = &*bucket.plan;
+        if matches!(plan.collective, Collective::Barrier) && shares_memory(mesh) {
+            return Execution::Nothing;
+        }
+        if let Plane::Added(number) = plane {
+            let added = &mut self.added[usize::from(number)];
+            return Execution::Added(added.begin(bucket.operation.0, plan.elems, plane.carrier(plan)));
+        }
+        let schedule = self.schedule(plan, plane, mesh);
+        if plane != Plane::Links {
+            let stores = match plane {
+                Plane::Windows => self.store_policies.begin(kind_of(&plan.collective), plan.bytes() as usize),
+                _ => Choice::default(),
+            };
+            return Execution::Windows(WindowRun::new(schedule, stores));
+        }
+        let mut run = match entry {
+            Execution::Links(mut run) => {
+                run.then(schedule);
+                run
+            }
+            _ => LinkRun::new(schedule, self.here.size, bucket.operation.0, self.descriptor(plan)),
+        };
+        if plane.rounds_results(plan) {
+            run.round_results(plan.elems);
+        }
+        match plan.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => {
+                Execution::Adasum(Adasum::new(run, Arc::clone(&bucket.plan), self.here))
+            }
+            _ => Execution::Links(run),
+        }
+    }
+
+    /// Learns from an execution that is over.
+    pub(crate) fn learn(&mut self, execution: &Execution) {
+        if let Execution::Windows(run) = execution {
+            self.store_policies.end(run.stores());
+        }
+    }
+
+    fn site<'a>(&'a self, mesh: &'a Mesh) -> Site<'a> {
+        Site { topology: mesh.topology(), me: self.here.me, choices: &self.choices }
+    }
+
+    fn schedule(&mut self, plan: &BucketPlan, plane: Plane, mesh: &Mesh) -> Arc<Schedule> {
+        let key = (plan.hash, plane);
+        if let Some(schedule) = self.schedules.get(&key) {
+            return schedule;
+        }
+        let schedule = self.make_schedule(plan, plane, mesh);
+        self.schedules.put(key, schedule)
+    }
+
+    fn make_schedule(&self, plan: &BucketPlan, plane: Plane, mesh: &Mesh) -> Schedule {
+        let dtype = plane.carrier(plan);
+        let mut tuning = Tuning::for_dtype(dtype);
+        if let Some(layout) = mesh.windows.as_ref().filter(|_| plane != Plane::Links).map(|windows| windows.layout()) {
+            tuning = tuning.with_windows(dtype, TILE_BYTES.min(layout.tile_bytes), layout.slots);
+        }
+        let exchange;
+        let movement = match &plan.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => return Schedule::default(),
+            Collective::Allreduce { .. } => {
+                Movement::Allreduce { algorithm: self.algorithm(plan, plane), elems: plan.elems }
+            }
+            Collective::Broadcast { root } => Movement::Broadcast { root: *root, elems: plan.elems },
+            Collective::Allgather => Movement::Allgather { blocks: &plan.blocks },
+            Collective::ReduceScatter { .. } => Movement::ReduceScatter { blocks: &plan.blocks },
+            Collective::Alltoall { .. } => {
+                exchange = Exchange::of(&plan.parts[0].item, self.here);
+                Movement::Alltoall { send: &exchange.send, recv: &exchange.recv }
+            }
+            Collective::Barrier | Collective::Join => Movement::Barrier,
+        };
+        self.site(mesh).schedule(plane, movement, dtype, tuning)
+    }
+
+    /// The algorithm of an allreduce on this plane.
+    fn algorithm(&self, plan: &BucketPlan, plane: Plane) -> Algorithm {
+        let windows = plane != Plane::Links;
+        let chosen = self.choices.allreduce(plane.bytes(plan), Means { windows, mapped: plane == Plane::Mapped });
+        if windows && !chosen.fits_windows() { Algorithm::WindowTiles } else { chosen }
+    }
+}
+
+/// Whether all ranks of the group see each other's windows.
+pub(crate) fn shares_memory(mesh: &Mesh) -> bool {
+    mesh.size() > 1 && mesh.windows.as_ref().is_some_and(|windows| windows.size() == mesh.size())
+}
+
+/// A number for each collective that goes through windows.
+fn kind_of(collective: &Collective) -> u8 {
+    match collective {
+        Collective::Allreduce { .. } => 0,
+        Collective::Allgather => 1,
+        Collective::Broadcast { .. } => 2,
+        Collective::ReduceScatter { .. } => 3,
+        Collective::Alltoall { .. } | Collective::Barrier | Collective::Join => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::Dtype;
+    use farandole_transport::shm::Layout;
+
+    use super::*;
+    use crate::direct::DirectSettings;
+
+    /// The document quotes constants of three crates, all of which are in reach here.
+    #[test]
+    fn the_document_on_algorithms_has_the_sizes_that_are_used() {
+        let document = include_str!("../../../../docs/algorithms.md");
+        let (tuning, layout) = (Tuning::for_dtype(Dtype::U8), Layout::standard(2));
+        let kib = |bytes: usize| bytes >> 10;
+        for said in [
+            format!("*segments* of at most {} MiB", tuning.segment_elems >> 20),
+            format!("*tiles* in {} *slots*", layout.slots),
+            format!(
+                "| named requests | {} KiB | `TILE_BYTES` in `crates/engine/src/exec/planes.rs` |",
+                kib(TILE_BYTES)
+            ),
+            format!("| direct collectives | {} KiB |", kib(DirectSettings::default().tile_bytes)),
+            format!("(proofs and tests) | {} KiB |", kib(tuning.tile_elems as usize)),
+            format!("which no tile exceeds | {} KiB |", kib(layout.tile_bytes)),
+        ] {
+            assert!(document.contains(&said), "docs/algorithms.md should say: {said}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Which plane a bucket takes, in which element type it is reduced there, and the schedule of each rank on it.
+//!
+//! A *plane* is where the bytes of a bucket are reduced. Three are built in: host memory over *links*, host memory
+//! through shared *windows*, and the *mapped* fusion buffer that all ranks of a host share. A program may *add* planes
+//! ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what every rank has
+//! ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message.
+//!
+//! Half precision is accumulated and scaled in single precision and rounded once, on every plane. Where that happens
+//! depends on how many contributions a fold combines ([`Folding`]): where one rank folds all at once, no partial result
+//! lies in memory; over links and on added planes partial results are singles. So the element type of the work buffer,
+//! the [`carrier`], depends on the plane.
+//!
+//! Not here: how a plane moves bytes (the engine's `exec`), and which algorithm an allreduce takes (`choose`).
+
+use crate::algorithm::{self, Algorithm, Tuning};
+use crate::choose::{Choices, Formed, Means};
+use crate::fuse::BucketPlan;
+use crate::{Collective, Dtype, Rank, ReduceOp, Schedule, Span, Topology};
+
+/// Where a bucket's bytes are reduced. See the module's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Plane {
+    /// Messages over links.
+    Links,
+    /// Shared-memory windows, from and to any memory.
+    Windows,
+    /// In the mapped fusion buffer itself.
+    Mapped,
+    /// The plane that was added with this number.
+    Added(u8),
+}
+
+/// What an added plane carries. Must be the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Its name, for messages and records.
+    pub name: &'static str,
+    /// Allreduces from this many bytes on.
+    pub min_bytes: u64,
+    /// Allreduces up to this many bytes.
+    pub max_bytes: u64,
+    /// The element types that it can fold.
+    pub dtypes: Vec<Dtype>,
+}
+
+impl Offer {
+    /// Whether this plane carries a bucket. Added planes carry allreduces other than Adasum.
+    fn carries(&self, plan: &BucketPlan) -> bool {
+        let reduces = matches!(plan.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
+        let bytes = Plane::Added(0).bytes(plan);
+        reduces
+            && plan.elems > 0
+            && (self.min_bytes..=self.max_bytes).contains(&bytes)
+            && self.dtypes.contains(&Plane::Added(0).carrier(plan))
+    }
+}
+
+/// What every rank of a group has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reach {
+    /// All ranks see each other's windows.
+    pub windows: bool,
+    /// Bytes of the mapped fusion buffer; zero: there is none.
+    pub mapped_bytes: u64,
+}
+
+/// The plane of a bucket.
+pub fn choose(plan: &BucketPlan, reach: Reach, offers: &[Offer], choices: &Choices) -> Plane {
+    if let Some(added) = offers.iter().position(|offer| offer.carries(plan)) {
+        return Plane::Added(added as u8);
+    }
+    if !reach.windows {
+        return Plane::Links;
+    }
+    match plan.collective {
+        Collective::Allreduce { op: ReduceOp::Adasum, .. } | Collective::Alltoall { .. } => Plane::Links,
+        Collective::Allreduce { .. } => {
+            let bytes = Plane::Windows.bytes(plan);
+            let mapped = plan.staged && bytes <= reach.mapped_bytes;
+            match choices.allreduce(bytes, Means { windows: true, mapped }) {
+                Algorithm::Mapped => Plane::Mapped,
+                algorithm if algorithm.fits_windows() => Plane::Windows,
+                _ => Plane::Links,
+            }
+        }
+        _ => Plane::Windows,
+    }
+}
+
+/// Stands for what planes were added; zero without any. Ranks whose offers differ have different ones.
+pub fn hash(offers: &[Offer]) -> u64 {
+    offers.iter().fold(0, |hash, offer| {
+        let dtypes = offer.dtypes.iter().map(|dtype| *dtype as u64);
+        let numbers = [offer.min_bytes, offer.max_bytes].into_iter().chain(dtypes);
+        let words = offer.name.bytes().map(u64::from).chain(numbers);
+        // FNV-1a, word by word.
+        words.fold(hash ^ 0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+    })
+}
+
+/// How many contributions a fold combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folding {
+    /// Those of all ranks, in one go.
+    AllAtOnce,
+    /// A partial result and one more.
+    OneByOne,
+}
+
+/// The element type in which the partial results of a reduction are kept.
+///
+/// Minimum and maximum are exact in every type, so they need no wider carrier. A prescale is part of the arithmetic, so
+/// contributions that have one are widened on every plane: scaled halves could overflow or be rounded before they are
+/// added. Every other element type carries itself.
+pub fn carrier(dtype: Dtype, op: ReduceOp, prescale: f64, folding: Folding) -> Dtype {
+    let is_half = matches!(dtype, Dtype::F16 | Dtype::BF16);
+    let rounds = folding == Folding::OneByOne && !matches!(op, ReduceOp::Min | ReduceOp::Max);
+    if is_half && (rounds || prescale != 1.0) { Dtype::F32 } else { dtype }
+}
+
+impl Plane {
+    /// The element type in which a bucket is reduced here.
+    pub fn carrier(self, plan: &BucketPlan) -> Dtype {
+        let folding = match self {
+            Plane::Links | Plane::Added(_) => Folding::OneByOne,
+            Plane::Windows | Plane::Mapped => Folding::AllAtOnce,
+        };
+        match plan.collective {
+            Collective::Allreduce { op, prescale, .. } | Collective::ReduceScatter { op, prescale, .. } => {
+                carrier(plan.dtype, op, prescale, folding)
+            }
+            _ => plan.dtype,
+        }
+    }
+
+    /// Whether partial results of a bucket are singles here, and results travel as halves.
+    pub fn rounds_results(self, plan: &BucketPlan) -> bool {
+        let folds = matches!(plan.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
+        self == Plane::Links && folds && self.carrier(plan) != plan.dtype
+    }
+
+    /// The bytes of a bucket here.
+    pub fn bytes(self, plan: &BucketPlan) -> u64 {
+        plan.elems * self.carrier(plan).size_bytes() as u64
+    }
+}
+
+/// The data movement of a collective, without what is computed on the way.
+#[derive(Clone, Copy, Debug)]
+pub enum Movement<'a> {
+    /// All ranks get the combination of all buffers.
+    Allreduce {
+        /// How.
+        algorithm: Algorithm,
+        /// Elements of the buffer.
+        elems: u64,
+    },
+    /// All ranks get the root's buffer.
+    Broadcast {
+        /// The rank whose buffer is sent.
+        root: Rank,
+        /// Elements of the buffer.
+        elems: u64,
+    },
+    /// All ranks get every rank's block.
+    Allgather {
+        /// The block of each rank.
+        blocks: &'a [Span],
+    },
+    /// Each rank gets its block of the combination, in its place in the work buffer.
+    ReduceScatter {
+        /// The block of each rank.
+        blocks: &'a [Span],
+    },
+    /// The same, from the source to a work buffer that holds this rank's block alone.
+    ReduceScatterApart {
+        /// The block of each rank.
+        blocks: &'a [Span],
+    },
+    /// Each rank sends a span to every rank.
+    Alltoall {
+        /// What goes to each rank, in the source.
+        send: &'a [Span],
+        /// What comes from each rank, in the work buffer.
+        recv: &'a [Span],
+    },
+    /// Nobody leaves before all have come.
+    Barrier,
+}
+
+/// One rank of a group, and by which table the group chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// Where the ranks are.
+    pub topology: &'a Topology,
+    /// This rank.
+    pub me: Rank,
+    /// The choices of the group.
+    pub choices: &'a Choices,
+}
+
+impl Site<'_> {
+    /// The steps of this rank on a built-in plane. `tuning` is for elements of `dtype`.
+    ///
+    /// # Panics
+    /// If the plane does not carry the movement: alltoall and barrier do not go through windows here.
+    pub fn schedule(&self, plane: Plane, movement: Movement<'_>, dtype: Dtype, tuning: Tuning) -> Schedule {
+        let Site { topology, me, choices } = *self;
+        let total = |blocks: &[Span]| blocks.last().map_or(0, |block| block.end());
+        let tuned = |formed, elems| choices.tuned(formed, elems * dtype.size_bytes() as u64, tuning);
+        let links = plane == Plane::Links;
+        match movement {
+            Movement::Allreduce { algorithm, elems } => algorithm::allreduce(algorithm, elems, topology, me, &tuning),
+            Movement::Broadcast { root, elems } if links => {
+                algorithm::broadcast(elems, root, topology, me, &tuned(Formed::Broadcast, elems))
+            }
+            Movement::Broadcast { root, elems } => {
+                algorithm::broadcast_window(elems, root, topology.size(), me, &tuning)
+            }
+            Movement::Allgather { blocks } if links => {
+                algorithm::allgather(blocks, topology, me, &tuned(Formed::Allgather, total(blocks)))
+            }
+            Movement::Allgather { blocks } => algorithm::allgather_window(blocks, me, &tuning),
+            Movement::ReduceScatter { blocks } | Movement::ReduceScatterApart { blocks } if links => {
+                algorithm::reduce_scatter(blocks, topology, me, &tuning)
+            }
+            Movement::ReduceScatter { blocks } => algorithm::reduce_scatter_window(blocks, me, &tuning),
+            Movement::ReduceScatterApart { blocks } => algorithm::reduce_scatter_window_apart(blocks, me, &tuning),
+            Movement::Alltoall { send, recv } if links => algorithm::alltoall(send, recv, me, &tuning),
+            Movement::Barrier if links => algorithm::barrier(topology.size(), me),
+            Movement::Alltoall { .. } | Movement::Barrier => unreachable!("{movement:?} does not go through windows"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_half_precision_is_ever_widened() {
+        for dtype in Dtype::ALL {
+            for op in ReduceOp::ALL {
+                for (prescale, folding) in [(1.0, Folding::AllAtOnce), (2.0, Folding::OneByOne)] {
+                    let carrier = carrier(dtype, op, prescale, folding);
+                    let is_half = dtype.is_float() && dtype.size_bytes() == 2;
+                    assert_eq!(carrier != dtype, is_half && folding == Folding::OneByOne, "{op} of {dtype}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn minimum_and_maximum_are_exact_in_half_precision() {
+        assert_eq!(carrier(Dtype::F16, ReduceOp::Max, 1.0, Folding::OneByOne), Dtype::F16);
+        assert_eq!(carrier(Dtype::F16, ReduceOp::Max, 0.5, Folding::AllAtOnce), Dtype::F32);
+        assert_eq!(carrier(Dtype::BF16, ReduceOp::Product, 1.0, Folding::OneByOne), Dtype::F32);
+    }
+}
