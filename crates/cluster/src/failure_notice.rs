@@ -1,7 +1,7 @@
 //! What has become of a rank, a host or the launcher: the cause that every rank of a job is given when the job has
 //! failed.
 //!
-//! Whoever watches processes pronounces a verdict once, and it travels as it is: the error of a collective, the
+//! Whoever watches processes makes a failure notice once, and it travels as it is: the error of a collective, the
 //! launcher's last line and the log all say the same words. Encode and decode stand beside each other; what the wire
 //! brings is parsed into this type or refused.
 
@@ -22,7 +22,7 @@ pub struct FailureNotice {
     pub pid: Option<u32>,
     /// What has become of it.
     pub kind: FailureKind,
-    /// The words for people: whole, and the same wherever the verdict is read. If empty, what the other fields say.
+    /// The words for people: whole, and the same wherever the notice is read. If empty, what the other fields say.
     pub text: String,
 }
 
@@ -57,7 +57,7 @@ pub enum FailureKind {
 }
 
 impl FailureNotice {
-    /// A verdict on nobody in particular yet.
+    /// A failure notice on nobody in particular yet.
     pub fn new(kind: FailureKind) -> FailureNotice {
         FailureNotice { rank: None, host: None, pid: None, kind, text: String::new() }
     }
@@ -193,7 +193,8 @@ fn signal_name(signal: i32) -> String {
     name.to_string()
 }
 
-/// What must hold for any bytes that are taken for a verdict. The fuzzer calls it, and a test with the fuzzer's seeds.
+/// What must hold for any bytes that are taken for a failure notice. The fuzzer calls it, and a test with the fuzzer's
+/// seeds.
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub fn check_any_notice(bytes: &[u8]) {
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_of_the_corpus_decode_or_are_refused() {
+    fn notices_of_the_corpus_decode_or_are_refused() {
         let full = FailureNotice::new(FailureKind::Exited { code: -3 }).on_rank(Rank(3)).on_host("b").on_process(77);
         let made = [
             ("full", full.clone().saying("Überlauf").encode()),
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_say_who_and_what() {
+    fn notices_say_who_and_what() {
         let on = |kind| FailureNotice::new(kind).on_rank(Rank(3)).on_host("b").on_process(77);
         for (notice, words) in [
             (on(FailureKind::Stopped), "rank 3 on host b (pid 77) is stopped (SIGSTOP or the like)"),

@@ -16,6 +16,7 @@ pub mod error;
 pub mod failure_notice;
 pub mod launch;
 pub mod live;
+mod mailbox;
 pub mod rendezvous;
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl Held {
 
 fn hold(lifeline: Lifeline) -> Held {
     let (teller, told) = mpsc::channel();
-    lifeline.on_verdict(move |notice| teller.send((notice.clone(), Instant::now())).unwrap());
+    lifeline.on_failure(move |notice| teller.send((notice.clone(), Instant::now())).unwrap());
     Held { lifeline, told }
 }
 

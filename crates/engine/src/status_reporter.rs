@@ -17,7 +17,7 @@ use farandole_plan::Rank;
 use farandole_plan::stall::{DirectCall, GroupState, Interpreter, Lately, MainThread, RankStatus, Sight};
 use farandole_trace::Recorder;
 use farandole_trace::clock::now_ns;
-use farandole_transport::Bell;
+use farandole_transport::{Bell, ProcessStat, ProcessState};
 
 /// Asks the interpreter of the program what its threads are doing. Called on a thread of its own; must return within
 /// about a second.
@@ -74,7 +74,7 @@ impl StatusReporter {
 
 fn rank_status(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupState>) -> RankStatus {
     let pid = std::process::id();
-    let main_thread = state_of(&format!("/proc/self/task/{pid}/stat"));
+    let main_thread = ProcessStat::of_main_thread().map(|stat| stat.state);
     let interpreter = stacks.map_or(Interpreter::None, |Stacks(ask)| ask());
     let base =
         RankStatus { pid, groups, interpreter, main_thread: main_thread_of(main_thread), ..RankStatus::default() };
@@ -113,10 +113,10 @@ pub(crate) fn cut(name: &Arc<str>) -> Arc<str> {
 
 /// What can be seen of a process of this host.
 pub(crate) fn look_at(pid: u32) -> Sight {
-    match state_of(&format!("/proc/{pid}/stat")) {
-        Some('T' | 't') => Sight::Stopped(pid),
-        Some('Z' | 'X') | None => Sight::Gone(pid),
-        Some(_) => Sight::Alive(pid),
+    match ProcessState::of(pid) {
+        ProcessState::Stopped => Sight::Stopped(pid),
+        ProcessState::Gone => Sight::Gone(pid),
+        ProcessState::Alive => Sight::Alive(pid),
     }
 }
 
@@ -127,13 +127,6 @@ fn main_thread_of(state: Option<char>) -> MainThread {
         Some('D') => MainThread::Disk,
         _ => MainThread::Unknown,
     }
-}
-
-/// The letter that the kernel has for what a process or thread does.
-fn state_of(path: &str) -> Option<char> {
-    let stat = std::fs::read_to_string(path).ok()?;
-    // The name in parentheses may itself hold anything, so the state is what follows the last one.
-    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ impl Setup {
         };
         if let Some(lifeline) = &lifeline {
             let listener = Arc::downgrade(&listener);
-            lifeline.on_verdict(move |verdict| {
+            lifeline.on_failure(move |verdict| {
                 if let Some(listener) = listener.upgrade() {
                     listener.interrupt(verdict.rank, verdict.to_string());
                 }
@@ -210,14 +210,14 @@ const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
 fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
     let Some(lifeline) = lifeline else { return error };
     let (teller, told) = mpsc::channel();
-    lifeline.on_verdict(move |verdict| drop(teller.send(verdict.clone())));
+    lifeline.on_failure(move |verdict| drop(teller.send(verdict.clone())));
     told.recv_timeout(VERDICT_MAY_FOLLOW).map_or(error, Error::Lost)
 }
 
 /// Lets a verdict end collectives.
 fn heed(lifeline: Option<&Lifeline>, abort: AbortHandle) {
     if let Some(lifeline) = lifeline {
-        lifeline.on_verdict(move |verdict| abort.abort(verdict.rank, verdict.to_string()));
+        lifeline.on_failure(move |verdict| abort.abort(verdict.rank, verdict.to_string()));
     }
 }
 

@@ -26,6 +26,12 @@ const BELL_KEY: u64 = u64::MAX;
 pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
+    /// A bell for a loop that polls its descriptor.
+    pub fn new() -> Result<Bell> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Bell(Arc::new(fd.map_err(|e| Error::local("creating an eventfd", e))?)))
+    }
+
     /// A bell on a descriptor that another process has passed to us.
     pub fn from_fd(fd: OwnedFd) -> Bell {
         Bell(Arc::new(fd))
@@ -36,6 +42,11 @@ impl Bell {
         // The counter of an eventfd saturates only after 2^64 - 2 rings; a full counter (EAGAIN) means that the
         // driver will wake anyway.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Forgets all rings so far. A loop that polls the descriptor does so before it looks for what they were about.
+    pub fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 }
 
@@ -56,9 +67,7 @@ impl Waiter {
     /// An empty set with a bell of its own.
     pub fn new() -> Result<Waiter> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::local("creating an epoll set", e))?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::local("creating an eventfd", e))?;
-        let waiter = Waiter { epoll, bell: Bell(Arc::new(bell)) };
+        let waiter = Waiter { epoll, bell: Bell::new()? };
         waiter.add(&waiter.bell, epoll::EventFlags::IN | epoll::EventFlags::ET, BELL_KEY)?;
         Ok(waiter)
     }

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let outcome = start(args);
     if let (Err(error), Some(results)) = (&outcome, &args.results) {
         // Where that cannot be written, standard error says it all the same.
-        let _ = std::fs::write(results.join("failure"), format!("-\n{}\n", crate::shown(&error)));
+        let _ = std::fs::write(results.join("failure"), format!("-\n{}\n", crate::shown(error)));
     }
     outcome
 }

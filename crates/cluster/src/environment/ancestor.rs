@@ -6,6 +6,8 @@
 
 use std::fs;
 
+use farandole_transport::ProcessStat;
+
 /// So many generations are looked at. Wrappers are few; the number only ends a search that a broken table of processes
 /// would make endless.
 const MOST_GENERATIONS: usize = 64;
@@ -14,25 +16,14 @@ const MOST_GENERATIONS: usize = 64;
 pub(super) fn without(variable: &str) -> String {
     let mut process = std::process::id();
     for _ in 0..MOST_GENERATIONS {
-        let Some(parent) = stat_fields(process).and_then(|fields| fields.get(PARENT)?.parse().ok()) else { break };
-        process = parent;
+        let Some(stat) = ProcessStat::of(process) else { break };
+        process = stat.parent;
         if process <= 1 || !has(process, variable) {
             break;
         }
     }
-    let started = stat_fields(process).and_then(|fields| fields.get(START_TIME).cloned()).unwrap_or_default();
+    let started = ProcessStat::of(process).map(|stat| stat.start_time.to_string()).unwrap_or_default();
     format!("process {process} of {started}")
-}
-
-/// Positions in `/proc/PID/stat`, counted behind the name of the program.
-const PARENT: usize = 1;
-const START_TIME: usize = 19;
-
-/// The fields behind the name, which may have spaces and brackets of its own.
-fn stat_fields(process: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    Some(fields.split_whitespace().map(str::to_string).collect())
 }
 
 /// Whether a process was started with this variable. One that we may not look into is not of this job.

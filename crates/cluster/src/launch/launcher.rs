@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farandole_transport::{AwakeClock, Countdown, Key};
+use farandole_transport::{AwakeClock, Countdown, Key, ProcessState};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
@@ -31,7 +31,6 @@ use super::supervision::{Action, Settings, Supervision};
 use super::{process_tree, ssh, variables};
 use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::error::{Error, Result};
-use crate::rendezvous::ProcessState;
 
 /// Agents that have nothing left to do, and ssh behind them, get this long to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);

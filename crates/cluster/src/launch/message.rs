@@ -253,7 +253,7 @@ impl std::fmt::Display for HowEnded {
     }
 }
 
-/// A verdict has an encoding of its own, which ranks know; here it travels as that.
+/// A failure notice has an encoding of its own, which ranks know; here it travels as that.
 mod failure_notice {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

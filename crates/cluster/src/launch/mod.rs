@@ -21,7 +21,6 @@ pub mod hosts;
 pub mod job_spec;
 mod launcher;
 mod live_publisher;
-mod mailbox;
 pub mod message;
 mod output;
 pub mod placement;

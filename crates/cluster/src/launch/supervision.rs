@@ -18,7 +18,7 @@
 //! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver
 //! gives: while the launcher is stopped no limit comes nearer, neither an agent's silence nor a phase's end.
 //!
-//! **Everybody hears of the first failure** at once, as a verdict, so that ranks that wait for the dead one stop
+//! **Everybody hears of the first failure** at once, as a failure notice, so that ranks that wait for the dead one stop
 //! waiting.
 
 mod agents;

@@ -19,16 +19,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::AwakeClock;
+use farandole_transport::{AwakeClock, ProcessState};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::Stream;
 use super::liveness::{host_name, words_for};
-use super::message::{Down, Keeper, ProcessState, Up};
-use super::server::CommandQueue;
+use super::message::{Down, Keeper, Up};
 use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
 use crate::failure_notice::{FailureKind, FailureNotice};
+use crate::mailbox::Mailbox;
 
 /// The variable that holds the longest silence in seconds; 0 turns heartbeats off.
 pub const HEARTBEAT_TIMEOUT: &str = "FARANDOLE_HEARTBEAT_TIMEOUT";
@@ -66,7 +66,7 @@ pub fn silence_from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> R
 
 /// A rank's connection to the rendezvous after the exchange. Dropping it says goodbye.
 pub struct Lifeline {
-    commands: Arc<CommandQueue<Wish>>,
+    commands: Mailbox<Command>,
     news: Arc<News>,
     /// The process that has the thread: a fork of it has a copy of this handle and nothing to say.
     pid: u32,
@@ -74,7 +74,7 @@ pub struct Lifeline {
 }
 
 /// What the rank wants its lifeline to do.
-enum Wish {
+enum Command {
     Observe(Observer),
     Blame { peer: Option<Rank>, cause: String },
     Leave,
@@ -83,14 +83,14 @@ enum Wish {
 /// Makes a sample of what the rank is doing, as bytes.
 type Observer = Box<dyn FnMut() -> Vec<u8> + Send>;
 
-type OnVerdict = Box<dyn Fn(&FailureNotice) + Send>;
+type OnFailure = Box<dyn Fn(&FailureNotice) + Send>;
 
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
 struct News {
-    /// Locked by the lifeline's thread when a verdict comes, and while callbacks run; by the rank when it asks or adds
-    /// a callback. A verdict that comes before a callback is kept for it.
-    heard: Mutex<(Option<FailureNotice>, Vec<OnVerdict>)>,
+    /// Locked by the lifeline's thread when a failure notice comes, and while callbacks run; by the rank when it asks
+    /// or adds a callback. A failure notice that comes before a callback is kept for it.
+    heard: Mutex<(Option<FailureNotice>, Vec<OnFailure>)>,
 }
 
 impl Lifeline {
@@ -101,17 +101,17 @@ impl Lifeline {
         silence: Option<Duration>,
     ) -> Result<Lifeline> {
         let starting = |error| Error::local("starting a lifeline", error);
-        let commands = Arc::new(CommandQueue::new().map_err(starting)?);
+        let commands = Mailbox::new().map_err(starting)?;
         let news = Arc::<News>::default();
         let heard = Instant::now();
-        let (orders_too, news_too) = (commands.clone(), news.clone());
+        let (commands_too, news_too) = (commands.clone(), news.clone());
         let (observer, next_sample) = (None, heard);
         let watch = Watch {
             channel,
             keeper,
             own_host,
             silence,
-            commands: orders_too,
+            commands: commands_too,
             news: news_too,
             heard,
             observer,
@@ -127,7 +127,7 @@ impl Lifeline {
 
     /// Calls back, once, when the job has failed: on the lifeline's thread, or here and now if it already has. There
     /// may be several who want to know.
-    pub fn on_verdict(&self, callback: impl Fn(&FailureNotice) + Send + 'static) {
+    pub fn on_failure(&self, callback: impl Fn(&FailureNotice) + Send + 'static) {
         let mut heard = self.news.heard();
         match &heard.0 {
             Some(notice) => callback(notice),
@@ -138,7 +138,7 @@ impl Lifeline {
     /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the
     /// lifeline's thread and must be quick.
     pub fn observe(&self, observer: impl FnMut() -> Vec<u8> + Send + 'static) {
-        self.commands.give(Wish::Observe(Box::new(observer)));
+        self.commands.post(Command::Observe(Box::new(observer)));
     }
 
     /// What was pronounced, if anything was.
@@ -149,7 +149,7 @@ impl Lifeline {
     /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be
     /// named.
     pub fn blame(&self, peer: Option<Rank>, cause: impl Into<String>) {
-        self.commands.give(Wish::Blame { peer, cause: cause.into() });
+        self.commands.post(Command::Blame { peer, cause: cause.into() });
     }
 }
 
@@ -166,7 +166,7 @@ impl Drop for Lifeline {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.commands.give(Wish::Leave);
+        self.commands.post(Command::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -174,11 +174,11 @@ impl Drop for Lifeline {
 }
 
 impl News {
-    fn heard(&self) -> MutexGuard<'_, (Option<FailureNotice>, Vec<OnVerdict>)> {
+    fn heard(&self) -> MutexGuard<'_, (Option<FailureNotice>, Vec<OnFailure>)> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first verdict counts.
+    /// The first notice counts.
     fn tell(&self, notice: FailureNotice) {
         let mut heard = self.heard();
         if heard.0.is_some() {
@@ -195,7 +195,7 @@ struct Watch {
     keeper: Keeper,
     own_host: String,
     silence: Option<Duration>,
-    commands: Arc<CommandQueue<Wish>>,
+    commands: Mailbox<Command>,
     news: Arc<News>,
     /// When the server was last heard.
     heard: Instant,
@@ -278,7 +278,7 @@ impl Watch {
     fn wait(&self, timeout: Option<Duration>) {
         let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
-            PollFd::new(self.commands.bell(), PollFlags::IN),
+            PollFd::new(&self.commands, PollFlags::IN),
             PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing),
         ];
         let _ = poll(&mut fds, timeout.and_then(|timeout| timeout.try_into().ok()).as_ref());
@@ -287,11 +287,11 @@ impl Watch {
     fn obey(&mut self) -> After {
         for wish in self.commands.take() {
             match wish {
-                Wish::Observe(observer) => self.observer = Some(observer),
-                Wish::Blame { peer, cause } => {
+                Command::Observe(observer) => self.observer = Some(observer),
+                Command::Blame { peer, cause } => {
                     let _ = self.channel.queue(&Up::Blame { peer, cause }.encode());
                 }
-                Wish::Leave => {
+                Command::Leave => {
                     self.say_goodbye();
                     return After::Nothing;
                 }
@@ -332,22 +332,22 @@ impl Watch {
     /// The server's process has closed the connection: it is gone, or it broke.
     fn lost_keeper(&self, how: &str) -> FailureNotice {
         let kind = if self.keeper.rank.is_some() { FailureKind::Gone } else { FailureKind::LauncherLost };
-        self.verdict_on_keeper(kind).saying(how)
+        self.notice_on_keeper(kind).saying(how)
     }
 
     /// The server has not answered for too long.
     fn silent_keeper(&self, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
         if self.state_of_keeper() == Some(ProcessState::Stopped) {
-            return self.verdict_on_keeper(FailureKind::Stopped).saying(format!("not heard of for {quiet}"));
+            return self.notice_on_keeper(FailureKind::Stopped).saying(format!("not heard of for {quiet}"));
         }
         let kind = if self.keeper.rank.is_some() { FailureKind::Silent } else { FailureKind::LauncherLost };
-        self.verdict_on_keeper(kind).saying(format!(
+        self.notice_on_keeper(kind).saying(format!(
             "nothing for {quiet}: it hangs or is stopped, its host is down, or the network between is cut"
         ))
     }
 
-    fn verdict_on_keeper(&self, kind: FailureKind) -> FailureNotice {
+    fn notice_on_keeper(&self, kind: FailureKind) -> FailureNotice {
         let notice = FailureNotice::new(kind).on_host(host_name(&self.keeper.host)).on_process(self.keeper.pid);
         match self.keeper.rank {
             Some(rank) => notice.on_rank(rank),

@@ -9,9 +9,10 @@
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
+use farandole_transport::ProcessState;
 
 use super::arrivals::ConnectionId;
-use super::message::{ProcessState, Stay};
+use super::message::Stay;
 use crate::failure_notice::{FailureKind, FailureNotice};
 
 /// A rank that stays connected.
@@ -21,7 +22,7 @@ pub(super) struct Member {
     pub(super) pid: u32,
     /// Identity of its host.
     pub(super) host: String,
-    /// In which epoch it came; a verdict concerns those of one epoch.
+    /// In which epoch it came; a failure notice concerns those of one epoch.
     pub(super) epoch: u64,
     /// The longest silence that is not held against it; `None`: any.
     pub(super) silence: Option<Duration>,
@@ -78,13 +79,13 @@ impl Member {
         })
     }
 
-    /// A verdict on it.
+    /// A failure notice on it.
     pub(super) fn notice(&self, kind: FailureKind) -> FailureNotice {
         FailureNotice::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.pid)
     }
 
-    /// The verdict on a silent rank, once somebody has looked at its process.
-    pub(super) fn verdict_on(&self, state: ProcessState, now: Instant) -> FailureNotice {
+    /// The notice on a silent rank, once somebody has looked at its process.
+    pub(super) fn notice_on(&self, state: ProcessState, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
         match state {
             ProcessState::Stopped => self.notice(FailureKind::Stopped).saying(format!("not heard of for {quiet}")),
@@ -217,9 +218,9 @@ mod tests {
             (ProcessState::Gone, FailureKind::Gone),
             (ProcessState::Alive, FailureKind::Silent),
         ] {
-            assert_eq!(rank.verdict_on(state, now).kind, kind);
+            assert_eq!(rank.notice_on(state, now).kind, kind);
         }
-        let words = rank.verdict_on(ProcessState::Stopped, now).to_string();
+        let words = rank.notice_on(ProcessState::Stopped, now).to_string();
         assert_eq!(words, "rank 1 on host b (pid 71) is stopped (SIGSTOP or the like): not heard of for 5.0 s");
     }
 }

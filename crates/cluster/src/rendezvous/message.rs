@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_transport::JobId;
+use farandole_transport::{JobId, ProcessState};
 
 use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
 use crate::failure_notice::FailureNotice;
@@ -88,30 +88,6 @@ pub(super) struct Keeper {
     pub(super) rank: Option<Rank>,
     pub(super) pid: u32,
     pub(super) host: String,
-}
-
-/// What the kernel says about a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProcessState {
-    /// It runs, or would if something came.
-    Alive,
-    /// A signal or a debugger has stopped it.
-    Stopped,
-    /// There is no such process, or only what its parent has not yet taken away.
-    Gone,
-}
-
-impl ProcessState {
-    /// Looks at a process of this host.
-    pub(crate) fn of(pid: u32) -> ProcessState {
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return ProcessState::Gone };
-        // The name in parentheses may itself hold anything, so the state is what follows the last one.
-        match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
-            Some('T' | 't') => ProcessState::Stopped,
-            Some('Z' | 'X') | None => ProcessState::Gone,
-            Some(_) => ProcessState::Alive,
-        }
-    }
 }
 
 impl Up {
@@ -328,21 +304,5 @@ mod tests {
         for bytes in [&[][..], &[9], &[0, 1], &[0, 255, 255, 255, 255, 1], &[1, 0, 0], &[2, 255], &[3, 0], &[4, 0]] {
             assert_eq!(Down::decode(bytes), None, "{bytes:?}");
         }
-    }
-
-    #[test]
-    fn processes_are_seen_as_they_are() {
-        assert_eq!(ProcessState::of(std::process::id()), ProcessState::Alive);
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let (pid, handle) = (child.id(), rustix::process::Pid::from_child(&child));
-        rustix::process::kill_process(handle, rustix::process::Signal::STOP).unwrap();
-        let end = std::time::Instant::now() + Duration::from_secs(20);
-        while ProcessState::of(pid) != ProcessState::Stopped {
-            assert!(std::time::Instant::now() < end, "a stopped process is seen as one");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(ProcessState::of(pid), ProcessState::Gone);
     }
 }

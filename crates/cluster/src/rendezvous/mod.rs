@@ -36,7 +36,6 @@ use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::environment;
 use crate::error::{Error, Result};
 use address::Stream;
-pub(crate) use message::ProcessState;
 use message::{Arrival, Down, Keeper, Stay, Up};
 
 /// Longest message of a rank: room for hundreds of addresses.

@@ -2,17 +2,16 @@
 //!
 //! A [`Server`] serves all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and
 //! tells its owner what happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and
-//! [`Server::pronounce`]. All the work is done by one thread (`server_loop`); this handle gives it orders.
+//! [`Server::pronounce`]. All the work is done by one thread (`server_loop`); this handle sends it commands.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farandole_plan::Rank;
 use farandole_transport::descriptors::make_room;
-use farandole_transport::{Bell, JobId, Key};
+use farandole_transport::{JobId, Key};
 
 use super::address::Address;
 use super::arrivals::Arrivals;
@@ -20,6 +19,7 @@ use super::server_loop::{Rule, ServerLoop};
 use crate::error::{Error, Result};
 use crate::failure_notice::FailureNotice;
 use crate::live::JobState;
+use crate::mailbox::Mailbox;
 
 /// What the owner of a part is told. It is told on the server's thread and must not keep it waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub type OnEvent = Box<dyn Fn(RendezvousEvent) + Send + Sync>;
 /// Hosts a rendezvous, and watches over those who stay, for as long as it lives.
 pub struct Server {
     address: Address,
-    commands: Arc<CommandQueue>,
+    commands: Mailbox<Command>,
     /// The process that has the thread: a fork of it has a copy of this handle and hosts nothing.
     pid: u32,
     thread: Option<JoinHandle<()>>,
@@ -130,7 +130,7 @@ impl Server {
             .map_err(|error| listening(std::io::Error::other(error)))?;
         let (listener, address) = at.listen().map_err(listening)?;
         listener.set_nonblocking().map_err(listening)?;
-        let commands = Arc::new(CommandQueue::new().map_err(listening)?);
+        let commands = Mailbox::new().map_err(listening)?;
         let server_loop = ServerLoop::new(listener, arrivals, key.clone(), rule, commands.clone());
         let thread = std::thread::Builder::new()
             .name("rendezvous".into())
@@ -146,28 +146,28 @@ impl Server {
 
     /// Answers the ranks of a gathered part with the messages of all ranks of the world, in rank order.
     pub fn tell(&self, blobs: Vec<Vec<u8>>) {
-        self.commands.give(Command::Tell(blobs));
+        self.commands.post(Command::Tell(blobs));
     }
 
     /// Answers the ranks that have waited here for as long as they wanted to that these ranks, here or elsewhere, did
     /// not come.
     pub fn refuse(&self, missing: Vec<Rank>) {
-        self.commands.give(Command::Refuse(missing));
+        self.commands.post(Command::Refuse(missing));
     }
 
     /// Asks who has not come; the answer is an event.
     pub fn count(&self) {
-        self.commands.give(Command::Count);
+        self.commands.post(Command::Count);
     }
 
     /// Tells every rank that stays what has become of the job, and turns those away who still wait.
     pub fn pronounce(&self, notice: &FailureNotice) {
-        self.commands.give(Command::Pronounce(notice.clone(), None));
+        self.commands.post(Command::Pronounce(notice.clone(), None));
     }
 
     /// Tells the ranks that have met in this epoch, and only these, why they cannot go on. They may meet again.
     pub fn pronounce_in(&self, epoch: u64, notice: &FailureNotice) {
-        self.commands.give(Command::Pronounce(notice.clone(), Some(epoch)));
+        self.commands.post(Command::Pronounce(notice.clone(), Some(epoch)));
     }
 }
 
@@ -184,7 +184,7 @@ impl Drop for Server {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.commands.give(Command::Close);
+        self.commands.post(Command::Close);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -203,36 +203,4 @@ pub(super) enum Command {
     /// To everybody, or to those of one epoch.
     Pronounce(FailureNotice, Option<u64>),
     Close,
-}
-
-/// The way from whoever holds a handle to the thread that works for it.
-#[derive(Debug)]
-pub(super) struct CommandQueue<T = Command> {
-    /// Locked by the owner to add and by the thread to take all; never while anybody talks to a socket.
-    queue: Mutex<Vec<T>>,
-    /// Rung after an order was given; the thread has it in its poll set.
-    bell: Bell,
-}
-
-impl<T> CommandQueue<T> {
-    pub(super) fn new() -> std::io::Result<CommandQueue<T>> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let fd: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(CommandQueue { queue: Mutex::default(), bell: Bell::from_fd(fd) })
-    }
-
-    pub(super) fn give(&self, command: T) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        self.bell.ring();
-    }
-
-    /// Silences the bell first, so that an order given meanwhile rings it again.
-    pub(super) fn take(&self) -> Vec<T> {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
-    }
 }

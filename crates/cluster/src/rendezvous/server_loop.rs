@@ -17,19 +17,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{AwakeClock, Key};
+use farandole_transport::{AwakeClock, Key, ProcessState};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::MOST_BLOB_BYTES;
 use super::address::{Listener, Stream};
 use super::arrivals::{Arrivals, Arrived, ConnectionId};
 use super::liveness::{Blame, Member, SilenceAction, host_name, judge};
-use super::message::{Arrival, Down, Keeper, ProcessState, Stay, Up};
-use super::server::{Command, CommandQueue, OnEvent, RendezvousEvent};
+use super::message::{Arrival, Down, Keeper, Stay, Up};
+use super::server::{Command, OnEvent, RendezvousEvent};
 use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::environment;
 use crate::failure_notice::{FailureKind, FailureNotice};
 use crate::live::{JobState, LiveState};
+use crate::mailbox::Mailbox;
 
 /// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,16 +72,16 @@ pub(super) struct ServerLoop {
     listener: Listener,
     key: Key,
     rule: Rule,
-    commands: Arc<CommandQueue>,
+    commands: Mailbox<Command>,
     keeper: Keeper,
     arrivals: Arrivals,
     connections: BTreeMap<ConnectionId, Connection>,
     next_id: ConnectionId,
     /// Epochs that were completed.
     epoch: u64,
-    /// The epochs before this one have their verdict, and get no other.
+    /// The epochs before this one have their notice, and get no other.
     judged_before: u64,
-    /// The first blame of the current epoch, and when it becomes a verdict.
+    /// The first blame of the current epoch, and when it becomes a failure notice.
     blame: Option<(Instant, Blame)>,
     accept_again: Option<Instant>,
     closing: Option<Instant>,
@@ -116,7 +117,7 @@ impl ServerLoop {
         arrivals: Arrivals,
         key: Key,
         rule: Rule,
-        commands: Arc<CommandQueue>,
+        commands: Mailbox<Command>,
     ) -> ServerLoop {
         let host = std::env::var(environment::HOST).unwrap_or_else(|_| environment::host_identity());
         ServerLoop {
@@ -170,7 +171,7 @@ impl ServerLoop {
     fn wait(&mut self, at_most: Option<Duration>) -> Vec<ConnectionId> {
         let accepting = self.closing.is_none() && self.accept_again.is_none();
         let mut fds = vec![
-            PollFd::new(self.commands.bell(), PollFlags::IN),
+            PollFd::new(&self.commands, PollFlags::IN),
             PollFd::new(&self.listener, if accepting { PollFlags::IN } else { PollFlags::empty() }),
         ];
         fds.extend(self.connections.values().map(|connection| {
@@ -510,7 +511,7 @@ impl ServerLoop {
             Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
             Rule::Whole(_) if silent.host == self.keeper.host => {
                 self.stop_looking(id, now + allowed);
-                let notice = silent.verdict_on(ProcessState::of(silent.pid), now);
+                let notice = silent.notice_on(ProcessState::of(silent.pid), now);
                 self.pronounce_in(silent.epoch, &notice);
             }
             Rule::Whole(_) => {
@@ -544,7 +545,7 @@ impl ServerLoop {
             self.members().map(|(_, member)| member).find(|member| (member.rank, member.epoch) == (rank, epoch));
         // It may have been heard meanwhile.
         if let Some(silent) = silent.filter(|silent| !silent.asked.is_empty()).cloned() {
-            self.pronounce_in(epoch, &silent.verdict_on(state, now));
+            self.pronounce_in(epoch, &silent.notice_on(state, now));
         }
     }
 
@@ -568,14 +569,14 @@ impl ServerLoop {
         let seen =
             peer.filter(|peer| peer.host == self.keeper.host).and_then(|peer| match ProcessState::of(peer.pid) {
                 ProcessState::Alive => None,
-                state => Some(peer.verdict_on(state, now)),
+                state => Some(peer.notice_on(state, now)),
             });
         let notice =
             seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
         self.pronounce_in(epoch, &notice);
     }
 
-    /// The first verdict on a epoch, to its members.
+    /// The first notice on a epoch, to its members.
     fn pronounce_in(&mut self, epoch: u64, notice: &FailureNotice) {
         if epoch < self.judged_before {
             return;

@@ -32,12 +32,12 @@ use rustix::process::Signal;
 use super::addresses;
 use super::bootstrap::Bootstrap;
 use super::connectivity::{Attempt, ProbeListener, probe_all};
-use super::mailbox::Mailbox;
 use super::message::{AgentReport, Directive, decode, encode};
 use super::signal::{ENDING, SIGCHLD, Signals};
 use super::socket::Socket;
 use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
+use crate::mailbox::Mailbox;
 use crate::rendezvous::{RendezvousEvent, Server};
 use children::{Children, Reaped};
 use task::{PendingStart, ResultQueue};
@@ -141,7 +141,7 @@ pub fn serve() -> Result<()> {
         results: ResultQueue::default(),
         server: None,
         prober: None,
-        mailbox: Mailbox::new()?,
+        mailbox: Mailbox::new().map_err(|error| Error::local("making a mailbox", error))?,
         signals: Signals::hear(&heard)?,
         samples: BTreeMap::new(),
         samples_told: now,
@@ -203,7 +203,7 @@ impl Agent {
             let writing = if self.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN | writing));
         }
-        fds.push(PollFd::from_borrowed_fd(self.mailbox.fd(), PollFlags::IN));
+        fds.push(PollFd::new(&self.mailbox, PollFlags::IN));
         fds.extend(self.signals.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
             let pipes = self.children.ranks.iter().flat_map(|rank| rank.fds());
@@ -247,8 +247,8 @@ impl Agent {
     fn obey(&mut self, directive: Directive, now: Instant) {
         match directive {
             Directive::Probe(probes) => {
-                let (slot, key) = (self.mailbox.slot(), self.key.clone());
-                let probe = move || slot.post(News::Probed(probe_all(&probes, &key)));
+                let (mailbox, key) = (self.mailbox.clone(), self.key.clone());
+                let probe = move || mailbox.post(News::Probed(probe_all(&probes, &key)));
                 if std::thread::Builder::new().name("farandole-probe".into()).spawn(probe).is_err() {
                     self.tell(&AgentReport::Probed(Vec::new()));
                 }

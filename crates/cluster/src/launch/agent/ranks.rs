@@ -100,8 +100,8 @@ impl Agent {
             Some(path) => Address::UnixPath(String::from_utf8_lossy(path).into_owned()),
             None => Address::UnixAbstract(name),
         };
-        let slot = self.mailbox.slot();
-        let post = Box::new(move |event| slot.post(News::Rendezvous(event)));
+        let mailbox = self.mailbox.clone();
+        let post = Box::new(move |event| mailbox.post(News::Rendezvous(event)));
         let server = Server::serve_part(&at, start.size, &local, &self.key, post)?;
         let address = server.address().clone();
         self.server = Some(server);
