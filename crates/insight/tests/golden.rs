@@ -3,14 +3,10 @@
 mod jobs;
 
 use farandole_insight::efficiency::{AgainstReference, Efficiencies, Scaling};
-use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch, TimeWindow};
+use farandole_insight::history::{CollectiveKind, History, PhaseKind, TimeWindow};
 use farandole_insight::loss::{LossCause, TimeSplit};
 use farandole_insight::replay::{Change, predicted_ns, replayed_ns};
-
-const MS: u64 = 1_000_000;
-
-/// An exchange that takes 2 ms once everybody is there.
-const EXCHANGE: Cost = Cost { agreement_ns: MS / 2, packing_ns: MS / 4, transfer_ns: MS, unpacking_ns: MS / 4 };
+use jobs::{Cost, EXCHANGE, MS, Sketch};
 
 fn losses(split: &TimeSplit) -> Vec<(LossCause, u64)> {
     split.losses.iter().map(|loss| (loss.cause.clone(), loss.ns)).collect()

@@ -2,9 +2,10 @@
 
 mod jobs;
 
-use farandole_insight::history::{History, Sketch, TimeWindow};
+use farandole_insight::history::{History, TimeWindow};
 use farandole_insight::report::page::page;
 use farandole_insight::verdict::Verdict;
+use jobs::Sketch;
 
 fn rendered(history: &History) -> String {
     page(&Verdict::of(history, &TimeWindow::Whole, None), history)

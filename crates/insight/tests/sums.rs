@@ -1,10 +1,13 @@
 //! Whatever a job did, its time sums to the whole, and the efficiencies multiply.
 
+mod jobs;
+
 use farandole_insight::efficiency::Efficiencies;
-use farandole_insight::history::{CollectiveKind, Cost, History, PhaseKind, Sketch};
+use farandole_insight::history::{CollectiveKind, History, PhaseKind};
 use farandole_insight::loss::TimeSplit;
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
 use farandole_insight::replay::{Change, IDEAL_NETWORK, replayed_ns};
+use jobs::{Cost, Sketch};
 use proptest::prelude::*;
 
 /// Something that a job may do next.

@@ -3,11 +3,12 @@
 mod jobs;
 mod schema;
 
-use farandole_insight::history::{Cost, History, RankHistory, Sketch, TimeWindow};
+use farandole_insight::history::{History, RankHistory, TimeWindow};
 use farandole_insight::loss::LossCause;
 use farandole_insight::report::wording::{Wording, wording};
 use farandole_insight::report::{json, text};
 use farandole_insight::verdict::{Topic, Verdict, rule_names};
+use jobs::{Cost, Sketch};
 
 fn judged(history: &History) -> Verdict {
     Verdict::of(history, &TimeWindow::Whole, None)

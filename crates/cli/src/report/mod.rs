@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_efficiency_has_its_name() {
-        let history = farandole_insight::history::Sketch::new(1).finish();
+        let history = farandole_insight::history::History::default();
         let named = farandole_insight::efficiency::Efficiencies::of(&history).named();
         assert_eq!(named.map(|(name, _)| name), NAMES);
     }

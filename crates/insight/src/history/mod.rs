@@ -23,7 +23,6 @@ mod lane;
 mod legs;
 mod own;
 mod phases;
-mod sketch;
 
 pub use build::BuildError;
 pub use cut::{TimeWindow, WindowError};
@@ -31,7 +30,6 @@ pub use gap::{Gap, Lack};
 pub use legs::Legs;
 pub use own::HotSpots;
 pub(crate) use own::{OwnCode, own_code};
-pub use sketch::{Cost, Sketch};
 
 /// What a job did.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -59,12 +59,15 @@ pub(crate) fn ranks_text(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::Sketch;
+    use crate::history::{RankHistory, Stretch};
 
     fn blamed(input_ns: &[u64]) -> Vec<usize> {
-        let mut sketch = Sketch::new(input_ns.len());
-        input_ns.iter().enumerate().for_each(|(rank, ns)| sketch.input(rank, *ns));
-        responsible_ranks(&sketch.finish(), &LossCause::Input)
+        let rank = |&ns: &u64| {
+            let lane = vec![Stretch { from_ns: 0, to_ns: ns, activity: Activity::Input }];
+            RankHistory { lane, ..RankHistory::default() }
+        };
+        let history = History { ranks: input_ns.iter().map(rank).collect(), ..History::default() };
+        responsible_ranks(&history, &LossCause::Input)
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Jobs whose every number is known, by their illness.
 #![allow(dead_code, reason = "not every test uses every job")]
 
-use farandole_insight::history::{CollectiveKind, Cost, Gap, History, Lack, PhaseKind, RankHistory, Sketch};
+mod sketch;
+
+use farandole_insight::history::{CollectiveKind, Gap, History, Lack, PhaseKind, RankHistory};
+pub(crate) use sketch::{Cost, Sketch};
 
 /// A millisecond.
 pub(crate) const MS: u64 = 1_000_000;

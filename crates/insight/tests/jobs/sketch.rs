@@ -1,31 +1,31 @@
-//! Histories made by hand, whose every number is known: for tests, and for trying out what a report says.
+//! Histories made by hand, whose every number is known.
 //!
 //! A sketch lets every rank do one thing after the other; each thing takes the time that is given. Operations run one
 //! after the other in each group and take the time that their [`Cost`] says, from when the last rank has come.
 
 use std::collections::BTreeMap;
 
-use super::{
+use farandole_insight::history::{
     Activity, CollectiveKind, History, Iteration, OperationHistory, Passage, Phase, PhaseKind, RankHistory,
     StackSample, Stretch,
 };
 
 /// How long the stages of an operation take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
+pub(crate) struct Cost {
     /// From the last rank's arrival to the beginning.
-    pub agreement_ns: u64,
+    pub(crate) agreement_ns: u64,
     /// Into the buffer.
-    pub packing_ns: u64,
+    pub(crate) packing_ns: u64,
     /// Between the ranks.
-    pub transfer_ns: u64,
+    pub(crate) transfer_ns: u64,
     /// Out of the buffer.
-    pub unpacking_ns: u64,
+    pub(crate) unpacking_ns: u64,
 }
 
 /// A history in the making.
 #[derive(Clone, Debug)]
-pub struct Sketch {
+pub(crate) struct Sketch {
     ranks: Vec<RankHistory>,
     now_ns: Vec<u64>,
     open_iteration: Vec<Option<Iteration>>,
@@ -35,7 +35,7 @@ pub struct Sketch {
 
 impl Sketch {
     /// Ranks that have done nothing yet, all on one host.
-    pub fn new(size: usize) -> Sketch {
+    pub(crate) fn new(size: usize) -> Sketch {
         Sketch {
             ranks: vec![RankHistory { host: "host".to_owned(), ..RankHistory::default() }; size],
             now_ns: vec![0; size],
@@ -46,46 +46,46 @@ impl Sketch {
     }
 
     /// Moves a rank to another host.
-    pub fn on_host(&mut self, rank: usize, host: &str) {
+    pub(crate) fn on_host(&mut self, rank: usize, host: &str) {
         self.ranks[rank].host = host.to_owned();
     }
 
     /// A rank works.
-    pub fn compute(&mut self, rank: usize, ns: u64) {
+    pub(crate) fn compute(&mut self, rank: usize, ns: u64) {
         self.spend(rank, ns, Activity::Compute);
     }
 
     /// A rank is in the script's own code, at a place if one is given.
-    pub fn own(&mut self, rank: usize, ns: u64, place: Option<&str>) {
+    pub(crate) fn own(&mut self, rank: usize, ns: u64, place: Option<&str>) {
         self.spend(rank, ns, Activity::Own);
         let at_ns = self.now_ns[rank];
         self.ranks[rank].samples.extend(place.map(|place| StackSample { at_ns, ns, place: place.to_owned() }));
     }
 
     /// A rank waits for its next batch.
-    pub fn input(&mut self, rank: usize, ns: u64) {
+    pub(crate) fn input(&mut self, rank: usize, ns: u64) {
         self.spend(rank, ns, Activity::Input);
     }
 
     /// A rank writes a checkpoint.
-    pub fn checkpoint(&mut self, rank: usize, ns: u64) {
+    pub(crate) fn checkpoint(&mut self, rank: usize, ns: u64) {
         self.spend(rank, ns, Activity::Checkpoint);
     }
 
     /// A rank waits for copies from its device.
-    pub fn copy(&mut self, rank: usize, ns: u64) {
+    pub(crate) fn copy(&mut self, rank: usize, ns: u64) {
         self.spend(rank, ns, Activity::Copy);
     }
 
     /// A rank works in a phase.
-    pub fn phase(&mut self, rank: usize, name: &str, kind: PhaseKind, ns: u64) {
+    pub(crate) fn phase(&mut self, rank: usize, name: &str, kind: PhaseKind, ns: u64) {
         let from_ns = self.now_ns[rank];
         self.ranks[rank].phases.push(Phase { name: name.to_owned(), kind, from_ns, to_ns: from_ns + ns });
         self.compute(rank, ns);
     }
 
     /// An iteration begins on all ranks; the one before it ends.
-    pub fn iteration(&mut self, number: u64, epoch: u64) {
+    pub(crate) fn iteration(&mut self, number: u64, epoch: u64) {
         for rank in 0..self.ranks.len() {
             self.end_iteration(rank);
             let from_ns = self.now_ns[rank];
@@ -94,13 +94,13 @@ impl Sketch {
     }
 
     /// All ranks submit tensors of these sizes to one operation; the answer is for [`Sketch::wait`].
-    pub fn submit(&mut self, collective: CollectiveKind, tensor_bytes: &[u64], cost: Cost) -> usize {
+    pub(crate) fn submit(&mut self, collective: CollectiveKind, tensor_bytes: &[u64], cost: Cost) -> usize {
         let members: Vec<usize> = (0..self.ranks.len()).collect();
         self.submit_in(0, &members, collective, tensor_bytes, cost)
     }
 
     /// The ranks of a group submit tensors of these sizes to one operation.
-    pub fn submit_in(
+    pub(crate) fn submit_in(
         &mut self,
         group: u32,
         members: &[usize],
@@ -125,14 +125,14 @@ impl Sketch {
     }
 
     /// A rank waits until an operation is done.
-    pub fn wait(&mut self, rank: usize, operation: usize) {
+    pub(crate) fn wait(&mut self, rank: usize, operation: usize) {
         let done_ns = self.operations[operation].passage(rank).map_or(0, |passage| passage.done_ns);
         let ns = done_ns.saturating_sub(self.now_ns[rank]);
         self.push(rank, ns, Activity::Blocked(Some(operation)));
     }
 
     /// All ranks submit one tensor and wait for the result.
-    pub fn allreduce(&mut self, bytes: u64, cost: Cost) {
+    pub(crate) fn allreduce(&mut self, bytes: u64, cost: Cost) {
         let operation = self.submit(CollectiveKind::Allreduce, &[bytes], cost);
         for rank in 0..self.ranks.len() {
             self.wait(rank, operation);
@@ -140,7 +140,7 @@ impl Sketch {
     }
 
     /// The history: ranks that have ended earlier stay so until all have.
-    pub fn finish(mut self) -> History {
+    pub(crate) fn finish(mut self) -> History {
         let end_ns = self.now_ns.iter().copied().max().unwrap_or(0);
         for rank in 0..self.ranks.len() {
             self.end_iteration(rank);
