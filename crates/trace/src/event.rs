@@ -488,24 +488,6 @@ impl Event {
             _ => return None,
         })
     }
-
-    /// The name that the event is about, if it has one.
-    pub fn name(&self) -> Option<NameId> {
-        match *self {
-            Event::Submitted { name, .. }
-            | Event::Arrived { name, .. }
-            | Event::Fused { name, .. }
-            | Event::Done { name, .. }
-            | Event::Failed { name, .. }
-            | Event::Waited { name, .. }
-            | Event::PhaseBegin { name, .. }
-            | Event::PhaseEnd { name, .. }
-            | Event::Sampled { name, .. }
-            | Event::Stalled { name, .. }
-            | Event::Aborted { name } => Some(name).filter(|name| *name != NameId::NONE),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

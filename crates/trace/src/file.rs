@@ -26,6 +26,7 @@
 
 use std::fmt;
 
+use crate::bytes::Bytes;
 use crate::event::{GroupNumber, NameId, RECORD_BYTES, Record, ThreadId, words_from_bytes};
 use crate::trace::{NameEntry, Trace, TraceEnding, TraceHeader};
 
@@ -241,10 +242,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Trace, ReadError> {
     if version != VERSION {
         return Err(ReadError::Version(version));
     }
-    let mut reader = Reader { rest };
-    let header = match reader.block() {
+    let mut reader = Bytes { rest };
+    let header = match block(&mut reader) {
         Some(Block::Whole { kind, content }) if kind == Kind::Header as u8 => {
-            header(&mut Reader { rest: content }).ok_or(ReadError::NotATrace)?
+            header(&mut Bytes { rest: content }).ok_or(ReadError::NotATrace)?
         }
         Some(Block::Cut) | None => return Err(ReadError::NoHeader),
         _ => return Err(ReadError::NotATrace),
@@ -252,7 +253,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Trace, ReadError> {
     let mut trace = Trace { header, ..Trace::default() };
     loop {
         let at_byte = (bytes.len() - reader.rest.len()) as u64;
-        let whole = match reader.block() {
+        let whole = match block(&mut reader) {
             Some(Block::Whole { kind, content }) => take_in(&mut trace, kind, content).is_some(),
             Some(Block::Cut) | None => break,
             Some(Block::Broken) => false,
@@ -272,14 +273,14 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
     if matches!(trace.ending, TraceEnding::Complete(_)) {
         return None;
     }
-    let mut reader = Reader { rest: content };
+    let mut reader = Bytes { rest: content };
     match kind {
         kind if kind == Kind::Header as u8 => return None,
         kind if kind == Kind::Names as u8 => {
             let mut next = Some(reader.u32()?);
             while !reader.rest.is_empty() {
                 let number = next?;
-                let text = reader.text()?;
+                let text = text(&mut reader)?;
                 let dims = reader.u32()? as usize;
                 let shape = reader.take(dims.checked_mul(8)?)?;
                 let shape = shape.as_chunks::<8>().0.iter().map(|dim| u64::from_le_bytes(*dim)).collect();
@@ -289,7 +290,7 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
         }
         kind if kind == Kind::Threads as u8 => {
             let thread = ThreadId(reader.u16()?);
-            trace.threads.insert(thread, reader.text()?.to_owned());
+            trace.threads.insert(thread, text(&mut reader)?.to_owned());
         }
         kind if kind == Kind::Groups as u8 => {
             let group = GroupNumber(reader.u16()?);
@@ -314,24 +315,24 @@ fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
         }
         kind if kind == Kind::Dropped as u8 => trace.dropped = trace.dropped.saturating_add(reader.u64()?),
         kind if kind == Kind::Setting as u8 => {
-            let (name, value) = (reader.text()?.to_owned(), reader.text()?.to_owned());
+            let (name, value) = (text(&mut reader)?.to_owned(), text(&mut reader)?.to_owned());
             trace.header.set(name, value);
         }
-        kind if kind == Kind::End as u8 => trace.ending = TraceEnding::Complete(reader.text()?.to_owned()),
+        kind if kind == Kind::End as u8 => trace.ending = TraceEnding::Complete(text(&mut reader)?.to_owned()),
         _ => return Some(()),
     }
     reader.rest.is_empty().then_some(())
 }
 
-fn header(reader: &mut Reader<'_>) -> Option<TraceHeader> {
+fn header(reader: &mut Bytes<'_>) -> Option<TraceHeader> {
     let (rank, size, pid) = (reader.u32()?, reader.u32()?, reader.u32()?);
     let (anchor_ns, anchor_unix_ns) = (reader.u64()?, reader.u64()?);
-    let mut text = || reader.text().map(str::to_owned);
-    let (host, clock, version) = (text()?, text()?, text()?);
+    let owned = |reader: &mut Bytes<'_>| text(reader).map(str::to_owned);
+    let (host, clock, version) = (owned(reader)?, owned(reader)?, owned(reader)?);
     let count = reader.u32()?;
     let mut settings = Vec::new();
     for _ in 0..count {
-        settings.push((reader.text()?.to_owned(), reader.text()?.to_owned()));
+        settings.push((owned(reader)?, owned(reader)?));
     }
     reader.rest.is_empty().then_some(())?;
     Some(TraceHeader { rank, size, host, pid, clock, anchor_ns, anchor_unix_ns, version, settings })
@@ -349,57 +350,28 @@ enum Block<'a> {
     Broken,
 }
 
-/// Bytes that are being read from front to back. Every answer is `None` when they do not suffice.
-struct Reader<'a> {
-    rest: &'a [u8],
+/// The next block; `None` at the end of the file.
+fn block<'a>(bytes: &mut Bytes<'a>) -> Option<Block<'a>> {
+    if bytes.rest.is_empty() {
+        return None;
+    }
+    let Some((frame, behind)) = bytes.rest.split_first_chunk::<FRAME_BYTES>() else { return Some(Block::Cut) };
+    let [kind, l0, l1, l2, l3, s0, s1, s2, s3] = *frame;
+    let len = [l0, l1, l2, l3];
+    let Some((content, behind)) = behind.split_at_checked(u32::from_le_bytes(len) as usize) else {
+        return Some(Block::Cut);
+    };
+    if checksum(kind, len, content) != u32::from_le_bytes([s0, s1, s2, s3]) {
+        return Some(Block::Broken);
+    }
+    bytes.rest = behind;
+    Some(Block::Whole { kind, content })
 }
 
-impl<'a> Reader<'a> {
-    fn block(&mut self) -> Option<Block<'a>> {
-        if self.rest.is_empty() {
-            return None;
-        }
-        let Some((frame, behind)) = self.rest.split_first_chunk::<FRAME_BYTES>() else { return Some(Block::Cut) };
-        let [kind, l0, l1, l2, l3, s0, s1, s2, s3] = *frame;
-        let len = [l0, l1, l2, l3];
-        let Some((content, behind)) = behind.split_at_checked(u32::from_le_bytes(len) as usize) else {
-            return Some(Block::Cut);
-        };
-        if checksum(kind, len, content) != u32::from_le_bytes([s0, s1, s2, s3]) {
-            return Some(Block::Broken);
-        }
-        self.rest = behind;
-        Some(Block::Whole { kind, content })
-    }
-
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, behind) = self.rest.split_at_checked(len)?;
-        self.rest = behind;
-        Some(taken)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        let (number, behind) = self.rest.split_first_chunk()?;
-        self.rest = behind;
-        Some(u16::from_le_bytes(*number))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        let (number, behind) = self.rest.split_first_chunk()?;
-        self.rest = behind;
-        Some(u32::from_le_bytes(*number))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        let (number, behind) = self.rest.split_first_chunk()?;
-        self.rest = behind;
-        Some(u64::from_le_bytes(*number))
-    }
-
-    fn text(&mut self) -> Option<&'a str> {
-        let len = self.u32()? as usize;
-        std::str::from_utf8(self.take(len)?).ok()
-    }
+/// A text with its length in four bytes.
+fn text<'a>(bytes: &mut Bytes<'a>) -> Option<&'a str> {
+    let len = bytes.u32()? as usize;
+    bytes.text(len)
 }
 
 fn checksum(kind: u8, len: [u8; 4], content: &[u8]) -> u32 {

@@ -14,6 +14,7 @@
 // Under the model checker only the ring is of interest; `tests/loom_ring.rs` takes it in by itself.
 #![cfg(not(loom))]
 
+mod bytes;
 pub mod clock;
 mod compact;
 mod dump_notice;

@@ -7,6 +7,8 @@
 //! Numbers are little-endian; what may be missing begins with a byte 0 or 1; a text with its length in two bytes. Every
 //! sample has one encoding, and whatever bytes there are, reading them gives a sample or nothing.
 
+use crate::bytes::Bytes;
+
 /// The form of these bytes. Another one is not understood, and whoever watches sees a rank without numbers.
 const FORM: u8 = 1;
 
@@ -140,8 +142,8 @@ impl LiveSample {
 
     /// The sample that these bytes are, if they are one.
     pub fn decode(bytes: &[u8]) -> Option<LiveSample> {
-        let mut bytes = Bytes(bytes);
-        if bytes.byte()? != FORM {
+        let mut bytes = Bytes { rest: bytes };
+        if bytes.u8()? != FORM {
             return None;
         }
         let sample = LiveSample {
@@ -150,13 +152,13 @@ impl LiveSample {
             epoch: bytes.option(Bytes::u64)?,
             blocked_ns: bytes.u64()?,
             peer: bytes.option(Bytes::u32)?,
-            phase: bytes.text()?,
+            phase: text(&mut bytes)?,
             stall: bytes.option(|bytes| {
                 let (time_ns, missing, rank) = (bytes.u64()?, bytes.u32()?, bytes.u32()?);
-                Some(Stall { time_ns, missing, rank, name: bytes.text()? })
+                Some(Stall { time_ns, missing, rank, name: text(bytes)? })
             })?,
         };
-        bytes.0.is_empty().then_some(sample)
+        bytes.rest.is_empty().then_some(sample)
     }
 }
 
@@ -166,44 +168,11 @@ fn put_text(into: &mut Vec<u8>, text: &str) {
     into.extend(text.as_bytes());
 }
 
-/// Bytes that are read from front to back. `None`: they are not what was expected.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn array<const COUNT: usize>(&mut self) -> Option<[u8; COUNT]> {
-        let (now, later) = self.0.split_first_chunk()?;
-        self.0 = later;
-        Some(*now)
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let length = usize::from(self.array().map(u16::from_le_bytes)?);
-        let (now, later) = self.0.split_at_checked(length)?;
-        self.0 = later;
-        let text = std::str::from_utf8(now).ok()?;
-        (text.len() <= MOST_TEXT_BYTES).then(|| text.to_owned())
-    }
-
-    /// Reads what may be missing. The outer `None` is a mistake, the inner one a missing value.
-    fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
-        match self.byte()? {
-            0 => Some(None),
-            1 => read(self).map(Some),
-            _ => None,
-        }
-    }
+/// A text with its length in two bytes.
+fn text(bytes: &mut Bytes<'_>) -> Option<String> {
+    let len = usize::from(bytes.u16()?);
+    let text = bytes.text(len)?;
+    (len <= MOST_TEXT_BYTES).then(|| text.to_owned())
 }
 
 /// What a rank did in the time between two samples, for each second of it.
