@@ -293,8 +293,7 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_and_not_written_over() {
-        let folder = std::env::temp_dir().join(format!("farandole-put-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = farandole_testing::Folder::new();
         let (from, to) = (folder.join("from"), folder.join("to.so"));
         std::fs::write(&from, "new").unwrap();
         std::fs::write(&to, "old").unwrap();
@@ -302,6 +301,5 @@ mod tests {
         put(&from, &to).unwrap();
         assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
         assert_eq!(std::io::read_to_string(mapped).unwrap(), "old");
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

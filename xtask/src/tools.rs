@@ -168,13 +168,12 @@ mod tests {
 
     #[test]
     fn a_clone_in_which_only_this_program_was_compiled_is_not_worked_in() {
-        let target = std::env::temp_dir().join(format!("farandole-kept-{}", std::process::id()));
+        let target = farandole_testing::Folder::new();
         assert!(!has_kept(&target));
         std::fs::create_dir_all(target.join("debug/incremental/xtask-0h4p3rm0zl8jq")).unwrap();
         assert!(!has_kept(&target));
         std::fs::create_dir_all(target.join("debug/incremental/farandole_plan-2433wkrnhxylt")).unwrap();
         assert!(has_kept(&target));
-        std::fs::remove_dir_all(&target).unwrap();
     }
 
     #[test]

@@ -5,26 +5,13 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_testing::finish;
+
 /// Far more than any run here needs; a run that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn bench(words: &[&str]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_farandole"))
-        .arg("bench")
-        .args(words)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("{words:?} hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+    finish(Command::new(env!("CARGO_BIN_EXE_farandole")).arg("bench").args(words), PATIENCE)
 }
 
 fn quick(words: &[&str]) -> Output {

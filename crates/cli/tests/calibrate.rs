@@ -4,63 +4,33 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use farandole_testing::{Folder, finish};
 
 /// Far more than any run here needs; a run that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 fn farandole(words: &[&str], tables: &Path) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_farandole"))
-        .args(words)
-        .env("FARANDOLE_TABLES", tables)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("{words:?} hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+    finish(Command::new(env!("CARGO_BIN_EXE_farandole")).args(words).env("FARANDOLE_TABLES", tables), PATIENCE)
 }
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A folder of this test's own, gone when it ends.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("farandole-calibrate-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        Folder(path)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        fs::read_dir(&self.0).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn files(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 #[test]
 fn a_calibrated_table_is_kept_and_used_and_a_damaged_one_is_named() {
-    let folder = Folder::new("two");
-    let output = farandole(&["calibrate", "-np", "2", "--sizes", "4,1K,64K", "--seconds", "0.6"], &folder.0);
+    let folder = Folder::new();
+    let output = farandole(&["calibrate", "-np", "2", "--sizes", "4,1K,64K", "--seconds", "0.6"], &folder);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let said = text(&output.stdout);
-    let [file] = &folder.files()[..] else { panic!("one file: {:?}", folder.files()) };
+    let [file] = &files(&folder)[..] else { panic!("one file: {:?}", files(&folder)) };
     assert!(said.contains("2 ranks on 1 host") && said.contains(&file.display().to_string()), "{said}");
     assert!(said.contains("allreduce") && said.contains("built in"), "{said}");
     let table = fs::read_to_string(file).unwrap();
@@ -70,11 +40,11 @@ fn a_calibrated_table_is_kept_and_used_and_a_damaged_one_is_named() {
         }
     }
     let bench = ["bench", "allreduce", "-np", "2", "--sizes", "4,64K", "--rounds", "1", "--iters", "3"];
-    let output = farandole(&bench, &folder.0);
+    let output = farandole(&bench, &folder);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("by table "), "{}", text(&output.stdout));
     fs::write(file, &table[..table.len() / 2]).unwrap();
-    let output = farandole(&bench, &folder.0);
+    let output = farandole(&bench, &folder);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let warning = text(&output.stderr);
     assert!(warning.contains(&file.display().to_string()) && warning.contains("damaged"), "{warning}");
@@ -84,11 +54,11 @@ fn a_calibrated_table_is_kept_and_used_and_a_damaged_one_is_named() {
 
 #[test]
 fn between_hosts_every_way_of_every_collective_is_measured() {
-    let folder = Folder::new("hosts");
+    let folder = Folder::new();
     let words = ["calibrate", "-np", "4", "--hosts", "2", "--sizes", "4,4K", "--seconds", "0.2"];
-    let output = farandole(&words, &folder.0);
+    let output = farandole(&words, &folder);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let table = fs::read_to_string(&folder.files()[0]).unwrap();
+    let table = fs::read_to_string(&files(&folder)[0]).unwrap();
     assert!(table.contains("class ranks 4 hosts 2 local 2 2"), "{table}");
     for way in ["ring", "hierarchical", "hierarchical-window", "allgather-few-steps", "broadcast-few-bytes"] {
         assert!(table.contains(&format!("point {way} 4096 ")), "{way}: {table}");
@@ -98,27 +68,27 @@ fn between_hosts_every_way_of_every_collective_is_measured() {
 
 #[test]
 fn what_makes_no_sense_is_refused_before_anything_starts() {
-    let folder = Folder::new("refused");
+    let folder = Folder::new();
     let refused = |words: &[&str], tables: &Path| {
         let output = farandole(words, tables);
         assert!(!output.status.success());
         text(&output.stderr)
     };
-    assert!(refused(&["calibrate"], &folder.0).contains("-np N"));
-    assert!(refused(&["calibrate", "-np", "1"], &folder.0).contains("has no choice"));
-    assert!(refused(&["calibrate", "-np", "2", "--hosts", "3"], &folder.0).contains("fit on 1 to 2 hosts"));
+    assert!(refused(&["calibrate"], &folder).contains("-np N"));
+    assert!(refused(&["calibrate", "-np", "1"], &folder).contains("has no choice"));
+    assert!(refused(&["calibrate", "-np", "2", "--hosts", "3"], &folder).contains("fit on 1 to 2 hosts"));
     assert!(refused(&["calibrate", "-np", "2", "--hosts", "2"], Path::new("")).contains("pretended hosts"));
     assert!(refused(&["calibrate", "-np", "2"], Path::new("off")).contains("FARANDOLE_TABLES is off"));
-    assert!(refused(&["calibrate", "-np", "2", "--seconds", "0"], &folder.0).contains("above zero"));
-    assert!(folder.files().is_empty());
+    assert!(refused(&["calibrate", "-np", "2", "--seconds", "0"], &folder).contains("above zero"));
+    assert!(files(&folder).is_empty());
 }
 
 #[test]
 fn a_folder_that_cannot_be_written_to_is_named_and_fails_the_command() {
-    let folder = Folder::new("in-the-way");
-    fs::write(&folder.0, "a file where the folder should be").unwrap();
-    let output = farandole(&["calibrate", "-np", "2", "--sizes", "4", "--seconds", "0.1"], &folder.0);
+    let folder = Folder::new();
+    let tables = folder.join("tables");
+    fs::write(&tables, "a file where the folder should be").unwrap();
+    let output = farandole(&["calibrate", "-np", "2", "--sizes", "4", "--seconds", "0.1"], &tables);
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("the table could not be kept"), "{said}");
-    fs::remove_file(&folder.0).unwrap();
 }

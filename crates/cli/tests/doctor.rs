@@ -5,9 +5,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Duration;
 
+use farandole_testing::Folder;
 use serde_json::Value;
 
 /// Longer than the doctor may take in the worst case, which is bounded by the deadlines of what it asks.
@@ -35,16 +36,7 @@ fn finish(command: &mut Command, prepare: impl FnOnce(&mut Command)) -> Output {
         command.env_remove(variable);
     }
     prepare(command);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("the doctor hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+    farandole_testing::finish(command, PATIENCE)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -60,14 +52,12 @@ fn finding<'a>(report: &'a Value, key: &str) -> &'a Value {
     findings.iter().find(|finding| finding["key"] == key).unwrap_or_else(|| panic!("no finding {key} in {report:#}"))
 }
 
-/// A directory that goes away with the test.
-struct TestDirectory(PathBuf);
+/// A directory with programs.
+struct TestDirectory(Folder);
 
 impl TestDirectory {
-    fn new(name: &str) -> TestDirectory {
-        let path = std::env::temp_dir().join(format!("farandole-doctor-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        TestDirectory(path)
+    fn new() -> TestDirectory {
+        TestDirectory(Folder::new())
     }
 
     fn program(&self, name: &str, script: &str) -> PathBuf {
@@ -80,12 +70,6 @@ impl TestDirectory {
     /// PATH with this directory in front.
     fn path(&self) -> String {
         format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap())
-    }
-}
-
-impl Drop for TestDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -204,14 +188,14 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 
 #[test]
 fn a_library_that_crashes_when_it_is_opened_does_not_take_the_doctor_down() {
-    let directory = TestDirectory::new("crash");
+    let directory = TestDirectory::new();
     // The C library, cut off after its first page: the dynamic linker maps the rest and falls into the hole.
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let libc = maps.lines().filter_map(|line| line.split_whitespace().last()).find(|path| path.contains("libc.so"));
     let whole = fs::read(libc.expect("this test is linked to a C library")).unwrap();
     fs::write(directory.0.join("libmpi.so.40"), &whole[..4096]).unwrap();
     let output = doctor(|command| {
-        command.args(["--json", "-np", "1"]).env("LD_LIBRARY_PATH", &directory.0);
+        command.args(["--json", "-np", "1"]).env("LD_LIBRARY_PATH", &*directory.0);
     });
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = json(&output);
@@ -236,7 +220,7 @@ esac
 
 #[test]
 fn other_hosts_are_asked_compared_and_reported_when_they_do_not_answer() {
-    let directory = TestDirectory::new("hosts");
+    let directory = TestDirectory::new();
     directory.program("ssh", SSH);
     let python = directory.program(
         "python-of-h2",
@@ -270,7 +254,7 @@ fn other_hosts_are_asked_compared_and_reported_when_they_do_not_answer() {
 
 #[test]
 fn a_host_without_the_command_is_told_from_one_that_cannot_be_reached() {
-    let directory = TestDirectory::new("absent");
+    let directory = TestDirectory::new();
     directory.program("ssh", SSH);
     let output = doctor(|command| {
         command.args(["-H", "h1", "--remote-farandole", "/nowhere/farandole", "--json"]).env("PATH", directory.path());
@@ -284,7 +268,7 @@ fn a_host_without_the_command_is_told_from_one_that_cannot_be_reached() {
 
 #[test]
 fn what_horovods_users_know_as_check_build_is_there() {
-    let directory = TestDirectory::new("check-build");
+    let directory = TestDirectory::new();
     let packages = r#"{"torch":"1.13.1","tensorflow":"2.21.0","keras":"3.15.1","jax":"0.10.2","farandole":"0.1.0"}"#;
     let answer =
         format!(r#"{{"version":"3.11.2","executable":"/p","packages":{packages},"nccl":[],"keras_backend":"jax"}}"#);

@@ -7,12 +7,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Duration;
 
 use farandole_insight::history::TimeWindow;
 use farandole_insight::report::wording::wording;
 use farandole_insight::verdict::Verdict;
+use farandole_testing::{Folder, finish};
 use serde_json::Value;
 
 #[path = "../../insight/tests/jobs/mod.rs"]
@@ -26,27 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How far a prediction may be from what was measured, in points of percent of the time.
 const POINTS: f64 = 10.0;
 
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("farandole-insight-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The program of the ranks. It is an example of this package, which cargo builds beside the tests.
 fn rehearsal() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples").join("rehearsal");
@@ -54,28 +34,15 @@ fn rehearsal() -> PathBuf {
     path
 }
 
-fn finished(command: &mut Command) -> Output {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("{command:?} hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
-}
-
 fn farandole(words: &[&str]) -> Output {
-    finished(Command::new(env!("CARGO_BIN_EXE_farandole")).args(words))
+    finish(Command::new(env!("CARGO_BIN_EXE_farandole")).args(words), PATIENCE)
 }
 
 /// Runs four ranks and leaves their traces in a folder.
 fn rehearse(traces: &Path, words: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
     command.args(["run", "-np", "4"]).arg(rehearsal()).args(words).env("FARANDOLE_TRACE", traces);
-    let output = finished(&mut command);
+    let output = finish(&mut command, PATIENCE);
     assert!(output.status.success(), "{words:?}: {output:?}");
 }
 
@@ -104,10 +71,10 @@ fn cured(ill: &Value, cause: &str, healthy: &Value) -> Result<(), String> {
 
 /// Compares runs anew where it did not come out. Ranks that share their cores with somebody else's work have illnesses
 /// of their own, and two runs that are compared then differ by more than one; a wrong report is wrong each time.
-fn in_one_of_five_attempts(name: &str, attempt: impl Fn(&Folder) -> Result<(), String>) {
+fn in_one_of_five_attempts(attempt: impl Fn(&Folder) -> Result<(), String>) {
     let mut reasons = Vec::new();
-    for number in 0..5 {
-        match attempt(&Folder::new(&format!("{name}-{number}"))) {
+    for _ in 0..5 {
+        match attempt(&Folder::new()) {
             Ok(()) => return,
             Err(reason) => reasons.push(reason),
         }
@@ -124,7 +91,7 @@ fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
         // Evaluation is not taken away but shared: 200 ms on one rank become 50 ms on each.
         ("sequential", &["evaluation-ms=200"], &["evaluation-ms=200", "shared=1"]),
     ] {
-        in_one_of_five_attempts(cause, |folder| {
+        in_one_of_five_attempts(|folder| {
             let run = |name: &str, words: &[&str]| {
                 rehearse(&folder.join(name), words);
                 report(&folder.join(name))
@@ -174,7 +141,7 @@ fn rehearse_on_two_hosts(traces: &Path, limit: &str, words: &[&str]) {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "bash", "-c", TWO_HOSTS, "lab", limit]);
     command.arg(traces).arg(env!("CARGO_BIN_EXE_farandole")).arg(rehearsal()).args(words);
-    let output = finished(&mut command);
+    let output = finish(&mut command, PATIENCE);
     assert!(
         output.status.code() != Some(77),
         "no network namespaces with a limited link here: run this as root, with iproute2 installed: {output:?}"
@@ -184,7 +151,7 @@ fn rehearse_on_two_hosts(traces: &Path, limit: &str, words: &[&str]) {
 
 #[test]
 fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was_predicted() {
-    in_one_of_five_attempts("link", |folder| {
+    in_one_of_five_attempts(|folder| {
         // 1 MB each way at 100 Mbit/s is some 84 ms, beside 20 ms of work.
         let words = ["iterations=20", "tensors=4", "bytes=262144"];
         rehearse_on_two_hosts(&folder.join("slow"), "100mbit", &words);
@@ -205,7 +172,7 @@ fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was
 
 #[test]
 fn the_exit_code_says_whether_it_is_good_enough_and_the_page_is_written() {
-    let folder = Folder::new("floor");
+    let folder = Folder::new();
     let traces = folder.join("traces");
     rehearse(&traces, &["iterations=10", "input-ms=60"]);
     schema::fits_report(&report(&traces), "a real run");
@@ -227,7 +194,7 @@ fn the_exit_code_says_whether_it_is_good_enough_and_the_page_is_written() {
 
 #[test]
 fn what_cannot_be_reported_is_said() {
-    let folder = Folder::new("wrong");
+    let folder = Folder::new();
     let traces = folder.join("traces");
     let said = |words: &[&str]| {
         let output = farandole(words);
@@ -250,7 +217,7 @@ fn what_cannot_be_reported_is_said() {
 
 #[test]
 fn a_report_is_made_of_what_is_there_and_says_what_is_not() {
-    let folder = Folder::new("gaps");
+    let folder = Folder::new();
     let traces = folder.join("traces");
     rehearse(&traces, &["iterations=10", "input-ms=30"]);
     let whole = report(&traces);

@@ -6,8 +6,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use farandole_testing::finish;
 
 /// Far more than any run here needs; a run that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -32,24 +34,13 @@ exec "$@"
 
 /// Runs `farandole bench` with ranks on both hosts.
 fn bench(words: &[&str]) -> Output {
-    let mut child = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "--propagation", "private", "sh", "-c", LAB, "lab"])
         .args([env!("CARGO_BIN_EXE_farandole"), "bench"])
         .args(["--hosts", "2", "--host-prefix", "ip netns exec lab{host}", "--host-addresses", "10.77.0.1,10.77.0.2"])
-        .args(words)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("unshare (util-linux) makes the namespaces of this test");
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("{words:?} hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
+        .args(words);
+    let output = finish(&mut command, PATIENCE);
     let words_of_it = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         output.status.code() != Some(NO_LAB) && !words_of_it.starts_with("unshare:"),

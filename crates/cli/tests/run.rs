@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::io::Read;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_testing::Folder;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// No job here takes longer unless something hangs.
@@ -39,24 +38,9 @@ impl Run {
 
     /// Waits for the end; a job that takes too long is a failure.
     fn end(mut self) -> Ended {
-        let reader = |pipe: Option<Box<dyn Read + Send>>| {
-            std::thread::spawn(move || {
-                let mut text = Vec::new();
-                pipe.unwrap().read_to_end(&mut text).unwrap();
-                String::from_utf8_lossy(&text).into_owned()
-            })
-        };
-        let stdout = reader(self.child.stdout.take().map(|pipe| Box::new(pipe) as _));
-        let stderr = reader(self.child.stderr.take().map(|pipe| Box::new(pipe) as _));
-        let deadline = Instant::now() + DEADLINE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "the job did not end");
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        Ended { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+        let output = farandole_testing::finish_child(&mut self.child, DEADLINE);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ended { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 }
 
@@ -83,18 +67,16 @@ impl Ended {
     }
 }
 
-/// A directory of this test's own, removed at the end.
-struct Place(PathBuf);
+/// A directory in which ranks leave notes.
+struct Place(Folder);
 
 impl Place {
-    fn new(name: &str) -> Place {
-        let path = std::env::temp_dir().join(format!("farandole-run-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Place(path)
+    fn new() -> Place {
+        Place(Folder::new())
     }
 
     fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
+        self.0.file(name)
     }
 
     /// The numbers in a file that ranks write their processes to, once there are so many.
@@ -107,21 +89,8 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    farandole_testing::wait_for(what, DEADLINE, look)
 }
 
 /// A process that has ended but was not waited for yet counts as ended.
@@ -223,7 +192,7 @@ fn the_output_of_dead_ranks_is_not_lost() {
 
 #[test]
 fn files_hold_what_each_rank_wrote() {
-    let place = Place::new("files");
+    let place = Place::new();
     let directory = place.file("logs");
     let flags = ["-np", "2", "--output-filename", &directory];
     let ended = Run::start(&flags, "echo out $FARANDOLE_RANK; printf 'err' >&2").end();
@@ -234,7 +203,7 @@ fn files_hold_what_each_rank_wrote() {
 
 #[test]
 fn an_interrupt_goes_to_the_ranks_which_end_in_their_own_way() {
-    let place = Place::new("interrupt");
+    let place = Place::new();
     let script =
         format!("trap 'echo bye; exit 0' INT; echo $$ >> {}; while :; do sleep 0.05; done", place.file("pids"));
     let run = Run::start(&["-np", "2"], &script);
@@ -249,7 +218,7 @@ fn an_interrupt_goes_to_the_ranks_which_end_in_their_own_way() {
 
 #[test]
 fn nothing_outlives_a_launcher_that_is_killed() {
-    let place = Place::new("killed");
+    let place = Place::new();
     // One grandchild in the rank's group and one that has left it.
     let script = format!(
         "sleep 1000 & echo $! >> {0}; setsid sh -c 'echo $$ >> {0}; exec sleep 1000' & echo $$ >> {0}; wait",
@@ -263,7 +232,7 @@ fn nothing_outlives_a_launcher_that_is_killed() {
 
 #[test]
 fn a_killed_agent_is_named_and_takes_everything_with_it() {
-    let place = Place::new("agent");
+    let place = Place::new();
     let script = format!("setsid sh -c 'echo $$ >> {0}; exec sleep 1000' & echo $$ >> {0}; wait", place.file("pids"));
     let run = Run::start(&["-np", "2"], &script);
     let pids = place.pids("pids", 4);
@@ -288,7 +257,7 @@ fn parent_is_ours(pid: Pid, launcher: Pid) -> bool {
 
 #[test]
 fn a_stopped_rank_is_reported_as_stopped() {
-    let place = Place::new("stopped");
+    let place = Place::new();
     let script = format!("echo $$ >> {}; exec sleep 1000", place.file("pids"));
     let run = Run::start(&["-np", "2", "--heartbeat-timeout", "1"], &script);
     let pids = place.pids("pids", 2);
@@ -301,7 +270,7 @@ fn a_stopped_rank_is_reported_as_stopped() {
 
 #[test]
 fn the_job_ends_when_nobody_reads_its_output() {
-    let place = Place::new("unheard");
+    let place = Place::new();
     let script = format!("echo $$ >> {}; while :; do echo more; sleep 0.01; done", place.file("pids"));
     let mut run = Run::start(&["-np", "2"], &script);
     let pids = place.pids("pids", 2);

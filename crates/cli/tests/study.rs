@@ -3,34 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::{Folder, finish_child, wait_until};
 use serde_json::Value;
 
 /// Far more than any study here needs; one that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("farandole-study-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn results(&self) -> Value {
-        serde_json::from_str(&std::fs::read_to_string(self.0.join("out/results.json")).unwrap()).unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn results(folder: &Folder) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(folder.join("out/results.json")).unwrap()).unwrap()
 }
 
 fn start(folder: &Folder, words: &[&str]) -> Child {
@@ -38,7 +22,7 @@ fn start(folder: &Folder, words: &[&str]) -> Child {
         .arg("study")
         .args(words)
         .args(["--out", "out"])
-        .current_dir(&folder.0)
+        .current_dir(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -47,17 +31,7 @@ fn start(folder: &Folder, words: &[&str]) -> Child {
 }
 
 fn study(folder: &Folder, words: &[&str]) -> Output {
-    let mut child = start(folder, words);
-    wait_until("the study ends", || child.try_wait().unwrap().is_some());
-    child.wait_with_output().unwrap()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    finish_child(&mut start(folder, words), PATIENCE)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -70,28 +44,28 @@ const GUSTAFSON: &str = "[ $FARANDOLE_RANK = 0 ] && echo throughput: 1 samples/s
 
 #[test]
 fn weak_scaling_of_a_script_is_measured_fitted_and_shown() {
-    let folder = Folder::new("weak");
+    let folder = Folder::new();
     let words = ["weak", "--ranks", "1,2,4", "--repeats", "2", "--command", GUSTAFSON];
     let output = study(&folder, &words);
     assert!(output.status.success(), "{output:?}");
     let said = text(&output.stdout);
     assert!(said.contains("4 ranks do 3.70× the work of the baseline: 92 % efficient (weak scaling)"), "{said}");
     assert!(said.contains("Gustafson: 10.0 %"), "{said}");
-    let rows = folder.results()["rows"].as_array().unwrap().clone();
+    let rows = results(&folder)["rows"].as_array().unwrap().clone();
     let medians: Vec<f64> = rows.iter().map(|row| row["median"].as_f64().unwrap()).collect();
     assert_eq!(medians, [100.0, 190.0, 370.0]);
-    let csv = std::fs::read_to_string(folder.0.join("out/study.csv")).unwrap();
+    let csv = std::fs::read_to_string(folder.join("out/study.csv")).unwrap();
     assert_eq!(csv.lines().count(), 1 + 3 * 2);
-    assert!(std::fs::read_to_string(folder.0.join("out/study.html")).unwrap().contains("Gustafson"));
-    assert!(!folder.0.join("out/running").exists(), "what runs leave behind is removed");
+    assert!(std::fs::read_to_string(folder.join("out/study.html")).unwrap().contains("Gustafson"));
+    assert!(!folder.join("out/running").exists(), "what runs leave behind is removed");
 }
 
 #[test]
 fn a_study_that_is_called_again_goes_on_where_it_ended() {
-    let folder = Folder::new("resume");
+    let folder = Folder::new();
     let one = ["weak", "--ranks", "1,2", "--repeats", "1", "--command", GUSTAFSON];
     assert!(study(&folder, &one).status.success());
-    let runs = || std::fs::read_to_string(folder.0.join("runs")).unwrap().lines().count();
+    let runs = || std::fs::read_to_string(folder.join("runs")).unwrap().lines().count();
     assert_eq!(runs(), 3);
     let more = study(&folder, &["weak", "--ranks", "1,2", "--repeats", "2", "--command", GUSTAFSON]);
     assert!(text(&more.stderr).contains("2 of 4 runs were measured before"), "{more:?}");
@@ -102,49 +76,50 @@ fn a_study_that_is_called_again_goes_on_where_it_ended() {
 
 #[test]
 fn ranks_that_speak_for_themselves_are_added_up() {
-    let folder = Folder::new("ranks");
+    let folder = Folder::new();
     let command = "echo rank throughput: 5 images/s";
     let output = study(
         &folder,
         &["batch", "--ranks", "2", "--batches", "1,2", "--warm-up", "0", "--repeats", "1", "--command", command],
     );
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(folder.results()["rows"][1]["median"], 10.0);
-    assert_eq!(folder.results()["unit"], "images");
+    assert_eq!(results(&folder)["rows"][1]["median"], 10.0);
+    assert_eq!(results(&folder)["unit"], "images");
 }
 
 #[test]
 fn more_than_ten_ranks_are_heard() {
-    let folder = Folder::new("eleven");
+    let folder = Folder::new();
     let command = "echo rank throughput: 5 images/s";
     let words = ["weak", "--ranks", "11", "--warm-up", "0", "--repeats", "1", "--command", command];
     let output = study(&folder, &words);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(folder.results()["rows"][0]["median"], 55.0);
+    assert_eq!(results(&folder)["rows"][0]["median"], 55.0);
 }
 
 #[test]
 fn a_study_that_is_asked_to_stop_keeps_what_it_has_and_goes_on_later() {
-    let folder = Folder::new("stopped");
+    let folder = Folder::new();
     let command = "echo throughput: 7 samples/s; [ {ranks} = 1 ] || [ -e cured ] || exec sleep 600";
     let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--warm-up", "0", "--command", command];
     let mut child = start(&folder, &words);
-    let second = folder.0.join("out/logs/command-r2-t1-b32-f32.0.log");
-    wait_until("the second run has begun", || std::fs::read_to_string(&second).is_ok_and(|log| !log.is_empty()));
+    let second = folder.join("out/logs/command-r2-t1-b32-f32.0.log");
+    wait_until("the second run has begun", PATIENCE, || {
+        std::fs::read_to_string(&second).is_ok_and(|log| !log.is_empty())
+    });
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    wait_until("the study ends", || child.try_wait().unwrap().is_some());
-    let output = child.wait_with_output().unwrap();
+    let output = finish_child(&mut child, PATIENCE);
     assert_eq!(output.status.code(), Some(128 + 2), "{output:?}");
     assert!(text(&output.stderr).contains("stopped; 1 of 2 runs are kept"), "{output:?}");
-    assert!(!folder.0.join("out/running").exists() && !folder.0.join("out/results.json").exists());
-    std::fs::write(folder.0.join("cured"), "").unwrap();
+    assert!(!folder.join("out/running").exists() && !folder.join("out/results.json").exists());
+    std::fs::write(folder.join("cured"), "").unwrap();
     let output = study(&folder, &words);
     assert!(output.status.success() && text(&output.stderr).contains("1 of 2 runs were measured before"), "{output:?}");
 }
 
 #[test]
 fn a_point_that_fails_is_told_with_its_last_lines_and_tried_again() {
-    let folder = Folder::new("fails");
+    let folder = Folder::new();
     let command =
         "[ {ranks} = 2 ] && [ ! -e cured ] && echo no memory for this >&2 && exit 3; echo throughput: 7 samples/s";
     let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--warm-up", "0", "--command", command];
@@ -152,13 +127,13 @@ fn a_point_that_fails_is_told_with_its_last_lines_and_tried_again() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("no memory for this"), "{output:?}");
     assert!(text(&output.stdout).contains("failed"), "{output:?}");
-    std::fs::write(folder.0.join("cured"), "").unwrap();
+    std::fs::write(folder.join("cured"), "").unwrap();
     assert!(study(&folder, &words).status.success());
 }
 
 #[test]
 fn a_run_that_takes_too_long_is_ended_and_a_silent_one_is_told_the_format() {
-    let folder = Folder::new("late");
+    let folder = Folder::new();
     let command = "[ {ranks} = 1 ] && exec sleep 600; echo nothing";
     let words = ["weak", "--ranks", "1,2", "--repeats", "1", "--timeout", "1", "--command", command];
     let output = study(&folder, &words);
@@ -169,7 +144,7 @@ fn a_run_that_takes_too_long_is_ended_and_a_silent_one_is_told_the_format() {
 
 #[test]
 fn mistakes_are_told_before_anything_runs() {
-    let folder = Folder::new("mistakes");
+    let folder = Folder::new();
     let wrong: [(&[&str], &str); 7] = [
         (&["strong", "--ranks", "1,3", "--total-batch", "32", "--command", "true"], "cannot be divided among 3 ranks"),
         (&["weak", "--ranks", "1,2", "--baseline", "3", "--command", "true"], "--baseline 3"),
@@ -183,23 +158,23 @@ fn mistakes_are_told_before_anything_runs() {
         let output = study(&folder, words);
         assert!(!output.status.success() && text(&output.stderr).contains(why), "{words:?}: {output:?}");
     }
-    assert!(!folder.0.join("out").exists(), "nothing was begun");
+    assert!(!folder.join("out").exists(), "nothing was begun");
 }
 
 #[test]
 fn batches_are_measured_on_all_given_ranks() {
-    let folder = Folder::new("batch-ranks");
+    let folder = Folder::new();
     let command = "echo rank throughput: {batch} samples/s";
     let words =
         ["batch", "--ranks", "1,2", "--batches", "8,16", "--repeats", "1", "--warm-up", "0", "--command", command];
     let output = study(&folder, &words);
     assert!(output.status.success(), "{output:?}");
-    let results = folder.results();
+    let results = results(&folder);
     let point =
         |row: &Value| [&row["point"]["ranks"], &row["point"]["batch"], &row["median"]].map(|one| one.as_f64().unwrap());
     let rows: Vec<[f64; 3]> = results["rows"].as_array().unwrap().iter().map(point).collect();
     assert_eq!(rows, [[1.0, 8.0, 8.0], [1.0, 16.0, 16.0], [2.0, 8.0, 16.0], [2.0, 16.0, 32.0]]);
-    let page = std::fs::read_to_string(folder.0.join("out/study.html")).unwrap();
+    let page = std::fs::read_to_string(folder.join("out/study.html")).unwrap();
     assert!(
         page.contains("16·2") && page.contains("samples of each rank in a step · ranks"),
         "the page says which is which"
@@ -208,33 +183,34 @@ fn batches_are_measured_on_all_given_ranks() {
 
 #[test]
 fn a_killed_study_takes_its_job_along() {
-    let folder = Folder::new("killed");
+    let folder = Folder::new();
     let command = "echo $$ > pid.tmp && mv pid.tmp pid && exec sleep 600";
     let mut child = start(&folder, &["weak", "--ranks", "1", "--command", command]);
-    let pid_file = folder.0.join("pid");
-    wait_until("the rank starts", || pid_file.exists());
+    let pid_file = folder.join("pid");
+    wait_until("the rank starts", PATIENCE, || pid_file.exists());
     let pid = std::fs::read_to_string(pid_file).unwrap();
     let process = Path::new("/proc").join(pid.trim());
     assert!(process.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_until("the rank ends", || !process.exists());
+    wait_until("the rank ends", PATIENCE, || !process.exists());
 }
 
 /// Studies of the built-in trainer, of a network and steps so small that a point takes a second.
 #[cfg(feature = "train")]
 mod of_the_trainer {
     use super::*;
+    use farandole_testing::finish;
 
     /// Runs a study of so many points and returns its rows.
-    fn rows(name: &str, words: &[&str]) -> Vec<Value> {
-        let folder = Folder::new(name);
+    fn rows(words: &[&str]) -> Vec<Value> {
+        let folder = Folder::new();
         let small = ["--repeats", "1", "--steps", "3", "--warm-up", "1", "--", "--image-size", "32", "--workers", "0"];
         let output = study_with(&folder, words, &small);
         assert!(output.status.success(), "{output:?}");
-        let page = std::fs::read_to_string(folder.0.join("out/study.html")).unwrap();
+        let page = std::fs::read_to_string(folder.join("out/study.html")).unwrap();
         assert!(page.contains("backward"), "the page has the phases of the trainer");
-        let rows = folder.results()["rows"].as_array().unwrap().clone();
+        let rows = results(&folder)["rows"].as_array().unwrap().clone();
         for row in &rows {
             assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
             assert!(row["split"].as_array().is_some_and(|split| !split.is_empty()), "{row}");
@@ -246,41 +222,32 @@ mod of_the_trainer {
         let at = more.iter().position(|word| *word == "--").unwrap();
         let line: Vec<&str> =
             words.iter().chain(&more[..at]).chain(&["--out", "out"]).chain(&more[at..]).copied().collect();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_farandole"))
-            .arg("study")
-            .args(line)
-            .current_dir(&folder.0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        wait_until("the study ends", || child.try_wait().unwrap().is_some());
-        child.wait_with_output().unwrap()
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+        finish(command.arg("study").args(line).current_dir(folder), PATIENCE)
     }
 
     #[test]
     fn ranks_are_varied_with_the_batch_of_one_or_of_all_fixed() {
-        let weak = rows("train-weak", &["weak", "--ranks", "1,2", "--batch", "4", "--model", "lenet"]);
+        let weak = rows(&["weak", "--ranks", "1,2", "--batch", "4", "--model", "lenet"]);
         assert_eq!(weak[1]["point"]["batch"], 4);
         assert!(weak[1]["efficiency"].is_f64());
-        let strong = rows("train-strong", &["strong", "--ranks", "1,2", "--total-batch", "4", "--model", "lenet"]);
+        let strong = rows(&["strong", "--ranks", "1,2", "--total-batch", "4", "--model", "lenet"]);
         assert_eq!(strong[1]["point"]["batch"], 2);
     }
 
     #[test]
     fn batches_and_layouts_are_varied() {
-        let batch = rows("train-batch", &["batch", "--ranks", "2", "--batches", "2,4", "--model", "lenet"]);
+        let batch = rows(&["batch", "--ranks", "2", "--batches", "2,4", "--model", "lenet"]);
         assert_eq!(batch.len(), 2);
-        let threads = rows("train-threads", &["threads", "--cores", "2", "--total-batch", "4", "--model", "lenet"]);
+        let threads = rows(&["threads", "--cores", "2", "--total-batch", "4", "--model", "lenet"]);
         assert_eq!((&threads[0]["point"]["threads"], &threads[1]["point"]["threads"]), (&2.into(), &1.into()));
     }
 
     #[test]
     fn models_and_precisions_are_varied() {
-        let models = rows("train-models", &["models", "--models", "lenet,resnet20", "--ranks", "1,2", "--batch", "2"]);
+        let models = rows(&["models", "--models", "lenet,resnet20", "--ranks", "1,2", "--batch", "2"]);
         assert_eq!(models.len(), 4);
-        let precision = rows("train-precision", &["precision", "--ranks", "2", "--batch", "2", "--model", "lenet"]);
+        let precision = rows(&["precision", "--ranks", "2", "--batch", "2", "--model", "lenet"]);
         assert_eq!(precision.len(), 3);
     }
 }

@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::Folder;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// No job here takes longer unless something hangs.
@@ -16,13 +17,13 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const ECHO: &str = "cat /proc/self/fd/$FARANDOLE_TASK_FD > /proc/self/fd/$FARANDOLE_RESULT_FD";
 
 /// A folder of this test's own, removed at the end.
-struct Place(PathBuf);
+struct Place(Folder);
 
 impl Place {
-    fn new(name: &str) -> Place {
-        let path = std::env::temp_dir().join(format!("farandole-task-{name}-{}", std::process::id()));
-        fs::create_dir_all(path.join("results")).unwrap();
-        Place(path)
+    fn new() -> Place {
+        let folder = Folder::new();
+        fs::create_dir_all(folder.join("results")).unwrap();
+        Place(folder)
     }
 
     fn result(&self, rank: usize) -> Option<Vec<u8>> {
@@ -44,24 +45,8 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The kernel takes the thread that starts a launcher for its caller; so it is waited for on the same one.
 fn ended(command: &mut Command) -> Output {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + DEADLINE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            panic!("the job did not end");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+    farandole_testing::finish(command, DEADLINE)
 }
 
 fn said(output: &Output) -> String {
@@ -71,7 +56,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn every_rank_gets_the_task_and_its_result_comes_back_whatever_its_length() {
     for length in [0, 5, 3_000_000] {
-        let place = Place::new(&format!("echo-{length}"));
+        let place = Place::new();
         let task: Vec<u8> = (0..length).map(|index| (index % 253) as u8).collect();
         let output = place.run("3", &task, ECHO);
         assert!(output.status.success(), "{}", said(&output));
@@ -84,7 +69,7 @@ fn every_rank_gets_the_task_and_its_result_comes_back_whatever_its_length() {
 
 #[test]
 fn large_results_come_back_whole() {
-    let place = Place::new("large");
+    let place = Place::new();
     let output = place.run("2", b"", "head -c 150000000 /dev/zero > /proc/self/fd/$FARANDOLE_RESULT_FD");
     assert!(output.status.success(), "{}", said(&output));
     for rank in 0..2 {
@@ -95,7 +80,7 @@ fn large_results_come_back_whole() {
 
 #[test]
 fn a_rank_sees_its_own_result_and_nobody_elses() {
-    let place = Place::new("own");
+    let place = Place::new();
     let script = "for fd in /proc/$$/fd/*; do readlink $fd; done | grep -c farandole-result \
                   > /proc/self/fd/$FARANDOLE_RESULT_FD";
     let output = place.run("3", b"", script);
@@ -105,7 +90,7 @@ fn a_rank_sees_its_own_result_and_nobody_elses() {
 
 #[test]
 fn the_rank_that_failed_is_named_and_what_it_left_is_there() {
-    let place = Place::new("failed");
+    let place = Place::new();
     let script = "echo oh no > /proc/self/fd/$FARANDOLE_RESULT_FD; \
                   if [ $FARANDOLE_RANK = 1 ]; then echo the reason >&2; exit 3; fi; sleep 30";
     let output = place.run("3", b"", script);
@@ -119,7 +104,7 @@ fn the_rank_that_failed_is_named_and_what_it_left_is_there() {
 
 #[test]
 fn a_result_that_cannot_be_kept_ends_the_job_with_the_reason() {
-    let place = Place::new("unkept");
+    let place = Place::new();
     fs::remove_dir_all(place.0.join("results")).unwrap();
     let output = place.run("2", b"x", &format!("{ECHO}; [ $FARANDOLE_RANK = 0 ] || sleep 30"));
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
@@ -129,7 +114,7 @@ fn a_result_that_cannot_be_kept_ends_the_job_with_the_reason() {
 
 #[test]
 fn a_job_ends_with_whoever_waits_for_its_results() {
-    let place = Place::new("caller");
+    let place = Place::new();
     fs::write(place.0.join("task"), b"").unwrap();
     let pids = place.0.join("pids");
     let shown = place.command(0).get_args().map(|word| word.to_str().unwrap().to_owned()).collect::<Vec<_>>();
@@ -148,15 +133,8 @@ fn a_job_ends_with_whoever_waits_for_its_results() {
     wait_for("no rank is left", || ranks.iter().all(|&rank| test_kill_process(rank).is_err()).then_some(()));
 }
 
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "still waiting for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    farandole_testing::wait_for(what, DEADLINE, look)
 }
 
 /// `farandole run --horovod` with these variables, in which every rank shows its `PYTHONPATH`.

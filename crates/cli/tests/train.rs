@@ -4,37 +4,17 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_testing::Folder;
 use farandole_trace::Trace;
 use farandole_trace::event::{Event, Phase};
 use serde_json::Value;
 
 /// Far more than any job here needs on a machine that others use, too; one that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(100);
-
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("farandole-train-test-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn start(words: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
@@ -43,15 +23,7 @@ fn start(words: &[&str]) -> Child {
 }
 
 fn finish(mut child: Child) -> Output {
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("it hangs: {:?}", child.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+    farandole_testing::finish_child(&mut child, PATIENCE)
 }
 
 fn train(words: &[&str]) -> Output {
@@ -106,8 +78,8 @@ fn place(folder: &str) -> (u64, u64) {
 
 #[test]
 fn two_ranks_train_evaluate_log_and_keep_what_they_learned() {
-    let folder = Folder::new("whole");
-    let (log_file, kept) = (folder.path("log.jsonl"), folder.path("kept"));
+    let folder = Folder::new();
+    let (log_file, kept) = (folder.file("log.jsonl"), folder.file("kept"));
     let text = trained(&small(&["-np", "2", "--epochs", "2", "--log", &log_file, "--checkpoint", &kept]));
     for part in ["epoch 2/2", "accuracy", "samples/s", "throughput", "rank 1", "verdict"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
@@ -158,8 +130,8 @@ fn normalised<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_resumed_run_gives_the_weights_of_one_that_never_stopped() {
-    let folder = Folder::new("resumed");
-    let (whole, halves, other) = (folder.path("whole"), folder.path("halves"), folder.path("other"));
+    let folder = Folder::new();
+    let (whole, halves, other) = (folder.file("whole"), folder.file("halves"), folder.file("other"));
     for optimizer in ["sgd", "adam"] {
         let with = |more: &[&str]| {
             let words: Vec<&str> = more.iter().copied().chain(["--optimizer", optimizer]).collect();
@@ -187,7 +159,7 @@ fn a_resumed_run_gives_the_weights_of_one_that_never_stopped() {
 
 #[test]
 fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
-    let folder = Folder::new("short");
+    let folder = Folder::new();
     let name = "checkpoint.safetensors";
     // 50 samples in batches of 16: the last one has two. BatchNorm forms the same groups of them in two passes as on
     // two ranks.
@@ -197,7 +169,7 @@ fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
         (&plain[..], &["-np", "4", "--batch", "2", "--accumulate", "2"]),
         (&with_norm[..], &["-np", "1", "--batch", "8", "--accumulate", "2"]),
     ] {
-        let (whole, halves) = (folder.path("whole"), folder.path("halves"));
+        let (whole, halves) = (folder.file("whole"), folder.file("halves"));
         let sized = ["--samples", "50", "--test-samples", "8", "--decay", "none", "--warmup", "0"];
         let common = [network, &sized[..]].concat();
         let two = ["-np", "2", "--batch", "8"];
@@ -213,7 +185,7 @@ fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
         }
         std::fs::remove_file(Path::new(&halves).join(name)).unwrap();
     }
-    let whole = folder.path("whole");
+    let whole = folder.file("whole");
     let text =
         refused(&[&with_norm[..], &["--samples", "50", "-np", "3", "--checkpoint", &whole, "--resume"]].concat());
     assert!(text.contains("3 ranks cannot have equal parts of 16 samples"), "{text}");
@@ -222,9 +194,9 @@ fn other_ranks_go_on_alike_where_the_last_batch_is_short() {
 #[test]
 fn who_asks_to_stop_gets_a_checkpoint_and_can_go_on() {
     // Epochs of many steps end between two of them, epochs of a single step at their end.
-    for (name, samples) in [("within", "480"), ("at-the-end", "16")] {
-        let folder = Folder::new(&format!("stopped-{name}"));
-        let (log_file, kept) = (folder.path("log.jsonl"), folder.path("kept"));
+    for samples in ["480", "16"] {
+        let folder = Folder::new();
+        let (log_file, kept) = (folder.file("log.jsonl"), folder.file("kept"));
         let sized = small(&["-np", "2", "--samples", samples, "--log", &log_file, "--checkpoint", &kept]);
         let child = start(&[&sized[..], &["--epochs", "100000"]].concat());
         let began = Instant::now();
@@ -290,19 +262,19 @@ fn what_cannot_be_is_said_before_anything_starts() {
 
 #[test]
 fn checkpoints_of_something_else_are_refused_by_name() {
-    let folder = Folder::new("foreign");
-    let (kept, garbage) = (folder.path("kept"), folder.path("garbage"));
+    let folder = Folder::new();
+    let (kept, garbage) = (folder.file("kept"), folder.file("garbage"));
     std::fs::write(&garbage, vec![0x5a; 5000]).unwrap();
     trained(&small(&["-np", "1", "--steps", "1", "--checkpoint", &kept]));
     let from = |file: &str| format!("--resume={file}");
     let good = format!("{kept}/checkpoint.safetensors");
-    let half = folder.path("half");
+    let half = folder.file("half");
     let bytes = std::fs::read(&good).unwrap();
     std::fs::write(&half, &bytes[..bytes.len() / 2]).unwrap();
     for (words, explanation) in [
         (vec![from(&garbage)], "it is not a checkpoint"),
         (vec![from(&half)], "not all of it"),
-        (vec![from(&folder.path("nothing"))], "No such file"),
+        (vec![from(&folder.file("nothing"))], "No such file"),
         (vec![from(&good), "--model=resnet20".to_owned()], "the model lenet, not resnet20"),
         (vec![from(&good), "--optimizer=adam".to_owned()], "the optimizer sgd, not adam"),
         (vec![from(&good), "--batch=4".to_owned()], "ranks) of 8, not 4"),
@@ -331,8 +303,8 @@ fn a_loss_that_is_not_finite_ends_all_ranks_and_is_said_once() {
 
 #[test]
 fn a_full_disk_leaves_the_last_checkpoint_and_ends_all_ranks() {
-    let folder = Folder::new("full");
-    let disk = folder.path("disk");
+    let folder = Folder::new();
+    let disk = folder.file("disk");
     std::fs::create_dir_all(&disk).unwrap();
     // One epoch's checkpoint of 500 kB fits, a second beside it does not.
     let script = r#"
@@ -358,19 +330,19 @@ fn a_full_disk_leaves_the_last_checkpoint_and_ends_all_ranks() {
 /// Images that can be read, and one that begins like one.
 #[test]
 fn images_that_cannot_be_read_are_counted_and_training_goes_on() {
-    let folder = Folder::new("photos");
+    let folder = Folder::new();
     let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/images/ramp.jpg");
     for class in ["train/cat", "train/dog", "test/cat", "test/dog"] {
-        let class_folder = folder.0.join(class);
+        let class_folder = folder.join(class);
         std::fs::create_dir_all(&class_folder).unwrap();
         for number in 0..4 {
             std::fs::copy(&jpeg, class_folder.join(format!("{number}.jpg"))).unwrap();
         }
     }
     let bytes = std::fs::read(&jpeg).unwrap();
-    std::fs::write(folder.0.join("train/dog/3.jpg"), &bytes[..bytes.len() / 2]).unwrap();
-    std::fs::write(folder.0.join("test/cat/0.jpg"), b"no image at all").unwrap();
-    let (data, log_file) = (folder.0.to_str().unwrap(), folder.path("log.jsonl"));
+    std::fs::write(folder.join("train/dog/3.jpg"), &bytes[..bytes.len() / 2]).unwrap();
+    std::fs::write(folder.join("test/cat/0.jpg"), b"no image at all").unwrap();
+    let (data, log_file) = (folder.to_str().unwrap(), folder.file("log.jsonl"));
     let words = ["--data", data, "--model", "lenet", "--batch", "2", "-np", "2", "--epochs", "1", "--log", &log_file];
     let text = trained(&words);
     assert!(text.contains("3.jpg") && text.contains("0.jpg"), "{text}");
@@ -381,15 +353,15 @@ fn images_that_cannot_be_read_are_counted_and_training_goes_on() {
 
 #[test]
 fn a_folder_gives_as_many_images_as_are_wanted() {
-    let folder = Folder::new("few");
+    let folder = Folder::new();
     let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/images/ramp.jpg");
     for class in ["cat", "dog"] {
-        std::fs::create_dir_all(folder.0.join("photos").join(class)).unwrap();
+        std::fs::create_dir_all(folder.join("photos").join(class)).unwrap();
         for number in 0..10 {
-            std::fs::copy(&jpeg, folder.0.join(format!("photos/{class}/{number}.jpg"))).unwrap();
+            std::fs::copy(&jpeg, folder.join(format!("photos/{class}/{number}.jpg"))).unwrap();
         }
     }
-    let (data, log_file) = (folder.path("photos"), folder.path("log.jsonl"));
+    let (data, log_file) = (folder.file("photos"), folder.file("log.jsonl"));
     let words = ["--data", &data, "--model", "lenet", "--batch", "2", "-np", "2", "--epochs", "1"];
     let more = |more: &[&'static str]| -> Vec<&str> { words.iter().copied().chain(more.iter().copied()).collect() };
     let mut few = more(&["--samples", "6", "--test-samples", "3", "--classes", "2"]);
@@ -409,8 +381,8 @@ fn a_folder_gives_as_many_images_as_are_wanted() {
 
 #[test]
 fn gradients_leave_while_backward_is_still_going_on() {
-    let folder = Folder::new("overlap");
-    let traces = folder.path("traces");
+    let folder = Folder::new();
+    let traces = folder.file("traces");
     let words = ["--batch", "16", "-np", "2", "--steps", "4", "--trace", &traces];
     trained(&[&["--model", "resnet20", "--thin", "2", "--samples", "256", "--test-samples", "8"][..], &words].concat());
     let (traces, unreadable) = Trace::read_folder(Path::new(&traces)).unwrap();

@@ -39,11 +39,12 @@ fn meet_all(rendezvous: &Rendezvous, ranks: usize, round: u8) {
 #[test]
 fn everybody_takes_home_all_messages_and_may_meet_again() {
     let key = Key::random().unwrap();
-    let folder = std::env::temp_dir().join(format!("farandole-meet-{}", std::process::id()));
+    let folder = farandole_testing::Folder::new();
+    let socket = folder.join("socket");
     for at in [
         local_tcp(),
         Address::UnixAbstract(format!("meet-{}", std::process::id())),
-        Address::UnixPath(folder.display().to_string()),
+        Address::UnixPath(socket.display().to_string()),
     ] {
         let server = Server::serve(&at, 5, &key).unwrap();
         let rendezvous = Rendezvous::new(server.address().clone(), 5, key.clone());
@@ -51,7 +52,7 @@ fn everybody_takes_home_all_messages_and_may_meet_again() {
             meet_all(&rendezvous, 5, round);
         }
     }
-    assert!(!folder.exists(), "a server takes its socket away with it");
+    assert!(!socket.exists(), "a server takes its socket away with it");
 }
 
 #[test]

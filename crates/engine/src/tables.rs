@@ -215,6 +215,7 @@ mod tests {
     use super::*;
     use farandole_plan::algorithm::Algorithm;
     use farandole_plan::table::{Point, Way};
+    use farandole_testing::Folder;
 
     const CLASS: Class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
     const MACHINE: &str = "Some CPU @ 2.80GHz, 2 cores";
@@ -223,27 +224,6 @@ mod tests {
         let mut table = Table::new(CLASS);
         table.insert(Point { way: Way::Allreduce(Algorithm::Ring), bytes: 4, time_us: 0.125 });
         table
-    }
-
-    /// A folder of this test's own, gone when it ends.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("farandole-tables-{test}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            Folder(path)
-        }
-
-        fn shelf(&self) -> Shelf {
-            Shelf::in_folder(&self.0)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
     }
 
     #[test]
@@ -260,21 +240,21 @@ mod tests {
 
     #[test]
     fn what_is_put_on_the_shelf_is_found_again_and_can_be_replaced() {
-        let folder = Folder::new("found");
-        let shelf = folder.shelf();
+        let folder = Folder::new();
+        let shelf = Shelf::in_folder(&*folder);
         assert_eq!(shelf.find(MACHINE, CLASS), Found::Nothing(shelf.file(MACHINE, CLASS).unwrap()));
         shelf.put(MACHINE, &Table::new(CLASS)).unwrap();
         shelf.put(MACHINE, &table()).unwrap();
         assert_eq!(shelf.find(MACHINE, CLASS), Found::Table(table()));
-        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing unfinished is left");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing unfinished is left");
         assert_eq!(Shelf::OFF.find(MACHINE, CLASS), Found::Off);
         assert!(Shelf::OFF.put(MACHINE, &table()).is_err());
     }
 
     #[test]
     fn a_file_that_is_no_table_for_us_is_named_with_the_reason() {
-        let folder = Folder::new("unusable");
-        let shelf = folder.shelf();
+        let folder = Folder::new();
+        let shelf = Shelf::in_folder(&*folder);
         let file = shelf.put(MACHINE, &table()).unwrap();
         let good = fs::read(&file).unwrap();
         let why = |content: &[u8]| {
@@ -301,11 +281,11 @@ mod tests {
 
     #[test]
     fn a_shelf_that_cannot_be_written_to_is_an_error_and_leaves_nothing() {
-        let folder = Folder::new("refused");
-        fs::write(&folder.0, "in the way").unwrap();
-        assert!(folder.shelf().put(MACHINE, &table()).is_err());
-        assert!(matches!(folder.shelf().find(MACHINE, CLASS), Found::Unusable { .. }));
-        fs::remove_file(&folder.0).unwrap();
+        let folder = Folder::new();
+        fs::write(&folder, "in the way").unwrap();
+        assert!(Shelf::in_folder(&*folder).put(MACHINE, &table()).is_err());
+        assert!(matches!(Shelf::in_folder(&*folder).find(MACHINE, CLASS), Found::Unusable { .. }));
+        fs::remove_file(&folder).unwrap();
     }
 
     #[test]

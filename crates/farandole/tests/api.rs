@@ -47,10 +47,11 @@ fn what_a_world_shows_can_be_named() {
     let _communicator: &mut Communicator = world.communicator();
     let sets: Vec<ProcessSet> = world.process_sets();
     assert_eq!(sets.len(), 1, "a set of all ranks is the world");
-    let file = std::env::temp_dir().join(format!("farandole-api-{}.json", std::process::id()));
+    let folder = farandole_testing::Folder::new();
+    let file = folder.join("timeline.json");
     world.start_timeline(&file, Cycles::Unmarked).expect("a timeline");
     world.stop_timeline().expect("its end");
-    std::fs::remove_file(file).expect("the timeline is there");
+    assert!(file.exists());
     world.shutdown();
 }
 

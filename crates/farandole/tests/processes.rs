@@ -117,7 +117,8 @@ fn ranks_that_protect_data_differently_are_told_so_on_all_of_them() {
 
 #[test]
 fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
-    let folder = |rank: usize| std::env::temp_dir().join(format!("farandole-world-{}-{rank}", std::process::id()));
+    let folders = farandole_testing::Folder::new();
+    let folder = |rank: usize| folders.join(rank.to_string());
     let class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
     for (rank, algorithm) in [Algorithm::Halving, Algorithm::Ring].into_iter().enumerate() {
         let mut table = Table::new(class);
@@ -144,9 +145,6 @@ fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
     std::fs::remove_file(&file).expect("a file can be removed");
     let words = told("missing");
     assert!(words[0].contains("farandole calibrate") && words[1].contains("role done"), "{words:?}");
-    for rank in 0..2 {
-        std::fs::remove_dir_all(folder(rank)).expect("a folder can be removed");
-    }
 }
 
 /// The program of a rank.

@@ -6,28 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farandole_testing::Folder;
 use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber};
 use farandole_trace::{
     Cycles, DumpReason, Event, FallbackFolder, Identity, JOBS_KEPT, Recorder, RingWriter, Trace, TraceEnding,
     TraceWriter, WriterOptions, clock,
 };
-
-/// A folder of its own for each test, gone at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("farandole-writer-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn recorder() -> Arc<Recorder> {
     Recorder::new(Identity { rank: 2, size: 4, host: "here".to_owned(), ..Identity::default() }, 10_000)
@@ -67,12 +51,12 @@ fn is_array(path: &Path) -> bool {
 
 #[test]
 fn a_timeline_is_whole_at_any_time_and_complete_when_it_is_stopped() {
-    let folder = Folder::new("timeline");
+    let folder = Folder::new();
     let recorder = recorder();
     let mut ring = recorder.ring_writer();
     live(&mut ring, "before", 1);
     let writer = TraceWriter::start(&recorder, WriterOptions::default()).unwrap();
-    let path = folder.0.join("timeline.json");
+    let path = folder.join("timeline.json");
     writer.start_timeline(&path, Cycles::Marked).unwrap();
     assert!(is_array(&path));
     live(&mut ring, "allreduce.during", 2);
@@ -94,11 +78,11 @@ fn a_timeline_is_whole_at_any_time_and_complete_when_it_is_stopped() {
 
 #[test]
 fn a_timeline_that_is_stopped_right_after_its_start_has_what_lies_between() {
-    let folder = Folder::new("short-timeline");
+    let folder = Folder::new();
     let recorder = recorder();
     let mut ring = recorder.ring_writer();
     let writer = TraceWriter::start(&recorder, WriterOptions::default()).unwrap();
-    let path = folder.0.join("timeline.json");
+    let path = folder.join("timeline.json");
     for number in 0..300 {
         writer.start_timeline(&path, Cycles::Unmarked).unwrap();
         live(&mut ring, "between", number);
@@ -118,17 +102,17 @@ fn a_timeline_that_cannot_be_written_is_an_error_of_whoever_asked() {
 fn keep_first_request(folder: &Folder) -> (Arc<Recorder>, RingWriter, TraceWriter, PathBuf) {
     let recorder = recorder();
     let mut ring = recorder.ring_writer();
-    let options = WriterOptions { trace_in: Some(folder.0.clone()), ..WriterOptions::default() };
+    let options = WriterOptions { trace_in: Some(folder.to_path_buf()), ..WriterOptions::default() };
     let writer = TraceWriter::start(&recorder, options).unwrap();
     live(&mut ring, "first", 1);
-    let path = folder.0.join("rank-00002.trace");
+    let path = folder.join("rank-00002.trace");
     wait_until("the first request is in the file", || Trace::read(&path).unwrap().records.len() == 8);
     (recorder, ring, writer, path)
 }
 
 #[test]
 fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
-    let folder = Folder::new("kept");
+    let folder = Folder::new();
     let (_recorder, mut ring, writer, path) = keep_first_request(&folder);
     assert_eq!(Trace::read(&path).unwrap().ending, TraceEnding::CutOff, "as if the rank were killed now");
     // Far more than the ring has room for, but not at once.
@@ -148,13 +132,13 @@ fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
 
 #[test]
 fn what_is_new_without_a_record_is_not_lost() {
-    let folder = Folder::new("tables");
+    let folder = Folder::new();
     let (recorder, mut ring, writer, path) = keep_first_request(&folder);
     // A name, a group and the name of this thread, which the writer looks at before it is asked for a timeline.
     let (name, group) = (recorder.intern(&"second".into(), &[]), GroupNumber::from(7));
     recorder.note_group(group, vec![0, 2]);
     recorder.name_thread("the thread of this test");
-    writer.start_timeline(&folder.0.join("timeline.json"), Cycles::Unmarked).unwrap();
+    writer.start_timeline(&folder.join("timeline.json"), Cycles::Unmarked).unwrap();
     ring.write(clock::now_ns(), Event::Aborted { name });
     drop(writer);
     let trace = Trace::read(&path).unwrap();
@@ -166,26 +150,26 @@ fn what_is_new_without_a_record_is_not_lost() {
 
 #[test]
 fn a_process_that_is_a_rank_twice_leaves_two_traces() {
-    let folder = Folder::new("twice");
-    let options = WriterOptions { trace_in: Some(folder.0.clone()), ..WriterOptions::default() };
+    let folder = Folder::new();
+    let options = WriterOptions { trace_in: Some(folder.to_path_buf()), ..WriterOptions::default() };
     for _ in 0..2 {
         drop(TraceWriter::start(&recorder(), options.clone()).unwrap());
     }
-    let mut names: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["rank-00002.2.trace", "rank-00002.trace"]);
-    assert_eq!(Trace::read_folder(&folder.0).unwrap().0.len(), 1, "of a rank the last trace counts");
+    assert_eq!(Trace::read_folder(&folder).unwrap().0.len(), 1, "of a rank the last trace counts");
 }
 
 #[test]
 fn trouble_leaves_a_trace_where_that_was_asked_for() {
-    let folder = Folder::new("trouble");
+    let folder = Folder::new();
     let recorder = recorder();
     live(&mut recorder.ring_writer(), "last", 1);
-    let options = WriterOptions { dump_in: Some(folder.0.clone()), ..WriterOptions::default() };
+    let options = WriterOptions { dump_in: Some(folder.to_path_buf()), ..WriterOptions::default() };
     let _writer = TraceWriter::start(&recorder, options).unwrap();
     recorder.request_dump(DumpReason::Abort);
-    let path = folder.0.join("rank-00002.trace");
+    let path = folder.join("rank-00002.trace");
     wait_until("the trace appears", || path.exists());
     let trace = Trace::read(&path).unwrap();
     assert_eq!((trace.records.len(), trace.ending), (8, TraceEnding::Complete("trouble".to_owned())));
@@ -193,14 +177,15 @@ fn trouble_leaves_a_trace_where_that_was_asked_for() {
 
 #[test]
 fn a_signal_leaves_a_trace() {
-    let folder = Folder::new("signal");
+    let folder = Folder::new();
     let recorder = recorder();
     live(&mut recorder.ring_writer(), "last", 1);
     let signal = signal_hook::consts::SIGUSR2;
-    let options = WriterOptions { dump_in: Some(folder.0.clone()), signal: Some(signal), ..WriterOptions::default() };
+    let options =
+        WriterOptions { dump_in: Some(folder.to_path_buf()), signal: Some(signal), ..WriterOptions::default() };
     let _writer = TraceWriter::start(&recorder, options).unwrap();
     signal_hook::low_level::raise(signal).unwrap();
-    let path = folder.0.join("rank-00002.trace");
+    let path = folder.join("rank-00002.trace");
     wait_until("the trace appears", || path.exists());
     assert_eq!(Trace::read(&path).unwrap().ending, TraceEnding::Complete("signal".to_owned()));
 }
@@ -216,10 +201,10 @@ fn busy_recorder() -> Arc<Recorder> {
 #[test]
 fn without_a_folder_the_latest_is_kept_for_the_owner_alone_and_few_jobs_stay() {
     use std::os::unix::fs::PermissionsExt as _;
-    let around = Folder::new("last-resort");
-    std::fs::create_dir_all(&around.0).unwrap();
+    let around = Folder::new();
+    std::fs::create_dir_all(&around).unwrap();
     for job in 0..7 {
-        let folder = around.0.join(format!("prefix-{job}"));
+        let folder = around.join(format!("prefix-{job}"));
         let fallback = FallbackFolder { folder: folder.clone(), prefix: "prefix-".to_owned(), announces: false };
         let recorder = busy_recorder();
         let writer =
@@ -233,15 +218,15 @@ fn without_a_folder_the_latest_is_kept_for_the_owner_alone_and_few_jobs_stay() {
         assert_eq!(trace.ending, TraceEnding::Complete("stall".to_owned()));
         assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
     }
-    std::fs::create_dir(around.0.join("something-else")).unwrap();
-    let left = std::fs::read_dir(&around.0).unwrap().count();
+    std::fs::create_dir(around.join("something-else")).unwrap();
+    let left = std::fs::read_dir(&around).unwrap().count();
     assert_eq!(left, JOBS_KEPT + 1, "older ones go, and nothing else");
 }
 
 #[test]
 fn a_folder_that_others_can_look_into_is_not_used() {
-    let around = Folder::new("not-private");
-    let folder = around.0.join("prefix-1");
+    let around = Folder::new();
+    let folder = around.join("prefix-1");
     std::fs::create_dir_all(&folder).unwrap();
     let fallback = FallbackFolder { folder: folder.clone(), prefix: "prefix-".to_owned(), announces: true };
     let recorder = busy_recorder();

@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn lines_are_kept_when_a_run_is_resumed_and_forgotten_when_one_begins() {
-        let path = std::env::temp_dir().join(format!("farandole-log-{}.jsonl", std::process::id()));
+        let folder = farandole_testing::Folder::new();
+        let path = folder.join("log.jsonl");
         let events = || -> Vec<String> {
             let text = std::fs::read_to_string(&path).unwrap();
             let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -78,7 +79,6 @@ mod tests {
         assert_eq!(events(), ["start", "epoch"]);
         Log::open(Some(&path), Before::Forgotten).unwrap().write("start", json!({})).unwrap();
         assert_eq!(events(), ["start"]);
-        std::fs::remove_file(&path).unwrap();
         Log::open(None, Before::Kept).unwrap().write("start", json!({})).unwrap();
         assert!(
             Log::open(Some(Path::new("/nowhere/at/all")), Before::Kept).unwrap_err().to_string().contains("/nowhere")

@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn news_arrives_in_the_mailbox_and_ends() {
-        let path = std::env::temp_dir().join(format!("farandole-news-{}", std::process::id()));
+        let folder = farandole_testing::Folder::new();
+        let path = folder.join("mailbox");
         let mailbox = UnixDatagram::bind(&path).unwrap();
         mailbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut voice = Voice::new(0, Some(&path));
@@ -193,12 +194,12 @@ mod tests {
             serde_json::from_slice::<News>(&bytes[..length]).unwrap()
         };
         assert_eq!([next(), next(), next()], [News::Line("a line".to_owned()), News::Step(progress(9)), News::End]);
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn a_full_mailbox_holds_up_nobody() {
-        let path = std::env::temp_dir().join(format!("farandole-full-{}", std::process::id()));
+        let folder = farandole_testing::Folder::new();
+        let path = folder.join("mailbox");
         let _mailbox = UnixDatagram::bind(&path).unwrap();
         let mut voice = Voice::new(0, Some(&path));
         let began = Instant::now();
@@ -208,7 +209,6 @@ mod tests {
         voice.say("this one waits for a moment, and goes elsewhere");
         assert!(began.elapsed() < Duration::from_secs(10));
         assert!(matches!(voice.way, Way::Lines));
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -213,7 +213,8 @@ fn a_rank_trains_its_share() {
 /// The weights that two processes give which average their gradients.
 fn trained_together(architecture: Architecture, steps: usize) -> Vec<f32> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let result = std::env::temp_dir().join(format!("farandole-{}-{architecture}-{steps}", std::process::id()));
+    let folder = farandole_testing::Folder::new();
+    let result = folder.join("weights");
     let start = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "a_rank_trains_its_share", "--nocapture"])
@@ -245,7 +246,6 @@ fn trained_together(architecture: Architecture, steps: usize) -> Vec<f32> {
     }
     assert!(ended.iter().all(|state| state.is_some_and(|state| state.success())), "{architecture}: {ended:?}");
     let bytes = std::fs::read(&result).unwrap();
-    std::fs::remove_file(&result).unwrap();
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
+    (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
@@ -27,6 +28,9 @@ const ARROWS: [(&str, &[&str]); 13] = [
 
 const ENGINE: &[&str] =
     &["farandole-plan", "farandole-settings", "farandole-tensor", "farandole-transport", "farandole-trace"];
+
+/// What all may have for their tests, and none for anything else.
+const TEST_SUPPORT: &str = "farandole-testing";
 
 const LIBRARY: &[&str] = &[
     "farandole-plan",
@@ -54,7 +58,7 @@ const COMMAND: &[&str] = &[
 /// Names that a crate must not have: they say nothing, and everything ends up in them.
 const DRAWERS: [&str; 6] = ["common", "core", "utils", "util", "types", "shared"];
 
-/// A crate of the workspace and what it depends on, for whatever purpose.
+/// A crate of the workspace and what it depends on, for whatever purpose; without what supports its tests.
 #[derive(Debug, PartialEq)]
 pub(super) struct Package {
     name: String,
@@ -69,7 +73,10 @@ pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
     list(&metadata, "packages")
         .iter()
         .map(|package| {
-            let dependencies = list(package, "dependencies").iter().map(name_of).collect::<Result<_>>()?;
+            let supports_tests = |it: &Value| it["kind"] == "dev" && it["name"] == TEST_SUPPORT;
+            let dependencies = list(package, "dependencies");
+            let dependencies =
+                dependencies.iter().filter(|it| !supports_tests(it)).map(name_of).collect::<Result<_>>()?;
             Ok(Package { name: name_of(package)?, dependencies })
         })
         .collect()
@@ -115,6 +122,18 @@ mod tests {
     fn metadata_is_understood() {
         let metadata = r#"{"packages": [{"name": "farandole-tensor", "dependencies": [{"name": "half"}]}]}"#;
         assert_eq!(packages(metadata).unwrap(), [package("farandole-tensor", &["half"])]);
+    }
+
+    #[test]
+    fn what_supports_tests_supports_nothing_else() {
+        let depending = |kind: &str| {
+            let dependency = format!(r#"{{"name": "farandole-testing", "kind": {kind}}}"#);
+            let testing = r#"{"name": "farandole-testing", "dependencies": []}"#;
+            let plan = format!(r#"{{"name": "farandole-plan", "dependencies": [{dependency}]}}"#);
+            complaints(&packages(&format!(r#"{{"packages": [{testing}, {plan}]}}"#)).unwrap())
+        };
+        assert_eq!(depending("\"dev\""), [""; 0]);
+        assert_eq!(depending("null"), ["`farandole-plan` must not depend on `farandole-testing`: arrows go one way"]);
     }
 
     #[test]

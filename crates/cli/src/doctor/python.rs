@@ -297,8 +297,7 @@ mod tests {
 
     #[test]
     fn what_an_interpreter_says_is_believed_only_if_it_is_understood() {
-        let folder = env::temp_dir().join(format!("farandole-doctor-python-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = farandole_testing::Folder::new();
         let fake = folder.join("python");
         let write = |script: &str| {
             std::fs::write(&fake, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -309,7 +308,6 @@ mod tests {
         let good = write(r#"echo noise; echo '{"version":"3.1","executable":"/p","packages":{},"nccl":[]}'"#);
         let garbled = write("echo hello");
         let broken = write("echo 'No module named encodings' >&2; exit 1");
-        std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(good.unwrap().version, "3.1");
         assert!(garbled.unwrap_err().contains("answers strangely: hello"));
         assert!(broken.unwrap_err().contains("status 1 (No module named encodings)"));

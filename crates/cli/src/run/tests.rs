@@ -289,12 +289,12 @@ fn slots_of_all_hosts_are_the_default_number_of_ranks() {
 
 #[test]
 fn the_command_line_overrules_the_file() {
-    let file = std::env::temp_dir().join(format!("farandole-run-{}.yaml", std::process::id()));
+    let folder = farandole_testing::Folder::new();
+    let file = folder.join("run.yaml");
     fs::write(&file, "params:\n  fusion_threshold_mb: 32\n  cache_capacity: 0\nautotune:\n  enabled: true\n").unwrap();
     let path = file.to_str().unwrap().to_owned();
     let refused = spec_with(&[], &["-np", "1", "--config-file", &path, "a"]);
     let made = spec_with(&[], &["-np", "1", "--fusion-threshold-mb", "8", "--no-autotune", "-config-file", &path, "a"]);
-    fs::remove_file(&file).unwrap();
     assert!(refused.unwrap_err().to_string().starts_with("--autotune: "));
     let (spec, _) = made.unwrap();
     assert_eq!(value_of(&spec, "FARANDOLE_FUSION_THRESHOLD"), Some("8388608".into()));

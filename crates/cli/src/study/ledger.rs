@@ -196,15 +196,9 @@ mod tests {
         Run { point, repeat, seconds: 1.5, outcome }
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("farandole-ledger-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        folder
-    }
-
     #[test]
     fn measured_runs_are_found_again_and_failed_ones_are_not() {
-        let folder = folder("again");
+        let folder = farandole_testing::Folder::new();
         let measured = Measured { per_s: 5.0, unit: "samples".into(), phases: Vec::new(), split: Vec::new() };
         let (good, bad) = (run(0, RunOutcome::Measured(measured)), run(1, RunOutcome::Failed("why".into())));
         let ledger = Ledger::open(&folder, &workload(), false).unwrap();
@@ -215,27 +209,24 @@ mod tests {
         assert_eq!(again.measured(&bad.point, 1).unwrap(), None);
         let fresh = Ledger::open(&folder, &workload(), true).unwrap();
         assert_eq!(fresh.measured(&good.point, 0).unwrap(), None);
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn another_study_in_the_folder_is_refused_with_the_difference() {
-        let folder = folder("other");
+        let folder = farandole_testing::Folder::new();
         Ledger::open(&folder, &workload(), false).unwrap();
         let other = Workload { command: Some("./x".into()), ..workload() };
         let error = Ledger::open(&folder, &other, false).unwrap_err().to_string();
         assert!(error.contains("command: the built-in trainer there, ./x now"), "{error}");
         assert!(error.contains("--fresh"), "{error}");
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_file_of_somebody_elses_is_named() {
-        let folder = folder("garbage");
+        let folder = farandole_testing::Folder::new();
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("study.json"), "{").unwrap();
         let error = format!("{:#}", Ledger::open(&folder, &workload(), false).unwrap_err());
         assert!(error.contains("study.json was not written by a study"), "{error}");
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

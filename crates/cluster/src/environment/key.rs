@@ -112,12 +112,12 @@ mod tests {
         })
     }
 
-    /// A home of its own, removed in the end.
-    struct Home(PathBuf);
+    /// A home with a key in it.
+    struct Home(farandole_testing::Folder);
 
     impl Home {
-        fn with_key(name: &str, text: &str, mode: u32) -> Home {
-            let home = Home(std::env::temp_dir().join(format!("farandole-key-{}-{name}", std::process::id())));
+        fn with_key(text: &str, mode: u32) -> Home {
+            let home = Home(farandole_testing::Folder::new());
             let path = home.key_path();
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, text).unwrap();
@@ -127,12 +127,6 @@ mod tests {
 
         fn key_path(&self) -> PathBuf {
             self.0.join(".config/farandole/key")
-        }
-    }
-
-    impl Drop for Home {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 
@@ -151,8 +145,8 @@ mod tests {
     #[test]
     fn the_users_own_file_comes_last() {
         let (own, named, direct) = (Key::random().unwrap(), Key::random().unwrap(), Key::random().unwrap().to_hex());
-        let home = Home::with_key("own", &format!("{}\n", own.to_hex()), 0o600);
-        let other = Home::with_key("named", &named.to_hex(), 0o400);
+        let home = Home::with_key(&format!("{}\n", own.to_hex()), 0o600);
+        let other = Home::with_key(&named.to_hex(), 0o400);
         let (home, file) = (home.0.to_str().unwrap(), other.key_path());
         let set = [("HOME", home), (KEY_FILE, file.to_str().unwrap()), (KEY, &direct)];
         assert_eq!(find_with(&set[..1]), Ok(own));
@@ -163,7 +157,7 @@ mod tests {
     #[test]
     fn a_file_that_others_may_read_is_refused() {
         for mode in [0o640, 0o604, 0o620] {
-            let home = Home::with_key(&format!("open-{mode:o}"), &"0".repeat(64), mode);
+            let home = Home::with_key(&"0".repeat(64), mode);
             let (variable, problem) = find_with(&[("HOME", home.0.to_str().unwrap())]).unwrap_err();
             assert_eq!(variable, KEY_FILE);
             assert!(problem.contains("chmod 600"), "{problem}");
@@ -173,7 +167,7 @@ mod tests {
     #[test]
     fn what_is_no_key_is_not_repeated() {
         let secret = "0123456789abcdef-secret";
-        let home = Home::with_key("bad", secret, 0o600);
+        let home = Home::with_key(secret, 0o600);
         for set in [&[(KEY, secret)][..], &[("HOME", home.0.to_str().unwrap())]] {
             let (_, problem) = find_with(set).unwrap_err();
             assert!(!problem.contains("0123"), "{problem}");

@@ -90,31 +90,16 @@ fn partial(folder: &Path, rank: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("farandole-results-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Folder(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use farandole_testing::Folder;
 
     #[test]
     fn a_task_comes_out_in_pieces_and_whole() {
-        let folder = Folder::new("task");
+        let folder = Folder::new();
         for length in [0, 1, PIECE_BYTES, 2 * PIECE_BYTES + 7] {
             let bytes: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
-            let file = folder.0.join("task");
+            let file = folder.join("task");
             fs::write(&file, &bytes).unwrap();
-            let tasks = Tasks::open(&TaskFiles { file, results: folder.0.clone(), caller: 1 }).unwrap();
+            let tasks = Tasks::open(&TaskFiles { file, results: folder.to_path_buf(), caller: 1 }).unwrap();
             let mut gathered = Vec::new();
             while let Some(piece) = tasks.piece(gathered.len() as u64).unwrap() {
                 gathered.extend(piece);
@@ -125,17 +110,17 @@ mod tests {
 
     #[test]
     fn a_result_appears_when_it_is_complete() {
-        let folder = Folder::new("results");
-        let mut results = Results::into(&folder.0);
+        let folder = Folder::new();
+        let mut results = Results::into(&folder);
         results.add(3, b"to").unwrap();
         results.add(3, b"gether").unwrap();
         results.add(4, b"cut o").unwrap();
-        assert!(!folder.0.join("rank.3").exists());
+        assert!(!folder.join("rank.3").exists());
         results.complete(3).unwrap();
         results.complete(5).unwrap();
-        assert_eq!(fs::read(folder.0.join("rank.3")).unwrap(), b"together");
-        assert!(!folder.0.join("rank.4").exists() && !folder.0.join("rank.5").exists());
+        assert_eq!(fs::read(folder.join("rank.3")).unwrap(), b"together");
+        assert!(!folder.join("rank.4").exists() && !folder.join("rank.5").exists());
         results.fail(Some(4), "rank 4 was killed").unwrap();
-        assert_eq!(fs::read_to_string(folder.0.join("failure")).unwrap(), "4\nrank 4 was killed\n");
+        assert_eq!(fs::read_to_string(folder.join("failure")).unwrap(), "4\nrank 4 was killed\n");
     }
 }

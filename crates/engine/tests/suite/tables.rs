@@ -125,8 +125,7 @@ fn a_table_for_another_placement_is_used_by_nobody() {
 
 #[test]
 fn rank_0_alone_reads_the_shelf_and_says_what_is_wrong_with_it() {
-    let folder = std::env::temp_dir().join(format!("farandole-adopt-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
+    let folder = farandole_testing::Folder::new();
     let adopt = |shelf: Shelf| {
         ranks(2, Medium::Windows, move |connector| {
             let mut communicator = join(connector);
@@ -136,7 +135,7 @@ fn rank_0_alone_reads_the_shelf_and_says_what_is_wrong_with_it() {
             tables::adopt(&mut communicator, shelf).unwrap()
         })
     };
-    let shelf = Shelf::in_folder(&folder);
+    let shelf = Shelf::in_folder(&*folder);
     let missing = adopt(shelf.clone());
     assert!(matches!(&missing[0], (None, Some(Notice::Debug(text))) if text.contains("farandole calibrate")));
     assert_eq!(missing[1], (None, None));

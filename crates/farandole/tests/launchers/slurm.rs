@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_testing::Folder;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{start, wait_until};
@@ -25,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A running cluster.
 pub(crate) struct Cluster {
-    folder: PathBuf,
+    folder: Folder,
     /// In the order of their start; they end in the opposite one.
     daemons: Vec<Child>,
 }
@@ -33,8 +34,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the daemons and waits until the host takes jobs.
     pub(crate) fn start() -> Cluster {
-        let folder = std::env::temp_dir().join(format!("farandole-slurm-{}", std::process::id()));
-        fs::create_dir(&folder).expect("a folder for the cluster");
+        let folder = Folder::new();
         for inside in ["state", "spool"] {
             fs::create_dir(folder.join(inside)).expect("a folder for a daemon");
         }
@@ -127,7 +127,6 @@ impl Drop for Cluster {
                 let _ = daemon.wait();
             }
         }
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -82,54 +82,39 @@ fn beside(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farandole_testing::Folder;
 
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("farandole-checkpoint-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Folder(path)
-        }
-
-        fn names(&self) -> Vec<String> {
-            let mut names: Vec<String> =
-                fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-            names.sort();
-            names
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
     }
 
     #[test]
     fn a_file_is_replaced_and_nothing_is_left_beside_it() {
-        let folder = Folder::new("replaced");
-        let path = folder.0.join(NAME);
+        let folder = Folder::new();
+        let path = folder.join(NAME);
         replace(&path, b"old").unwrap();
         fs::write(beside(&path), b"what a killed process has left").unwrap();
         replace(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(folder.names(), [NAME]);
+        assert_eq!(names(&folder), [NAME]);
     }
 
     #[test]
     fn a_folder_that_cannot_be_synced_is_not_reported_as_an_untouched_file() {
-        let folder = Folder::new("unsynced");
-        let path = folder.0.join(NAME);
+        let folder = Folder::new();
+        let path = folder.join(NAME);
         replace(&path, b"old").unwrap();
         let mut asked = None;
         let failed = replace_and(&path, b"new", |folder| {
             asked = Some(folder.to_owned());
             Err(io::Error::other("the disk is on fire"))
         });
-        assert_eq!(asked.as_deref(), Some(folder.0.as_path()));
+        assert_eq!(asked.as_deref(), Some(&*folder));
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(folder.names(), [NAME]);
+        assert_eq!(names(&folder), [NAME]);
         let text = failed.unwrap_err().to_string();
         assert!(text.contains("is in place") && text.contains("power cut") && text.contains("on fire"), "{text}");
         assert!(!text.contains("untouched"), "{text}");
@@ -137,13 +122,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_written_leaves_the_old_file_and_nothing_else() {
-        let folder = Folder::new("refused");
-        let path = folder.0.join(NAME);
+        let folder = Folder::new();
+        let path = folder.join(NAME);
         // A folder that is not empty cannot be replaced by a file; this holds for root, too.
         fs::create_dir_all(path.join("inside")).unwrap();
         let text = replace(&path, b"new").unwrap_err().to_string();
         assert!(text.contains("could not be written") && text.contains("untouched"), "{text}");
-        assert_eq!(folder.names(), [NAME]);
-        assert!(replace(&folder.0.join("missing").join(NAME), b"new").is_err());
+        assert_eq!(names(&folder), [NAME]);
+        assert!(replace(&folder.join("missing").join(NAME), b"new").is_err());
     }
 }

@@ -125,8 +125,8 @@ mod tests {
     use super::*;
 
     /// What is found for a command, on a path that has only a Python that answers with `folder` after saying hello.
-    fn found(test: &str, command: &[&str], variables: &[(&str, &str)]) -> Result<OsString> {
-        let place = std::env::temp_dir().join(format!("farandole-alias-{test}-{}", std::process::id()));
+    fn found(command: &[&str], variables: &[(&str, &str)]) -> Result<OsString> {
+        let place = farandole_testing::Folder::new();
         std::fs::create_dir_all(place.join("horovod")).unwrap();
         let python = place.join("python3");
         std::fs::write(&python, format!("#!/bin/sh\necho hello; echo {}\n", place.display())).unwrap();
@@ -139,36 +139,34 @@ mod tests {
             ..StartRanks::default()
         };
         let path = python_path(&start, Path::new("/"), &mut || {});
-        std::fs::remove_dir_all(&place).unwrap();
         path.map(|path| OsString::from(path.to_str().unwrap().replace(place.to_str().unwrap(), "@")))
     }
 
     #[test]
     fn the_python_of_the_command_is_asked_wherever_it_stands() {
         for command in [&["@/python3", "train.py"][..], &["env", "A=1", "@/python3", "train.py"]] {
-            assert_eq!(found("command", command, &[("PYTHONPATH", "/mine")]).unwrap(), "@:/mine");
+            assert_eq!(found(command, &[("PYTHONPATH", "/mine")]).unwrap(), "@:/mine");
         }
     }
 
     #[test]
     fn a_named_folder_goes_before_any_python() {
         let variables = [(FOLDER, "@"), ("PYTHONPATH", "")];
-        assert_eq!(found("named", &["/no/such/python"], &variables).unwrap(), "@");
+        assert_eq!(found(&["/no/such/python"], &variables).unwrap(), "@");
     }
 
     #[test]
     fn what_was_asked_in_vain_is_named() {
-        let error = found("vain", &["/no/such/python"], &[]).unwrap_err().to_string();
+        let error = found(&["/no/such/python"], &[]).unwrap_err().to_string();
         assert!(error.contains("/no/such/python: No such file") && error.contains(FOLDER), "{error}");
     }
 
     #[test]
     fn an_environment_is_searched_from_its_program() {
-        let place = std::env::temp_dir().join(format!("farandole-alias-environment-{}", std::process::id()));
+        let place = farandole_testing::Folder::new();
         let folder = place.join("lib/python3.12/site-packages/farandole/_alias");
         std::fs::create_dir_all(&folder).unwrap();
         let found = installed_beside(&place.join("bin/farandole"));
-        std::fs::remove_dir_all(&place).unwrap();
         assert_eq!(found, Some(folder));
         assert_eq!(installed_beside(Path::new("/no/such/place/bin/farandole")), None);
     }

@@ -206,8 +206,8 @@ mod tests {
     #[test]
     fn what_a_rank_that_ended_has_left_in_its_group_is_asked_to_end() {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-        let note = |word: &str| std::env::temp_dir().join(format!("farandole-children-{}-{word}", std::process::id()));
-        let (up, asked) = (note("up"), note("asked"));
+        let folder = farandole_testing::Folder::new();
+        let (up, asked) = (folder.join("up"), folder.join("asked"));
         // The inner one is not our child while the outer one lives, which SIGTERM does not end.
         let inner = "trap 'echo > $ASKED; exit' TERM; echo > $UP; while :; do sleep 0.05; done";
         let outer = r#"trap : TERM; sh -c "$INNER" & wait; sleep 300"#;
@@ -233,6 +233,5 @@ mod tests {
             assert!(Instant::now() < end, "something is left");
             std::thread::sleep(Duration::from_millis(2));
         }
-        [up, asked].iter().for_each(|note| std::fs::remove_file(note).unwrap());
     }
 }

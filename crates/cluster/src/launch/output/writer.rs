@@ -157,14 +157,13 @@ mod tests {
 
     #[test]
     fn files_hold_what_was_written_when_the_writer_is_finished() {
-        let directory = std::env::temp_dir().join(format!("farandole-writer-{}", std::process::id()));
+        let directory = farandole_testing::Folder::new();
         let path = directory.join("rank.0/stdout");
         let mut writer = Writer::start(None).unwrap();
         writer.write(Target::File(path.clone()), b"one\n".to_vec());
         writer.write(Target::File(path.clone()), b"two\n".to_vec());
         writer.finish();
         assert_eq!(std::fs::read(&path).unwrap(), b"one\ntwo\n");
-        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::chance::{Chance, Purpose};
 use super::super::{Loader, LoaderConfig, Order};
@@ -15,17 +14,12 @@ const GREY: &[u8] = include_bytes!("../../../tests/images/grey-progressive.jpg")
 const CMYK: &[u8] = include_bytes!("../../../tests/images/cmyk.jpg");
 const SHAPE: Shape = Shape { bands: 3, height: 8, width: 8 };
 
-/// A folder of a test's own, which goes with it.
-struct Place(PathBuf);
-
-static PLACES: AtomicUsize = AtomicUsize::new(0);
+/// A folder of images.
+struct Place(farandole_testing::Folder);
 
 impl Place {
     fn new() -> Place {
-        let number = PLACES.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("farandole-folder-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Place(path)
+        Place(farandole_testing::Folder::new())
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> &Place {
@@ -41,12 +35,6 @@ impl Place {
 
     fn error(&self) -> String {
         self.open().unwrap_err().to_string()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
