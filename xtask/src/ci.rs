@@ -73,7 +73,17 @@ const LEGS: [Leg; 14] = [
     Leg::new("memory checks", "memcheck", memcheck::check),
 ];
 
-/// `cargo xtask ci`; `--from LEG` goes on with a leg that failed, and with those behind it; `--only LEG` runs one.
+/// What `--fast` runs, for daily work: all Rust tests, and of the Python tests those of PyTorch on two ranks.
+const FAST: [Leg; 5] = [
+    Leg::new("format", "fmt", check_format),
+    Leg::new("tidy", "tidy", tidy::check),
+    Leg::new("clippy", "clippy", lint),
+    Leg::new("tests", "test", run_tests),
+    Leg::new("Python, in short", "python", python::check_briefly),
+];
+
+/// `cargo xtask ci`; `--from LEG` goes on with a leg that failed, and with those behind it; `--only LEG` runs one;
+/// `--fast` runs the few that daily work needs.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let wish = Wish::read(words)?;
     if !tools::is_worked_in() {
@@ -82,6 +92,10 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     match wish {
         Wish::From(first) => run_all(&LEGS[first..]),
         Wish::Only(leg) => run_one(&LEGS[leg]).map(drop),
+        Wish::Fast => {
+            install_tools()?;
+            run_all(&FAST)
+        }
     }
 }
 
@@ -162,6 +176,8 @@ enum Wish {
     From(usize),
     /// This one.
     Only(usize),
+    /// Those of [`FAST`].
+    Fast,
 }
 
 impl Wish {
@@ -177,7 +193,8 @@ impl Wish {
             [] => Ok(Wish::From(0)),
             ["--from", heading] => place(heading).map(Wish::From),
             ["--only", heading] => place(heading).map(Wish::Only),
-            _ => bail!("`cargo xtask ci` takes nothing, --from LEG or --only LEG, not `{}`", words.join(" ")),
+            ["--fast"] => Ok(Wish::Fast),
+            _ => bail!("`cargo xtask ci` takes nothing, --fast, --from LEG or --only LEG, not `{}`", words.join(" ")),
         }
     }
 }
@@ -322,7 +339,8 @@ mod tests {
         assert_eq!(read(&["--from", "wheels"]).unwrap(), Wish::From(wheels));
         assert_eq!(read(&["--only", "wheels"]).unwrap(), Wish::Only(wheels));
         assert!(read(&["--from", "wheel"]).unwrap_err().to_string().contains("\"wheels\", "));
-        assert!(read(&["--fast"]).is_err() && read(&["--from"]).is_err() && read(&["--only"]).is_err());
+        assert_eq!(read(&["--fast"]).unwrap(), Wish::Fast);
+        assert!(read(&["--slow"]).is_err() && read(&["--from"]).is_err() && read(&["--only"]).is_err());
     }
 
     #[test]

@@ -46,7 +46,11 @@ struct Chore {
 
 /// Every chore, in the order in which the list shows them.
 const CHORES: [Chore; 24] = [
-    Chore { name: "ci", summary: "all that continuous integration runs; installs what is missing", run: ci::run },
+    Chore {
+        name: "ci",
+        summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
+        run: ci::run,
+    },
     Chore { name: "fmt", summary: "format the tree", run: ci::format },
     Chore { name: "clippy", summary: "lint, warnings denied", run: ci::clippy },
     Chore { name: "tidy", summary: "arrows between crates, unsafe code, sizes, documents", run: tidy::run },

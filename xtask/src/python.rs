@@ -140,6 +140,14 @@ pub(crate) fn check() -> Result<Tally> {
     test(&built, SUITES.iter().filter(|suite| suite.company != Company::Nobody), None)
 }
 
+/// The leg of `cargo xtask ci --fast`: types, and PyTorch on two ranks.
+pub(crate) fn check_briefly() -> Result<Tally> {
+    let built = build(Profile::Dev, Scope::Everything)?;
+    check_types()?;
+    let is_brief = |suite: &&Suite| suite.folder == "parallel" && suite.company == Company::Ranks("2");
+    test(&built, SUITES.iter().filter(is_brief), None)
+}
+
 /// The leg that has the machine to itself.
 pub(crate) fn check_times() -> Result<Tally> {
     make_environment()?;
