@@ -46,7 +46,8 @@ use farandole_transport::{Bell, Waiter};
 
 use crate::command_queue::{After, CommandQueue};
 use crate::completion::Slot;
-use crate::crowd::Crowd;
+use crate::exec::backoff::{DriverBackoff, Next, Wait};
+use crate::exec::crowd::Crowd;
 use crate::group::Look;
 use crate::worker::{Command, Driver, Turn};
 
@@ -61,39 +62,6 @@ const ASIDE: Duration = Duration::from_millis(1);
 /// The longest sleep. Everything that must be noticed wakes us; this bounds the damage of a wake-up that was lost
 /// outside our hands.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-
-/// How long holders of the driver lock look around before they sleep.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spin {
-    /// How long a look follows the other at once. After that the thread yields between looks: the peer that is waited
-    /// for may have been put on this very core.
-    pub(crate) at_once: Duration,
-    /// How long a caller that waits looks around in all.
-    pub(crate) caller: Duration,
-    /// The same for the worker, beside which the callers want to compute.
-    pub(crate) worker: Duration,
-}
-
-impl Spin {
-    /// Nothing has moved since `idle_since`. Spends a moment, or says (`false`) that it is time to sleep: at once where
-    /// others compute on this core.
-    fn spend(&self, crowd: &Crowd, limit: Duration, idle_since: &mut Option<Instant>) -> bool {
-        if idle_since.is_none() && crowd.begin_wait() {
-            return false;
-        }
-        let now = Instant::now();
-        let idle = now - *idle_since.get_or_insert(now);
-        if idle >= limit {
-            return false;
-        }
-        if idle < self.at_once {
-            std::hint::spin_loop();
-        } else {
-            crowd.yield_now();
-        }
-        true
-    }
-}
 
 /// What a caller waits for.
 pub(crate) trait Awaited {
@@ -121,7 +89,7 @@ pub(crate) struct DriverLock {
     waiter: Arc<Waiter>,
     bell: Bell,
     worker: OnceLock<Thread>,
-    spin: Spin,
+    backoff: DriverBackoff,
     crowd: Crowd,
 }
 
@@ -152,10 +120,10 @@ pub(crate) enum Push {
 }
 
 impl DriverLock {
-    pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, spin: Spin) -> DriverLock {
+    pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, backoff: DriverBackoff) -> DriverLock {
         let bell = waiter.bell();
         let (driver, crowd) = (Mutex::new(driver), Crowd::default());
-        DriverLock { driver, commands: CommandQueue::new(), waiter, bell, worker: OnceLock::new(), spin, crowd }
+        DriverLock { driver, commands: CommandQueue::new(), waiter, bell, worker: OnceLock::new(), backoff, crowd }
     }
 
     /// Hands an order to the driver.
@@ -224,7 +192,7 @@ impl DriverLock {
         self.commands.wake_up();
         driver.pick_up();
         driver.after_sleep();
-        let mut idle_since: Option<Instant> = None;
+        let mut wait = Wait::default();
         let mut since: Option<Duration> = None;
         let finished = loop {
             let turn = driver.turn(&self.commands, Look::Glance);
@@ -240,18 +208,18 @@ impl DriverLock {
                 break false;
             }
             if turn == Turn::Moved {
-                idle_since = None;
+                wait = Wait::default();
                 continue;
             }
             let left = deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break false;
             }
-            if self.spin.spend(&self.crowd, self.spin.caller, &mut idle_since) {
+            if self.backoff.caller.spend(&self.crowd, &mut wait) == Next::Look {
                 continue;
             }
             self.doze(&mut driver, left);
-            idle_since = None;
+            wait = Wait::default();
         };
         if let (Some(Note { name, recorder }), Some(since)) = (note, since) {
             driver.note_wait(name, since);
@@ -335,19 +303,19 @@ impl DriverLock {
         self.commands.wake_up();
         driver.pick_up();
         driver.after_sleep();
-        let mut idle_since: Option<Instant> = None;
+        let mut wait = Wait::default();
         let mut took_something = false;
         loop {
             match driver.turn(&self.commands, Look::Glance) {
                 Turn::Over => return Sleep::Never,
                 Turn::Moved => {
                     took_something |= driver.took_something();
-                    idle_since = None;
+                    wait = Wait::default();
                     continue;
                 }
                 Turn::Still => {}
             }
-            if driver.has_work() && self.spin.spend(&self.crowd, self.spin.worker, &mut idle_since) {
+            if driver.has_work() && self.backoff.worker.spend(&self.crowd, &mut wait) == Next::Look {
                 continue;
             }
             driver.before_sleep();

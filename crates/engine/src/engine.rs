@@ -24,8 +24,9 @@ use crate::completion::Slot;
 use crate::completion_queue::{CompletionQueue, Sleeper};
 use crate::config::Config;
 use crate::connector::{Connector, number_in};
-use crate::driver_lock::{DriverLock, Push, Spin};
+use crate::driver_lock::{DriverLock, Push};
 use crate::error::{Error, Failure, Result};
+use crate::exec::backoff::Backoff;
 use crate::group::{Group, Settings};
 use crate::owed::{Owed, Recipient};
 use crate::plane::{GroupSeat, Offer, Plane, PlaneGroup};
@@ -98,7 +99,8 @@ impl Engine {
         let waiter = Arc::new(Waiter::new().map_err(not_started)?);
         let fork = ForkGuard::new().map_err(not_started)?;
         let mesh = connector.mesh(GroupId::WORLD, &ranks, &waiter, config.meet_deadline).map_err(not_started)?;
-        let spin = spin(&config, &mesh);
+        let awake = config.spin_us.map(Duration::from_micros);
+        let backoff = Backoff::of_driver(mesh.topology().local_size(mesh.me()), awake);
         let recorder = hooks.recorder.unwrap_or_else(|| recorder(&config, rank, &hosts));
         let start = Start::now();
         let record = GroupRecord::new(&recorder, GroupId::WORLD, &ranks, start);
@@ -113,7 +115,7 @@ impl Engine {
         let status_reporter = StatusReporter::new(Arc::clone(&recorder), hooks.stacks, waiter.bell());
         let (known, woken) = (Arc::clone(&tensor_table), Arc::clone(&waiter));
         let driver = Driver::new(world, start.instant, known, woken, abort.clone(), on_stall, status_reporter);
-        let driver_lock = DriverLock::new(driver, waiter, spin);
+        let driver_lock = DriverLock::new(driver, waiter, backoff);
         let shared = Arc::new(Shared { driver_lock, tensor_table, fork, recorder: Arc::clone(&recorder) });
         let (is_bound, bound) = std::sync::mpsc::sync_channel(1);
         let worker = std::thread::Builder::new()
@@ -445,26 +447,6 @@ impl Drop for Engine {
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("rank", &self.rank).field("size", &self.size()).finish_non_exhaustive()
-    }
-}
-
-/// How long looks follow each other at once where every rank has a core: some tens of hand-overs between cores. Longer
-/// makes everything slow when two ranks have been put on one core.
-const AT_ONCE: Duration = Duration::from_micros(5);
-
-/// How long a driver looks around before it sleeps, if the settings leave it to us: several times what falling asleep
-/// and being woken cost.
-const SPIN: Duration = Duration::from_micros(200);
-
-fn spin(config: &Config, mesh: &Mesh) -> Spin {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let ranks = mesh.topology().local_size(mesh.me());
-    let if_fits = |fits: bool, time: Duration| if fits { time } else { Duration::ZERO };
-    let at_once = if_fits(ranks <= cores, AT_ONCE);
-    match config.spin_us.map(Duration::from_micros) {
-        Some(spin) => Spin { at_once, caller: spin, worker: spin },
-        // A caller that waits leaves its core to us; the worker needs a core beside the caller's.
-        None => Spin { at_once, caller: SPIN, worker: if_fits(2 * ranks <= cores, SPIN) },
     }
 }
 

@@ -51,7 +51,6 @@ mod completion;
 mod completion_queue;
 pub mod config;
 pub mod connector;
-mod crowd;
 pub mod direct;
 mod driver_lock;
 mod engine;

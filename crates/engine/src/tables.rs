@@ -150,7 +150,7 @@ pub fn this_machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let processor = processor_of(&cpuinfo).unwrap_or_else(|| std::env::consts::ARCH.to_owned());
     // Not the cores that this process may use: ranks may be bound to some, and the table is for all of them.
-    let cores = crate::direct::online_cores().unwrap_or(1);
+    let cores = crate::exec::backoff::online_cores().unwrap_or(1);
     format!("{processor}, {cores} core{}", if cores == 1 { "" } else { "s" })
 }
 

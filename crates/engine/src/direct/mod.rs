@@ -19,7 +19,6 @@ mod choice;
 pub(crate) mod descriptor;
 mod exchange;
 mod goodbye;
-mod patience;
 mod probe;
 mod shared;
 mod small;
@@ -39,6 +38,8 @@ use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
 use crate::abort::{AbortCause, AbortHandle};
 use crate::connector::Connector;
 use crate::error::{Error, Failure, Result};
+use crate::exec::backoff::{Backoff, LONGEST_SLEEP, Next, Wait};
+use crate::exec::crowd::Crowd;
 use crate::exec::schedule_cache::ScheduleCache;
 use crate::exec::store_policy::StorePolicies;
 use crate::exec::{Buffers, Execution, step_trace};
@@ -46,11 +47,9 @@ use crate::record::call::CallRecord;
 use crate::wait_limits::{WaitLimits, tell_again};
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
-use patience::{LONGEST_SLEEP, Next, Patience};
 use stall_hook::StallHook;
 
 pub(crate) use choice::MAX_TEXT_BYTES;
-pub(crate) use patience::online_cores;
 pub use shared::SharedBuffer;
 
 /// The number under which the ranks of the world meet for direct collectives, beside the engine's own groups.
@@ -106,7 +105,8 @@ pub struct Communicator {
     mesh: Mesh,
     waiter: Waiter,
     settings: DirectSettings,
-    patience: Patience,
+    backoff: Backoff,
+    crowd: Crowd,
     chooser: Chooser,
     operation: u64,
     schedules: ScheduleCache<Call>,
@@ -131,7 +131,7 @@ pub struct Communicator {
 impl Communicator {
     /// Takes over the mesh of a group. The waiter must be the one that the mesh was made with.
     pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
-        let patience = Patience::new(mesh.topology().local_size(mesh.me()), mesh.size());
+        let backoff = Backoff::of_calls(mesh.topology().local_size(mesh.me()), mesh.size());
         let chooser = Chooser::new(&mesh, &settings, None);
         let left_after = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
@@ -140,7 +140,8 @@ impl Communicator {
             mesh,
             waiter,
             settings,
-            patience,
+            backoff,
+            crowd: Crowd::default(),
             chooser,
             operation: 0,
             schedules: ScheduleCache::new(),
@@ -265,7 +266,7 @@ impl Communicator {
         if self.record.is_running() && buffers.len_bytes() as u64 >= step_trace::FROM_BYTES {
             execution.trace_steps();
         }
-        self.patience.renew();
+        let mut wait = Wait::default();
         let mut began = None;
         // A clock from when nothing has moved any more.
         let mut still = None;
@@ -282,7 +283,7 @@ impl Communicator {
                 }
                 Ok(Progress::Moved) => {
                     self.record.moved();
-                    self.patience.renew();
+                    wait = Wait::default();
                     still = None;
                     continue;
                 }
@@ -292,11 +293,11 @@ impl Communicator {
             if let Some(abort) = self.abort.aborted().cloned() {
                 return Err(self.fail_aborted(descriptor, began, abort));
             }
-            if self.patience.lets_others_run() {
+            if self.backoff.lets_others_run(&wait) {
                 let (execution, mesh) = (&*execution, &self.mesh);
                 self.record.still(|| execution.waiting_for(mesh).map(|peer| peer.0));
             }
-            if self.patience.spend() == Next::Look {
+            if self.backoff.spend(&self.crowd, &mut wait) == Next::Look {
                 continue;
             }
             let now = Instant::now();
@@ -320,7 +321,7 @@ impl Communicator {
                     }
                     Woken::Moved => {
                         self.record.moved();
-                        self.patience.renew();
+                        wait = Wait::default();
                         still = None;
                     }
                     Woken::Failed(error) => return Err(self.fail(descriptor, began, error)),

@@ -49,7 +49,7 @@ impl Communicator {
     /// has to be, too.
     #[inline]
     fn all_begin_soon(&mut self) -> bool {
-        let looks = self.patience.looks();
+        let looks = self.backoff.looks();
         let windows = self.windows();
         for _ in 0..looks {
             match windows.all_begun() {

@@ -60,11 +60,13 @@ impl Crowd {
         left > 0
     }
 
-    /// Lets others run, and learns from how long they do.
-    pub(crate) fn yield_now(&self) {
+    /// Lets others run, and learns from how long they do. Says when it began and ended.
+    pub(crate) fn yield_now(&self) -> (Instant, Instant) {
         let began = Instant::now();
         thread::yield_now();
-        self.learn(began.elapsed());
+        let ended = Instant::now();
+        self.learn(ended - began);
+        (began, ended)
     }
 
     /// As if yields had taken long.
