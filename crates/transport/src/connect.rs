@@ -319,9 +319,11 @@ impl Building<'_> {
                     connection.stream.set_buffer_bytes(bytes)?;
                 }
             }
-            let seat = windows.as_ref().and_then(|windows| windows.peers().find(|&seat| windows.rank(seat) == peer));
-            let link: Box<dyn Link> = match (&windows, seat) {
-                (Some(windows), Some(seat)) => Box::new(windows.link(seat)),
+            let local_rank = windows
+                .as_ref()
+                .and_then(|windows| windows.peers().find(|&local_rank| windows.rank(local_rank) == peer));
+            let link: Box<dyn Link> = match (&windows, local_rank) {
+                (Some(windows), Some(local_rank)) => Box::new(windows.link(local_rank)),
                 _ => link_over(peer, data, self.options.shape),
             };
             let (own, theirs) = (&self.contacts[self.me.index()], &self.contacts[peer.index()]);
@@ -365,8 +367,9 @@ impl Building<'_> {
             neighbours.push(Neighbour { rank: peer, segment: Segment::from_fd(segment), bell: Bell::from_fd(bell) });
         }
         neighbours.sort_by_key(|neighbour| neighbour.rank);
-        let seat = neighbours.iter().position(|neighbour| neighbour.rank == self.me).expect("this rank is in the list");
-        Windows::open(seat, layout, neighbours).map(Some)
+        let local_rank =
+            neighbours.iter().position(|neighbour| neighbour.rank == self.me).expect("this rank is in the list");
+        Windows::open(local_rank, layout, neighbours).map(Some)
     }
 }
 

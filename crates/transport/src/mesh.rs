@@ -57,9 +57,9 @@ impl Mesh {
 
     /// Lets data for the ranks of this host go through shared memory.
     pub fn open_windows(&mut self, windows: Windows) {
-        for seat in windows.peers() {
-            let link = Box::new(windows.link(seat));
-            self.peer_mut(windows.rank(seat)).link = link;
+        for local_rank in windows.peers() {
+            let link = Box::new(windows.link(local_rank));
+            self.peer_mut(windows.rank(local_rank)).link = link;
         }
         self.windows = Some(windows);
     }

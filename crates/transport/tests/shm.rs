@@ -132,7 +132,7 @@ fn pass_tiles(windows: &mut Windows, waiter: &Waiter, operation: u64, tiles: u64
             for (to, chunk) in (0..).zip(slot.chunks_exact_mut(8)) {
                 chunk.copy_from_slice(&value(me, to, tile));
             }
-            windows.publish(tile);
+            windows.mark_filled(tile);
             true
         });
         until(windows, waiter, |windows| {
@@ -140,14 +140,14 @@ fn pass_tiles(windows: &mut Windows, waiter: &Waiter, operation: u64, tiles: u64
             let others: u64 = chunks.iter().map(|chunk| number(chunk)).sum();
             let sum = others + number(&value(me, me, tile));
             chunks.into_iter().for_each(|chunk| chunk.copy_from_slice(&sum.to_le_bytes()));
-            windows.folded(tile);
+            windows.release_chunks(tile);
             true
         });
         let peers: Vec<usize> = windows.peers().collect();
-        for seat in peers {
-            let expected: u64 = (0..size as u64).map(|from| number(&value(from, seat as u64, tile))).sum();
+        for local_rank in peers {
+            let expected: u64 = (0..size as u64).map(|from| number(&value(from, local_rank as u64, tile))).sum();
             until(windows, waiter, |windows| {
-                windows.returned(seat, tile, 8 * seat, 8).map(number).is_some_and(|got| {
+                windows.returned(local_rank, tile, 8 * local_rank, 8).map(number).is_some_and(|got| {
                     assert_eq!(got, expected);
                     true
                 })
@@ -181,9 +181,9 @@ fn small_contributions_travel_inline_and_in_slots() {
                 for (operation, len) in [0, 1, 4, 48, 49, 4096, 8, 4095].into_iter().enumerate() {
                     windows.begin(operation as u64 + 1, 9, &bytes(len, me));
                     until(&mut windows, &waiter, |windows| windows.all_begun().unwrap());
-                    for seat in windows.peers() {
+                    for local_rank in windows.peers() {
                         let mut inline = [0; 48];
-                        assert_eq!(windows.small(seat, len, &mut inline), bytes(len, seat));
+                        assert_eq!(windows.small(local_rank, len, &mut inline), bytes(len, local_rank));
                     }
                 }
             });

@@ -137,8 +137,8 @@ impl Communicator {
             };
             let read = |windows: &Windows| {
                 if !is_root {
-                    let seat = windows.seat(root);
-                    with_bytes_mut(&mut data.borrow_mut(), |bytes| small::copy_shown(windows, seat, bytes));
+                    let local_rank = windows.local_rank(root);
+                    with_bytes_mut(&mut data.borrow_mut(), |bytes| small::copy_shown(windows, local_rank, bytes));
                 }
             };
             return self.hand_over(number, descriptor, bytes, begin, read);
@@ -175,10 +175,10 @@ impl Communicator {
             let begin = |windows: &mut Windows| windows.begin(number, word, as_bytes(own));
             let read = |windows: &Windows| {
                 with_bytes_mut(all, |all| {
-                    for seat in windows.peers() {
-                        let block = blocks[windows.rank(seat).index()];
+                    for local_rank in windows.peers() {
+                        let block = blocks[windows.rank(local_rank).index()];
                         let place = block.start as usize * elem_bytes..block.end() as usize * elem_bytes;
-                        small::copy_shown(windows, seat, &mut all[place]);
+                        small::copy_shown(windows, local_rank, &mut all[place]);
                     }
                 });
             };

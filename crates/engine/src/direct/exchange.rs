@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use farandole_plan::{Dtype, Span, algorithm};
 use farandole_transport::Error as Cause;
-use farandole_transport::shm::board::INLINE_BYTES;
+use farandole_transport::shm::flags::INLINE_BYTES;
 use farandole_transport::shm::{Windows, cma};
 
 use super::small::Parts;
@@ -52,16 +52,16 @@ impl Communicator {
         };
         let mut read = |windows: &Windows| {
             for (peer, &span) in recv.iter().enumerate().filter(|(peer, _)| *peer != me) {
-                let seat = windows.seat(peer.into());
-                let parts = Parts::of(windows, seat);
-                let (len, target) = (parts.len(windows, seat), place(span));
+                let local_rank = windows.local_rank(peer.into());
+                let parts = Parts::of(windows, local_rank);
+                let (len, target) = (parts.len(windows, local_rank), place(span));
                 if len != target.len() as u64 {
                     wrong.get_or_insert((peer, len, target.len()));
                 } else if parts.long {
-                    let (pid, address) = (parts.pid, parts.start(windows, seat));
+                    let (pid, address) = (parts.pid, parts.start(windows, local_rank));
                     senders.push((parts, Part { peer: peer.into(), pid, address, target }));
                 } else {
-                    parts.copy(windows, seat, &mut received[target]);
+                    parts.copy(windows, local_rank, &mut received[target]);
                 }
             }
         };
@@ -142,7 +142,7 @@ impl Communicator {
         let windows = self.windows();
         let part = |peer: usize| {
             let mut inline = [0; INLINE_BYTES];
-            let note = windows.small(windows.seat(peer.into()), 2 * size_of::<u64>(), &mut inline);
+            let note = windows.small(windows.local_rank(peer.into()), 2 * size_of::<u64>(), &mut inline);
             let [address, pid] = [0, 8].map(|at| u64::from_ne_bytes(note[at..at + 8].try_into().expect("eight bytes")));
             Part { peer: peer.into(), pid: pid as u32, address, target: blocks[peer].clone() }
         };

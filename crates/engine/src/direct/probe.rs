@@ -26,17 +26,17 @@ impl Communicator {
         // Nobody reads the probe any more: all have answered.
         drop(probe);
         let windows = self.windows();
-        let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
-        let all = windows.peers().all(|seat| windows.small(seat, 1, &mut inline) == [1]);
+        let mut inline = [0; farandole_transport::shm::flags::INLINE_BYTES];
+        let all = windows.peers().all(|local_rank| windows.small(local_rank, 1, &mut inline) == [1]);
         self.reads_peers = Some(own && all);
         Ok(own && all)
     }
 
     fn all_probes_are_readable(&mut self) -> bool {
         let windows = self.windows();
-        windows.peers().all(|seat| {
-            let mut inline = [0; farandole_transport::shm::board::INLINE_BYTES];
-            let shown = windows.small(seat, SHOWN_BYTES, &mut inline);
+        windows.peers().all(|local_rank| {
+            let mut inline = [0; farandole_transport::shm::flags::INLINE_BYTES];
+            let shown = windows.small(local_rank, SHOWN_BYTES, &mut inline);
             Shown::from_bytes(shown.try_into().expect("as long as asked for")).is_readable()
         })
     }

@@ -9,7 +9,7 @@
 
 use farandole_plan::Span;
 use farandole_tensor::{Finish, Fold};
-use farandole_transport::shm::board::INLINE_BYTES;
+use farandole_transport::shm::flags::INLINE_BYTES;
 use farandole_transport::shm::{Windows, cma};
 
 use super::{Communicator, Descriptor};
@@ -86,16 +86,16 @@ pub(super) fn fold_chunk_shown(
     finish: Finish,
 ) {
     let mut inline = vec![[0; INLINE_BYTES]; windows.size() - 1];
-    let part = |(seat, inline)| &windows.small(seat, shown, inline)[offset..offset + chunk.len()];
+    let part = |(local_rank, inline)| &windows.small(local_rank, shown, inline)[offset..offset + chunk.len()];
     let others: Vec<&[u8]> = windows.peers().zip(&mut inline).map(part).collect();
     let (before, after) = others.split_at(windows.me());
     fold.fold_ranks(chunk, before, after, None, finish);
 }
 
 /// Copies what a rank shows to its place; likewise.
-pub(super) fn copy_shown(windows: &Windows, seat: usize, target: &mut [u8]) {
+pub(super) fn copy_shown(windows: &Windows, local_rank: usize, target: &mut [u8]) {
     let mut inline = [0; INLINE_BYTES];
-    target.copy_from_slice(windows.small(seat, target.len(), &mut inline));
+    target.copy_from_slice(windows.small(local_rank, target.len(), &mut inline));
 }
 
 /// How a rank shows the parts that it sends to each peer in its small slot: at multiples of a *stride*, its length
@@ -156,9 +156,9 @@ impl Parts {
 
     /// What a peer's note says.
     #[inline]
-    pub(super) fn of(windows: &Windows, seat: usize) -> Parts {
+    pub(super) fn of(windows: &Windows, local_rank: usize) -> Parts {
         let mut inline = [0; INLINE_BYTES];
-        let note = windows.small(seat, NOTE_BYTES, &mut inline);
+        let note = windows.small(local_rank, NOTE_BYTES, &mut inline);
         let [first, address, pid] = [0, 1, 2].map(|at| word(&note[at * LEN_BYTES..]));
         let (long, exposed) = (first & 1 == 1, first >> 1 & 1 == 1);
         Parts { stride: (first >> 2) as usize, long, exposed, address, pid: pid as u32 }
@@ -181,19 +181,19 @@ impl Parts {
 
     /// How many bytes a peer has for this rank.
     #[inline]
-    pub(super) fn len(self, windows: &Windows, seat: usize) -> u64 {
-        word(windows.small_part(seat, windows.me() * self.stride, LEN_BYTES))
+    pub(super) fn len(self, windows: &Windows, local_rank: usize) -> u64 {
+        word(windows.small_part(local_rank, windows.me() * self.stride, LEN_BYTES))
     }
 
     /// Where a peer's long part for this rank begins in that peer's memory.
-    pub(super) fn start(self, windows: &Windows, seat: usize) -> u64 {
-        self.address + word(windows.small_part(seat, windows.me() * self.stride + LEN_BYTES, LEN_BYTES))
+    pub(super) fn start(self, windows: &Windows, local_rank: usize) -> u64 {
+        self.address + word(windows.small_part(local_rank, windows.me() * self.stride + LEN_BYTES, LEN_BYTES))
     }
 
     /// Copies a peer's part for this rank to its place, which is as long as [`Parts::len`] says.
     #[inline]
-    pub(super) fn copy(self, windows: &Windows, seat: usize, target: &mut [u8]) {
-        target.copy_from_slice(windows.small_part(seat, windows.me() * self.stride + LEN_BYTES, target.len()));
+    pub(super) fn copy(self, windows: &Windows, local_rank: usize, target: &mut [u8]) {
+        target.copy_from_slice(windows.small_part(local_rank, windows.me() * self.stride + LEN_BYTES, target.len()));
     }
 }
 

@@ -110,7 +110,9 @@ impl Execution {
         let windows = mesh.windows.as_ref();
         match self {
             Execution::Nothing => None,
-            Execution::Gather => windows.and_then(|windows| windows.first_absent().map(|seat| windows.rank(seat))),
+            Execution::Gather => {
+                windows.and_then(|windows| windows.first_absent().map(|local_rank| windows.rank(local_rank)))
+            }
             Execution::Links(run) => run.waiting_for(),
             Execution::Windows(run) => windows.and_then(|windows| run.waiting_for(windows)),
             Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
@@ -122,7 +124,8 @@ impl Execution {
     /// All peers that are known to be waited for: those of this host that have not begun, or else the one that can be
     /// named.
     pub(crate) fn missing(&self, mesh: &Mesh) -> Vec<Rank> {
-        let absent = mesh.windows.iter().flat_map(|windows| windows.absent().map(|seat| windows.rank(seat)));
+        let absent =
+            mesh.windows.iter().flat_map(|windows| windows.absent().map(|local_rank| windows.rank(local_rank)));
         let mut missing: Vec<Rank> = absent.collect();
         if let Some(peer) = self.waiting_for(mesh).filter(|peer| !missing.contains(peer)) {
             missing.push(peer);

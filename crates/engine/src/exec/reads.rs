@@ -56,7 +56,7 @@ impl Reads {
     /// The peer whose part is being read, or that is not done with ours.
     pub(crate) fn waiting_for(&self, windows: &Windows) -> Option<Rank> {
         let reading = self.parts.get(self.part).map(|part| part.peer);
-        reading.or_else(|| windows.last_behind().map(|seat| windows.rank(seat)))
+        reading.or_else(|| windows.last_behind().map(|local_rank| windows.rank(local_rank)))
     }
 
     /// Does what can be done now. What is read goes to `target`.
@@ -83,10 +83,10 @@ impl Reads {
             if windows.pass(Point::Finish)? == Pass::Shut {
                 return Ok(Progress::Pending);
             }
-            windows.publish(0);
+            windows.mark_filled(0);
             self.told = true;
         }
-        if !windows.all_published(0) {
+        if !windows.all_filled(0) {
             return Ok(Progress::Pending);
         }
         windows.settle();

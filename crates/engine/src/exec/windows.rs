@@ -60,24 +60,24 @@ pub(crate) fn take(step: &Step, windows: &mut Windows, buffers: &mut Buffers<'_>
         _ if !windows.all_begun()? => false,
         Step::FoldTile { tile, span, chunk } => fold_tile(windows, buffers, tile.into(), span, chunk),
         Step::Fetch { tile, span, from, chunk } => {
-            fetch(windows, buffers, tile.into(), span, windows.seat(from), chunk)
+            fetch(windows, buffers, tile.into(), span, windows.local_rank(from), chunk)
         }
         Step::FoldWhole { tile, span } => {
             let folded = fold_published(windows, buffers, tile.into(), span, 0);
             if folded {
-                windows.release(tile.into());
+                windows.release_slots(tile.into());
             }
             folded
         }
         Step::FoldChunk { tile, chunk, at } => fold_published(windows, buffers, tile.into(), chunk, at),
         Step::Take { tile, from, span, at } => {
-            take_published(windows, buffers, tile.into(), windows.seat(from), span, at)
+            take_published(windows, buffers, tile.into(), windows.local_rank(from), span, at)
         }
         Step::Release { tile } => {
-            windows.release(tile.into());
+            windows.release_slots(tile.into());
             true
         }
-        Step::Drain { tile } => windows.all_folded(tile.into()),
+        Step::Drain { tile } => windows.all_released(tile.into()),
         Step::FoldAcross { span } => fold_across(windows, buffers, span),
         Step::Settle => {
             windows.settle();
@@ -102,7 +102,7 @@ fn publish(windows: &mut Windows, buffers: &Buffers<'_>, tile: u64, span: Span, 
     } else if windows.vacant_slot(tile, 0).is_none() {
         return false;
     }
-    windows.publish(tile);
+    windows.mark_filled(tile);
     true
 }
 
@@ -151,21 +151,21 @@ fn fold_tile(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, span: 
             }
         }
     }
-    windows.folded(tile);
+    windows.release_chunks(tile);
     true
 }
 
-fn fetch(windows: &Windows, buffers: &mut Buffers<'_>, tile: u64, span: Span, seat: usize, chunk: Span) -> bool {
+fn fetch(windows: &Windows, buffers: &mut Buffers<'_>, tile: u64, span: Span, local_rank: usize, chunk: Span) -> bool {
     let (target, whole) = (buffers.range(chunk), buffers.range(span));
     let place = target.start - whole.start;
-    let Some(result) = windows.returned(seat, tile, place, target.len()) else { return false };
+    let Some(result) = windows.returned(local_rank, tile, place, target.len()) else { return false };
     let stores = if buffers.work.len() >= KEPT_MAX_BYTES { Stores::Streaming } else { Stores::Cached };
     show(stores, &mut buffers.work[target], result);
     true
 }
 
 fn fold_published(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, chunk: Span, at: u64) -> bool {
-    if !windows.all_published(tile) {
+    if !windows.all_filled(tile) {
         return false;
     }
     let own = buffers.range(chunk);
@@ -174,7 +174,7 @@ fn fold_published(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, c
         let (fold, finish) = (buffers.fold(), buffers.finish);
         let others: Vec<&[u8]> = windows
             .peers()
-            .map(|seat| windows.contribution(seat, tile, offset, len).expect("all have published"))
+            .map(|local_rank| windows.filled(local_rank, tile, offset, len).expect("all have published"))
             .collect();
         let (before, after) = others.split_at(windows.me());
         match buffers.contribution {
@@ -188,10 +188,17 @@ fn fold_published(windows: &mut Windows, buffers: &mut Buffers<'_>, tile: u64, c
     true
 }
 
-fn take_published(windows: &Windows, buffers: &mut Buffers<'_>, tile: u64, seat: usize, span: Span, at: u64) -> bool {
+fn take_published(
+    windows: &Windows,
+    buffers: &mut Buffers<'_>,
+    tile: u64,
+    local_rank: usize,
+    span: Span,
+    at: u64,
+) -> bool {
     let target = buffers.range(span);
     let place = at as usize * buffers.elem_bytes();
-    let Some(published) = windows.contribution(seat, tile, place, target.len()) else { return false };
+    let Some(published) = windows.filled(local_rank, tile, place, target.len()) else { return false };
     buffers.work[target].copy_from_slice(published);
     true
 }
@@ -273,7 +280,7 @@ impl WindowRun {
         }
         match self.schedule.steps.get(self.step)? {
             Step::Fetch { from, .. } | Step::Take { from, .. } => Some(*from),
-            _ => windows.last_behind().map(|seat| windows.rank(seat)),
+            _ => windows.last_behind().map(|local_rank| windows.rank(local_rank)),
         }
     }
 }

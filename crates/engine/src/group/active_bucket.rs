@@ -65,7 +65,7 @@ impl Group {
             windows.begin(number, self.planes.descriptor(&bucket.plan), &[]);
         }
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
-        // rank would find the board overwritten. Steps through windows see to that themselves.
+        // rank would find the flags overwritten. Steps through windows see to that themselves.
         let gathers = shares_memory && (matches!(plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
         let (stage, execution) = if bucket.entry_barrier || gathers {
             let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
@@ -95,8 +95,8 @@ impl Group {
         active.stage = Stage::Work;
     }
 
-    /// The number of a bucket on the boards of this host. Like the bucket's own it grows and is the same on all ranks;
-    /// besides, two buckets that run one after the other have numbers of different parity, because a board has two
+    /// The number of a bucket on the flags of this host. Like the bucket's own it grows and is the same on all ranks;
+    /// besides, two buckets that run one after the other have numbers of different parity, because a flags has two
     /// sides. An abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any
     /// more.
     fn window_operation(&self, bucket: &Bucket) -> u64 {

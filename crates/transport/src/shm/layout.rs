@@ -1,7 +1,7 @@
 //! Where things lie inside a segment.
 //!
 //! ```text
-//! board | small slots | tile slots | rings to each local rank | mapped buffers, appended as asked for
+//! flags | small slots | tile slots | rings to each local rank | mapped buffers, appended as asked for
 //! ```
 //!
 //! All ranks of a host compute the same layout from the same numbers, which therefore travel in the hello of a mesh.
@@ -50,7 +50,7 @@ impl Layout {
         self.tile_offset(self.slots) + to * (PAGE_BYTES + page_up(self.ring_bytes))
     }
 
-    /// A segment for one of the ranks. What peers look at before its owner has sent anything is reserved: the board,
+    /// A segment for one of the ranks. What peers look at before its owner has sent anything is reserved: the flags,
     /// the small slots behind it and the counters of every ring. The rest is reserved when it is first used, because
     /// most of it never is.
     ///

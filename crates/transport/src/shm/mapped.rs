@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::board::{Mark, Stage};
+use super::flags::{Flag, Mark};
 use super::gate::{Pass, Point};
 use super::layout::page_up;
 use super::segment::Mapping;
@@ -41,7 +41,7 @@ impl Windows {
         self.may_grow(Point::Reserve)?;
         let offset = self.mapped_end;
         let end = offset + page_up(bytes.max(1));
-        let segment = &self.seats[self.me()].segment;
+        let segment = &self.local_ranks[self.me()].segment;
         segment.grow(end)?;
         // The peers write here, too, and count on it that the pages are there.
         segment.reserve(offset, end - offset)?;
@@ -54,9 +54,9 @@ impl Windows {
         self.may_grow(Point::Map)?;
         let Reserved { offset, bytes } = reserved;
         let parts = self
-            .seats
+            .local_ranks
             .iter()
-            .map(|seat| seat.segment.map_populated(offset, page_up(bytes.max(1))))
+            .map(|local_rank| local_rank.segment.map_populated(offset, page_up(bytes.max(1))))
             .collect::<Result<Vec<_>>>()?;
         Ok(Mapped { me: self.me(), offset, bytes, parts })
     }
@@ -71,30 +71,30 @@ impl Windows {
 
     /// Gives the memory of a mapped buffer back. Its place in the segment is not used again.
     pub fn unmap(&self, mapped: Mapped) {
-        self.seats[self.me()].segment.release(mapped.offset, page_up(mapped.bytes.max(1)));
+        self.local_ranks[self.me()].segment.release(mapped.offset, page_up(mapped.bytes.max(1)));
     }
 
     /// Says that this rank's part is filled.
     pub fn expose(&mut self) {
-        self.reach(Stage::Published, Mark::tile(self.operation(), 0));
+        self.reach(Flag::Filled, Mark::tile(self.operation(), 0));
     }
 
     /// Whether everybody's part is filled.
     pub fn all_exposed(&self) -> bool {
-        self.all_reached(Stage::Published, Mark::tile(self.operation(), 0))
+        self.all_reached(Flag::Filled, Mark::tile(self.operation(), 0))
     }
 
     /// Says that this rank no longer touches the parts of others.
     pub fn settle(&mut self) {
         let mark = Mark::finished(self.operation());
-        if !self.own_has_reached(Stage::Folded, mark) {
-            self.reach(Stage::Folded, mark);
+        if !self.own_has_reached(Flag::Released, mark) {
+            self.reach(Flag::Released, mark);
         }
     }
 
     /// Whether nobody touches the parts of others any more.
     pub fn all_settled(&self) -> bool {
-        self.all_reached(Stage::Folded, Mark::finished(self.operation()))
+        self.all_reached(Flag::Released, Mark::finished(self.operation()))
     }
 }
 
@@ -127,9 +127,9 @@ impl Mapped {
     ///
     /// Only while the schedule guarantees that the owner does not write there, which holds after `all_settled` until
     /// this rank exposes again.
-    pub fn part(&self, seat: usize, range: Range<usize>) -> &[u8] {
+    pub fn part(&self, local_rank: usize, range: Range<usize>) -> &[u8] {
         assert!(range.end <= self.bytes, "a range stays inside its part");
-        let start = self.parts[seat].at(range.start, range.len());
+        let start = self.parts[local_rank].at(range.start, range.len());
         // SAFETY: see the text above; the driver of fusion buffers keeps it.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
     }

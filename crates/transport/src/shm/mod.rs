@@ -1,6 +1,6 @@
 //! Processes of one host: shared memory.
 //!
-//! `segment` owns the raw memory, `board` the words by which ranks hand bytes over, `layout` where things lie. On top
+//! `segment` owns the raw memory, `flags` the words by which ranks hand bytes over, `layout` where things lie. On top
 //! of these there are three ways to use it: `windows` (contributions and results pass through cache-sized slots),
 //! `mapped` (the buffers themselves are shared) and `ring` (messages, the [`crate::Link`] contract). `cma` reads a
 //! peer's private memory. `copy` writes for other cores to read, `gate` is where faults strike, `scarcity` says how
@@ -10,9 +10,9 @@
 //! (`xtask/src/tidy/unsafe_code.rs` lists those of all crates).
 //! Each file says which protocol makes its references exclusive.
 
-pub mod board;
 pub mod cma;
 mod copy;
+pub mod flags;
 mod fork;
 mod gate;
 pub mod layout;

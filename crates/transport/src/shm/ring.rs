@@ -21,7 +21,7 @@ use super::copy::copy_out;
 use super::layout::Layout;
 use super::segment::{Mapping, PAGE_BYTES};
 use super::sync::{AtomicU64, Ordering};
-use super::windows::{Windows, board_of};
+use super::windows::{Windows, flags_of};
 use crate::error::{Error, Result};
 use crate::link::{Link, PIECE_ALIGN, Progress, RecvCursor, SendCursor, Tag};
 use crate::wait::Bell;
@@ -108,24 +108,24 @@ impl std::fmt::Debug for ShmLink {
 }
 
 impl Windows {
-    /// The link to the peer in this seat. Made once for each peer.
-    pub fn link(&self, seat: usize) -> ShmLink {
+    /// The link to the peer in this local rank. Made once for each peer.
+    pub fn link(&self, local_rank: usize) -> ShmLink {
         let layout: &Layout = self.layout();
         let ring = |owner: usize, to: usize| Ring {
-            mapping: self.seats[owner].mapping.clone(),
+            mapping: self.local_ranks[owner].mapping.clone(),
             offset: layout.ring_offset(to),
             capacity: layout.ring_bytes as u64,
         };
         ShmLink {
-            peer: self.seats[seat].rank,
-            out: ring(self.me(), seat),
-            into: ring(seat, self.me()),
+            peer: self.local_ranks[local_rank].rank,
+            out: ring(self.me(), local_rank),
+            into: ring(local_rank, self.me()),
             tail: 0,
             head: 0,
             owed: 0,
             unread: 0,
-            bell: self.seats[seat].bell.clone(),
-            peer_mapping: self.seats[seat].mapping.clone(),
+            bell: self.local_ranks[local_rank].bell.clone(),
+            peer_mapping: self.local_ranks[local_rank].mapping.clone(),
             reserved: false,
         }
     }
@@ -153,8 +153,8 @@ impl ShmLink {
     }
 
     fn wake(&self) {
-        super::board::announced();
-        if board_of(&self.peer_mapping).is_asleep() {
+        super::flags::announced();
+        if flags_of(&self.peer_mapping).is_asleep() {
             self.bell.ring();
         }
     }

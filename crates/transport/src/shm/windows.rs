@@ -1,6 +1,6 @@
 //! The windows of the ranks of one host: what they show each other, and the rules of looking.
 //!
-//! Each rank owns one segment; all ranks map all of them. [`Windows`] turns the marks of the boards into references
+//! Each rank owns one segment; all ranks map all of them. [`Windows`] turns the marks of the flags into references
 //! that are safe to use: a method that hands out bytes of a peer first checks the mark which says that the peer has
 //! written them, and the peer writes them again only after it has seen a mark of ours which we can only raise through
 //! `&mut self`, when no such reference is alive any more. That is the invariant behind every `unsafe` block here:
@@ -8,14 +8,14 @@
 //! | bytes | written by | readable once | written again once |
 //! |---|---|---|---|
 //! | small slot of operation `k` | owner, in `begin` of `k` | owner has begun `k` | every peer has begun `k + 1` |
-//! | tile slot `t % slots` | owner, before `publish` | owner has `Published` `t` | every peer has `Folded` `t` |
-//! | one peer's chunk of that slot | that peer, before `folded` | that peer has `Folded` `t` | owner has `Published` `t + slots` |
+//! | tile slot `t % slots` | owner, before `mark_filled` | owner has `Filled` `t` | every peer has `Released` `t` |
+//! | one peer's chunk of that slot | that peer, before `release_chunks` | that peer has `Released` `t` | owner has `Filled` `t + slots` |
 //!
 //! The last line is for operations whose results return to where the contributions were: between the owner's
-//! `Published` and a peer's `Folded` of a tile, that peer's chunk of the owner's slot belongs to the peer alone.
+//! `Filled` and a peer's `Released` of a tile, that peer's chunk of the owner's slot belongs to the peer alone.
 //!
 //! Every operation on windows is one that a rank finishes only after every other has begun it; an operation that was
-//! given up counts as finished once all ranks have stopped it. Ranks are numbered within the host here (*seats*).
+//! given up counts as finished once all ranks have stopped it. Ranks are numbered within the host here (*local ranks*).
 //!
 //! Deliberately not here: arithmetic, schedules, blocking.
 
@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 use farandole_plan::Rank;
 
-use super::board::{Board, INLINE_BYTES, Mark, Stage, announced};
 use super::copy::copy_out;
+use super::flags::{Flag, Flags, INLINE_BYTES, Mark, announced};
 use super::gate::{Gate, Pass, Point};
 use super::layout::Layout;
 use super::segment::{Mapping, Segment};
@@ -39,7 +39,7 @@ const LOOKS_BEFORE_ANNOUNCING: u32 = 8;
 
 /// A rank of this host as seen from here.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct LocalRank {
     /// Its number in the group.
     pub(crate) rank: Rank,
     pub(crate) segment: Segment,
@@ -47,16 +47,16 @@ pub(crate) struct Seat {
     pub(crate) bell: Bell,
 }
 
-impl Seat {
-    pub(crate) fn board(&self) -> &Board {
-        board_of(&self.mapping)
+impl LocalRank {
+    pub(crate) fn flags(&self) -> &Flags {
+        flags_of(&self.mapping)
     }
 }
 
-/// The board at the front of a mapped segment.
-pub(crate) fn board_of(mapping: &Mapping) -> &Board {
-    let start = mapping.at(0, std::mem::size_of::<Board>());
-    // SAFETY: the front of every segment is a `Board`: zeroed pages are a valid one, it consists of atomics only, and
+/// The flags at the front of a mapped segment.
+pub(crate) fn flags_of(mapping: &Mapping) -> &Flags {
+    let start = mapping.at(0, std::mem::size_of::<Flags>());
+    // SAFETY: the front of every segment is a `Flags`: zeroed pages are valid ones, they consist of atomics only, and
     // a page is aligned for it.
     unsafe { start.cast().as_ref() }
 }
@@ -77,7 +77,7 @@ pub struct Neighbour {
 pub struct Windows {
     me: usize,
     layout: Layout,
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) local_ranks: Vec<LocalRank>,
     operation: u64,
     descriptor: u64,
     /// The last operation before the current one in which peers read contributions of ours that we did not wait for.
@@ -101,17 +101,17 @@ impl Windows {
     /// Opens the windows of these ranks of one host, in the order of their group ranks. The entry at `me` is our own.
     pub fn open(me: usize, layout: Layout, neighbours: Vec<Neighbour>) -> Result<Windows> {
         assert_eq!(neighbours.len(), layout.ranks, "one neighbour for each rank of the host");
-        let mut seats = Vec::with_capacity(neighbours.len());
+        let mut local_ranks = Vec::with_capacity(neighbours.len());
         for Neighbour { rank, segment, bell } in neighbours {
             let mapping = Arc::new(segment.map(0, layout.fixed_bytes())?);
-            seats.push(Seat { rank, segment, mapping, bell });
+            local_ranks.push(LocalRank { rank, segment, mapping, bell });
         }
-        let begun = vec![true; seats.len()];
+        let begun = vec![true; local_ranks.len()];
         let mapped_end = layout.fixed_bytes();
         Ok(Windows {
             me,
             layout,
-            seats,
+            local_ranks,
             operation: 0,
             descriptor: 0,
             previous_taken: None,
@@ -154,14 +154,14 @@ impl Windows {
         }
     }
 
-    /// This rank's seat.
+    /// This rank's local rank.
     pub fn me(&self) -> usize {
         self.me
     }
 
-    /// Number of seats.
+    /// Number of local ranks.
     pub fn size(&self) -> usize {
-        self.seats.len()
+        self.local_ranks.len()
     }
 
     /// The sizes all ranks of the host agree on.
@@ -169,20 +169,22 @@ impl Windows {
         &self.layout
     }
 
-    /// The group rank in a seat.
-    pub fn rank(&self, seat: usize) -> Rank {
-        self.seats[seat].rank
+    /// The group rank in a local rank.
+    pub fn rank(&self, local_rank: usize) -> Rank {
+        self.local_ranks[local_rank].rank
     }
 
-    /// The seat of a group rank, which must be on this host.
-    pub fn seat(&self, rank: Rank) -> usize {
-        self.seats.binary_search_by_key(&rank, |seat| seat.rank).expect("window steps stay on their host")
+    /// The local rank of a group rank, which must be on this host.
+    pub fn local_rank(&self, rank: Rank) -> usize {
+        self.local_ranks
+            .binary_search_by_key(&rank, |local_rank| local_rank.rank)
+            .expect("window steps stay on their host")
     }
 
-    /// The seats of all peers.
+    /// The local ranks of all peers.
     pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
-        (0..self.seats.len()).filter(move |&seat| seat != me)
+        (0..self.local_ranks.len()).filter(move |&local_rank| local_rank != me)
     }
 
     /// Begins operation number `operation`, which must be larger than all before. `descriptor` stands for what this
@@ -193,9 +195,9 @@ impl Windows {
         }
         if small.len() > INLINE_BYTES {
             copy_out(self.small_slot_mut(small.len()), small);
-            self.board().begin(operation, descriptor, &[]);
+            self.flags().begin(operation, descriptor, &[]);
         } else {
-            self.board().begin(operation, descriptor, small);
+            self.flags().begin(operation, descriptor, small);
         }
         self.unannounced.set(Some(0));
     }
@@ -208,7 +210,7 @@ impl Windows {
             return;
         }
         fill(self.small_slot_mut(self.layout.small_bytes));
-        self.board().begin(operation, descriptor, note);
+        self.flags().begin(operation, descriptor, note);
         self.unannounced.set(Some(0));
     }
 
@@ -220,7 +222,7 @@ impl Windows {
         self.descriptor = descriptor;
         self.begun.fill(false);
         self.begun[self.me] = true;
-        self.waiting = self.seats.len() - 1;
+        self.waiting = self.local_ranks.len() - 1;
         self.gate.is_none() || matches!(self.pass(Point::Begin), Ok(Pass::Open))
     }
 
@@ -229,20 +231,20 @@ impl Windows {
         if self.waiting == 0 {
             return Ok(true);
         }
-        for seat in 0..self.seats.len() {
-            if self.begun[seat] {
+        for local_rank in 0..self.local_ranks.len() {
+            if self.begun[local_rank] {
                 continue;
             }
-            match self.seats[seat].board().begun(self.operation) {
+            match self.local_ranks[local_rank].flags().begun(self.operation) {
                 None => {
                     self.look_in_vain();
                     return Ok(false);
                 }
                 Some(descriptor) if descriptor == self.descriptor => {
-                    self.begun[seat] = true;
+                    self.begun[local_rank] = true;
                     self.waiting -= 1;
                 }
-                Some(descriptor) => return Err(self.disagreement(seat, descriptor)),
+                Some(descriptor) => return Err(self.disagreement(local_rank, descriptor)),
             }
         }
         self.announce();
@@ -259,34 +261,36 @@ impl Windows {
 
     /// The first peer that has not begun the current operation, as far as this rank has looked.
     pub fn first_absent(&self) -> Option<usize> {
-        (0..self.seats.len()).find(|&seat| !self.begun[seat])
+        (0..self.local_ranks.len()).find(|&local_rank| !self.begun[local_rank])
     }
 
     /// All peers that have not begun the current operation.
     pub fn absent(&self) -> impl Iterator<Item = usize> {
-        self.peers().filter(|&seat| !self.begun[seat] && self.seats[seat].board().begun(self.operation).is_none())
+        self.peers().filter(|&local_rank| {
+            !self.begun[local_rank] && self.local_ranks[local_rank].flags().begun(self.operation).is_none()
+        })
     }
 
     /// The peer whose marks are lowest: the one that the others are probably waiting for.
     pub fn last_behind(&self) -> Option<usize> {
-        self.peers().min_by_key(|&seat| self.seats[seat].board().total_reached())
+        self.peers().min_by_key(|&local_rank| self.local_ranks[local_rank].flags().total_reached())
     }
 
     /// A peer's small contribution of `len` bytes; only after [`Windows::all_begun`] has said yes.
-    pub fn small<'a>(&'a self, seat: usize, len: usize, inline: &'a mut [u8; INLINE_BYTES]) -> &'a [u8] {
-        assert!(self.begun[seat], "a contribution is read after its owner has begun");
+    pub fn small<'a>(&'a self, local_rank: usize, len: usize, inline: &'a mut [u8; INLINE_BYTES]) -> &'a [u8] {
+        assert!(self.begun[local_rank], "a contribution is read after its owner has begun");
         if len <= INLINE_BYTES {
-            self.seats[seat].board().contribution(self.operation, &mut inline[..len]);
+            self.local_ranks[local_rank].flags().contribution(self.operation, &mut inline[..len]);
             return &inline[..len];
         }
-        self.small_part(seat, 0, len)
+        self.small_part(local_rank, 0, len)
     }
 
     /// A part of a peer's small slot; only after [`Windows::all_begun`] has said yes.
-    pub fn small_part(&self, seat: usize, offset: usize, len: usize) -> &[u8] {
-        assert!(self.begun[seat], "a contribution is read after its owner has begun");
+    pub fn small_part(&self, local_rank: usize, offset: usize, len: usize) -> &[u8] {
+        assert!(self.begun[local_rank], "a contribution is read after its owner has begun");
         assert!(offset + len <= self.layout.small_bytes, "a small contribution fits its slot");
-        let start = self.seats[seat].mapping.at(self.small_offset() + offset, len);
+        let start = self.local_ranks[local_rank].mapping.at(self.small_offset() + offset, len);
         // SAFETY: the owner has begun this operation (asserted), so it has written the slot; it writes it again after
         // we have begun the next operation, which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
@@ -304,7 +308,7 @@ impl Windows {
 
     #[cold]
     fn reserve_longer_tiles(&mut self, len: usize) -> Result<()> {
-        let mapping = &self.seats[self.me].mapping;
+        let mapping = &self.local_ranks[self.me].mapping;
         for slot in 0..self.layout.slots {
             mapping.reserve(self.layout.tile_offset(slot), len)?;
         }
@@ -312,19 +316,19 @@ impl Windows {
         Ok(())
     }
 
-    /// This rank's slot for a tile, once no peer reads it any more. Call [`Windows::publish`] when it is filled.
+    /// This rank's slot for a tile, once no peer reads it any more. Call [`Windows::mark_filled`] when it is filled.
     pub fn vacant_slot(&mut self, tile: u64, len: usize) -> Option<&mut [u8]> {
         let slots = self.layout.slots as u64;
         let free = match tile.checked_sub(slots) {
-            Some(before) => self.all_reached(Stage::Folded, Mark::tile(self.operation, before)),
-            None => self.previous_taken.is_none_or(|taken| self.all_reached(Stage::Folded, Mark::finished(taken))),
+            Some(before) => self.all_reached(Flag::Released, Mark::tile(self.operation, before)),
+            None => self.previous_taken.is_none_or(|taken| self.all_reached(Flag::Released, Mark::finished(taken))),
         };
         if !free {
             return None;
         }
         assert!(len <= self.layout.tile_bytes, "a tile fits its slot");
-        let start = self.seats[self.me].mapping.at(self.layout.tile_offset((tile % slots) as usize), len);
-        // SAFETY: the slot is ours. Peers read it between our `Published` and their `Folded` of the tile before in this
+        let start = self.local_ranks[self.me].mapping.at(self.layout.tile_offset((tile % slots) as usize), len);
+        // SAFETY: the slot is ours. Peers read it between our `Filled` and their `Released` of the tile before in this
         // slot, which was checked above, also where that tile belongs to an operation in which peers take what they
         // need; from other operations slots are free because we have fetched everybody's result of the last tile, so
         // all have folded, and with it have written what they return. `&mut self` keeps us from having it twice.
@@ -332,85 +336,87 @@ impl Windows {
     }
 
     /// Shows this rank's slot for a tile to its peers.
-    pub fn publish(&mut self, tile: u64) {
-        self.reach(Stage::Published, Mark::tile(self.operation, tile));
+    pub fn mark_filled(&mut self, tile: u64) {
+        self.reach(Flag::Filled, Mark::tile(self.operation, tile));
     }
 
-    /// This rank's chunk of a tile in the slots of all peers, in the order of their seats, once all have published the
-    /// tile: their contributions, to be replaced by the result. Call [`Windows::folded`] when it is there.
+    /// This rank's chunk of a tile in the slots of all peers, in the order of their local ranks, once all have
+    /// published the tile: their contributions, to be replaced by the result. Call [`Windows::release_chunks`] when it
+    /// is there.
     ///
     /// `offset` and `len` must be those of the chunk that the schedule gives to this rank alone.
     pub fn chunks(&mut self, tile: u64, offset: usize, len: usize) -> Option<Vec<&mut [u8]>> {
-        if !self.all_published(tile) {
+        if !self.all_filled(tile) {
             return None;
         }
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let offset = self.layout.tile_offset((tile % self.layout.slots as u64) as usize) + offset;
-        let chunk = |seat: usize| {
-            let start = self.seats[seat].mapping.at(offset, len);
+        let chunk = |local_rank: usize| {
+            let start = self.local_ranks[local_rank].mapping.at(offset, len);
             // SAFETY: the owner has published the tile (checked above) and touches this chunk of its slot again only
-            // after it has seen our `Folded` of the tile, which takes `&mut self`; other peers touch their own chunks.
-            // Each seat has a mapping of its own, so the slices are disjoint.
+            // after it has seen our `Released` of the tile, which takes `&mut self`; other peers touch their own
+            // chunks. Each local rank has a mapping of its own, so the slices are disjoint.
             unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
         };
         Some(self.peers().map(chunk).collect())
     }
 
     /// Shows what this rank has returned of a tile, and says that it no longer touches the contributions to it.
-    pub fn folded(&mut self, tile: u64) {
-        self.reach(Stage::Folded, Mark::tile(self.operation, tile));
+    pub fn release_chunks(&mut self, tile: u64) {
+        self.reach(Flag::Released, Mark::tile(self.operation, tile));
     }
 
     /// What a peer has returned of a tile in its chunk of this rank's slot, once it is there.
-    pub fn returned(&self, seat: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
-        if !self.seats[seat].board().has_reached(Stage::Folded, Mark::tile(self.operation, tile)) {
+    pub fn returned(&self, local_rank: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
+        if !self.local_ranks[local_rank].flags().has_reached(Flag::Released, Mark::tile(self.operation, tile)) {
             self.look_in_vain();
             return None;
         }
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let slot = (tile % self.layout.slots as u64) as usize;
-        let start = self.seats[self.me].mapping.at(self.layout.tile_offset(slot) + offset, len);
+        let start = self.local_ranks[self.me].mapping.at(self.layout.tile_offset(slot) + offset, len);
         // SAFETY: the slot is ours. The peer has folded the tile (checked), so it has written its chunk and writes
         // there again only after we have published another tile, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
-    /// What a peer has published of a tile, once it is there. Call [`Windows::release`] when it is no longer read.
-    pub fn contribution(&self, seat: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
-        assert_ne!(seat, self.me, "a rank does not look into its own window");
-        if !self.seats[seat].board().has_reached(Stage::Published, Mark::tile(self.operation, tile)) {
+    /// What a peer has published of a tile, once it is there. Call [`Windows::release_slots`] when it is no longer
+    /// read.
+    pub fn filled(&self, local_rank: usize, tile: u64, offset: usize, len: usize) -> Option<&[u8]> {
+        assert_ne!(local_rank, self.me, "a rank does not look into its own window");
+        if !self.local_ranks[local_rank].flags().has_reached(Flag::Filled, Mark::tile(self.operation, tile)) {
             self.look_in_vain();
             return None;
         }
         assert!(offset + len <= self.layout.tile_bytes, "a tile fits its slot");
         let slot = (tile % self.layout.slots as u64) as usize;
-        let start = self.seats[seat].mapping.at(self.layout.tile_offset(slot) + offset, len);
-        // SAFETY: the owner has published the tile (checked), and writes the slot again after it has seen our `Folded`
-        // of it, which takes `&mut self`.
+        let start = self.local_ranks[local_rank].mapping.at(self.layout.tile_offset(slot) + offset, len);
+        // SAFETY: the owner has published the tile (checked), and writes the slot again after it has seen our
+        // `Released` of it, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
     /// Says that this rank no longer reads what others have published of the tiles up to this one.
-    pub fn release(&mut self, tile: u64) {
+    pub fn release_slots(&mut self, tile: u64) {
         self.taking = true;
-        self.reach(Stage::Folded, Mark::tile(self.operation, tile));
+        self.reach(Flag::Released, Mark::tile(self.operation, tile));
     }
 
     /// Whether every peer has published a tile.
-    pub fn all_published(&self, tile: u64) -> bool {
-        self.all_reached(Stage::Published, Mark::tile(self.operation, tile))
+    pub fn all_filled(&self, tile: u64) -> bool {
+        self.all_reached(Flag::Filled, Mark::tile(self.operation, tile))
     }
 
     /// Whether every peer has folded or released a tile.
-    pub fn all_folded(&self, tile: u64) -> bool {
-        self.all_reached(Stage::Folded, Mark::tile(self.operation, tile))
+    pub fn all_released(&self, tile: u64) -> bool {
+        self.all_reached(Flag::Released, Mark::tile(self.operation, tile))
     }
 
     /// Ends an operation that used tiles.
     pub fn finish(&mut self) {
         if std::mem::take(&mut self.taking) {
             self.previous_taken = Some(self.operation);
-            self.reach(Stage::Folded, Mark::finished(self.operation));
+            self.reach(Flag::Released, Mark::finished(self.operation));
         }
         self.announce();
     }
@@ -420,26 +426,26 @@ impl Windows {
         self.waiting = 0;
         self.taking = false;
         self.begun.fill(true);
-        for stage in [Stage::Published, Stage::Folded] {
-            self.reach(stage, Mark::finished(self.operation));
+        for flag in [Flag::Filled, Flag::Released] {
+            self.reach(flag, Mark::finished(self.operation));
         }
         self.announce();
     }
 
     /// Raises one of this rank's marks.
-    pub(crate) fn reach(&mut self, stage: Stage, mark: Mark) {
-        self.board().reach(stage, mark);
+    pub(crate) fn reach(&mut self, flag: Flag, mark: Mark) {
+        self.flags().reach(flag, mark);
         self.unannounced.set(Some(0));
     }
 
     /// Whether this rank has reached a mark.
-    pub(crate) fn own_has_reached(&self, stage: Stage, mark: Mark) -> bool {
-        self.board().has_reached(stage, mark)
+    pub(crate) fn own_has_reached(&self, flag: Flag, mark: Mark) -> bool {
+        self.flags().has_reached(flag, mark)
     }
 
     /// Whether every peer has reached a mark.
-    pub(crate) fn all_reached(&self, stage: Stage, mark: Mark) -> bool {
-        let reached = self.peers().all(|seat| self.seats[seat].board().has_reached(stage, mark));
+    pub(crate) fn all_reached(&self, flag: Flag, mark: Mark) -> bool {
+        let reached = self.peers().all(|local_rank| self.local_ranks[local_rank].flags().has_reached(flag, mark));
         if !reached {
             self.look_in_vain();
         }
@@ -451,19 +457,19 @@ impl Windows {
         self.operation
     }
 
-    /// Sleeper's half of "looked, then slept" (see `board`): look again after this, before blocking.
+    /// Sleeper's half of "looked, then slept" (see `flags`): look again after this, before blocking.
     pub fn raise_asleep(&self) {
         self.announce();
-        self.board().raise_asleep();
+        self.flags().raise_asleep();
     }
 
     /// The driver is awake again.
     pub fn lower_asleep(&self) {
-        self.board().lower_asleep();
+        self.flags().lower_asleep();
     }
 
-    fn board(&self) -> &Board {
-        self.seats[self.me].board()
+    fn flags(&self) -> &Flags {
+        self.local_ranks[self.me].flags()
     }
 
     /// Announcer's half of "looked, then slept" for all marks raised since the last time.
@@ -475,9 +481,9 @@ impl Windows {
     fn announce(&self) {
         if self.unannounced.take().is_some() {
             announced();
-            for seat in self.peers() {
-                if self.seats[seat].board().is_asleep() {
-                    self.seats[seat].bell.ring();
+            for local_rank in self.peers() {
+                if self.local_ranks[local_rank].flags().is_asleep() {
+                    self.local_ranks[local_rank].bell.ring();
                 }
             }
         }
@@ -498,13 +504,13 @@ impl Windows {
 
     fn small_slot_mut(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= self.layout.small_bytes, "a small contribution fits its slot");
-        let start = self.seats[self.me].mapping.at(self.small_offset(), len);
+        let start = self.local_ranks[self.me].mapping.at(self.small_offset(), len);
         // SAFETY: the slot is ours. Peers last read it in operation k - 2, and we could finish k - 1 only after every
         // peer had begun it, hence finished k - 2. `&mut self` keeps us from having it twice.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
-    fn disagreement(&self, seat: usize, theirs: u64) -> Error {
-        Error::Disagree { peer: self.rank(seat), operation: self.operation, ours: self.descriptor, theirs }
+    fn disagreement(&self, local_rank: usize, theirs: u64) -> Error {
+        Error::Disagree { peer: self.rank(local_rank), operation: self.operation, ours: self.descriptor, theirs }
     }
 }

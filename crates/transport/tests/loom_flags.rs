@@ -1,16 +1,16 @@
-//! Every interleaving of the hand-over protocol of shared memory (`shm::board`), checked by loom:
-//! `RUSTFLAGS="--cfg loom" cargo test -p farandole-transport --release --test loom_board`.
+//! Every interleaving of the hand-over protocol of shared memory (`shm::flags`), checked by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test -p farandole-transport --release --test loom_flags`.
 #![cfg(loom)]
 
-use farandole_transport::shm::board::{Board, Mark, Stage, announced};
+use farandole_transport::shm::flags::{Flag, Flags, Mark, announced};
 use loom::cell::Cell;
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-/// What two ranks share: a board each, the bytes behind them, and the sleeper's bell.
+/// What two ranks share: a flags each, the bytes behind them, and the sleeper's bell.
 struct Shared {
-    owner: Board,
-    reader: Board,
+    owner: Flags,
+    reader: Flags,
     bytes: Cell<u64>,
     bell: Notify,
     owners_bell: Notify,
@@ -18,8 +18,8 @@ struct Shared {
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared {
-        owner: Board::default(),
-        reader: Board::default(),
+        owner: Flags::default(),
+        reader: Flags::default(),
         bytes: Cell::new(0),
         bell: Notify::new(),
         owners_bell: Notify::new(),
@@ -27,7 +27,7 @@ fn shared() -> Arc<Shared> {
 }
 
 /// Waits as a driver does: look, raise the flag, look again, block. A lost wake-up is a deadlock, which loom reports.
-fn wait(own: &Board, bell: &Notify, reached: impl Fn() -> bool) {
+fn wait(own: &Flags, bell: &Notify, reached: impl Fn() -> bool) {
     while !reached() {
         own.raise_asleep();
         if reached() {
@@ -39,8 +39,8 @@ fn wait(own: &Board, bell: &Notify, reached: impl Fn() -> bool) {
     }
 }
 
-fn announce(own: &Board, peer: &Board, bell: &Notify, stage: Stage, mark: Mark) {
-    own.reach(stage, mark);
+fn announce(own: &Flags, peer: &Flags, bell: &Notify, flag: Flag, mark: Mark) {
+    own.reach(flag, mark);
     announced();
     if peer.is_asleep() {
         bell.notify();
@@ -55,13 +55,13 @@ fn a_sleeper_is_always_woken_and_sees_the_bytes() {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
                 let mark = Mark::tile(1, 0);
-                wait(&shared.reader, &shared.bell, || shared.owner.has_reached(Stage::Published, mark));
+                wait(&shared.reader, &shared.bell, || shared.owner.has_reached(Flag::Filled, mark));
                 // Loom fails here if the bytes were not handed over in order.
                 assert_eq!(shared.bytes.get(), 42);
             })
         };
         shared.bytes.set(42);
-        announce(&shared.owner, &shared.reader, &shared.bell, Stage::Published, Mark::tile(1, 0));
+        announce(&shared.owner, &shared.reader, &shared.bell, Flag::Filled, Mark::tile(1, 0));
         reader.join().unwrap();
     });
 }
@@ -78,25 +78,23 @@ fn a_slot_is_written_by_its_owner_and_its_folder_in_turn() {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
                 for tile in 0..2 {
-                    wait(&shared.reader, &shared.bell, || {
-                        shared.owner.has_reached(Stage::Published, Mark::tile(1, tile))
-                    });
+                    wait(&shared.reader, &shared.bell, || shared.owner.has_reached(Flag::Filled, Mark::tile(1, tile)));
                     assert_eq!(shared.bytes.get(), tile + 1);
                     // The result takes the place of the contribution.
                     shared.bytes.set(10 * (tile + 1));
-                    announce(&shared.reader, &shared.owner, &shared.owners_bell, Stage::Folded, Mark::tile(1, tile));
+                    announce(&shared.reader, &shared.owner, &shared.owners_bell, Flag::Released, Mark::tile(1, tile));
                 }
             })
         };
         for tile in 0..2u64 {
             if let Some(before) = tile.checked_sub(1) {
                 wait(&shared.owner, &shared.owners_bell, || {
-                    shared.reader.has_reached(Stage::Folded, Mark::tile(1, before))
+                    shared.reader.has_reached(Flag::Released, Mark::tile(1, before))
                 });
                 assert_eq!(shared.bytes.get(), 10 * tile);
             }
             shared.bytes.set(tile + 1);
-            announce(&shared.owner, &shared.reader, &shared.bell, Stage::Published, Mark::tile(1, tile));
+            announce(&shared.owner, &shared.reader, &shared.bell, Flag::Filled, Mark::tile(1, tile));
         }
         reader.join().unwrap();
     });

@@ -1,6 +1,6 @@
 //! What a rank tells the other ranks of its host, word by word: the hand-over protocol of shared memory.
 //!
-//! Every rank has a [`Board`] at the front of its segment. Only the owner writes to it; everybody reads. A word on it
+//! Every rank has [`Flags`] at the front of its segment. Only the owner writes to it; everybody reads. A word on it
 //! only ever grows, so a reader asks one kind of question: "has it reached this value?" ([`Mark`]).
 //!
 //! **Handing over bytes.** The owner writes the bytes, then stores the mark with release ordering; a reader loads the
@@ -11,7 +11,7 @@
 //! bell. The announcer may store the mark between the look and the block. Therefore: the sleeper raises `asleep`, *then
 //! looks again*, then blocks; the announcer stores the mark, *then looks at `asleep`*, and rings if it is raised. A
 //! sequentially consistent fence stands between the two accesses on both sides, so at least one of the two sees the
-//! other's store: either the sleeper sees the mark or the announcer sees the sleeper. `tests/loom_board.rs` checks
+//! other's store: either the sleeper sees the mark or the announcer sees the sleeper. `tests/loom_flags.rs` checks
 //! every interleaving.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -78,7 +78,7 @@ struct Word(AtomicU64);
 /// Everything a rank tells the others of its host.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct Board {
+pub struct Flags {
     /// Two, used in turn: the posting of operation `k` is overwritten by `k + 2`, which a rank begins only after every
     /// peer has begun `k + 1`, hence finished with `k`.
     postings: [Posting; 2],
@@ -91,16 +91,16 @@ pub struct Board {
 #[repr(C, align(64))]
 struct Asleep(AtomicU32);
 
-/// Which word of a board.
+/// Which of the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum Flag {
     /// The rank's contribution to a tile lies in its slot.
-    Published,
+    Filled,
     /// The rank no longer touches the contributions of others to a tile, and has returned its result if it returns any.
-    Folded,
+    Released,
 }
 
-impl Board {
+impl Flags {
     /// Begins an operation: says what this rank takes it to be, with a tiny contribution.
     pub fn begin(&self, operation: u64, descriptor: u64, contribution: &[u8]) {
         let posting = &self.postings[(operation & 1) as usize];
@@ -130,18 +130,18 @@ impl Board {
     }
 
     /// Raises a word to this mark. Bytes written before are visible to whoever sees it.
-    pub fn reach(&self, stage: Stage, mark: Mark) {
-        self.word(stage).store(mark.0, Ordering::Release);
+    pub fn reach(&self, flag: Flag, mark: Mark) {
+        self.word(flag).store(mark.0, Ordering::Release);
     }
 
     /// Whether the owner has reached this mark. If so, what it wrote before is visible.
-    pub fn has_reached(&self, stage: Stage, mark: Mark) -> bool {
-        self.word(stage).load(Ordering::Acquire) >= mark.0
+    pub fn has_reached(&self, flag: Flag, mark: Mark) -> bool {
+        self.word(flag).load(Ordering::Acquire) >= mark.0
     }
 
     /// All marks together, to compare how far ranks have come. Only a hint: the words are read one after the other.
     pub fn total_reached(&self) -> u128 {
-        [Stage::Published, Stage::Folded].map(|stage| u128::from(self.word(stage).load(Ordering::Relaxed))).iter().sum()
+        [Flag::Filled, Flag::Released].map(|flag| u128::from(self.word(flag).load(Ordering::Relaxed))).iter().sum()
     }
 
     /// Sleeper's half of "looked, then slept". Look again after this call, before blocking.
@@ -160,10 +160,10 @@ impl Board {
         self.asleep.0.load(Ordering::Relaxed) != 0
     }
 
-    fn word(&self, stage: Stage) -> &AtomicU64 {
-        match stage {
-            Stage::Published => &self.published.0,
-            Stage::Folded => &self.folded.0,
+    fn word(&self, flag: Flag) -> &AtomicU64 {
+        match flag {
+            Flag::Filled => &self.published.0,
+            Flag::Released => &self.folded.0,
         }
     }
 }
@@ -193,19 +193,19 @@ mod tests {
 
     #[test]
     fn a_posting_carries_a_tiny_contribution() {
-        let board = Board::default();
-        assert_eq!(board.begun(4), None);
-        board.begin(4, 99, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(board.begun(4), Some(99));
-        assert_eq!(board.begun(6), None);
+        let flags = Flags::default();
+        assert_eq!(flags.begun(4), None);
+        flags.begin(4, 99, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(flags.begun(4), Some(99));
+        assert_eq!(flags.begun(6), None);
         let mut out = [0; 9];
-        board.contribution(4, &mut out);
+        flags.contribution(4, &mut out);
         assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]
     fn each_word_has_a_cache_line_of_its_own() {
         assert_eq!(std::mem::size_of::<Posting>(), 64);
-        assert_eq!(std::mem::size_of::<Board>(), 5 * 64);
+        assert_eq!(std::mem::size_of::<Flags>(), 5 * 64);
     }
 }
