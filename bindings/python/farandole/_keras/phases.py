@@ -2,8 +2,8 @@
 
 What is put there differs by backend: `farandole.tensorflow.phases` and `farandole.keras.phases` bring it along.
 
-Invariants: those of `farandole.marks`. A place that another version of Keras has not is passed over, with a word in the
-log (level debug).
+Invariants: those of `farandole.phase_tracker`. A place that another version of Keras has not is passed over, with a
+word in the log (level debug).
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole import marks
-from farandole.marks import CHECKPOINT, EVALUATION
+from farandole import phase_tracker
+from farandole.phase_tracker import CHECKPOINT, EVALUATION
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def watch_tensorflow(keras: Any, watch: marks.Watch, optimizer_step: Change, model_call: Change) -> None:
+def watch_tensorflow(
+    keras: Any, tracker: phase_tracker.PhaseTracker, optimizer_step: Change, model_call: Change
+) -> None:
     """Marks what a Keras on TensorFlow knows: Keras 3, or Keras 2."""
-    watch_models(keras, watch.marked, watch.epoch_begins)
+    watch_models(keras, tracker.marked, tracker.epoch_begins)
     mark_optimizers(keras, optimizer_step)
     if "__call__" not in vars(keras.Model):
         # Layers have it. A model's own does the same, for models alone.
@@ -28,7 +30,7 @@ def watch_tensorflow(keras: Any, watch: marks.Watch, optimizer_step: Change, mod
             return super(keras.Model, model).__call__(*args, **kwargs)
 
         keras.Model.__call__ = call
-    marks.replace(keras.Model, "__call__", model_call)
+    phase_tracker.replace(keras.Model, "__call__", model_call)
 
 
 def watch_models(
@@ -41,7 +43,7 @@ def watch_models(
     writing = ("save", "save_weights", "load_weights", "export")
     for name, methods in ((EVALUATION, evaluating), (CHECKPOINT, writing)):
         for method in methods:
-            marks.replace(owner_of(keras.Model, method), method, functools.partial(marked, name))
+            phase_tracker.replace(owner_of(keras.Model, method), method, functools.partial(marked, name))
 
     def epoch(beginning: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(beginning)
@@ -51,7 +53,7 @@ def watch_models(
 
         return marked
 
-    marks.replace(keras.callbacks.CallbackList, "on_epoch_begin", epoch)
+    phase_tracker.replace(keras.callbacks.CallbackList, "on_epoch_begin", epoch)
 
 
 def mark_optimizers(keras: Any, step: Change) -> None:
@@ -61,7 +63,7 @@ def mark_optimizers(keras: Any, step: Change) -> None:
         for owner in getattr(kind, "__mro__", ()):
             for method in ("apply", "apply_gradients"):
                 if method in vars(owner):
-                    marks.replace(owner, method, step)
+                    phase_tracker.replace(owner, method, step)
 
 
 def owner_of(kind: Any, method: str) -> Any:

@@ -13,8 +13,8 @@ TensorFlow's own in `farandole.tensorflow.phases`.
 
 `watch` puts them there when a job is initialised; `FARANDOLE_PHASES=0` leaves Keras untouched.
 
-Invariants: those of `farandole.marks`. No framework is imported that Keras does not use. A place that another version
-of Keras has not is passed over, with a word in the log (level debug).
+Invariants: those of `farandole.phase_tracker`. No framework is imported that Keras does not use. A place that another
+version of Keras has not is passed over, with a word in the log (level debug).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from farandole import _native, basics, marks
+from farandole import _native, basics, phase_tracker
 from farandole._keras import phases as shared
-from farandole.marks import INPUT_WAIT, TRAINING_STEP
+from farandole.phase_tracker import INPUT_WAIT, TRAINING_STEP
 
-_watch = marks.Watch()
+_tracker = phase_tracker.PhaseTracker()
 """For JAX. The other backends have one of their own."""
 
 _stepping = threading.local()
@@ -37,7 +37,7 @@ _stepping = threading.local()
 
 def watch() -> None:
     """Begins to mark what this thread does, for the backend that Keras uses."""
-    if not marks.is_wanted():
+    if not phase_tracker.is_wanted():
         return
     import keras
 
@@ -49,9 +49,9 @@ def watch() -> None:
         return
     if backend == "torch":
         _watch_torch(keras)
-    elif _watch.follow_this_thread():
+    elif _tracker.follow_this_thread():
         _watch_train_function(keras)
-        shared.watch_models(keras, _watch.marked, _watch.epoch_begins)
+        shared.watch_models(keras, _tracker.marked, _tracker.epoch_begins)
     if backend != "torch":
         _native.note_setting("framework", backend)
 
@@ -99,22 +99,22 @@ def _watch_train_function(keras: Any) -> None:
 
         return marked
 
-    marks.replace(shared.owner_of(keras.Model, "make_train_function"), "make_train_function", making)
+    phase_tracker.replace(shared.owner_of(keras.Model, "make_train_function"), "make_train_function", making)
 
 
 def _training_step(function: Callable[..., Any]) -> Callable[..., Any]:
     """The train function, marked but for its first call, which compiles it."""
-    in_phase = _watch.marked(TRAINING_STEP, function)
+    in_phase = _tracker.marked(TRAINING_STEP, function)
     calling = function
 
     @functools.wraps(function)
     def marked(state: Any, iterator: Any) -> Any:
         nonlocal calling
-        if not _watch.here():
+        if not _tracker.on_training_thread():
             return function(state, iterator)
         result = calling(state, _Batches(iterator))
         calling = in_phase
-        _watch.step_done(function)
+        _tracker.step_done(function)
         return result
 
     return marked
@@ -130,11 +130,11 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
-        _watch.begin(INPUT_WAIT)
+        _tracker.begin(INPUT_WAIT)
         try:
             return next(self._batches)
         finally:
-            _watch.end(INPUT_WAIT)
+            _tracker.end(INPUT_WAIT)
 
 
 basics.on_init(watch)

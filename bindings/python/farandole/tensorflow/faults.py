@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from farandole import basics, marks
+from farandole import basics, phase_tracker
 from farandole.tensorflow import mpi_ops
 
 
@@ -40,7 +40,7 @@ def translating(calling: Callable[..., Any]) -> Callable[..., Any]:
 
 def watch() -> None:
     """Has compiled functions raise exceptions that name the cause."""
-    marks.replace(polymorphic_function.Function, "__call__", translating, purpose="faults")
+    phase_tracker.replace(polymorphic_function.Function, "__call__", translating, purpose="faults")
 
 
 basics.on_init(watch)

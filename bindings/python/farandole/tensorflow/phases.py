@@ -21,8 +21,8 @@ trains, or evaluates. Its first call is part of no phase: it is not known yet, a
 compiled function forward and backward cannot be told from each other. Waiting for input can: an op before and one
 behind `IteratorGetNext` mark it. What a compiled function waits for in collectives is known from the engine's records.
 
-Invariants: those of `farandole.marks`. What a mark is put on keeps its signature, its result and its errors. A place
-that another version of TensorFlow has not is passed over, with a word in the log (level debug).
+Invariants: those of `farandole.phase_tracker`. What a mark is put on keeps its signature, its result and its errors. A
+place that another version of TensorFlow has not is passed over, with a word in the log (level debug).
 
 Not here: a loop over a data set that is inside of a compiled function is one training step. `tf.compat.v1` sessions are
 in `sessions`.
@@ -41,9 +41,9 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import op_def_library, op_def_registry
 
-from farandole import _native, basics, marks, phases
+from farandole import _native, basics, phase_tracker, phases
 from farandole._keras import phases as of_keras
-from farandole.marks import (
+from farandole.phase_tracker import (
     BACKWARD,
     CHECKPOINT,
     EVALUATION,
@@ -75,7 +75,7 @@ evaluate."""
 _MARK_OP = "FarandoleMark"
 
 
-class _Watch(marks.Watch):
+class _PhaseTracker(phase_tracker.PhaseTracker):
     """Beside what is open: which compiled function is being called, and which iterator has given the last batch."""
 
     def __init__(self) -> None:
@@ -86,15 +86,15 @@ class _Watch(marks.Watch):
         """Tapes that are entered, in eager mode and while tracing."""
         self.model_calls = 0
         self.has_trained = False
-        self.giver: Optional[ReferenceType[Any]] = None
+        self.batch_source: Optional[ReferenceType[Any]] = None
 
     def training_begins(self) -> None:
         """A step of training begins: whatever was evaluated is over, and the last batch was one to train with."""
         self.has_trained = True
-        giver = self.giver() if self.giver is not None else None
-        if giver is not None:
-            setattr(giver, _ITERATOR_NOTES, -1)
-            self.giver = None
+        source = self.batch_source() if self.batch_source is not None else None
+        if source is not None:
+            setattr(source, _ITERATOR_NOTES, -1)
+            self.batch_source = None
 
     def traced(self, kind: str) -> None:
         """Something was met while a function is traced. Training counts more than differentiating, that more than
@@ -105,14 +105,14 @@ class _Watch(marks.Watch):
             setattr(self.function, _FUNCTION_KIND, kind)
 
 
-_watch = _Watch()
+_tracker = _PhaseTracker()
 
 
 def watch() -> None:
     """Begins to mark what this thread does. Calling it again only changes the thread."""
-    if not marks.is_wanted():
+    if not phase_tracker.is_wanted():
         return
-    first = _watch.follow_this_thread()
+    first = _tracker.follow_this_thread()
     _native.note_setting("framework", "tensorflow")
     _note_threads()
     if first:
@@ -120,8 +120,8 @@ def watch() -> None:
         _watch_functions()
         _watch_tapes()
         _watch_checkpoints()
-        marks.replace(tf.compat.v1.train.Optimizer, "apply_gradients", optimizer_step)
-        sessions.watch(_watch, _step_done)
+        phase_tracker.replace(tf.compat.v1.train.Optimizer, "apply_gradients", optimizer_step)
+        sessions.watch(_tracker, _step_done)
     _watch_keras()
 
 
@@ -137,9 +137,9 @@ def _watch_keras() -> None:
         keras = tf.keras
         keras.Model
     except (ImportError, AttributeError) as reason:
-        marks.log.debug("phases: there is no Keras that could be marked: %s", reason)
+        phase_tracker.log.debug("phases: there is no Keras that could be marked: %s", reason)
         return
-    of_keras.watch_tensorflow(keras, _watch, optimizer_step, model_call)
+    of_keras.watch_tensorflow(keras, _tracker, optimizer_step, model_call)
 
 
 def optimizer_step(applying: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,24 +147,24 @@ def optimizer_step(applying: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(applying)
     def marked(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _watch.here():
+        if not _tracker.on_training_thread():
             return applying(optimizer, *args, **kwargs)
         if not tf.executing_eagerly():
-            _watch.traced(_TRAINS)
-            if _watch.function is not None and not hasattr(_watch.function, _FUNCTION_OPTIMIZER):
-                setattr(_watch.function, _FUNCTION_OPTIMIZER, ref(optimizer))
+            _tracker.traced(_TRAINS)
+            if _tracker.function is not None and not hasattr(_tracker.function, _FUNCTION_OPTIMIZER):
+                setattr(_tracker.function, _FUNCTION_OPTIMIZER, ref(optimizer))
             update = applying(optimizer, *args, **kwargs)
-            if _watch.function is None:
+            if _tracker.function is None:
                 sessions.note_update(update)
             return update
-        if not _watch.calls.get(OPTIMIZER_STEP):
-            _watch.training_begins()
-            _watch.turn_to(None)
-        _watch.begin(OPTIMIZER_STEP)
+        if not _tracker.calls.get(OPTIMIZER_STEP):
+            _tracker.training_begins()
+            _tracker.switch_to(None)
+        _tracker.begin(OPTIMIZER_STEP)
         try:
             result = applying(optimizer, *args, **kwargs)
         finally:
-            is_over = _watch.end(OPTIMIZER_STEP)
+            is_over = _tracker.end(OPTIMIZER_STEP)
         if is_over:
             _step_done(optimizer)
         return result
@@ -173,8 +173,8 @@ def optimizer_step(applying: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step_done(maker: object) -> None:
-    _watch.step_done(maker)
-    if _watch.iterations == 1:
+    _tracker.step_done(maker)
+    if _tracker.iterations == 1:
         # By now a script has set what it wants to set.
         _note_threads()
 
@@ -184,18 +184,18 @@ def model_call(calling: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(calling)
     def marked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if _watch.model_calls or _watch.tapes or not _watch.here():
+        if _tracker.model_calls or _tracker.tapes or not _tracker.on_training_thread():
             return calling(model, *args, **kwargs)
         if not kwargs.get("training"):
             if not tf.executing_eagerly():
-                _watch.traced(_EVALUATES)
-            elif _watch.has_trained and _watch.function is None:
-                _watch.turn_to(EVALUATION)
-        _watch.model_calls += 1
+                _tracker.traced(_EVALUATES)
+            elif _tracker.has_trained and _tracker.function is None:
+                _tracker.switch_to(EVALUATION)
+        _tracker.model_calls += 1
         try:
             return calling(model, *args, **kwargs)
         finally:
-            _watch.model_calls -= 1
+            _tracker.model_calls -= 1
 
     return marked
 
@@ -206,32 +206,32 @@ def _watch_functions() -> None:
     def change(calling: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(calling)
         def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if _watch.function is not None or not _watch.here() or not tf.executing_eagerly():
+            if _tracker.function is not None or not _tracker.on_training_thread() or not tf.executing_eagerly():
                 return calling(function, *args, **kwargs)
             kind = getattr(function, _FUNCTION_KIND, None)
             is_step = kind in (_TRAINS, _DIFFERENTIATES)
             if is_step:
-                _watch.training_begins()
-                _watch.turn_to(None)
-                _watch.begin(TRAINING_STEP)
-            elif kind == _EVALUATES and _watch.has_trained and not _watch.tapes:
-                _watch.turn_to(EVALUATION)
-            _watch.function = function
+                _tracker.training_begins()
+                _tracker.switch_to(None)
+                _tracker.begin(TRAINING_STEP)
+            elif kind == _EVALUATES and _tracker.has_trained and not _tracker.tapes:
+                _tracker.switch_to(EVALUATION)
+            _tracker.function = function
             try:
                 result = calling(function, *args, **kwargs)
             finally:
-                _watch.function = None
+                _tracker.function = None
                 if is_step:
-                    _watch.end(TRAINING_STEP)
+                    _tracker.end(TRAINING_STEP)
             if getattr(function, _FUNCTION_KIND, None) == _TRAINS:
                 if not is_step:
-                    _watch.training_begins()
+                    _tracker.training_begins()
                 _step_done(getattr(function, _FUNCTION_OPTIMIZER)() or function)
             return result
 
         return marked
 
-    marks.replace(polymorphic_function.Function, "__call__", change)
+    phase_tracker.replace(polymorphic_function.Function, "__call__", change)
 
 
 def _watch_tapes() -> None:
@@ -240,11 +240,11 @@ def _watch_tapes() -> None:
     def entering(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(enter)
         def marked(tape: Any) -> Any:
-            if _watch.here():
-                if tf.executing_eagerly() and not _watch.tapes:
-                    _watch.training_begins()
-                    _watch.turn_to(FORWARD)
-                _watch.tapes += 1
+            if _tracker.on_training_thread():
+                if tf.executing_eagerly() and not _tracker.tapes:
+                    _tracker.training_begins()
+                    _tracker.switch_to(FORWARD)
+                _tracker.tapes += 1
             return enter(tape)
 
         return marked
@@ -252,31 +252,31 @@ def _watch_tapes() -> None:
     def leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(leave)
         def marked(tape: Any, *error: Any) -> Any:
-            if _watch.here():
-                _watch.tapes = max(0, _watch.tapes - 1)
-                if not _watch.tapes and _watch.open == FORWARD and tf.executing_eagerly():
-                    _watch.turn_to(None)
+            if _tracker.on_training_thread():
+                _tracker.tapes = max(0, _tracker.tapes - 1)
+                if not _tracker.tapes and _tracker.open == FORWARD and tf.executing_eagerly():
+                    _tracker.switch_to(None)
             return leave(tape, *error)
 
         return marked
 
-    marks.replace(tf.GradientTape, "__enter__", entering)
-    marks.replace(tf.GradientTape, "__exit__", leaving)
-    marks.replace(tf.GradientTape, "gradient", backward_pass)
+    phase_tracker.replace(tf.GradientTape, "__enter__", entering)
+    phase_tracker.replace(tf.GradientTape, "__exit__", leaving)
+    phase_tracker.replace(tf.GradientTape, "gradient", backward_pass)
     # Its collectives belong to the backward pass.
-    marks.replace(tape._DistributedGradientTape, "gradient", backward_pass)
+    phase_tracker.replace(tape._DistributedGradientTape, "gradient", backward_pass)
 
 
 def backward_pass(differentiating: Callable[..., Any]) -> Callable[..., Any]:
     """`gradient` of a tape, marked; of a distributed one with its collectives."""
-    in_phase = _watch.marked(BACKWARD, differentiating)
+    in_phase = _tracker.marked(BACKWARD, differentiating)
 
     @functools.wraps(differentiating)
     def marked(tape: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             return in_phase(tape, *args, **kwargs)
-        if _watch.here():
-            _watch.traced(_DIFFERENTIATES)
+        if _tracker.on_training_thread():
+            _tracker.traced(_DIFFERENTIATES)
         return differentiating(tape, *args, **kwargs)
 
     return marked
@@ -291,7 +291,7 @@ def _watch_batches() -> None:
         def marked(iterator: Any) -> Any:
             if not tf.executing_eagerly():
                 return _batch_in_graph(following, iterator)
-            if not _watch.here():
+            if not _tracker.on_training_thread():
                 with phases.phase(INPUT_WORK):
                     return following(iterator)
             return _batch(following, iterator)
@@ -301,47 +301,47 @@ def _watch_batches() -> None:
     def making(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def marked(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _watch.here() or not tf.executing_eagerly():
+            if not _tracker.on_training_thread() or not tf.executing_eagerly():
                 return make(iterator, *args, **kwargs)
-            if not _watch.evaluates():
-                _watch.turn_to(None)
-            _watch.begin(INPUT_WAIT)
+            if not _tracker.evaluates():
+                _tracker.switch_to(None)
+            _tracker.begin(INPUT_WAIT)
             try:
                 return make(iterator, *args, **kwargs)
             finally:
-                _watch.end(INPUT_WAIT)
+                _tracker.end(INPUT_WAIT)
 
         return marked
 
-    marks.replace(iterator_ops.OwnedIterator, "_next_internal", change)
-    marks.replace(iterator_ops.OwnedIterator, "__init__", making)
+    phase_tracker.replace(iterator_ops.OwnedIterator, "_next_internal", change)
+    phase_tracker.replace(iterator_ops.OwnedIterator, "__init__", making)
 
 
 def _batch(following: Callable[[Any], Any], iterator: Any) -> Any:
     """Asks for a batch in eager mode."""
     untrained: int = getattr(iterator, _ITERATOR_NOTES, 0)
-    if untrained >= _BATCHES_WITHOUT_TRAINING and _watch.has_trained:
-        _watch.turn_to(EVALUATION)
-    elif untrained < 0 or not _watch.evaluates():
-        _watch.turn_to(None)
-    _watch.begin(INPUT_WAIT)
+    if untrained >= _BATCHES_WITHOUT_TRAINING and _tracker.has_trained:
+        _tracker.switch_to(EVALUATION)
+    elif untrained < 0 or not _tracker.evaluates():
+        _tracker.switch_to(None)
+    _tracker.begin(INPUT_WAIT)
     try:
         batch = following(iterator)
     finally:
-        _watch.end(INPUT_WAIT)
+        _tracker.end(INPUT_WAIT)
     if untrained >= 0:
         setattr(iterator, _ITERATOR_NOTES, untrained + 1)
-    if not _watch.evaluates():
-        _watch.giver = ref(iterator)
-        if _watch.has_trained:
-            _watch.turn_to(FORWARD)
+    if not _tracker.evaluates():
+        _tracker.batch_source = ref(iterator)
+        if _tracker.has_trained:
+            _tracker.switch_to(FORWARD)
     return batch
 
 
 def _batch_in_graph(following: Callable[[Any], Any], iterator: Any) -> Any:
     """Asks for a batch in a function that is being traced: with an op before and one behind it. What computes with the
     batch comes behind both: a graph with few threads would run the second one last of all that is ready."""
-    if _watch.function is None or not _watch.here() or op_def_registry.get(_MARK_OP) is None:
+    if _tracker.function is None or not _tracker.on_training_thread() or op_def_registry.get(_MARK_OP) is None:
         return following(iterator)
     with tf.control_dependencies([_mark(INPUT_WAIT, begins=True)]):
         batch = following(iterator)
@@ -376,7 +376,7 @@ def _watch_checkpoints() -> None:
     )
     for owner, methods in writers:
         for method in methods:
-            marks.replace(owner, method, functools.partial(_watch.marked, CHECKPOINT))
+            phase_tracker.replace(owner, method, functools.partial(_tracker.marked, CHECKPOINT))
 
 
 basics.on_init(watch)

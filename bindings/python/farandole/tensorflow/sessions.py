@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.client import session as session_module
 
-from farandole import marks
-from farandole.marks import TRAINING_STEP
+from farandole import phase_tracker
+from farandole.phase_tracker import TRAINING_STEP
 
 
 class _Updates:
@@ -70,25 +70,25 @@ def note_update(update: Any) -> None:
         _updates.setdefault(update.graph, _Updates()).ops.add(update.name.split(":")[0])
 
 
-def watch(watching: marks.Watch, step_done: Callable[[object], None]) -> None:
+def watch(tracker: phase_tracker.PhaseTracker, step_done: Callable[[object], None]) -> None:
     """Marks runs that train."""
 
     def change(running: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(running)
         def marked(session: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
-            updates = _updates.get(session.graph) if watching.here() else None
+            updates = _updates.get(session.graph) if tracker.on_training_thread() else None
             if updates is None or not updates.train(session.graph, fetches):
                 return running(session, fetches, *args, **kwargs)
-            watching.turn_to(None)
-            watching.begin(TRAINING_STEP)
+            tracker.switch_to(None)
+            tracker.begin(TRAINING_STEP)
             try:
                 result = running(session, fetches, *args, **kwargs)
             finally:
-                is_over = watching.end(TRAINING_STEP)
+                is_over = tracker.end(TRAINING_STEP)
             if is_over:
                 step_done(updates)
             return result
 
         return marked
 
-    marks.replace(session_module.BaseSession, "run", change)
+    phase_tracker.replace(session_module.BaseSession, "run", change)

@@ -127,9 +127,9 @@ def watch(monkeypatch):
     monkeypatch.setattr(phases._native, "phase_end", lambda name: marks.append(f"-{name}"))
     monkeypatch.setattr(staging, "promise", lambda: None if tail.over else tail)
     monkeypatch.setattr(staging, "leave_behind", lambda phase, done: left.append((phase, done)))
-    watch = phases._Watch()
+    watch = phases._PhaseTracker()
     watch.thread = threading.get_ident()
-    watch.turn_to(phases.EVALUATION)
+    watch.switch_to(phases.EVALUATION)
     return watch, marks, tail, left
 
 

@@ -1,14 +1,13 @@
-"""Keeping the phases that a front end marks by itself nested, with each other and with the program's own.
+"""Keeps the phases that a front end marks by itself nested, with each other and with the program's own.
 
-`Watch` is the part that all frameworks share: which phase is open on the thread that trains, which calls have begun
-inside of it, and which steps are iterations. Front ends decide what begins and ends where
-(`farandole.tensorflow.phases`, `farandole.keras.phases`).
+`PhaseTracker` is the part that all frameworks share: which phase is open on the thread that trains, which calls have
+begun inside of it, and which steps are iterations. Front ends decide what begins and ends where (`torch.phases`,
+`tensorflow.phases`, `keras.phases`).
 
 Invariants: phases of a thread nest, also with those of `farandole.phase`. Marks are made by one thread, the one that
 trains. A mark never raises. A program that marks iterations itself (`farandole.iteration`) is not interfered with.
 
-Not here: hooks in any framework. (`farandole.torch.phases` has a watch of its own, because a GPU may still work on a
-phase that is over.)
+Not here: hooks in any framework.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def is_wanted() -> bool:
     return os.environ.get("FARANDOLE_PHASES", "1").lower() not in ("0", "false", "no", "off")
 
 
-class Watch:
+class PhaseTracker:
     """What is open on the thread that trains. At most one outermost phase of ours, and calls inside of it."""
 
     def __init__(self) -> None:
@@ -48,9 +47,9 @@ class Watch:
         self.calls: dict[str, int] = {}
         """How often each phase of a call is open: a call inside of one of its kind is part of that."""
         self.iterations = 0
-        self.pacemaker: Callable[[], object] = lambda: None
-        """Whose steps are the iterations: of several optimizers, or compiled functions that have one, that which made
-        the first step."""
+        self.iteration_owner: Callable[[], object] = lambda: None
+        """Whose steps are the iterations: of several optimizers, or compiled functions that have one, the first that
+        made a step."""
 
     def follow_this_thread(self) -> bool:
         """This thread trains from now on. Says whether none did before."""
@@ -62,11 +61,11 @@ class Watch:
             phases.listeners.append(self)
         return first
 
-    def here(self) -> bool:
+    def on_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
         return threading.get_ident() == self.thread
 
-    def turn_to(self, name: Optional[str]) -> None:
+    def switch_to(self, name: Optional[str]) -> None:
         """Ends what is open and begins another phase, or none; unless something inside it is not over."""
         if self.open != name and self.inside == 0:
             if self.open is not None:
@@ -74,6 +73,10 @@ class Watch:
             if name is not None:
                 _native.phase_begin(name)
             self.open = name
+
+    def close(self) -> None:
+        """Ends the outermost phase, if one is open."""
+        self.switch_to(None)
 
     def evaluates(self) -> bool:
         """Whether an evaluation is open: as the outermost phase, or as a call."""
@@ -98,39 +101,40 @@ class Watch:
 
     def entered(self) -> None:
         """The program begins a phase of its own. If nothing is open, what opens later lies inside of it."""
-        if self.here() and (self.open is not None or self.inside > 0):
+        if self.on_training_thread() and (self.open is not None or self.inside > 0):
             self.inside += 1
 
     def leaving(self) -> None:
         """The program ends a phase of its own, and with it what was opened there."""
-        if self.here():
+        if self.on_training_thread():
             if self.inside > 0:
                 self.inside -= 1
             else:
-                self.turn_to(None)
+                self.close()
 
     def step_done(self, maker: object) -> None:
-        """A step of training is over, made by an optimizer or a function: if that sets the pace, an iteration is."""
-        if self.pacemaker() is None:
-            self.pacemaker = weakref.ref(maker)
-        if self.pacemaker() is maker and not phases.marked_by_program():
+        """A step of training is over, made by an optimizer or a function. If its steps are the iterations, one ends."""
+        if self.iteration_owner() is None:
+            self.iteration_owner = weakref.ref(maker)
+        if self.iteration_owner() is maker and not phases.marked_by_program():
             self.iterations += 1
             _native.mark_iteration(self.iterations)
 
     def epoch_begins(self, number: int) -> None:
         """An epoch begins; optimizers and functions of earlier ones need not be those of this one."""
-        if self.here() and not phases.marked_by_program():
-            self.turn_to(None)
+        if self.on_training_thread() and not phases.marked_by_program():
+            self.switch_to(None)
             _native.mark_epoch(number)
 
-    def marked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as a phase, which ends whatever outermost phase is open."""
+    def marked(self, name: str, function: Callable[..., Any], *, outermost: bool = True) -> Callable[..., Any]:
+        """The function as a phase. If `outermost`, it ends the outermost phase that is open; else it is inside of it."""
 
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if not self.here():
+            if not self.on_training_thread():
                 return function(*args, **kwargs)
-            self.turn_to(None)
+            if outermost:
+                self.close()
             self.begin(name)
             try:
                 return function(*args, **kwargs)

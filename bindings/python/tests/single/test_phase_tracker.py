@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farandole import _native, marks, phases
+from farandole import _native, phase_tracker, phases
 
 
 @pytest.fixture
@@ -24,56 +24,56 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def watch(seen: list[str]) -> marks.Watch:
-    made = marks.Watch()
+def tracker(seen: list[str]) -> phase_tracker.PhaseTracker:
+    made = phase_tracker.PhaseTracker()
     assert made.follow_this_thread() and not made.follow_this_thread()
     return made
 
 
-def test_a_call_inside_of_one_of_its_kind_is_part_of_it(watch, seen):
+def test_a_call_inside_of_one_of_its_kind_is_part_of_it(tracker, seen):
     def inner() -> None:
         seen.append("inside")
 
-    watch.turn_to("forward")
-    watch.marked("checkpoint", watch.marked("checkpoint", inner))()
+    tracker.switch_to("forward")
+    tracker.marked("checkpoint", tracker.marked("checkpoint", inner))()
     assert seen == ["+forward", "-forward", "+checkpoint", "inside", "-checkpoint"]
 
 
-def test_what_is_open_stays_open_until_a_call_inside_of_it_is_over(watch, seen):
-    watch.turn_to("forward")
-    watch.begin("input wait")
-    watch.turn_to("evaluation")
-    watch.end("input wait")
-    watch.turn_to("evaluation")
-    watch.turn_to(None)
+def test_what_is_open_stays_open_until_a_call_inside_of_it_is_over(tracker, seen):
+    tracker.switch_to("forward")
+    tracker.begin("input wait")
+    tracker.switch_to("evaluation")
+    tracker.end("input wait")
+    tracker.switch_to("evaluation")
+    tracker.switch_to(None)
     assert seen == ["+forward", "+input wait", "-input wait", "-forward", "+evaluation", "-evaluation"]
 
 
-def test_a_call_that_raises_is_over(watch, seen):
+def test_a_call_that_raises_is_over(tracker, seen):
     def failing() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError):
-        watch.marked("evaluation", failing)()
-    assert seen == ["+evaluation", "-evaluation"] and watch.inside == 0 and not watch.evaluates()
+        tracker.marked("evaluation", failing)()
+    assert seen == ["+evaluation", "-evaluation"] and tracker.inside == 0 and not tracker.evaluates()
 
 
-def test_phases_of_the_program_nest_with_ours(watch, seen):
+def test_phases_of_the_program_nest_with_ours(tracker, seen):
     with phases.phase("epoch"):
-        watch.turn_to("forward")
+        tracker.switch_to("forward")
         with phases.phase("loss"):
-            watch.turn_to(None)
+            tracker.switch_to(None)
     assert seen == ["+epoch", "+forward", "+loss", "-loss", "-forward", "-epoch"]
 
 
-def test_other_threads_are_left_alone(watch, seen):
-    thread = threading.Thread(target=watch.marked("backward", lambda: seen.append("elsewhere")))
+def test_other_threads_are_left_alone(tracker, seen):
+    thread = threading.Thread(target=tracker.marked("backward", lambda: seen.append("elsewhere")))
     thread.start()
     thread.join()
     assert seen == ["elsewhere"]
 
 
-def test_one_maker_of_steps_sets_the_pace_until_it_is_gone(watch, seen, monkeypatch):
+def test_one_maker_of_steps_sets_the_pace_until_it_is_gone(tracker, seen, monkeypatch):
     monkeypatch.setattr(phases, "_marked_by_program", False)
 
     class Optimizer:
@@ -81,28 +81,28 @@ def test_one_maker_of_steps_sets_the_pace_until_it_is_gone(watch, seen, monkeypa
 
     first, second = Optimizer(), Optimizer()
     for maker in (first, second, first):
-        watch.step_done(maker)
+        tracker.step_done(maker)
     del maker, first
-    watch.step_done(second)
-    watch.epoch_begins(4)
+    tracker.step_done(second)
+    tracker.epoch_begins(4)
     assert seen == ["iteration 1", "iteration 2", "iteration 3", "epoch 4"]
     monkeypatch.setattr(phases, "_marked_by_program", True)
-    watch.step_done(second)
-    watch.epoch_begins(5)
+    tracker.step_done(second)
+    tracker.epoch_begins(5)
     assert len(seen) == 4, "a program that marks iterations itself is not interfered with"
 
 
-def test_a_method_is_replaced_once_and_one_that_is_missing_is_told_in_the_log(watch, seen, caplog):
+def test_a_method_is_replaced_once_and_one_that_is_missing_is_told_in_the_log(tracker, seen, caplog):
     class Model:
         def save(self) -> str:
             return "saved"
 
     def change(original: Any) -> Any:
-        return watch.marked("checkpoint", original)
+        return tracker.marked("checkpoint", original)
 
     with caplog.at_level(logging.DEBUG, "farandole"):
-        assert marks.replace(Model, "save", change) and marks.replace(Model, "save", change)
-        assert not marks.replace(Model, "export", change) and not marks.replace(None, "save", change)
+        assert phase_tracker.replace(Model, "save", change) and phase_tracker.replace(Model, "save", change)
+        assert not phase_tracker.replace(Model, "export", change) and not phase_tracker.replace(None, "save", change)
     assert Model().save() == "saved" and seen == ["+checkpoint", "-checkpoint"]
     assert [record.levelno for record in caplog.records] == [logging.DEBUG] * 2
     assert "Model has no export" in caplog.text, caplog.text
@@ -110,7 +110,7 @@ def test_a_method_is_replaced_once_and_one_that_is_missing_is_told_in_the_log(wa
 
 def test_nothing_is_watched_where_the_user_says_so(monkeypatch):
     monkeypatch.delenv("FARANDOLE_PHASES", raising=False)
-    assert marks.is_wanted()
+    assert phase_tracker.is_wanted()
     for word in ("0", "off", "False"):
         monkeypatch.setenv("FARANDOLE_PHASES", word)
-        assert not marks.is_wanted(), word
+        assert not phase_tracker.is_wanted(), word
