@@ -1,6 +1,6 @@
 //! What this interpreter's threads are doing, found out while the program is stuck.
 //!
-//! Whoever asks is a thread of the engine that must have an answer within [`PATIENCE`]. Python code needs the
+//! The caller is a thread of the engine that must have an answer within [`ANSWER_TIMEOUT`]. Python code needs the
 //! interpreter's lock, and nobody can say how long that takes: a thread inside native code may hold it for hours. So
 //! another thread is sent for the lock, and what it finds counts if it is back in time. If it is not, no thread of the
 //! interpreter can be running Python code, since such a thread gives the lock away every few milliseconds; what they
@@ -23,10 +23,10 @@ use crate::waiting::Waiting;
 
 /// How long the interpreter has to answer. Threads that run Python code give the lock away every few milliseconds, also
 /// when asked by many.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much of a line is told.
-const MOST_CHARS: usize = 200;
+/// How much of a source line is shown.
+const MAX_CHARS: usize = 200;
 
 /// Whether a thread waits for the interpreter's lock on behalf of us. Set by whoever starts one, cleared by it.
 static ASKING: AtomicBool = AtomicBool::new(false);
@@ -81,7 +81,7 @@ fn ask() -> Interpreter {
         drop(sender);
     }
     let mut found = None;
-    while let Ok(threads) = answers.recv_timeout(PATIENCE.saturating_sub(asked.elapsed())) {
+    while let Ok(threads) = answers.recv_timeout(ANSWER_TIMEOUT.saturating_sub(asked.elapsed())) {
         found = Some(threads);
     }
     found.map_or_else(|| Interpreter::Silent(asked.elapsed(), look_from_outside()), Interpreter::Answered)
@@ -101,7 +101,7 @@ fn tell(py: Python<'_>, sender: &SyncSender<Vec<ThreadStack>>) -> PyResult<()> {
 }
 
 fn thread(name: &str, frames: impl Iterator<Item = String>) -> ThreadStack {
-    let cut = |line: String| line.chars().take(MOST_CHARS).collect::<String>().into();
+    let cut = |line: String| line.chars().take(MAX_CHARS).collect::<String>().into();
     ThreadStack { name: name.into(), frames: frames.map(cut).collect() }
 }
 
@@ -131,7 +131,7 @@ fn threads_in(text: &str, main_thread: u64) -> Vec<ThreadStack> {
             let name = if is_main { "MainThread".to_owned() } else { format!("thread 0x{number}") };
             threads.push((is_main, thread(&name, std::iter::empty())));
         } else if let (Some((_, thread)), Some(call)) = (threads.last_mut(), call_in(line)) {
-            thread.frames.insert(0, call.chars().take(MOST_CHARS).collect::<String>().into());
+            thread.frames.insert(0, call.chars().take(MAX_CHARS).collect::<String>().into());
         }
     }
     threads.retain(|(_, thread)| !thread.frames.is_empty());

@@ -1,13 +1,13 @@
-//! How Python waits: without the interpreter's lock, and with an ear for Ctrl-C.
+//! How Python threads wait for requests: without the interpreter's lock, and interruptible by Ctrl-C.
 //!
-//! A thread that waits for tickets releases the interpreter's lock and drives the engine; every [`LOOK_AFTER`] it comes
-//! back to see whether Python has a signal to deal with, so a wait that lasts shorter pays nothing for it. Interrupted
-//! or not, the requests go on and their tickets stay good.
+//! A thread that waits for tickets releases the interpreter's lock and drives the engine. Every
+//! [`SIGNAL_CHECK_INTERVAL`] it comes back to see whether Python has a signal to handle, so a shorter wait pays nothing
+//! for it. If it is interrupted, the requests go on and their tickets stay valid.
 //!
-//! Threads that wait are counted, so that the interpreter does not end under them: one that came back to an interpreter
-//! that is gone would take the process down.
+//! Threads that wait are counted, so that the interpreter does not end under them: a thread that returns to an
+//! interpreter which has ended would take the process down.
 //!
-//! What is deliberately not here: taking results (`handle`, `gradient_batch`).
+//! Not here: taking results (`handle`, `gradient_batch`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// How often a waiting thread looks for signals: soon enough for whoever presses Ctrl-C, and too rare to be measured.
-const LOOK_AFTER: Duration = Duration::from_millis(100);
+/// How often a waiting thread checks for signals: soon enough for a user who presses Ctrl-C, too rare to be measured.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Threads that wait without the interpreter's lock. Counted by those threads; read by the thread that ends the
 /// interpreter.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Waits until the first `count` tickets are done, and looks for signals in between.
+/// Waits until the first `count` tickets are done, and checks for signals in between.
 pub(crate) fn wait_until_done<'a, F>(py: Python<'_>, ticket_at: F, count: usize) -> PyResult<()>
 where
     F: Fn(usize) -> &'a Ticket + Sync,
@@ -34,7 +34,7 @@ where
     while left > 0 {
         let waited = py.detach(|| {
             let _waiting = Waiting::begin();
-            wait_a_while(&ticket_at, left, &mut since)
+            wait_until_signal_check(&ticket_at, left, &mut since)
         });
         left = waited.map_err(errors::of_engine)?;
         if left > 0 {
@@ -44,10 +44,10 @@ where
     Ok(())
 }
 
-/// Waits until it is time to look for signals, and returns how many tickets it has not seen done. The last comes first:
+/// Waits until it is time to check for signals, and returns how many tickets it has not seen done. The last comes first:
 /// it is most likely the last to be done, so that this thread drives without interruption. `since` is when the wait for
-/// that one has begun; it is recorded when it is over, however many looks lay in between.
-fn wait_a_while<'a>(
+/// that one began; it is recorded once, when it is over, however many checks were in between.
+fn wait_until_signal_check<'a>(
     ticket_at: &impl Fn(usize) -> &'a Ticket,
     count: usize,
     since: &mut Option<Instant>,
@@ -57,7 +57,7 @@ fn wait_a_while<'a>(
     while left > 0 {
         let ticket = ticket_at(left - 1);
         let waits_since = *since.get_or_insert_with(Instant::now);
-        if !ticket.is_done_within(LOOK_AFTER.saturating_sub(begun.elapsed()))? {
+        if !ticket.is_done_within(SIGNAL_CHECK_INTERVAL.saturating_sub(begun.elapsed()))? {
             break;
         }
         ticket.note_waited(waits_since);
@@ -67,12 +67,12 @@ fn wait_a_while<'a>(
     Ok(left)
 }
 
-/// How many tickets are left without those at the end that are done.
+/// How many tickets are left when those at the end that are done are not counted.
 fn skip_done<'a>(ticket_at: &impl Fn(usize) -> &'a Ticket, count: usize) -> usize {
     (0..count).rev().find(|&index| !ticket_at(index).is_done()).map_or(0, |index| index + 1)
 }
 
-/// Lets threads that wait come back, for at most so long.
+/// Waits until no thread waits any more, for at most so long.
 pub(crate) fn let_waiting_threads_return(at_most: Duration) {
     let deadline = Instant::now() + at_most;
     while WAITING.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {

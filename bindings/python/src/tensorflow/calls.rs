@@ -25,7 +25,7 @@ use farandole::{Completion, CompletionQueue, Outcome, Returned, Submission};
 use super::api::{Opaque, Status, UNKNOWN, api};
 use super::done::{self, Done};
 use super::kernel::Kernel;
-use super::status::{INTERNAL_ERROR, Refusal};
+use super::status::{INTERNAL_ERROR, OpError};
 use crate::world::Job;
 
 type Answer = Result<Outcome, Box<Returned>>;
@@ -65,24 +65,24 @@ struct Call {
 /// How a call ends when all its requests have been answered.
 enum End {
     /// A kernel's outputs are set, and its callback runs.
-    Kernel(Site, Done),
+    Kernel(KernelCall, Done),
     /// A compiled program is told.
-    Program(TellProgram),
+    Program(ProgramCallback),
 }
 
 /// Told what came of all requests, or what went wrong first.
-pub(super) type TellProgram = Box<dyn FnOnce(Result<Vec<Outcome>, Refusal>) + Send>;
+pub(super) type ProgramCallback = Box<dyn FnOnce(Result<Vec<Outcome>, OpError>) + Send>;
 
 /// What TensorFlow keeps alive until the callback has run.
 #[derive(Clone, Copy)]
-struct Site {
+struct KernelCall {
     kernel: *const Kernel,
     context: Opaque,
 }
 
 // SAFETY: TensorFlow's contexts may be used by any thread until the callback has run, by one at a time; a kernel is
 // only read.
-unsafe impl Send for Site {}
+unsafe impl Send for KernelCall {}
 
 /// Kernels may use this job from now on.
 pub(crate) fn begin(job: &Arc<Job>) {
@@ -120,12 +120,12 @@ pub(crate) unsafe fn compute_async(kernel: *const Kernel, context: Opaque, callb
         }
         return;
     };
-    let site = Site { kernel, context };
+    let call = KernelCall { kernel, context };
     // SAFETY: the callback runs after everything has been answered.
-    if let Err(refusal) = unsafe { start(site, done) } {
-        let (refusal, done) = refusal;
+    if let Err(error) = unsafe { start(call, done) } {
+        let (error, done) = error;
         // SAFETY: the callback has not run.
-        unsafe { site.fail(&refusal) };
+        unsafe { call.fail(&error) };
         done.run();
     }
 }
@@ -135,58 +135,58 @@ pub(crate) unsafe fn compute_async(kernel: *const Kernel, context: Opaque, callb
 /// # Safety
 /// What TensorFlow passes to a kernel.
 pub(crate) unsafe fn compute(kernel: *const Kernel, context: Opaque) {
-    let site = Site { kernel, context };
+    let call = KernelCall { kernel, context };
     // SAFETY: promised by the caller; nothing of the call is in use when it is over.
     unsafe {
-        if let Err(refusal) = guarded(|| carry_out(site)) {
-            site.fail(&refusal);
+        if let Err(error) = guarded(|| compute_blocking(call)) {
+            call.fail(&error);
         }
     }
 }
 
 /// # Safety
 /// As for [`compute`].
-unsafe fn carry_out(site: Site) -> Result<(), Refusal> {
+unsafe fn compute_blocking(call: KernelCall) -> Result<(), OpError> {
     let (current, job) = current()?;
     // SAFETY: promised by the caller.
-    let kernel = unsafe { &*site.kernel };
+    let kernel = unsafe { &*call.kernel };
     if kernel.kind.is_local() {
         // SAFETY: promised by the caller.
-        return unsafe { kernel.answer_locally(&job, site.context) };
+        return unsafe { kernel.answer_locally(&job, call.context) };
     }
     // SAFETY: promised by the caller: the call is over after all memory has been given back, below.
-    let submissions = unsafe { kernel.submissions(&job, site.context)? };
+    let submissions = unsafe { kernel.submissions(&job, call.context)? };
     let tickets = job.world.engine().submit_quietly(submissions);
     // Whoever ends the job waits until nobody has it.
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.
     let answers = tickets.wait_returning();
     // SAFETY: the call is not over.
-    unsafe { settle(site, answers, &current.job) }
+    unsafe { set_outputs(call, answers, &current.job) }
 }
 
 /// Hands a call's requests in. If there is nothing to wait for, the callback comes back.
 ///
 /// # Safety
 /// As for [`compute_async`].
-unsafe fn start(site: Site, done: Done) -> Result<(), (Refusal, Done)> {
+unsafe fn start(call: KernelCall, done: Done) -> Result<(), (OpError, Done)> {
     let prepare = || {
         let (current, job) = current()?;
         // SAFETY: promised by the caller.
-        let submissions = unsafe { (*site.kernel).submissions(&job, site.context)? };
+        let submissions = unsafe { (*call.kernel).submissions(&job, call.context)? };
         let calls = current.calls(&job)?;
         Ok((calls, job, submissions))
     };
     let (calls, job, submissions) = match guarded(prepare) {
         Ok(prepared) => prepared,
-        Err(refusal) => return Err((refusal, done)),
+        Err(error) => return Err((error, done)),
     };
-    calls.hand_in(&job, submissions, End::Kernel(site, done));
+    calls.submit(&job, submissions, End::Kernel(call, done));
     Ok(())
 }
 
 /// Hands the requests of a compiled program's call in, which is told in any case.
-pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal>, tell: TellProgram) {
+pub(super) fn submit(make: impl FnOnce(&Job) -> Result<Vec<Submission>, OpError>, tell: ProgramCallback) {
     let prepare = || {
         let (current, job) = current()?;
         let calls = current.calls(&job)?;
@@ -194,8 +194,8 @@ pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal
         Ok((calls, job, submissions))
     };
     match guarded(prepare) {
-        Ok((calls, job, submissions)) => calls.hand_in(&job, submissions, End::Program(tell)),
-        Err(refusal) => tell(Err(refusal)),
+        Ok((calls, job, submissions)) => calls.submit(&job, submissions, End::Program(tell)),
+        Err(error) => tell(Err(error)),
     }
 }
 
@@ -203,34 +203,34 @@ pub(super) fn hand_in(make: impl FnOnce(&Job) -> Result<Vec<Submission>, Refusal
 ///
 /// # Safety
 /// The callback of the call has not run.
-unsafe fn settle(site: Site, answers: Vec<Answer>, job: &Weak<Job>) -> Result<(), Refusal> {
-    for (index, outcome) in all_well(answers, job)?.into_iter().enumerate() {
+unsafe fn set_outputs(call: KernelCall, answers: Vec<Answer>, job: &Weak<Job>) -> Result<(), OpError> {
+    for (index, outcome) in outcomes_of(answers, job)?.into_iter().enumerate() {
         // SAFETY: promised by the caller.
-        unsafe { (*site.kernel).put_result(site.context, index, outcome)? };
+        unsafe { (*call.kernel).put_result(call.context, index, outcome)? };
     }
     Ok(())
 }
 
 /// What came of all requests, or the first thing that went wrong.
-fn all_well(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<Outcome>, Refusal> {
-    answers.into_iter().map(|answer| answer.map_err(|returned| Refusal::of(job, returned.error))).collect()
+fn outcomes_of(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<Outcome>, OpError> {
+    answers.into_iter().map(|answer| answer.map_err(|returned| OpError::of(job, returned.error))).collect()
 }
 
-impl Site {
+impl KernelCall {
     /// # Safety
     /// The callback of the call has not run.
-    unsafe fn fail(&self, refusal: &Refusal) {
+    unsafe fn fail(&self, error: &OpError) {
         let status = Status::new();
-        status.set(refusal.code, &refusal.text);
+        status.set(error.code, &error.text);
         // SAFETY: promised by the caller.
         unsafe { (api().compute_failed)(self.context, status.raw()) };
     }
 }
 
 impl Current {
-    fn calls(&self, job: &Arc<Job>) -> Result<Arc<Calls>, Refusal> {
+    fn calls(&self, job: &Arc<Job>) -> Result<Arc<Calls>, OpError> {
         let made = self.calls.get_or_init(|| Calls::open(job).ok());
-        made.clone().ok_or_else(|| Refusal::wrong_use("no thread could be started for TensorFlow's ops"))
+        made.clone().ok_or_else(|| OpError::wrong_use("no thread could be started for TensorFlow's ops"))
     }
 }
 
@@ -244,7 +244,7 @@ impl Calls {
         Ok(calls)
     }
 
-    fn hand_in(&self, job: &Job, submissions: Vec<Submission>, end: End) {
+    fn submit(&self, job: &Job, submissions: Vec<Submission>, end: End) {
         let count = submissions.len();
         let call = Call { end, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
         if count == 0 {
@@ -308,12 +308,12 @@ impl Call {
     fn finish(self, job: &Weak<Job>) {
         let answers: Vec<Answer> = self.answers.into_iter().flatten().collect();
         match self.end {
-            End::Program(tell) => tell(all_well(answers, job)),
-            End::Kernel(site, done) => {
+            End::Program(tell) => tell(outcomes_of(answers, job)),
+            End::Kernel(call, done) => {
                 // SAFETY: the callback runs below.
                 unsafe {
-                    if let Err(refusal) = guarded(|| settle(site, answers, job)) {
-                        site.fail(&refusal);
+                    if let Err(error) = guarded(|| set_outputs(call, answers, job)) {
+                        call.fail(&error);
                     }
                 }
                 done.run();
@@ -323,19 +323,19 @@ impl Call {
 }
 
 /// A panic of ours must not unwind into TensorFlow, and the op must end.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+fn guarded<T>(work: impl FnOnce() -> Result<T, OpError>) -> Result<T, OpError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let words =
             panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let text = format!("{INTERNAL_ERROR}farandole has a bug: {}", words.unwrap_or("it panicked"));
-        Err(Refusal { code: UNKNOWN, text })
+        Err(OpError { code: UNKNOWN, text })
     })
 }
 
-pub(super) fn current() -> Result<(Arc<Current>, Arc<Job>), Refusal> {
+pub(super) fn current() -> Result<(Arc<Current>, Arc<Job>), OpError> {
     let current = lock_current().clone();
-    let current = current.ok_or_else(Refusal::not_initialized)?;
-    let job = current.job.upgrade().ok_or_else(Refusal::not_initialized)?;
+    let current = current.ok_or_else(OpError::not_initialized)?;
+    let job = current.job.upgrade().ok_or_else(OpError::not_initialized)?;
     Ok((current, job))
 }
 

@@ -21,7 +21,7 @@ use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Regi
 
 use super::api::{FAILED_PRECONDITION, Opaque, Status, Tensor, api};
 use super::definitions::Kind;
-use super::status::Refusal;
+use super::status::OpError;
 use crate::world::Job;
 
 /// `TF_INT32`, the type of splits, ranks and sizes.
@@ -71,7 +71,7 @@ impl Kernel {
     ///
     /// # Safety
     /// `construction` is a `TF_OpKernelConstruction` that lives.
-    pub(crate) unsafe fn read(kind: Kind, construction: Opaque) -> Result<Kernel, Refusal> {
+    pub(crate) unsafe fn read(kind: Kind, construction: Opaque) -> Result<Kernel, OpError> {
         // SAFETY: promised by the caller.
         let attrs = unsafe { Attrs::of(construction) };
         let (collects, reduces) = (!kind.is_local(), kind.reduces());
@@ -101,11 +101,11 @@ impl Kernel {
             members,
             group: u32::try_from(group)
                 .map(GroupId)
-                .map_err(|_| Refusal::wrong_use(format!("there is no process set {group}")))?,
+                .map_err(|_| OpError::wrong_use(format!("there is no process set {group}")))?,
             op: u8::try_from(op)
                 .ok()
                 .and_then(ReduceOp::from_wire)
-                .ok_or_else(|| Refusal::wrong_use(format!("there is no reduction operation with the number {op}")))?,
+                .ok_or_else(|| OpError::wrong_use(format!("there is no reduction operation with the number {op}")))?,
             prescale: if reduces { attrs.float(c"prescale_factor")? } else { 1.0 },
             postscale: if reduces { attrs.float(c"postscale_factor")? } else { 1.0 },
             root: if matches!(kind, Kind::Broadcast | Kind::BroadcastMany) { attrs.int(c"root_rank")? } else { 0 },
@@ -136,7 +136,7 @@ impl Kernel {
     /// # Safety
     /// `context` is the `TF_OpKernelContext` of a call whose callback runs after the submissions' memory has been given
     /// back.
-    pub(crate) unsafe fn submissions(&self, job: &Job, context: Opaque) -> Result<Vec<Submission>, Refusal> {
+    pub(crate) unsafe fn submissions(&self, job: &Job, context: Opaque) -> Result<Vec<Submission>, OpError> {
         if let Some(submission) = self.submission_without_memory() {
             return Ok(vec![submission]);
         }
@@ -157,7 +157,7 @@ impl Kernel {
     }
 
     /// What an op with tensors asks for.
-    pub(super) fn collective(&self, job: &Job, splits: Option<Vec<u64>>) -> Result<Collective, Refusal> {
+    pub(super) fn collective(&self, job: &Job, splits: Option<Vec<u64>>) -> Result<Collective, OpError> {
         let (op, prescale, postscale) = (self.op, self.prescale, self.postscale);
         Ok(match self.kind {
             Kind::Allreduce | Kind::GroupedAllreduce | Kind::AllreduceMany => {
@@ -173,7 +173,7 @@ impl Kernel {
 
     /// # Safety
     /// As for [`Kernel::submissions`].
-    unsafe fn submission(&self, context: Opaque, index: usize, collective: Collective) -> Result<Submission, Refusal> {
+    unsafe fn submission(&self, context: Opaque, index: usize, collective: Collective) -> Result<Submission, OpError> {
         let number = index as c_int;
         // SAFETY: promised by the caller.
         let input = unsafe { get_input(context, number)? };
@@ -203,12 +203,12 @@ impl Kernel {
     }
 
     /// The number inside the process set of the root, which callers name by its number in the world.
-    fn root_in_group(&self, job: &Job) -> Result<Rank, Refusal> {
-        let members = job.world.engine().group(self.group).map_err(|error| Refusal::from(&error))?;
+    fn root_in_group(&self, job: &Job) -> Result<Rank, OpError> {
+        let members = job.world.engine().group(self.group).map_err(|error| OpError::from(&error))?;
         let number = members.iter().position(|rank| i64::from(rank.0) == self.root).ok_or_else(|| {
             let (root, group) = (self.root, self.group);
             let text = format!("broadcast received invalid root rank {root} for provided process set {group}");
-            Refusal { code: FAILED_PRECONDITION, text }
+            OpError { code: FAILED_PRECONDITION, text }
         })?;
         Ok(Rank::from(number))
     }
@@ -217,7 +217,7 @@ impl Kernel {
     ///
     /// # Safety
     /// `context` is the `TF_OpKernelContext` of a call whose callback has not run.
-    pub(crate) unsafe fn put_result(&self, context: Opaque, index: usize, mut outcome: Outcome) -> Result<(), Refusal> {
+    pub(crate) unsafe fn put_result(&self, context: Opaque, index: usize, mut outcome: Outcome) -> Result<(), OpError> {
         if self.kind == Kind::Join {
             let last = outcome.last_joined.map_or(-1, |rank| rank.0 as i32);
             // SAFETY: promised by the caller.
@@ -241,20 +241,20 @@ impl Kernel {
     ///
     /// # Safety
     /// As for [`Kernel::put_result`].
-    pub(crate) unsafe fn answer_locally(&self, job: &Job, context: Opaque) -> Result<(), Refusal> {
+    pub(crate) unsafe fn answer_locally(&self, job: &Job, context: Opaque) -> Result<(), OpError> {
         let number = self.local_number(job)?;
         // SAFETY: promised by the caller.
         unsafe { put_numbers(context, 0, None, &[number]) }
     }
 
     /// What this rank answers.
-    pub(super) fn local_number(&self, job: &Job) -> Result<i32, Refusal> {
+    pub(super) fn local_number(&self, job: &Job) -> Result<i32, OpError> {
         let engine = job.world.engine();
         let number = match self.kind {
             Kind::Rank => job.world.rank(),
             Kind::LocalRank => job.world.local_rank(),
             Kind::LocalSize => job.world.local_size(),
-            Kind::Size => engine.group(self.group).map_err(|error| Refusal::from(&error))?.len(),
+            Kind::Size => engine.group(self.group).map_err(|error| OpError::from(&error))?.len(),
             _ => return Ok(engine.rank_in(self.group).map_or(UNKNOWN_SET, |rank| i32::from(rank.is_some()))),
         };
         Ok(i32::try_from(number).unwrap_or(i32::MAX))
@@ -294,35 +294,35 @@ impl Attrs {
         Attrs { construction, status: Status::new() }
     }
 
-    fn checked<V>(&self, value: V) -> Result<V, Refusal> {
+    fn checked<V>(&self, value: V) -> Result<V, OpError> {
         match self.status.error() {
             None => Ok(value),
-            Some(text) => Err(Refusal::wrong_use(text)),
+            Some(text) => Err(OpError::wrong_use(text)),
         }
     }
 
-    fn int(&self, name: &CStr) -> Result<i64, Refusal> {
+    fn int(&self, name: &CStr) -> Result<i64, OpError> {
         let mut value = 0;
         // SAFETY: the construction lives (promised to `Attrs::of`), and so do name, value and status; here and below.
         unsafe { (api().attr_int)(self.construction, name.as_ptr(), &mut value, self.status.raw()) };
         self.checked(value)
     }
 
-    fn float(&self, name: &CStr) -> Result<f64, Refusal> {
+    fn float(&self, name: &CStr) -> Result<f64, OpError> {
         let mut value = 0.0;
         // SAFETY: as above.
         unsafe { (api().attr_float)(self.construction, name.as_ptr(), &mut value, self.status.raw()) };
         self.checked(f64::from(value))
     }
 
-    pub(super) fn bool(&self, name: &CStr) -> Result<bool, Refusal> {
+    pub(super) fn bool(&self, name: &CStr) -> Result<bool, OpError> {
         let mut value = 0;
         // SAFETY: as above.
         unsafe { (api().attr_bool)(self.construction, name.as_ptr(), &mut value, self.status.raw()) };
         self.checked(value != 0)
     }
 
-    fn strings(&self, name: &CStr) -> Result<Vec<String>, Refusal> {
+    fn strings(&self, name: &CStr) -> Result<Vec<String>, OpError> {
         let (mut entries, mut len_bytes) = (0, 0);
         // SAFETY: as above.
         unsafe {
@@ -354,7 +354,7 @@ impl Attrs {
         Ok(starts.iter().zip(&lens).map(text).collect())
     }
 
-    pub(super) fn string(&self, name: &CStr) -> Result<String, Refusal> {
+    pub(super) fn string(&self, name: &CStr) -> Result<String, OpError> {
         let (mut entries, mut len_bytes) = (0, 0);
         // SAFETY: as above.
         unsafe {
@@ -377,7 +377,7 @@ unsafe fn iteration(context: Opaque) -> i64 {
 
 /// # Safety
 /// `context` is the context of a call that is under way.
-pub(super) unsafe fn get_input(context: Opaque, index: c_int) -> Result<Tensor, Refusal> {
+pub(super) unsafe fn get_input(context: Opaque, index: c_int) -> Result<Tensor, OpError> {
     let (status, mut tensor) = (Status::new(), std::ptr::null_mut());
     // SAFETY: promised by the caller; the tensor is ours to delete.
     let tensor = unsafe {
@@ -391,7 +391,7 @@ pub(super) unsafe fn get_input(context: Opaque, index: c_int) -> Result<Tensor, 
 ///
 /// # Safety
 /// As for [`get_input`], with a context that holds the output until the callback has run.
-unsafe fn forward(context: Opaque, index: c_int, dims: &[i64]) -> Result<(*mut u8, bool), Refusal> {
+unsafe fn forward(context: Opaque, index: c_int, dims: &[i64]) -> Result<(*mut u8, bool), OpError> {
     let (status, mut from) = (Status::new(), -1);
     let rank = dims.len() as c_int;
     // SAFETY: promised by the caller; everything passed lives during the call, and the tensor is ours to delete.
@@ -404,7 +404,7 @@ unsafe fn forward(context: Opaque, index: c_int, dims: &[i64]) -> Result<(*mut u
 
 /// # Safety
 /// As for [`get_input`].
-unsafe fn read_splits(context: Opaque) -> Result<Option<Vec<u64>>, Refusal> {
+unsafe fn read_splits(context: Opaque) -> Result<Option<Vec<u64>>, OpError> {
     // SAFETY: promised by the caller.
     let splits = unsafe { get_input(context, 1)? };
     let count = splits.len_bytes() / size_of::<i32>();
@@ -414,7 +414,7 @@ unsafe fn read_splits(context: Opaque) -> Result<Option<Vec<u64>>, Refusal> {
     // SAFETY: a tensor of int32 (the op says so) with so many elements, aligned as TensorFlow does.
     let numbers = unsafe { std::slice::from_raw_parts(splits.data().cast::<i32>(), count) };
     let read = |&rows: &i32| {
-        u64::try_from(rows).map_err(|_| Refusal::wrong_use(format!("splits holds {rows}, which is below zero")))
+        u64::try_from(rows).map_err(|_| OpError::wrong_use(format!("splits holds {rows}, which is below zero")))
     };
     numbers.iter().map(read).collect::<Result<_, _>>().map(Some)
 }
@@ -423,7 +423,7 @@ unsafe fn read_splits(context: Opaque) -> Result<Option<Vec<u64>>, Refusal> {
 ///
 /// # Safety
 /// As for [`get_input`].
-unsafe fn put_numbers(context: Opaque, index: c_int, length: Option<usize>, numbers: &[i32]) -> Result<(), Refusal> {
+unsafe fn put_numbers(context: Opaque, index: c_int, length: Option<usize>, numbers: &[i32]) -> Result<(), OpError> {
     let (status, dim) = (Status::new(), length.unwrap_or(0) as i64);
     let (len_bytes, rank) = (size_of_val(numbers), c_int::from(length.is_some()));
     // SAFETY: promised by the caller; the tensor is ours to delete, and the context holds on to its memory.
@@ -442,7 +442,7 @@ unsafe fn put_numbers(context: Opaque, index: c_int, length: Option<usize>, numb
 ///
 /// # Safety
 /// As for [`get_input`].
-unsafe fn put_region(context: Opaque, index: c_int, shape: &[u64], region: Region) -> Result<(), Refusal> {
+unsafe fn put_region(context: Opaque, index: c_int, shape: &[u64], region: Region) -> Result<(), OpError> {
     let (data_type, len_bytes) = (data_type_of(region.dtype()), region.len_bytes());
     let dims: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
     let owner = Box::into_raw(Box::new(region));
@@ -465,16 +465,16 @@ unsafe extern "C" fn free_region(_data: *mut c_void, _len_bytes: usize, owner: *
     drop(unsafe { Box::from_raw(owner.cast::<Region>()) });
 }
 
-fn no_tensor(status: &Status) -> Refusal {
+fn no_tensor(status: &Status) -> OpError {
     let text = status.error().unwrap_or_else(|| "TensorFlow gave no tensor".to_owned());
-    Refusal { code: FAILED_PRECONDITION, text }
+    OpError { code: FAILED_PRECONDITION, text }
 }
 
-pub(super) fn dtype_of(data_type: c_int) -> Result<Dtype, Refusal> {
+pub(super) fn dtype_of(data_type: c_int) -> Result<Dtype, OpError> {
     let found = DATA_TYPES.iter().find(|(number, _)| *number == data_type);
     found
         .map(|(_, dtype)| *dtype)
-        .ok_or_else(|| Refusal::wrong_use(format!("no op takes the element type {data_type}")))
+        .ok_or_else(|| OpError::wrong_use(format!("no op takes the element type {data_type}")))
 }
 
 fn data_type_of(dtype: Dtype) -> c_int {

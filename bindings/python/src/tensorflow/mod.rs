@@ -155,7 +155,7 @@ unsafe extern "C" fn create<const KIND: u8>(construction: Opaque) -> Opaque {
     let read = catch_unwind(AssertUnwindSafe(|| unsafe { Kernel::read(Kind::of(KIND), construction) }));
     let (code, words) = match read {
         Ok(Ok(kernel)) => return Box::into_raw(Box::new(kernel)).cast(),
-        Ok(Err(refusal)) => (refusal.code, refusal.text),
+        Ok(Err(error)) => (error.code, error.text),
         Err(_) => (UNKNOWN, "farandole has a bug: it panicked while an op was made".to_owned()),
     };
     let status = Status::new();

@@ -1,4 +1,4 @@
-//! How errors reach TensorFlow: a code and a text, [`Refusal`].
+//! How errors reach TensorFlow: a code and a text, [`OpError`].
 //!
 //! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is
 //! FAILED_PRECONDITION, wrong use is INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with
@@ -22,44 +22,44 @@ const WRONG_SPLITS: [&str; 3] = ["splits not provided", "Number of entries in sp
 
 /// Why an op is not carried out.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct OpError {
     pub(crate) code: c_int,
     pub(crate) text: String,
 }
 
-impl Refusal {
-    pub(crate) fn wrong_use(text: impl Into<String>) -> Refusal {
-        Refusal { code: INVALID_ARGUMENT, text: text.into() }
+impl OpError {
+    pub(crate) fn wrong_use(text: impl Into<String>) -> OpError {
+        OpError { code: INVALID_ARGUMENT, text: text.into() }
     }
 
-    pub(crate) fn not_initialized() -> Refusal {
-        Refusal { code: FAILED_PRECONDITION, text: errors::NOT_INITIALIZED.to_owned() }
+    pub(crate) fn not_initialized() -> OpError {
+        OpError { code: FAILED_PRECONDITION, text: errors::NOT_INITIALIZED.to_owned() }
     }
 
     /// For an error of a request. Whoever keeps the job together is told of it.
-    pub(crate) fn of(job: &Weak<Job>, error: EngineError) -> Refusal {
-        let refusal = Refusal::from(&error);
+    pub(crate) fn of(job: &Weak<Job>, error: EngineError) -> OpError {
+        let of_op = OpError::from(&error);
         if let Some(job) = job.upgrade() {
             let _ = job.world.report(error);
         }
-        refusal
+        of_op
     }
 }
 
-impl From<&EngineError> for Refusal {
-    fn from(error: &EngineError) -> Refusal {
+impl From<&EngineError> for OpError {
+    fn from(error: &EngineError) -> OpError {
         let text = errors::text(error);
         match error {
             EngineError::ShutDown | EngineError::Failed(_) | EngineError::TimedOut { .. } => {
-                Refusal { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") }
+                OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") }
             }
             EngineError::Refused { explanation, .. }
                 if WRONG_SPLITS.iter().any(|words| explanation.contains(words)) =>
             {
-                Refusal::wrong_use(text)
+                OpError::wrong_use(text)
             }
-            EngineError::Refused { .. } | EngineError::Forked => Refusal { code: FAILED_PRECONDITION, text },
-            _ => Refusal::wrong_use(text),
+            EngineError::Refused { .. } | EngineError::Forked => OpError { code: FAILED_PRECONDITION, text },
+            _ => OpError::wrong_use(text),
         }
     }
 }

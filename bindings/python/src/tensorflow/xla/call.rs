@@ -19,7 +19,7 @@ use super::super::api::{FAILED_PRECONDITION, INVALID_ARGUMENT};
 use super::super::calls;
 use super::super::definitions::{DEFINITIONS, Kind};
 use super::super::kernel::Kernel;
-use super::super::status::Refusal;
+use super::super::status::OpError;
 use super::ffi::{Buffer, Call};
 use super::resume;
 use crate::world::Job;
@@ -52,9 +52,9 @@ pub(super) fn primitive_type(dtype: Dtype) -> c_int {
     found.map(|(number, _)| *number).expect("invariant: every element type has a number")
 }
 
-fn dtype_of(primitive_type: c_int) -> Result<Dtype, Refusal> {
+fn dtype_of(primitive_type: c_int) -> Result<Dtype, OpError> {
     let found = PRIMITIVE_TYPES.iter().find(|(number, _)| *number == primitive_type);
-    let unknown = || Refusal::wrong_use(format!("no op takes XLA's element type {primitive_type}"));
+    let unknown = || OpError::wrong_use(format!("no op takes XLA's element type {primitive_type}"));
     found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
 }
 
@@ -103,11 +103,11 @@ fn read(words: &str) -> Option<Kernel> {
 }
 
 /// What XLA calls when a program comes to the call.
-pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
+pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
     let words = call.attribute(ATTRIBUTE).unwrap_or_default();
     let kernel = read(words).ok_or_else(|| {
         let text = format!("a program that was compiled with another version of farandole asks for \"{words}\"");
-        Refusal { code: INVALID_ARGUMENT, text }
+        OpError { code: INVALID_ARGUMENT, text }
     })?;
     let (operands, mut results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
@@ -120,11 +120,11 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), Refusal> {
     let future = call.promise();
     let shared = Arc::new((kernel, results));
     let kept = Arc::clone(&shared);
-    let tell = Box::new(move |outcomes: Result<Vec<Outcome>, Refusal>| {
+    let tell = Box::new(move |outcomes: Result<Vec<Outcome>, OpError>| {
         let done = outcomes.and_then(|outcomes| put_results(&kept.0, outcomes, &kept.1));
         resume::keep(future, done);
     });
-    calls::hand_in(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
+    calls::submit(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
     Ok(())
 }
 
@@ -134,7 +134,7 @@ fn submissions(
     job: &Job,
     operands: &[Buffer],
     results: &[Buffer],
-) -> Result<Vec<Submission>, Refusal> {
+) -> Result<Vec<Submission>, OpError> {
     if let Some(submission) = kernel.submission_without_memory() {
         return Ok(vec![submission]);
     }
@@ -156,7 +156,7 @@ fn submissions(
 }
 
 /// Writes what the engine has not written into the results itself.
-fn put_results(kernel: &Kernel, outcomes: Vec<Outcome>, results: &[Buffer]) -> Result<(), Refusal> {
+fn put_results(kernel: &Kernel, outcomes: Vec<Outcome>, results: &[Buffer]) -> Result<(), OpError> {
     if kernel.kind.is_in_place() || kernel.kind == Kind::Barrier {
         return Ok(());
     }
@@ -179,32 +179,32 @@ fn put_results(kernel: &Kernel, outcomes: Vec<Outcome>, results: &[Buffer]) -> R
     Ok(())
 }
 
-fn other_shape(kernel: &Kernel, agreed: &[u64], compiled: &[u64]) -> Refusal {
+fn other_shape(kernel: &Kernel, agreed: &[u64], compiled: &[u64]) -> OpError {
     let (op, name) = (op_name(kernel.kind), &kernel.name);
     let text = format!(
         "{op} \"{name}\": the ranks' tensors make a result of shape {agreed:?}, but the program was compiled for \
          {compiled:?}. XLA needs shapes that are known when it compiles, so every rank must bring as many rows as this \
          one. Call the op outside of functions with jit_compile=True if they differ."
     );
-    Refusal { code: FAILED_PRECONDITION, text }
+    OpError { code: FAILED_PRECONDITION, text }
 }
 
 /// The splits of an alltoall; nothing means equal ones.
-fn read_splits(splits: &Buffer) -> Result<Option<Vec<u64>>, Refusal> {
+fn read_splits(splits: &Buffer) -> Result<Option<Vec<u64>>, OpError> {
     // SAFETY: an operand of int32 (the op says so), which nobody writes.
     let numbers: Vec<i32> = unsafe { splits.numbers() };
     let read = |rows: i32| {
-        u64::try_from(rows).map_err(|_| Refusal::wrong_use(format!("splits holds {rows}, which is below zero")))
+        u64::try_from(rows).map_err(|_| OpError::wrong_use(format!("splits holds {rows}, which is below zero")))
     };
     let splits = numbers.into_iter().map(read).collect::<Result<Vec<u64>, _>>()?;
     Ok((!splits.is_empty()).then_some(splits))
 }
 
 /// Writes a result of int32.
-fn write_numbers(result: &Buffer, numbers: &[i32]) -> Result<(), Refusal> {
+fn write_numbers(result: &Buffer, numbers: &[i32]) -> Result<(), OpError> {
     let count: u64 = result.dims.iter().product();
     if result.primitive_type != primitive_type(Dtype::I32) || count != numbers.len() as u64 {
-        return Err(Refusal::wrong_use("the process set has another size than when the program was compiled"));
+        return Err(OpError::wrong_use("the process set has another size than when the program was compiled"));
     }
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
     // SAFETY: the result is ours to write until the future is fulfilled, and has so many bytes.

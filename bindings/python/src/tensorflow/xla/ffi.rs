@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use farandole::{Dtype, Region};
 
 use super::super::api::{Library, Opaque};
-use super::super::status::Refusal;
+use super::super::status::OpError;
 use super::layout::{
     Api, Buffers, ByteSpan, DestroyArguments, ErrorArguments, Frame, FutureArguments, Head, MessageArguments,
     MetadataExtension, RegisterArguments,
@@ -49,7 +49,7 @@ const STRING: c_int = 4;
 pub(super) const INTERNAL: c_int = 13;
 
 /// What compiled programs run when they come to the call.
-pub(super) type Execute = fn(&mut Call<'_>) -> Result<(), Refusal>;
+pub(super) type Execute = fn(&mut Call<'_>) -> Result<(), OpError>;
 
 static EXECUTE_CALL: OnceLock<Execute> = OnceLock::new();
 
@@ -101,13 +101,13 @@ fn api() -> Result<&'static Api, String> {
 
 impl Api {
     /// Makes an error of XLA's.
-    fn new_error(&self, refusal: &Refusal) -> Opaque {
-        let message = CString::new(refusal.text.replace('\0', " ")).expect("invariant: zeros have been replaced");
+    fn new_error(&self, error: &OpError) -> Opaque {
+        let message = CString::new(error.text.replace('\0', " ")).expect("invariant: zeros have been replaced");
         let mut arguments = ErrorArguments {
             size: size_of::<ErrorArguments>(),
             extension: null_mut(),
             message: message.as_ptr(),
-            code: refusal.code,
+            code: error.code,
         };
         // SAFETY: the place in the table has this function, which copies the text.
         unsafe {
@@ -164,10 +164,10 @@ unsafe extern "C" fn run(frame: *mut Frame) -> Opaque {
     let caught = catch_unwind(AssertUnwindSafe(|| execute(&mut Call { frame, api })));
     match caught {
         Ok(Ok(())) => null_mut(),
-        Ok(Err(refusal)) => api.new_error(&refusal),
+        Ok(Err(error)) => api.new_error(&error),
         Err(_) => {
             let text = "a panic in farandole; its text is in this rank's output".to_owned();
-            api.new_error(&Refusal { code: INTERNAL, text })
+            api.new_error(&OpError { code: INTERNAL, text })
         }
     }
 }
@@ -287,10 +287,10 @@ unsafe impl Send for Future {}
 
 impl Future {
     /// Keeps the promise. Whatever XLA was waiting for this to run, it runs on the calling thread, before this returns.
-    pub(super) fn keep(self, result: Result<(), Refusal>) {
+    pub(super) fn keep(self, result: Result<(), OpError>) {
         match result {
             Ok(()) => self.api.about_future(FUTURE_SET_AVAILABLE, self.future, null_mut()),
-            Err(refusal) => self.api.about_future(FUTURE_SET_ERROR, self.future, self.api.new_error(&refusal)),
+            Err(error) => self.api.about_future(FUTURE_SET_ERROR, self.future, self.api.new_error(&error)),
         };
     }
 }

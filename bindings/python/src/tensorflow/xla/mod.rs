@@ -44,7 +44,7 @@ use super::api::{Opaque, Status, UNIMPLEMENTED, UNKNOWN, api};
 use super::calls;
 use super::definitions::Kind;
 use super::kernel::{Kernel, dtype_of, get_input};
-use super::status::Refusal;
+use super::status::OpError;
 use graph::{Array, Program, XlaOp};
 
 /// The device for which functions are translated to run on the CPU.
@@ -52,7 +52,7 @@ pub(super) const DEVICE: &CStr = c"XLA_CPU_JIT";
 
 /// Whether compiled programs can call us, or why not. Asked when the first op is compiled, not before: most programs
 /// never do.
-fn ready() -> Result<(), Refusal> {
+fn ready() -> Result<(), OpError> {
     static READY: OnceLock<Result<(), String>> = OnceLock::new();
     let ready = READY.get_or_init(|| {
         graph::check()?;
@@ -60,7 +60,7 @@ fn ready() -> Result<(), Refusal> {
     });
     ready.clone().map_err(|missing| {
         let text = format!("this TensorFlow cannot call the op from XLA: {missing}. TensorFlow 2.20 and 2.21 can");
-        Refusal { code: UNIMPLEMENTED, text }
+        OpError { code: UNIMPLEMENTED, text }
     })
 }
 
@@ -73,14 +73,14 @@ pub(super) unsafe extern "C" fn compile(kernel: Opaque, context: Opaque) {
     let kernel = unsafe { &*kernel.cast_const().cast::<Kernel>() };
     // SAFETY: as above.
     let compiled = catch_unwind(AssertUnwindSafe(|| unsafe { emit(kernel, context) }));
-    let refusal = match compiled {
+    let error = match compiled {
         Ok(Ok(())) => return,
-        Ok(Err(refusal)) => refusal,
-        Err(_) => Refusal { code: UNKNOWN, text: "a panic; its text is in this rank's output".to_owned() },
+        Ok(Err(error)) => error,
+        Err(_) => OpError { code: UNKNOWN, text: "a panic; its text is in this rank's output".to_owned() },
     };
     let (op, name) = (call::op_name(kernel.kind), &kernel.name);
     let status = Status::new();
-    status.set(refusal.code, &format!("{op} \"{name}\" cannot be compiled: {}. {}", refusal.text, ADVICE));
+    status.set(error.code, &format!("{op} \"{name}\" cannot be compiled: {}. {}", error.text, ADVICE));
     // SAFETY: the context lives during the call.
     unsafe { (api().compute_failed)(context, status.raw()) };
 }
@@ -90,7 +90,7 @@ const ADVICE: &str = "Call it outside of functions with jit_compile=True (for Ke
 
 /// # Safety
 /// As for [`compile`].
-unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), Refusal> {
+unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), OpError> {
     ready()?;
     // SAFETY: promised by the caller.
     let mut program = unsafe { Program::of_kernel(context) }.map_err(|missing| unimplemented(missing.to_owned()))?;
@@ -121,7 +121,7 @@ unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), Refusal> {
 }
 
 /// The shapes of the results, if every rank brings tensors of the same shape.
-fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, Refusal> {
+fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, OpError> {
     match kernel.kind {
         Kind::Allreduce | Kind::GroupedAllreduce | Kind::Broadcast | Kind::AllreduceMany | Kind::BroadcastMany => {
             Ok(operands.iter().map(|(_, array)| array.clone()).collect())
@@ -151,18 +151,18 @@ fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, R
 }
 
 /// How many ranks the process set has, and which of them this is.
-fn place(kernel: &Kernel) -> Result<(i64, i64), Refusal> {
+fn place(kernel: &Kernel) -> Result<(i64, i64), OpError> {
     let (_current, job) = calls::current()?;
     let engine = job.world.engine();
-    let members = engine.group(kernel.group).map_err(|error| Refusal::from(&error))?;
-    let rank = engine.rank_in(kernel.group).map_err(|error| Refusal::from(&error))?;
-    let rank = rank.ok_or_else(|| Refusal::wrong_use(format!("this rank is not in process set {}", kernel.group)))?;
+    let members = engine.group(kernel.group).map_err(|error| OpError::from(&error))?;
+    let rank = engine.rank_in(kernel.group).map_err(|error| OpError::from(&error))?;
+    let rank = rank.ok_or_else(|| OpError::wrong_use(format!("this rank is not in process set {}", kernel.group)))?;
     Ok((members.len().cast_signed() as i64, i64::from(rank.0)))
 }
 
 impl Array {
     /// The same with another number of rows.
-    fn with_rows(&self, rows: impl Fn(i64) -> i64) -> Result<Array, Refusal> {
+    fn with_rows(&self, rows: impl Fn(i64) -> i64) -> Result<Array, OpError> {
         let mut array = self.clone();
         let first = array.dims.first_mut().ok_or_else(|| unimplemented("it needs a first dimension".to_owned()))?;
         *first = rows(*first);
@@ -175,6 +175,6 @@ fn number() -> Array {
     Array { primitive_type: call::primitive_type(Dtype::I32), dims: Vec::new() }
 }
 
-fn unimplemented(text: String) -> Refusal {
-    Refusal { code: UNIMPLEMENTED, text }
+fn unimplemented(text: String) -> OpError {
+    OpError { code: UNIMPLEMENTED, text }
 }

@@ -8,11 +8,11 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::super::status::Refusal;
+use super::super::status::OpError;
 use super::ffi::Future;
 
 /// What has come of a call.
-type Done = (Future, Result<(), Refusal>);
+type Done = (Future, Result<(), OpError>);
 
 /// Locked for a moment by the threads here and by those that pass futures on, and never while XLA runs.
 static STATE: Mutex<State> = Mutex::new(State { waiting: VecDeque::new(), idle: 0, threads: 0 });
@@ -28,7 +28,7 @@ struct State {
 }
 
 /// Fulfils a future on a thread that may run XLA's program.
-pub(super) fn keep(future: Future, result: Result<(), Refusal>) {
+pub(super) fn keep(future: Future, result: Result<(), OpError>) {
     let mut state = lock();
     state.waiting.push_back((future, result));
     if state.waiting.len() <= state.idle {
