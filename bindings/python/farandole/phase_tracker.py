@@ -127,7 +127,7 @@ class PhaseTracker:
             _native.mark_epoch(number)
 
     def marked(self, name: str, function: Callable[..., Any], *, outermost: bool = True) -> Callable[..., Any]:
-        """The function as a phase. If `outermost`, it ends the outermost phase that is open; else it is inside of it."""
+        """The function as a phase: in place of the outermost phase that is open, or, if not `outermost`, inside it."""
 
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:

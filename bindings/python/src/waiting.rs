@@ -44,9 +44,9 @@ where
     Ok(())
 }
 
-/// Waits until it is time to check for signals, and returns how many tickets it has not seen done. The last comes first:
-/// it is most likely the last to be done, so that this thread drives without interruption. `since` is when the wait for
-/// that one began; it is recorded once, when it is over, however many checks were in between.
+/// Waits until it is time to check for signals, and returns how many tickets it has not seen done. The last comes
+/// first: it is most likely the last to be done, so that this thread drives without interruption. `since` is when the
+/// wait for that one began; it is recorded once, when it is over, however many checks were in between.
 fn wait_until_signal_check<'a>(
     ticket_at: &impl Fn(usize) -> &'a Ticket,
     count: usize,

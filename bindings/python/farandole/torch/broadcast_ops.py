@@ -15,13 +15,15 @@ import torch
 from farandole import _native
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, staging
+from farandole.torch import handles, lent_memory, staging
 from farandole.torch.reduce import allreduce, differentiable
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
 
-def _ask(name: str, loan: staging.Loan, output: Optional[torch.Tensor], root_rank: int, group: int) -> staging.AnyWork:
+def _submit(
+    name: str, loan: lent_memory.Loan, output: Optional[torch.Tensor], root_rank: int, group: int
+) -> staging.AnyWork:
     destination = None if output is None else (output.data_ptr(), output)
     root_rank = int(root_rank)
     return staging.submit(
@@ -38,8 +40,8 @@ def broadcast_async(
     """Asks for the root's tensor. All ranks' tensors have the same shape and type; they are left as they are, and a new
     one comes from `synchronize` of the returned handle."""
     group = group_for(process_set, "Broadcast")
-    loan, output = staging.lend_for_copy(tensor)
-    work = _ask(handles.name_of("broadcast", name, group), loan, output, root_rank, group)
+    loan, output = lent_memory.lend_for_copy(tensor)
+    work = _submit(handles.name_of("broadcast", name, group), loan, output, root_rank, group)
     return handles.put(work, lambda _results: loan.result() if output is None else output)
 
 
@@ -51,10 +53,10 @@ def broadcast_async_(
 ) -> int:
     """As `broadcast_async`, in place: `synchronize` returns the tensor itself, which then holds the root's data."""
     group = group_for(process_set, "Broadcast")
-    loan = staging.lend_to_write(tensor)
+    loan = lent_memory.lend_to_write(tensor)
     full_name = handles.name_of("broadcast", name, group)
-    work = _ask(full_name, loan, None, root_rank, group)
-    return handles.put(work, lambda _results: loan.give_back(full_name))
+    work = _submit(full_name, loan, None, root_rank, group)
+    return handles.put(work, lambda _results: loan.copy_back(full_name))
 
 
 def broadcast_(

@@ -17,7 +17,7 @@ from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, staging
+from farandole.torch import handles, lent_memory, staging
 from farandole.torch.reduce import allreduce, differentiable, grouped_allreduce
 
 __all__ = [
@@ -39,9 +39,9 @@ def allgather_async(
     The tensor is left as it is; a new one comes from `synchronize` of the returned handle."""
     group = group_for(process_set, "Allgather")
     full_name = handles.name_of("allgather", name, group)
-    loan = staging.lend(tensor)
+    loan = lent_memory.lend(tensor)
     work = staging.submit([loan], lambda: [_native.allgather(full_name, *loan.native_arguments(), group, None)])
-    return handles.put(work, lambda results: staging.adopt(results[0], loan.tensor.device))
+    return handles.put(work, lambda results: lent_memory.from_result(results[0], loan.tensor.device))
 
 
 def _rows_before(rows: Sequence[int], process_set: ProcessSet) -> list[int]:
@@ -84,7 +84,7 @@ def grouped_allgather_async(
     `synchronize` returns a list."""
     group = group_for(process_set, "Allgather")
     base_name = handles.name_of("grouped_allgather", name, group)
-    loans = [staging.lend(tensor) for tensor in tensors]
+    loans = [lent_memory.lend(tensor) for tensor in tensors]
     batch = (base_name, len(loans))
 
     def ask() -> list[_native.Handle]:
@@ -94,7 +94,7 @@ def grouped_allgather_async(
         ]
 
     def finish(results: list[_native.Result]) -> list[torch.Tensor]:
-        return [staging.adopt(result, loan.tensor.device) for result, loan in zip(results, loans)]
+        return [lent_memory.from_result(result, loan.tensor.device) for result, loan in zip(results, loans)]
 
     return handles.put(staging.submit(loans, ask), finish)
 
@@ -187,14 +187,14 @@ def alltoall_async(
     group = group_for(process_set, "Alltoall")
     rows = _read_splits(splits)
     full_name = handles.name_of("alltoall", name, group)
-    loan = staging.lend(tensor)
+    loan = lent_memory.lend(tensor)
     work: Any = staging.submit([loan], lambda: [_native.alltoall(full_name, *loan.native_arguments(), rows, group)])
     if not _fit(rows, tensor, process_set.size() or 1):
         work = _SplitsRefused(work)
 
     def finish(results: list[_native.Result]) -> tuple[torch.Tensor, torch.Tensor]:
         [result] = results
-        return staging.adopt(result, loan.tensor.device), _received(result.received_splits, splits)
+        return lent_memory.from_result(result, loan.tensor.device), _received(result.received_splits, splits)
 
     return handles.put(work, finish)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from farandole.torch import gradient_errors, mpi_ops, staging
+from farandole.torch import gradient_errors, lent_memory, mpi_ops
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.reduce_options import ReduceOptions
@@ -43,19 +43,19 @@ def pack(gradient: Gradient, grad: torch.Tensor, options: ReduceOptions) -> torc
         # Sums and averages of complex numbers are those of their parts.
         grad = torch.view_as_real(grad)
     compressed, context = options.compression.compress(grad)
-    packed = compressed.detach() if staging.is_on_device(compressed) else compressed.detach().contiguous()
+    packed = compressed.detach() if lent_memory.is_on_device(compressed) else compressed.detach().contiguous()
     gradient.unpack = lambda: _unpack(gradient, packed, context, options)
     return packed
 
 
-def stage(gradient: Gradient, loan: staging.Loan) -> None:
+def stage(gradient: Gradient, loan: lent_memory.Loan) -> None:
     """The packed tensor of this gradient is on a device, and a copy of it is reduced. The result is copied back before
     it is unpacked."""
     unpack = gradient.unpack
     assert unpack is not None, "invariant: a gradient on a device is packed"
 
     def unpack_staged() -> None:
-        loan.give_back(gradient.name)
+        loan.copy_back(gradient.name)
         unpack()
 
     gradient.unpack = unpack_staged

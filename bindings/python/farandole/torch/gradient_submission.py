@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from farandole import _native
-from farandole.torch import gradient_errors, gradient_packing, staging
+from farandole.torch import gradient_errors, gradient_packing, lent_memory, staging
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.reduce_options import ReduceOptions
@@ -32,7 +32,7 @@ class _Request:
     def native_arguments(self) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
         """Address, shape, element type and owner."""
         memory = self.memory
-        return memory.data_ptr(), self.shape, staging.DTYPE_CODES[memory.dtype], memory.untyped_storage()
+        return memory.data_ptr(), self.shape, lent_memory.DTYPE_CODES[memory.dtype], memory.untyped_storage()
 
 
 def submit(
@@ -47,7 +47,7 @@ def submit(
         if request is None:
             if key is not None and not was_sparse:
                 _warn_of_sparse(gradient)
-        elif staging.is_on_device(request.memory):
+        elif lent_memory.is_on_device(request.memory):
             on_device.append(request)
         else:
             on_host.append(request)
@@ -81,10 +81,10 @@ def _submit_staged(
     on_device: Sequence[_Request], on_host: Sequence[_Request], options: ReduceOptions, key: str | None
 ) -> staging.AnyWork:
     """Begins to copy what is on a device. It is submitted with one call, as soon as all copies are complete."""
-    loans = staging.lend_together([request.memory for request in on_device])
+    loans = lent_memory.lend_together([request.memory for request in on_device])
     for request, loan in zip(on_device, loans, strict=True):
         gradient_packing.stage(request.gradient, loan)
-    loans += [staging.Loan(request.memory, request.memory) for request in on_host]
+    loans += [lent_memory.Loan(request.memory, request.memory) for request in on_host]
     group, tensors = options.group(), []
     for request, loan in zip([*on_device, *on_host], loans, strict=True):
         address, _, dtype_code, owner = loan.native_arguments()

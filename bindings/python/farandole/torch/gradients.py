@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from farandole.torch.staging import DTYPE_CODES
+from farandole.torch.lent_memory import DTYPE_CODES
 
 if TYPE_CHECKING:
     from farandole.torch.gradient_queue import GradientBatch

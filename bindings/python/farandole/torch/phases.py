@@ -41,7 +41,7 @@ from torch.utils.data import dataloader
 
 from farandole import _native, phase_tracker, phases
 from farandole.phase_tracker import EVALUATION, FORWARD
-from farandole.torch import loader, staging
+from farandole.torch import lent_memory, loader, staging
 
 
 
@@ -50,7 +50,7 @@ class _PhaseTracker(phase_tracker.PhaseTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tail: Optional[staging.Ready] = None
+        self.tail: Optional[lent_memory.Event] = None
         """When a device has done its part of an evaluation that is over for the host and still open."""
         self.changing_mode = False
         self.has_batches = False
@@ -63,7 +63,7 @@ class _PhaseTracker(phase_tracker.PhaseTracker):
     def end_evaluation(self) -> None:
         """Evaluation is over for the host."""
         if self.evaluates():
-            self.tail = staging.promise()
+            self.tail = staging.unfinished_work()
             self.move_to(None)
 
     def move_to(self, name: Optional[str]) -> None:
@@ -75,7 +75,7 @@ class _PhaseTracker(phase_tracker.PhaseTracker):
     def close(self) -> None:
         """Whatever is open ends. What a device still has to do for an evaluation is left behind."""
         if self.tail is not None and self.inside == 0:
-            staging.leave_behind(EVALUATION, self.tail)
+            staging.carry_over(EVALUATION, self.tail)
             self.tail = None
         self.switch_to(None)
 

@@ -20,7 +20,7 @@ import torch
 from farandole import _native
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, staging
+from farandole.torch import handles, lent_memory, staging
 from farandole.torch.compression import Compression
 
 __all__ = [
@@ -60,20 +60,20 @@ class _Request:
     """A tensor in the engine. The result is in place, in `output`, or where the engine has read a copy of it."""
 
     name: str
-    loan: staging.Loan
+    loan: lent_memory.Loan
     in_place: bool
     output: Optional[torch.Tensor]
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, in_place: bool) -> _Request:
         """Lends a tensor."""
-        loan, output = (staging.lend_to_write(tensor), None) if in_place else staging.lend_for_copy(tensor)
+        loan, output = (lent_memory.lend_to_write(tensor), None) if in_place else lent_memory.lend_for_copy(tensor)
         return _Request(name, loan, in_place, output)
 
     def result(self) -> torch.Tensor:
         """The result, once the request is done."""
         if self.in_place:
-            return self.loan.give_back(self.name)
+            return self.loan.copy_back(self.name)
         return self.loan.result() if self.output is None else self.output
 
 
@@ -102,7 +102,7 @@ def _start_group(
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
     names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
-    if in_place and reduction.priority == 0 and all(map(staging.is_plain, tensors)):
+    if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
     requests = [_Request.of(name, tensor, in_place=in_place) for name, tensor in zip(names, tensors)]
     work = _submit(requests, reduction, group, (base_name, len(tensors)))
@@ -113,7 +113,7 @@ def _start_plain_group(
     tensors: list[torch.Tensor], names: list[str], base_name: str, reduction: _Reduction, group: int
 ) -> int:
     """Tensors that the engine works on in place need no copies, and one handle for all of them."""
-    codes = staging.DTYPE_CODES
+    codes = lent_memory.DTYPE_CODES
     arguments = [
         (name, tensor.data_ptr(), tensor.shape, codes[tensor.dtype], tensor.untyped_storage())
         for name, tensor in zip(names, tensors)
@@ -123,7 +123,7 @@ def _start_plain_group(
     def finish(_results: list[_native.Result]) -> list[torch.Tensor]:
         for tensor, (name, address, *_) in zip(tensors, arguments):
             if tensor.data_ptr() != address:
-                staging.refuse_moved(name)
+                lent_memory.raise_moved(name)
         return tensors
 
     return handles.put(staging.BatchWork(handle), finish)

@@ -17,7 +17,7 @@ import torch
 from farandole import _native
 from farandole.exports import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, staging
+from farandole.torch import handles, lent_memory, staging
 from farandole.torch.compression import Compression
 from farandole.torch.gather import allgather, grouped_allgather
 from farandole.torch.reduce import differentiable
@@ -41,12 +41,12 @@ def reducescatter_async(
     """
     group = group_for(process_set, "Reducescatter")
     full_name = handles.name_of("reducescatter", name, group)
-    loan = staging.lend(tensor)
+    loan = lent_memory.lend(tensor)
     how = (int(op), float(prescale_factor), float(postscale_factor))
     work = staging.submit(
         [loan], lambda: [_native.reducescatter(full_name, *loan.native_arguments(), *how, group, None)]
     )
-    return handles.put(work, lambda results: staging.adopt(results[0], loan.tensor.device))
+    return handles.put(work, lambda results: lent_memory.from_result(results[0], loan.tensor.device))
 
 
 def grouped_reducescatter_async(
@@ -61,7 +61,7 @@ def grouped_reducescatter_async(
     `synchronize` returns a list."""
     group = group_for(process_set, "Reducescatter")
     base_name = handles.name_of("grouped_reducescatter", name, group)
-    loans = [staging.lend(tensor) for tensor in tensors]
+    loans = [lent_memory.lend(tensor) for tensor in tensors]
     how = (int(op), float(prescale_factor), float(postscale_factor))
     batch = (base_name, len(loans))
 
@@ -72,7 +72,7 @@ def grouped_reducescatter_async(
         ]
 
     def finish(results: list[_native.Result]) -> list[torch.Tensor]:
-        return [staging.adopt(result, loan.tensor.device) for result, loan in zip(results, loans)]
+        return [lent_memory.from_result(result, loan.tensor.device) for result, loan in zip(results, loans)]
 
     return handles.put(staging.submit(loans, ask), finish)
 

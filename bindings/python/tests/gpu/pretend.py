@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from farandole.torch import gradients, staging
+from farandole.torch import gradients, lent_memory, staging
 
 COPY_SECONDS = 0.002
 """How long a gradient takes to the host."""
@@ -37,20 +37,20 @@ class Device:
 
     def __init__(self) -> None:
         self.done_at = 0.0
-        staging.is_plain = lambda tensor: False
-        staging.lend = self._lend
-        staging.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
-        staging.is_on_device = lambda tensor: True
-        staging.promise = self._promise
+        lent_memory.is_plain = lambda tensor: False
+        lent_memory.lend = self._lend
+        lent_memory.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
+        lent_memory.is_on_device = lambda tensor: True
+        staging.unfinished_work = self._promise
         gradients.Gradient.reduces_in_place = lambda gradient, grad: False
 
     def compute(self, seconds: float) -> None:
         """Gives it work, and returns at once."""
         self.done_at = max(self.done_at, time.monotonic()) + seconds
 
-    def _lend(self, tensor: torch.Tensor) -> staging.Loan:
+    def _lend(self, tensor: torch.Tensor) -> lent_memory.Loan:
         host = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return staging.Loan(tensor, host, Moment(self.done_at + COPY_SECONDS), Moment(self.done_at))
+        return lent_memory.Loan(tensor, host, Moment(self.done_at + COPY_SECONDS), Moment(self.done_at))
 
     def _promise(self) -> Moment | None:
         done = Moment(self.done_at)

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from farandole.torch import staging
+from farandole.torch import lent_memory, staging
 
 
 class Gate:
@@ -40,48 +40,48 @@ def results_without_an_engine(monkeypatch):
 def gated(value=1.0):
     tensor = torch.zeros(2)
     gate = Gate()
-    return staging.Loan(tensor, torch.full((2,), value), gate), gate
+    return lent_memory.Loan(tensor, torch.full((2,), value), gate), gate
 
 
 def test_contiguous_host_memory_is_lent_as_it_is():
     for tensor in (torch.ones(3), torch.ones(()), torch.empty(0, 4), torch.nn.Parameter(torch.ones(2, 2))):
-        loan = staging.lend(tensor)
-        assert not loan.is_stand_in
+        loan = lent_memory.lend(tensor)
+        assert not loan.is_copy
         assert loan.native_arguments()[0] == tensor.data_ptr()
-        assert loan.give_back("x") is tensor and not loan.has_moved()
+        assert loan.copy_back("x") is tensor and not loan.has_moved()
 
 
-def test_other_memory_gets_a_stand_in():
+def test_other_memory_gets_a_host_copy():
     for tensor in (torch.ones(3, 4).t(), torch.ones(6)[::2], torch.ones(4).expand(3, 4), torch.ones(2, 3, 4, 5)[:, 1]):
-        loan = staging.lend(tensor)
-        assert loan.is_stand_in and loan.host.is_contiguous()
+        loan = lent_memory.lend(tensor)
+        assert loan.is_copy and loan.host.is_contiguous()
         assert loan.host.data_ptr() != tensor.data_ptr()
         torch.testing.assert_close(loan.host, tensor)
 
 
-def test_a_result_goes_from_the_stand_in_to_where_the_tensor_lies():
+def test_a_result_is_copied_back_to_where_the_tensor_lies():
     memory = torch.zeros(4, 6)
     view = memory[:, ::2]
-    loan = staging.lend_to_write(view)
+    loan = lent_memory.lend_to_write(view)
     loan.host.fill_(5)
-    assert loan.give_back("x") is view
+    assert loan.copy_back("x") is view
     assert torch.all(memory[:, ::2] == 5) and torch.all(memory[:, 1::2] == 0)
 
 
 def test_a_tensor_with_other_memory_is_not_given_a_result():
     for tensor in (torch.ones(6), torch.ones(2, 3).t()):
-        loan = staging.lend_to_write(tensor)
+        loan = lent_memory.lend_to_write(tensor)
         loan.native_arguments()
         tensor.data = torch.zeros(1)
         assert loan.has_moved()
         with pytest.raises(ValueError, match="memory of tensor 'x' was replaced"):
-            loan.give_back("x")
+            loan.copy_back("x")
 
 
 def test_host_memory_that_moves_while_its_group_waits_for_a_device_is_not_lent():
     staged, gate = gated()
     tensor = torch.ones(4)
-    loan = staging.lend(tensor)
+    loan = lent_memory.lend(tensor)
     loan.native_arguments()
     work = staging.submit([staged, loan], lambda: [Done()])
     tensor.resize_(1 << 20)
@@ -108,48 +108,48 @@ def test_a_batch_waits_for_its_data_too():
 
 def test_tensors_on_the_host_are_lent_together_as_they_are_alone():
     tensors = [torch.ones(3), torch.ones(2, 3).t()]
-    loans = staging.lend_together(tensors)
-    assert [loan.is_stand_in for loan in loans] == [False, True]
+    loans = lent_memory.lend_together(tensors)
+    assert [loan.is_copy for loan in loans] == [False, True]
     assert all(loan.tensor is tensor for loan, tensor in zip(loans, tensors))
 
 
 def test_negative_views_are_resolved():
     tensor = torch.view_as_complex(torch.ones(3, 2)).conj().imag
     assert tensor.is_neg()
-    torch.testing.assert_close(staging.lend(tensor).host, torch.full((3,), -1.0))
+    torch.testing.assert_close(lent_memory.lend(tensor).host, torch.full((3,), -1.0))
 
 
 def test_in_place_results_do_not_disturb_autograd():
     base = torch.ones(2, 4, requires_grad=True)
     view = (base * 2).t()
     product = view * view
-    staging.lend_to_write(view.detach()).give_back("x")
+    lent_memory.lend_to_write(view.detach()).copy_back("x")
     product.sum().backward()
 
 
 def test_a_copy_has_a_place_of_its_own_only_where_nothing_was_copied_yet():
     tensor = torch.ones(3, requires_grad=True)
-    _, output = staging.lend_for_copy(tensor)
+    _, output = lent_memory.lend_for_copy(tensor)
     assert output is not None and not output.requires_grad and output.data_ptr() != tensor.data_ptr()
-    loan, output = staging.lend_for_copy(torch.ones(3, 4).t())
+    loan, output = lent_memory.lend_for_copy(torch.ones(3, 4).t())
     assert output is None and loan.result() is loan.host
 
 
 def test_what_cannot_be_lent():
     for tensor in (torch.ones(2, dtype=torch.complex64), torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
         with pytest.raises(ValueError, match="is not supported"):
-            staging.lend(tensor)
+            lent_memory.lend(tensor)
         with pytest.raises(ValueError, match="is not supported"):
-            staging.lend_to_write(tensor)
+            lent_memory.lend_to_write(tensor)
     with pytest.raises(ValueError, match="A tensor was expected"):
-        staging.lend([1.0, 2.0])
+        lent_memory.lend([1.0, 2.0])
     with pytest.raises(ValueError, match="share one place in memory"):
-        staging.lend_to_write(torch.ones(1).expand(3))
-    assert staging.lend_to_write(torch.ones(1).expand(1)).host.numel() == 1
+        lent_memory.lend_to_write(torch.ones(1).expand(3))
+    assert lent_memory.lend_to_write(torch.ones(1).expand(1)).host.numel() == 1
 
 
 def test_requests_whose_data_are_there_are_asked_for_at_once():
-    work = staging.submit([staging.lend(torch.ones(2))], lambda: [Done("result")])
+    work = staging.submit([lent_memory.lend(torch.ones(2))], lambda: [Done("result")])
     assert isinstance(work, staging.Work)
     assert work.poll() and work.wait() == ["result"]
     with pytest.raises(ValueError, match="wrong"):
@@ -168,7 +168,7 @@ def test_requests_wait_for_their_data_and_keep_their_order():
     def ask(number):
         return lambda: asked.append(number) or [Done(number)]
 
-    works = [staging.submit([first], ask(1)), staging.submit([second, staging.lend(torch.ones(1))], ask(2))]
+    works = [staging.submit([first], ask(1)), staging.submit([second, lent_memory.lend(torch.ones(1))], ask(2))]
     second_gate.opened.set()
     assert not works[0].poll() and not works[1].poll()
     assert asked == []
@@ -202,7 +202,7 @@ def marks(monkeypatch):
 def on_device():
     """A loan whose data a device computes and then copies, when the test says so."""
     computed, ready = Gate(), Gate()
-    return staging.Loan(torch.zeros(2), torch.zeros(2), ready, computed), computed, ready
+    return lent_memory.Loan(torch.zeros(2), torch.zeros(2), ready, computed), computed, ready
 
 
 def after(condition, gate):
@@ -255,7 +255,7 @@ def test_a_device_that_computes_while_it_copies_loses_nothing(marks):
 def test_what_a_device_has_left_of_a_phase_is_waited_for_in_that_phases_name(marks):
     left, (loan, computed, ready) = Gate(), on_device()
     work = staging.submit([loan], lambda: [Done("result")])
-    staging.leave_behind("evaluation", left)
+    staging.carry_over("evaluation", left)
     threads = [
         after(lambda: marks == [("begin", "evaluation")], left),
         after(lambda: marks[-1:] == [("begin", "device work")], computed),
@@ -271,7 +271,7 @@ def test_what_a_device_has_left_of_a_phase_is_waited_for_in_that_phases_name(mar
 def test_what_a_device_has_done_of_a_phase_is_not_waited_for(marks):
     done, (loan, computed, ready) = Gate(), on_device()
     done.opened.set()
-    staging.leave_behind("evaluation", done)
+    staging.carry_over("evaluation", done)
     work = staging.submit([loan], lambda: [Done("result")])
     threads = [after(lambda: bool(marks), gate) for gate in (computed, ready)]
     work.wait()
@@ -287,7 +287,7 @@ def test_a_phase_ends_also_where_the_device_fails(marks):
             raise RuntimeError("the device is gone")
 
     gate = Broken()
-    work = staging.submit([staging.Loan(torch.zeros(2), torch.zeros(2), gate, gate)], lambda: [Done()])
+    work = staging.submit([lent_memory.Loan(torch.zeros(2), torch.zeros(2), gate, gate)], lambda: [Done()])
     thread = after(lambda: bool(marks), gate)
     with pytest.raises(RuntimeError, match="the device is gone"):
         work.wait()

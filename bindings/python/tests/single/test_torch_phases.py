@@ -125,8 +125,8 @@ def watch(monkeypatch):
     marks, tail, left = [], Moment(), []
     monkeypatch.setattr(phases._native, "phase_begin", lambda name: marks.append(f"+{name}"))
     monkeypatch.setattr(phases._native, "phase_end", lambda name: marks.append(f"-{name}"))
-    monkeypatch.setattr(staging, "promise", lambda: None if tail.over else tail)
-    monkeypatch.setattr(staging, "leave_behind", lambda phase, done: left.append((phase, done)))
+    monkeypatch.setattr(staging, "unfinished_work", lambda: None if tail.over else tail)
+    monkeypatch.setattr(staging, "carry_over", lambda phase, done: left.append((phase, done)))
     watch = phases._PhaseTracker()
     watch.thread = threading.get_ident()
     watch.switch_to(phases.EVALUATION)
