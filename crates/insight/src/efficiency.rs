@@ -3,10 +3,13 @@
 //! With `n` ranks, the time `T`, the useful time `u_r` of rank `r`, and `T_ideal`, the time on a network on which an
 //! operation is done as soon as the last rank has come:
 //!
-//! ```text load balance               = mean(u_r) / max(u_r) serialisation efficiency   = max(u_r) / T_ideal transfer
-//! efficiency        = T_ideal / T communication efficiency   = max(u_r) / T       = serialisation × transfer parallel
-//! efficiency        = mean(u_r) / T      = load balance × communication own-code efficiency        = T_ideal without
-//! the script's own code / T_ideal, a factor of the serialisation efficiency
+//! ```text
+//! load balance               = mean(u_r) / max(u_r)
+//! serialisation efficiency   = max(u_r) / T_ideal
+//! transfer efficiency        = T_ideal / T
+//! communication efficiency   = max(u_r) / T       = serialisation × transfer
+//! parallel efficiency        = mean(u_r) / T      = load balance × communication
+//! own-code efficiency        = T_ideal without own code / T_ideal: a factor of the serialisation efficiency
 //! ```
 //!
 //! The model knows work and everything else. An input pipeline that starves all ranks alike leaves the load balanced

@@ -21,7 +21,7 @@ use crate::history::{Activity, History, Legs};
 /// Something to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// Nobody waits for input.
+    /// No rank waits for input.
     NoInputWait,
     /// The script's own code takes no time.
     NoOwnCode,
@@ -33,7 +33,7 @@ pub enum Change {
     Balanced,
     /// The phase of this name, where only some ranks had it, is shared by all.
     Shared(String),
-    /// The phase of this name, where only some ranks had it, is left to somebody else.
+    /// The phase of this name, where only some ranks had it, is moved to another job.
     Moved(String),
     /// Agreement takes no time.
     NoAgreement,
@@ -109,9 +109,9 @@ impl Replay {
         Replay { actions, stages, members }
     }
 
-    /// Lets every rank go on until it waits for something unknown, again and again until all are at their end. The
-    /// order of a recording can be kept, so somebody can always go on; if a recording is at odds with itself, a rank
-    /// that nobody can release does not wait.
+    /// Advances every rank until it waits for an operation whose end is not known, again and again until all are at
+    /// their end. In a consistent recording some rank can always advance; in an inconsistent one, a rank that no other
+    /// can release does not wait.
     fn run(&self) -> u64 {
         let mut now_ns = vec![0; self.actions.len()];
         let mut next = vec![0; self.actions.len()];

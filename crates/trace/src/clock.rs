@@ -29,20 +29,18 @@ fn kernel_ns() -> u64 {
 
 /// One moment on this clock and in nanoseconds since 1970.
 pub(crate) fn anchor() -> (u64, u64) {
-    // Whoever is interrupted between the two clocks looks again: of some looks the one with the shortest time between
-    // counts.
-    let look = || {
+    // A thread may be interrupted between the two clocks, so the reading with the shortest time in between counts.
+    let read = || {
         let before = kernel_ns();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let after = kernel_ns();
         (after - before, before + (after - before) / 2, unix)
     };
-    let (_, moment, unix) = (0..5).map(|_| look()).min().expect("invariant: five looks were taken");
+    let (_, moment, unix) = (0..5).map(|_| read()).min().expect("invariant: five readings were taken");
     (moment, unix)
 }
 
-/// What tells this clock from those of other hosts: the id that the kernel gave itself when it started. Empty where
-/// there is none.
+/// Identifies the clock of this host: the boot id of the kernel. Empty where there is none.
 pub(crate) fn id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }

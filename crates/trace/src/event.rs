@@ -1,17 +1,16 @@
 //! Events: what can happen on a rank, and when.
 //!
-//! A [`Record`] is a moment, a thread and an [`Event`]. Events are *boundaries*: each says that something is over or
-//! begins, and what lies between two of them is for whoever reads them to name. They follow a gradient on its way: its
-//! request is *submitted*; the bucket that it was *fused* into is *started*, *entered* by all ranks where that matters,
-//! *packed*; it takes *steps*, between which it may be *waiting* for a peer and then *resumed*; it is
-//! *transferred*; it is unpacked and with that *finished*; and each request is *done*. Beside these there are the
-//! *phases* of the program (forward, backward, waiting for input, …), samples of where its thread is while it is in
-//! none, marks for iterations and epochs, stalls and aborts.
+//! A [`Record`] is a moment, a thread and an [`Event`]. Events are *boundaries*: each says that something begins or
+//! ends; readers name what lies between. They follow a gradient: its request is *submitted*; the bucket that it was
+//! *fused* into is *started*, *entered* by all ranks where that matters, and *packed*; it takes *steps*, between which
+//! it may be *waiting* for a peer and then *resumed*; it is *transferred*; it is unpacked and with that *finished*; and
+//! each request is *done*. There are also the *phases* of the program (forward, backward, waiting for input, …), stack
+//! samples of its thread while it is in none, marks for iterations and epochs, stalls and aborts.
 //!
-//! Every record is four words of 64 bits ([`Record::to_words`]), so that it can be kept in a ring of words and lie in a
-//! file as it is. Texts are not in it: names stand in a table beside the records, and a record has their number.
+//! Every record is four words of 64 bits ([`Record::to_words`]), the same in rings and in files. A record contains no
+//! text: names are in a table beside the records, and a record has their number.
 //!
-//! What is deliberately not here: durations, and which event belongs to which. Two events of one operation have the
+//! What is deliberately not here: durations, and which events belong together. Two events of one operation have the
 //! same group and the same number of operation, on all ranks.
 
 /// Bytes of a record in a file.
@@ -53,7 +52,7 @@ impl From<u32> for GroupNumber {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OperationNumber(pub u64);
 
-/// An enum whose discriminants lie in files: the variants, their numbers and the words that people read.
+/// An enum whose discriminants are in files: the variants, their numbers and their names for people.
 macro_rules! coded {
     ($(#[$text:meta])* $name:ident { $($(#[$variant_text:meta])* $variant:ident = $code:literal, $word:literal;)+ }) => {
         $(#[$text])*
@@ -109,7 +108,7 @@ coded! {
         Alltoall = 3, "alltoall";
         /// Combine, everybody gets a part of the result.
         ReduceScatter = 4, "reducescatter";
-        /// Nobody goes on before all have come.
+        /// No rank continues before all have come.
         Barrier = 5, "barrier";
         /// A rank that has no more data.
         Join = 6, "join";
@@ -254,7 +253,7 @@ pub enum Event {
     /// Direct calls since the last record, before this operation, that were over so soon that writing them down would
     /// have taken longer.
     Skipped { group: GroupNumber, operation: OperationNumber, calls: u32, bytes: u64 },
-    /// The driver has taken in what was submitted. Only while somebody shows it.
+    /// The driver has taken the submitted requests. Only while a timeline shows it.
     Cycle,
     /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have
     /// no such record: their thread waits from `Started` to `Finished`.
@@ -393,7 +392,7 @@ fn peer_of(number: u32) -> Option<u32> {
 }
 
 impl Event {
-    // Whoever records knows which event it is, so nothing is left of this match where it is expanded.
+    // Callers record a known variant, so the compiler removes this match where it is inlined.
     #[inline(always)]
     fn fields(&self) -> Fields {
         let plain = Fields { kind: 0, code: 0, small: 0, number: 0, group: GroupNumber(0), bytes: 0 };

@@ -6,13 +6,13 @@
 //!
 //! ```text
 //! kind        content
-//! 1 header    who wrote it (the first block)
+//! 1 header    rank, host, clock and settings (the first block)
 //! 2 names     first number, then texts with shapes
 //! 3 threads   numbers and names
 //! 4 groups    numbers and members
 //! 5 records   32 bytes each, in any order
 //! 6 dropped   how many more records were overwritten before they could be written
-//! 7 end       on what occasion it was written (the last block)
+//! 7 end       why it was written (the last block)
 //! 8 setting   one that became known after the header was written: name and value
 //! ```
 //!
@@ -60,7 +60,7 @@ pub enum ReadError {
     Unreadable(String),
     /// It is something else.
     NotATrace,
-    /// Its writer was ended before it had said who it is.
+    /// Its writer ended before it had written the header.
     NoHeader,
     /// It is of another version.
     Version(u32),
@@ -269,7 +269,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Trace, ReadError> {
 
 /// Adds a block's content; `None` if it is not what its kind says.
 fn take_in(trace: &mut Trace, kind: u8, content: &[u8]) -> Option<()> {
-    // Nothing follows the end. A file that says otherwise was put together by somebody else.
+    // Nothing follows the end in a file of ours.
     if matches!(trace.ending, TraceEnding::Complete(_)) {
         return None;
     }

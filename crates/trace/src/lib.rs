@@ -1,17 +1,16 @@
 //! Records what each rank did, and when.
 //!
-//! Every rank records the boundaries of what it does ([`event`]) into rings of fixed size that are always on. What is
-//! in them can be written to a file at any time ([`mod@file`]), and is read back as a [`Trace`]. [`timeline`] writes
-//! one rank's timeline while it runs, as Horovod's users know it; [`live`] is what others may know of a rank while it
-//! runs.
+//! Every rank records events ([`event`]) into rings of fixed size that are always on. Their content can be written to a
+//! file at any time ([`mod@file`]), and is read back as a [`Trace`]. [`timeline`] writes Horovod's timeline of one rank
+//! while it runs; [`live`] makes samples of a running rank.
 //!
-//! This crate knows no other crate of the project, and no tensor: whoever does something says so here in terms of
-//! [`event`]. Reading is total: whatever lies in a file, the answer is a trace or an error.
+//! This crate depends on no other crate of the project and knows no tensor. Decoding is total: any file gives a trace
+//! or an error.
 //!
-//! What the records of a job mean is the business of `farandole-insight`.
+//! The analysis of traces is in `farandole-insight`.
 
 #![deny(unsafe_code)]
-// Under the model checker only the ring is of interest; `tests/loom_ring.rs` takes it in by itself.
+// Under loom only the ring is of interest; `tests/loom_ring.rs` includes it as a module.
 #![cfg(not(loom))]
 
 mod bytes;

@@ -25,7 +25,7 @@ use crate::trace::{NameEntry, Trace, TraceHeader};
 
 /// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a
 /// bucket some ten, so a model of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250:
-/// enough to see what led to a trouble, and little beside one fusion buffer.
+/// enough to see what led to an abort, and little beside one fusion buffer.
 pub const DEFAULT_RECORDS: usize = 1 << 18;
 
 /// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back
@@ -59,14 +59,14 @@ pub struct Recorder {
     /// Settings that became known after the start, as they came.
     settings: Mutex<Vec<(String, String)>>,
     templates: Mutex<Templates>,
-    /// Whether somebody shows where the driver took requests in.
+    /// Whether a timeline shows when the driver took requests.
     cycles: AtomicBool,
     /// Whether a trace of the whole run is kept, so that samples of the program's stack are worth taking. Set by the
-    /// trace writer; read by whoever samples.
+    /// trace writer; read by the sampler of the front end.
     samples: AtomicBool,
     bell: OnceLock<Bell>,
     /// Since when a thread has been waiting for the result of a request; zero: none does. Stored by threads before and
-    /// after a wait, of several the last one counts; read by whoever samples (`live`), because the record of a wait
+    /// after a wait, of several the last one counts; read by `live::Sampler`, because the record of a wait
     /// comes when it is over.
     blocked_since_ns: AtomicU64,
     records: usize,
@@ -138,7 +138,7 @@ impl Recorder {
         Recorder::new(Identity::default(), 0)
     }
 
-    /// Who records.
+    /// The header of its traces.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }
@@ -170,8 +170,8 @@ impl Recorder {
         RingWriter { producer: Some(producer), recorder: Arc::clone(self), thread: ThreadId::current() }
     }
 
-    /// The number of a name, for whoever will use it again and again; valid while [`Recorder::knows`] says so. The
-    /// shape of a tensor is noted where the name is new.
+    /// The number of a name; valid while [`Recorder::knows`] says so. The shape of a tensor is kept where the name is
+    /// new.
     pub fn intern(&self, text: &Arc<str>, shape: &[u64]) -> NameId {
         if !self.is_on() {
             return NameId::NONE;
@@ -202,36 +202,36 @@ impl Recorder {
         }
     }
 
-    /// Enters requests that will travel together again and again in a bucket of so many bytes, for
+    /// Enters the requests of a bucket of so many bytes that comes again and again, for
     /// [`RingWriter::write_edge`] and [`RingWriter::write_bucket`]. `None` if there are too many of such; then each
     /// gets records of its own.
     pub fn template(&self, requests: impl IntoIterator<Item = TemplateEntry>, bytes: u64) -> Option<TemplateId> {
         lock(&self.templates).enter(requests.into_iter().collect(), bytes)
     }
 
-    /// Whether anybody wants to know where the driver took requests in ([`Event::Cycle`]).
+    /// Whether [`Event::Cycle`] is recorded.
     #[inline]
     pub fn wants_cycles(&self) -> bool {
         self.cycles.load(Ordering::Relaxed)
     }
 
-    /// From now on somebody does.
+    /// Records [`Event::Cycle`] from now on.
     pub(crate) fn want_cycles(&self) {
         self.cycles.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody wants to know where the program is while it is in no phase ([`Event::Sampled`]).
+    /// Whether [`Event::Sampled`] is recorded.
     #[inline]
     pub fn wants_samples(&self) -> bool {
         self.samples.load(Ordering::Relaxed) && self.is_on()
     }
 
-    /// From now on somebody does.
+    /// Records [`Event::Sampled`] from now on.
     pub(crate) fn want_samples(&self) {
         self.samples.store(true, Ordering::Relaxed);
     }
 
-    /// Nobody does any more.
+    /// Records [`Event::Sampled`] no more.
     pub(crate) fn want_no_samples(&self) {
         self.samples.store(false, Ordering::Relaxed);
     }
@@ -263,7 +263,7 @@ impl Recorder {
     /// The wait is over, and its record was left.
     #[inline]
     pub fn unblock(&self) {
-        // Release: whoever sees this sees the record.
+        // Release: a thread that sees this sees the record.
         self.blocked_since_ns.store(0, Ordering::Release);
     }
 
@@ -313,7 +313,7 @@ impl Recorder {
         }
     }
 
-    /// Records a phase of somebody outside of this process, such as a process of a data loader, when it is over: in a
+    /// Records a phase of another process, such as a worker of a data loader, when it is over: in a
     /// row of this name.
     pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
         if self.is_on() && begin_ns <= end_ns {

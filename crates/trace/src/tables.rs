@@ -1,10 +1,10 @@
 //! The tables beside the rings: names, threads and groups.
 //!
-//! A name gets a number when it is first met and keeps it until so many others have come that it is forgotten: programs
-//! that make up a new name for each request would fill the memory otherwise. Numbers are never used for another name.
-//! Threads are numbered in the process, not in a recorder: a thread is what it is whichever rank it works for. The
-//! number of a thread that has ended is given to a later one of the same name, so that a row of a timeline is about one
-//! kind of thread; and to any other when many have come.
+//! A name gets a number when it first occurs, and keeps it until `NAMES_MAX` others have come: programs that make up a
+//! new name for each request would fill the memory otherwise. A number is never used for another name. Threads are
+//! numbered in the process, not in a recorder, because a thread may work for several ranks. The number of a thread that
+//! has ended is given to a later one of the same name, so that a row of a timeline shows one kind of thread; when there
+//! are many rows, to any other thread.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
@@ -78,7 +78,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// A number for somebody of this name, or without one, and notes the name; nothing if all are taken.
+    /// Takes a number for a thread of this name, or without one; `None` if all are taken.
     fn take_number(&mut self, name: Option<&str>) -> Option<u16> {
         let text = |number: usize| name.map_or_else(|| format!("thread {number}").into(), Arc::from);
         let same = self.free.iter().position(|&number| self.names[usize::from(number)] == text(usize::from(number)));
@@ -146,7 +146,7 @@ impl ThreadId {
         }))
     }
 
-    /// Gives this thread a name, for whoever knows a better one than the system does.
+    /// Gives this thread a name, for front ends that know a better one than the system does.
     pub(crate) fn name_current(name: &str) {
         // A thread that has no number yet gets that of an earlier one of this name.
         let slot = |slot: &OnceCell<ThreadSlot>| slot.get_or_init(|| ThreadSlot::named(Some(name))).0;

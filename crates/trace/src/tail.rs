@@ -1,7 +1,7 @@
 //! Follows a recorder: what is new since the last reading.
 //!
 //! A [`Tail`] remembers how far it has read; any number of them may follow one recorder. Records are taken first and
-//! tables afterwards, because whoever writes a record has entered its name before: so every name of a record is in
+//! tables afterwards, because a writer enters a name before the record: so every name of a record is in
 //! the [`Update`] or in an earlier one.
 
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Tail {
         tail
     }
 
-    /// Reads what comes from now on; names are told from the start.
+    /// Reads what comes from now on; names come from the start.
     pub(crate) fn from_now(recorder: &Recorder) -> Tail {
         let mut tail = Tail::from_start();
         tail.next = recorder.rings().iter().map(|ring| ring.written()).collect();

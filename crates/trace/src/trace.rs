@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::event::{Event, GroupNumber, NameId, Phase, Record, ThreadId};
 use crate::file::{self, ReadError};
 
-/// Who wrote a trace, where, and with which settings.
+/// The rank, host, clock and settings of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceHeader {
     /// The rank, in the world.
@@ -79,7 +79,7 @@ pub struct NameEntry {
 }
 
 impl Names {
-    /// Enters a text under a number; for whoever reads a file.
+    /// Enters a text under a number; for decoders.
     pub fn insert(&mut self, id: NameId, named: NameEntry) {
         self.ids.entry(Arc::clone(&named.text)).or_insert(id);
         self.texts.insert(id, named);

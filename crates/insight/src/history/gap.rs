@@ -2,7 +2,7 @@
 //!
 //! A history is made of what there is. A rank without a trace has no lane, and counts neither for what was done nor for
 //! what was lost; operations are those that all *recorded* members went through. A trace that ends before the others
-//! ends the history, because from then on nobody knows what that rank did; but if it covers less than half of the run,
+//! ends the history, because nothing is known of that rank from then on; but if it covers less than half of the run,
 //! more is known without that rank than with it, and it is left out. Either way the history says so
 //! ([`History::gaps`](super::History::gaps)).
 

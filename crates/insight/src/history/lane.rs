@@ -1,9 +1,9 @@
-//! The lane of a rank out of its records: what its program's thread did at every moment.
+//! Builds the lane of a rank from its records: what its program's thread did at every moment.
 //!
 //! The program's thread is the one that marks iterations; without any, the one that marks phases and waits for results;
 //! where several do, the one that does so most. Its phases say whether it works, waits for input or writes a
 //! checkpoint, the innermost one first. What it was blocked in lies over that. What is in no phase is the script's own
-//! code where that can be told (`own.rs`), and work otherwise.
+//! code where that is known (`own.rs`), and work otherwise.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use farandole_trace::event::{self, Event, GroupNumber, ThreadId};
 /// A time in which the program's thread was blocked, and in what.
 pub(super) type Blocked = (u64, u64, Option<usize>);
 
-/// The thread whose doings are the rank's lane.
+/// The thread whose activity is the rank's lane.
 pub(super) fn program_thread(trace: &Trace) -> Option<ThreadId> {
     let mut marks: BTreeMap<ThreadId, (u64, u64)> = BTreeMap::new();
     for record in &trace.records {

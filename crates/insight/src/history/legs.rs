@@ -2,7 +2,7 @@
 //!
 //! Ranks have nothing in common but the operations that all of them take part in. A rank's *leg* number `n` is its time
 //! between its submissions to the world's operations `n - 1` and `n`. What ranks do in the same leg they do side by
-//! side: whoever takes longer in it keeps the others waiting, and a phase that one rank has in a leg and another has
+//! side: a rank that takes longer in it makes the others wait, and a phase that one rank has in a leg and another has
 //! not is one that only some ranks work in.
 
 use super::{History, Phase, PhaseKind};

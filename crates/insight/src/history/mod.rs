@@ -53,9 +53,9 @@ pub struct History {
 /// What one rank did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankHistory {
-    /// Whether nothing of it is recorded. Then it has no lane, and it counts for nothing.
+    /// Whether it is not recorded. Then it has no lane and does not count.
     pub missing: bool,
-    /// What tells its host from others: the host's name, and behind a slash what else is needed for that.
+    /// Identifies its host: the host's name and, after a slash, what else is needed for that.
     pub host: String,
     /// Cores that the rank could use, if known.
     pub cores: Option<usize>,

@@ -6,7 +6,7 @@
 //! anything between a step and the next batch. What lies outside of the loop is set-up and wind-down, which a run pays
 //! once.
 //!
-//! **Invariant:** own code is only told where the forward pass is known to be marked. A front end that does not see
+//! **Invariant:** own code is reported only where the forward pass is known to be marked. A front end that does not see
 //! where forward begins (a script that makes its batches itself, a program that marks backward alone) leaves the
 //! forward pass outside of every phase, and calling that own code would be wrong. So there must be forward and backward
 //! phases, and forward ones must not be far shorter than backward ones; or phases that are whole training steps. All
@@ -25,7 +25,7 @@ use farandole_trace::event::{self, Event, ThreadId};
 /// takes longer than the network.)
 const SHORTEST_FORWARD: u64 = 20;
 
-/// The training loop of each rank, if own code can be told: see the module's text.
+/// The training loop of each rank, if own code is known: see the module's text.
 pub(super) fn training_loops(ranks: &[Vec<Phase>]) -> Vec<Option<(u64, u64)>> {
     let forward_ns = usual_ns(ranks, event::Phase::Forward);
     let backward_ns = usual_ns(ranks, event::Phase::Backward);

@@ -66,7 +66,7 @@ pub fn report(verdict: &Verdict) -> Value {
     })
 }
 
-/// Places of own code that are told; those of a script with many have little each.
+/// Hot spots in the report; further ones have little time each.
 const PLACES: usize = 10;
 
 fn gap(gap: &Gap) -> Value {

@@ -22,7 +22,7 @@ use crate::history::{Gap, History, HotSpots, TimeWindow};
 use crate::loss::{Evidence, LossCause, TimeSplit};
 use crate::replay::{Change, predicted_ns};
 
-/// Losses below this share of the time are listed, but get no advice: nobody would notice that they are gone.
+/// Losses below this share of the time are listed, but get no advice.
 pub const WORTH_A_FINDING_PERCENT: f64 = 1.0;
 
 /// How much of all lateness must be one rank's for it to be called slow. Where ranks are late by turns no rank is to
@@ -86,7 +86,7 @@ pub struct Finding {
     pub evidence: Evidence,
     /// When and where, in sentences.
     pub sentences: Vec<String>,
-    /// What it would bring if this loss, and nothing else, were gone; `None` where nobody can say how.
+    /// The gain if this loss, and nothing else, were gone; `None` where no change removes it.
     pub without: Option<Gain>,
     /// What can be done, best first.
     pub advice: Vec<Advice>,

@@ -68,7 +68,7 @@ pub(super) fn title(name: &str, phase: Option<&str>, hot_spots: &HotSpots) -> St
 /// What is more than this share is most of it, in percent.
 const MOST_PERCENT: f64 = 50.0;
 
-/// When and where a loss was seen, and whose doing it is.
+/// When and where a loss was seen, and the responsible ranks.
 pub(super) fn sentences(
     analysis: &Analysis<'_>,
     topic: &Topic,
@@ -128,7 +128,7 @@ const PLACES_NAMED: usize = 3;
 /// What has less than this share is not named, in percent.
 const WORTH_NAMING_PERCENT: f64 = 5.0;
 
-/// When a loss was seen and, if it is not the doing of some, on which ranks.
+/// When a loss was seen and, if no ranks are responsible, on which ranks.
 fn evidence(history: &History, evidence: &Evidence, responsible: &[usize]) -> Vec<String> {
     let mut sentences = Vec::new();
     if evidence.iterations > 0 {

@@ -2,7 +2,7 @@
 //!
 //! A [`Sampler`] follows a rank's recorder and adds up what it finds; nothing is counted where events are recorded. It
 //! makes a [`LiveSample`]: totals since the rank began ([`Counts`]), what it is doing right now, and its last stall. It
-//! travels as bytes, so whoever passes it on need not know what is in it. [`SampleRates`] is what lies between two of
+//! travels as bytes, so the processes that forward it need not decode it. [`SampleRates`] is what lies between two of
 //! them.
 
 mod sample;

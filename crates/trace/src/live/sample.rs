@@ -1,19 +1,18 @@
-//! What is told of a rank, and its bytes.
+//! A live sample of a rank, and its encoding.
 //!
 //! ```text
-//! form 1 | counts, each 8 | iteration, epoch: 1 or 9 | blocked 8 | peer: 1 or 5 | phase: text | stall: 1 or more
+//! version 1 | counts, each 8 | iteration, epoch: 1 or 9 | blocked 8 | peer: 1 or 5 | phase: text | stall: 1 or more
 //! ```
 //!
 //! Numbers are little-endian; what may be missing begins with a byte 0 or 1; a text with its length in two bytes. Every
-//! sample has one encoding, and whatever bytes there are, reading them gives a sample or nothing.
+//! sample has one encoding, and decoding is total: any bytes give a sample or `None`.
 
 use crate::bytes::Bytes;
 
-/// The form of these bytes. Another one is not understood, and whoever watches sees a rank without numbers.
-const FORM: u8 = 1;
+/// The version of the encoding. Another one is not decoded, and the rank is shown without numbers.
+const VERSION: u8 = 1;
 
-/// A text is cut to so many bytes: a line of a screen has no room for more, and nobody is to fill the network with
-/// names.
+/// A text is cut to so many bytes, which bounds the size of a sample.
 const MOST_TEXT_BYTES: usize = 200;
 
 /// How many marks of iterations apart two of them must have come for the time since the last to count: while a rank is
@@ -120,7 +119,7 @@ impl Counts {
 impl LiveSample {
     /// The sample as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![FORM];
+        let mut bytes = vec![VERSION];
         self.counts.words().iter().for_each(|word| bytes.extend(word.to_le_bytes()));
         for number in [self.iteration, self.epoch] {
             bytes.push(u8::from(number.is_some()));
@@ -143,7 +142,7 @@ impl LiveSample {
     /// The sample that these bytes are, if they are one.
     pub fn decode(bytes: &[u8]) -> Option<LiveSample> {
         let mut bytes = Bytes { rest: bytes };
-        if bytes.u8()? != FORM {
+        if bytes.u8()? != VERSION {
             return None;
         }
         let sample = LiveSample {

@@ -136,7 +136,7 @@ impl Sampler {
                 self.phases.clear();
                 self.waits = None;
             }
-            // After the records, because whoever writes one has entered its template before.
+            // After the records, because a writer enters the template before the record.
             self.templates.extend(self.recorder.templates_since(self.templates.len()));
             for words in words.drain(..) {
                 if let Some(decoded) = compact::decode(words, &self.templates) {

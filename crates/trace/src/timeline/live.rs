@@ -1,8 +1,8 @@
 //! The file of a timeline that is being written.
 //!
-//! **Invariant:** between any two writes the file is a whole JSON array. A piece is written over the closing bracket
-//! and brings its own, in one call, so that whoever is killed leaves a file that can be read; only a disk that fills up
-//! in the middle of a piece can break it.
+//! **Invariant:** between any two writes the file is a complete JSON array. New events are written over the closing
+//! bracket, with a new one, in one call, so that a rank that is killed leaves a valid file; only a disk that fills up
+//! in the middle of a write can break it.
 
 use std::fs::File;
 use std::io;

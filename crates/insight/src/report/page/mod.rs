@@ -1,9 +1,8 @@
 //! A verdict as one page: headline, losses, strips of all ranks, timeline, messages, efficiencies, advice.
 //!
-//! One file without any reference to another, so that it can be sent and kept. Every picture is made of rectangles
-//! whose places are given in percent of whatever width there is, and all text is text of the page: so it is readable on
-//! a telephone. A cause has a colour and a pattern (`paint.rs`), and every picture has its numbers beside it; nothing
-//! depends on colours.
+//! One self-contained file, so that it can be sent and kept. Every picture consists of rectangles with positions in
+//! percent of the width, and all text is HTML text, so it is readable on a telephone. A cause has a colour and a
+//! pattern (`paint.rs`), and every picture has its numbers beside it; nothing depends on colours.
 //!
 //! No script: the page shows, and the terminal and JSON answer further questions.
 
@@ -59,7 +58,7 @@ pub fn document(title: &str, style: &str, body: &str) -> String {
     )
 }
 
-/// A box that nobody overlooks, where recordings are missing.
+/// A conspicuous box, where traces are missing.
 fn incomplete(verdict: &Verdict) -> String {
     let Some(alarm) = alarm(verdict) else { return String::new() };
     let lines: String = gaps(verdict).iter().map(|gap| format!("<li>{}</li>\n", escaped(gap))).collect();

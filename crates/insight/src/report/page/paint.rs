@@ -1,6 +1,6 @@
 //! A colour and a pattern for every cause, and the legend that explains them.
 //!
-//! The colours are told apart by people who see few of them, in light and dark; whoever sees none has the patterns.
+//! The colours suit colour-blind readers, in light and dark; the patterns need no colours.
 //! Colours are in the style sheet, because they depend on light and dark; patterns are drawn with the colour of the
 //! page.
 

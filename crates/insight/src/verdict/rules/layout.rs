@@ -1,6 +1,6 @@
-//! Processes, threads and cores: whether the ranks of a host push each other aside.
+//! Processes, threads and cores: whether the ranks of a host compete for cores.
 //!
-//! A rank tells how many cores it may use, which ones, and with how many threads it computes. Ranks that share cores
+//! A rank records how many cores it may use, which ones, and with how many threads it computes. Ranks that share cores
 //! compete for them; ranks that were pinned to cores of their own do not. What a better layout brings, a recording
 //! cannot tell: it knows how long work took, not how long it would take with a core to itself.
 
