@@ -10,7 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::history::{CollectiveKind, History, OperationHistory};
+use farandole_trace::event::Collective;
+
+use crate::history::{History, OperationHistory};
 
 /// Upper bounds of the default bins, in bytes and included: those of the profiler whose tables people compare with.
 pub const DEFAULT_BOUNDS_BYTES: [u64; 4] = [128 << 10, 16 << 20, 32 << 20, 64 << 20];
@@ -28,7 +30,7 @@ pub enum ProfileView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only this collective.
-    pub collective: Option<CollectiveKind>,
+    pub collective: Option<Collective>,
     /// Only this group.
     pub group: Option<u32>,
 }
@@ -125,7 +127,7 @@ impl Profile {
 }
 
 /// The collectives that a history has.
-pub fn collectives(history: &History) -> BTreeSet<CollectiveKind> {
+pub fn collectives(history: &History) -> BTreeSet<Collective> {
     history.operations.iter().map(|operation| operation.collective).collect()
 }
 
@@ -179,9 +181,9 @@ fn shares(operation: &OperationHistory) -> Vec<(u64, u64)> {
 fn bus_factor(operation: &OperationHistory) -> f64 {
     let n = operation.passages.len() as f64;
     match operation.collective {
-        CollectiveKind::Allreduce => 2.0 * (n - 1.0) / n,
-        CollectiveKind::Allgather | CollectiveKind::Reducescatter | CollectiveKind::Alltoall => (n - 1.0) / n,
-        CollectiveKind::Broadcast | CollectiveKind::Other => 1.0,
-        CollectiveKind::Barrier => 0.0,
+        Collective::Allreduce | Collective::Adasum => 2.0 * (n - 1.0) / n,
+        Collective::Allgather | Collective::ReduceScatter | Collective::Alltoall => (n - 1.0) / n,
+        Collective::Broadcast | Collective::Join | Collective::Internal => 1.0,
+        Collective::Barrier => 0.0,
     }
 }

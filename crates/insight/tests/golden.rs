@@ -3,9 +3,10 @@
 mod jobs;
 
 use farandole_insight::efficiency::{AgainstReference, Efficiencies, Scaling};
-use farandole_insight::history::{CollectiveKind, History, PhaseKind, TimeWindow};
+use farandole_insight::history::{History, PhaseKind, TimeWindow};
 use farandole_insight::loss::{LossCause, TimeSplit};
 use farandole_insight::replay::{Change, predicted_ns, replayed_ns};
+use farandole_trace::event::Collective;
 use jobs::{Cost, EXCHANGE, MS, Sketch};
 
 fn losses(split: &TimeSplit) -> Vec<(LossCause, u64)> {
@@ -148,7 +149,7 @@ fn a_rank_that_falls_behind_bucket_by_bucket_is_late_by_all_of_it() {
         sketch.input(0, MS);
         sketch.compute(0, 10 * MS);
         sketch.compute(1, 12 * MS);
-        last = sketch.submit(CollectiveKind::Allreduce, &[1 << 20], Cost::default());
+        last = sketch.submit(Collective::Allreduce, &[1 << 20], Cost::default());
     }
     (0..2).for_each(|rank| sketch.wait(rank, last));
     assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Input, 5 * MS), (LossCause::Late(1), 5 * MS)]);
@@ -216,7 +217,7 @@ fn tiny_tensors_lose_to_agreement_and_to_those_before_them() {
     let mut sketch = Sketch::new(2);
     (0..2).for_each(|rank| sketch.compute(rank, 100 * MS));
     let cost = Cost { agreement_ns: MS, transfer_ns: MS, ..Cost::default() };
-    let operations: Vec<usize> = (0..50).map(|_| sketch.submit(CollectiveKind::Allreduce, &[512], cost)).collect();
+    let operations: Vec<usize> = (0..50).map(|_| sketch.submit(Collective::Allreduce, &[512], cost)).collect();
     // A rank that waits for the last alone waits for all of them.
     (0..2).for_each(|rank| sketch.wait(rank, operations[49]));
     let history = sketch.finish();
@@ -229,7 +230,7 @@ fn tiny_tensors_lose_to_agreement_and_to_those_before_them() {
 fn communication_behind_work_is_no_loss() {
     let mut sketch = Sketch::new(2);
     (0..2).for_each(|rank| sketch.compute(rank, 10 * MS));
-    let first = sketch.submit(CollectiveKind::Allreduce, &[1 << 20], Cost { transfer_ns: 8 * MS, ..Cost::default() });
+    let first = sketch.submit(Collective::Allreduce, &[1 << 20], Cost { transfer_ns: 8 * MS, ..Cost::default() });
     (0..2).for_each(|rank| sketch.compute(rank, 5 * MS));
     (0..2).for_each(|rank| sketch.wait(rank, first));
     let history = sketch.finish();
@@ -255,7 +256,7 @@ fn who_waits_for_a_waiting_rank_waits_for_what_that_one_waits_for() {
     // Ranks 0 and 1 exchange for 20 ms; rank 2 waits for rank 1, which has not come because of that.
     let mut sketch = Sketch::new(3);
     let cost = Cost { transfer_ns: 20 * MS, ..Cost::default() };
-    let pair = sketch.submit_in(1, &[0, 1], CollectiveKind::Allreduce, &[1 << 20], cost);
+    let pair = sketch.submit_in(1, &[0, 1], Collective::Allreduce, &[1 << 20], cost);
     (0..2).for_each(|rank| sketch.wait(rank, pair));
     sketch.allreduce(8, Cost::default());
     assert_eq!(losses(&sound(&sketch.finish())), [(LossCause::Transfer, 60 * MS)]);

@@ -3,10 +3,11 @@
 mod jobs;
 
 use farandole_insight::efficiency::Efficiencies;
-use farandole_insight::history::{CollectiveKind, History, PhaseKind};
+use farandole_insight::history::{History, PhaseKind};
 use farandole_insight::loss::TimeSplit;
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
 use farandole_insight::replay::{Change, IDEAL_NETWORK, replayed_ns};
+use farandole_trace::event::Collective;
 use jobs::{Cost, Sketch};
 use proptest::prelude::*;
 
@@ -64,7 +65,7 @@ fn played(size: usize, story: Vec<Next>) -> History {
                 let members: Vec<usize> = if all { (0..size).collect() } else { (0..size.div_ceil(2)).collect() };
                 let group = u32::from(!all);
                 let parts = [bytes / 3, bytes - bytes / 3];
-                open.push((members.len(), sketch.submit_in(group, &members, CollectiveKind::Allreduce, &parts, cost)));
+                open.push((members.len(), sketch.submit_in(group, &members, Collective::Allreduce, &parts, cost)));
             }
             Next::Wait(rank) => {
                 if let Some((_, operation)) = open.iter().rev().find(|(members, _)| rank < *members) {

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use farandole_insight::history::{CollectiveKind, History, TimeWindow};
+use farandole_insight::history::{History, TimeWindow};
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView, collectives, groups};
 use farandole_insight::report::table;
+use farandole_trace::event::Collective;
 
 use super::load;
 use crate::bench::sizes::Sizes;
@@ -35,7 +36,7 @@ pub(crate) struct ProfileArgs {
 
     /// Only this collective.
     #[arg(long, value_name = "NAME", value_parser = collective)]
-    collective: Option<CollectiveKind>,
+    collective: Option<Collective>,
 
     /// Only this group (process set); 0 is the world.
     #[arg(long, value_name = "NUMBER")]
@@ -54,20 +55,12 @@ pub(crate) struct ProfileArgs {
     window: Option<TimeWindow>,
 }
 
-const COLLECTIVES: [CollectiveKind; 7] = [
-    CollectiveKind::Allreduce,
-    CollectiveKind::Allgather,
-    CollectiveKind::Reducescatter,
-    CollectiveKind::Broadcast,
-    CollectiveKind::Alltoall,
-    CollectiveKind::Barrier,
-    CollectiveKind::Other,
-];
-
-fn collective(word: &str) -> std::result::Result<CollectiveKind, String> {
-    let known = COLLECTIVES.map(CollectiveKind::name).join(", ");
-    let found = COLLECTIVES.into_iter().find(|kind| kind.name() == word);
-    found.ok_or_else(|| format!("there is no collective `{word}`; there are {known}"))
+fn collective(word: &str) -> std::result::Result<Collective, String> {
+    let found = Collective::ALL.iter().copied().find(|known| known.word() == word);
+    found.ok_or_else(|| {
+        let known: Vec<&str> = Collective::ALL.iter().map(|known| known.word()).collect();
+        format!("there is no collective `{word}`; there are {}", known.join(", "))
+    })
 }
 
 /// Reads, sorts, prints.
@@ -81,7 +74,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
     if args.each {
         for collective in collectives(&first) {
             let only = Filter { collective: Some(collective), ..filter };
-            text += &format!("\n{}\n{}", collective.name(), tables(args, &first, second.as_ref(), only));
+            text += &format!("\n{}\n{}", collective.word(), tables(args, &first, second.as_ref(), only));
         }
         for (group, ranks) in groups(&first) {
             let only = Filter { group: Some(group), ..filter };

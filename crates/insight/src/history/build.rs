@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::gap::{self, Usable};
 use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
-use super::{CollectiveKind, History, OperationHistory, Passage, Phase, RankHistory, own};
+use super::{History, OperationHistory, Passage, Phase, RankHistory, own};
 use farandole_trace::Trace;
 use farandole_trace::event::{self, Collective, Event, GroupNumber, NameId, Record};
 use farandole_trace::machine;
@@ -357,21 +357,9 @@ fn operations(traces: &[Option<&Trace>], records: &[RankRecords]) -> (Vec<Operat
         let part = &records[first].parts[&key];
         let tensor_bytes = if part.tensor_bytes.is_empty() { vec![part.bytes] } else { part.tensor_bytes.clone() };
         let group = if key.0 == GroupNumber::DIRECT { 0 } else { u32::from(key.0.0) };
-        found.push((key, OperationHistory { group, collective: kind(part.collective), tensor_bytes, passages }));
+        found.push((key, OperationHistory { group, collective: part.collective, tensor_bytes, passages }));
     }
     found.sort_by_key(|(key, operation)| (operation.begun_ns(), *key));
     let positions = found.iter().enumerate().map(|(position, (key, _))| (*key, position)).collect();
     (found.into_iter().map(|(_, operation)| operation).collect(), positions)
-}
-
-fn kind(collective: Collective) -> CollectiveKind {
-    match collective {
-        Collective::Allreduce | Collective::Adasum => CollectiveKind::Allreduce,
-        Collective::Allgather => CollectiveKind::Allgather,
-        Collective::Broadcast => CollectiveKind::Broadcast,
-        Collective::Alltoall => CollectiveKind::Alltoall,
-        Collective::ReduceScatter => CollectiveKind::Reducescatter,
-        Collective::Barrier => CollectiveKind::Barrier,
-        Collective::Join | Collective::Internal => CollectiveKind::Other,
-    }
 }

@@ -31,6 +31,8 @@ pub use legs::Legs;
 pub use own::HotSpots;
 pub(crate) use own::{OwnCode, own_code};
 
+use farandole_trace::event::Collective;
+
 /// What a job did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
@@ -162,41 +164,13 @@ pub struct Iteration {
     pub to_ns: u64,
 }
 
-/// Which collective an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of the collectives")]
-pub enum CollectiveKind {
-    Allreduce,
-    Allgather,
-    Reducescatter,
-    Broadcast,
-    Alltoall,
-    Barrier,
-    Other,
-}
-
-impl CollectiveKind {
-    /// The name that people know.
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::Allreduce => "allreduce",
-            CollectiveKind::Allgather => "allgather",
-            CollectiveKind::Reducescatter => "reducescatter",
-            CollectiveKind::Broadcast => "broadcast",
-            CollectiveKind::Alltoall => "alltoall",
-            CollectiveKind::Barrier => "barrier",
-            CollectiveKind::Other => "other",
-        }
-    }
-}
-
 /// One bucket that the ranks of a group have brought to its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperationHistory {
     /// The group's number; zero is the world.
     pub group: u32,
     /// Which collective.
-    pub collective: CollectiveKind,
+    pub collective: Collective,
     /// Bytes of each tensor in it. Their sum is the size of the message.
     pub tensor_bytes: Vec<u64>,
     /// The part of each member in it, by rank.
@@ -237,12 +211,10 @@ impl OperationHistory {
     /// The last arrival that this passage could have waited for. Where a rank can be done before others have come, as
     /// in a broadcast, those that came later than its result do not count.
     pub fn last_arrival_for(&self, passage: &Passage) -> (u64, usize) {
-        match self.collective {
-            CollectiveKind::Broadcast | CollectiveKind::Alltoall | CollectiveKind::Other => {
-                self.last_of(self.passages.iter().filter(|other| other.submitted_ns <= passage.moved_ns))
-            }
-            _ => self.last_arrival(),
+        if self.collective.synchronises() {
+            return self.last_arrival();
         }
+        self.last_of(self.passages.iter().filter(|other| other.submitted_ns <= passage.moved_ns))
     }
 
     fn last_of<'a>(&self, passages: impl Iterator<Item = &'a Passage>) -> (u64, usize) {

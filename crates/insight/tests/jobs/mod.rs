@@ -3,7 +3,8 @@
 
 mod sketch;
 
-use farandole_insight::history::{CollectiveKind, Gap, History, Lack, PhaseKind, RankHistory};
+use farandole_insight::history::{Gap, History, Lack, PhaseKind, RankHistory};
+use farandole_trace::event::Collective;
 pub(crate) use sketch::{Cost, Sketch};
 
 /// A millisecond.
@@ -173,7 +174,7 @@ pub(crate) fn tiny_tensors() -> History {
     iterations(2, |sketch, _| {
         (0..2).for_each(|rank| sketch.compute(rank, 100 * MS));
         let cost = Cost { agreement_ns: MS, transfer_ns: MS, ..Cost::default() };
-        let all: Vec<usize> = (0..50).map(|_| sketch.submit(CollectiveKind::Allreduce, &[512], cost)).collect();
+        let all: Vec<usize> = (0..50).map(|_| sketch.submit(Collective::Allreduce, &[512], cost)).collect();
         (0..2).for_each(|rank| sketch.wait(rank, all[49]));
     })
 }
@@ -183,7 +184,7 @@ pub(crate) fn one_bucket() -> History {
     iterations(4, |sketch, _| {
         (0..4).for_each(|rank| sketch.compute(rank, 60 * MS));
         let cost = Cost { transfer_ns: 40 * MS, ..Cost::default() };
-        let bucket = sketch.submit(CollectiveKind::Allreduce, &[4 << 20; 8], cost);
+        let bucket = sketch.submit(Collective::Allreduce, &[4 << 20; 8], cost);
         (0..4).for_each(|rank| sketch.wait(rank, bucket));
     })
 }
@@ -274,9 +275,9 @@ pub(crate) fn everything() -> History {
         (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 15 * MS + slow(rank)));
         (0..4).for_each(|rank| sketch.own(rank, 4 * MS, Some("train.py:42 in <log>")));
         let cost = Cost { agreement_ns: MS / 2, packing_ns: MS, transfer_ns: 6 * MS, unpacking_ns: MS };
-        let first = sketch.submit(CollectiveKind::Allreduce, &[256 << 10; 24], cost);
+        let first = sketch.submit(Collective::Allreduce, &[256 << 10; 24], cost);
         (0..4).for_each(|rank| sketch.phase(rank, "backward", PhaseKind::Training, 5 * MS));
-        let second = sketch.submit(CollectiveKind::Allreduce, &[20 << 20, 300], cost);
+        let second = sketch.submit(Collective::Allreduce, &[20 << 20, 300], cost);
         (0..4).for_each(|rank| sketch.wait(rank, first));
         (0..4).for_each(|rank| sketch.wait(rank, second));
         if number % 20 == 19 {

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use farandole_insight::history::{
-    Activity, CollectiveKind, History, Iteration, OperationHistory, Passage, Phase, PhaseKind, RankHistory,
-    StackSample, Stretch,
+    Activity, History, Iteration, OperationHistory, Passage, Phase, PhaseKind, RankHistory, StackSample, Stretch,
 };
+use farandole_trace::event::Collective;
 
 /// How long the stages of an operation take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Sketch {
     }
 
     /// All ranks submit tensors of these sizes to one operation; the answer is for [`Sketch::wait`].
-    pub(crate) fn submit(&mut self, collective: CollectiveKind, tensor_bytes: &[u64], cost: Cost) -> usize {
+    pub(crate) fn submit(&mut self, collective: Collective, tensor_bytes: &[u64], cost: Cost) -> usize {
         let members: Vec<usize> = (0..self.ranks.len()).collect();
         self.submit_in(0, &members, collective, tensor_bytes, cost)
     }
@@ -104,7 +104,7 @@ impl Sketch {
         &mut self,
         group: u32,
         members: &[usize],
-        collective: CollectiveKind,
+        collective: Collective,
         tensor_bytes: &[u64],
         cost: Cost,
     ) -> usize {
@@ -133,7 +133,7 @@ impl Sketch {
 
     /// All ranks submit one tensor and wait for the result.
     pub(crate) fn allreduce(&mut self, bytes: u64, cost: Cost) {
-        let operation = self.submit(CollectiveKind::Allreduce, &[bytes], cost);
+        let operation = self.submit(Collective::Allreduce, &[bytes], cost);
         for rank in 0..self.ranks.len() {
             self.wait(rank, operation);
         }
