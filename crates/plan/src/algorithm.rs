@@ -1,8 +1,8 @@
 //! The entry points: one collective, one rank, one [`Schedule`].
 //!
 //! Each function here is pure and gives the steps of one rank; calling it with the same arguments for every rank gives
-//! a set of schedules that fit together, which `verify` proves. All of them work for every group size from one up and
-//! for every number of elements, also none. A group of one needs no steps (but for the copy in [`alltoall`]).
+//! a set of schedules that fit together, which `tests/schedules` proves. All of them work for every group size from one
+//! up and for every number of elements, also none. A group of one needs no steps (but for the copy in [`alltoall`]).
 //!
 //! Zero-length messages occur in [`barrier`] alone; elsewhere both sides leave them out.
 //!

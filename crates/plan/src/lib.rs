@@ -3,8 +3,9 @@
 //!
 //! Everything here is a function from values to values. There is no I/O, no clock (time is a parameter called `now`),
 //! no thread, no unsafe code and no tensor memory: a [`Request`] describes a tensor, it does not hold one. This is why
-//! every algorithm can be proved by running all ranks symbolically (`verify`) and why tests drive the very code that
-//! production drives, without a socket or a thread: `tests/agree` runs agreement among ranks over a simulated network.
+//! every algorithm can be proved by running all ranks symbolically (`tests/schedules`) and why tests drive the very
+//! code that production drives, without a socket or a thread: `tests/agree` runs agreement among ranks over a simulated
+//! network.
 //!
 //! The words used throughout: a *rank* is one process of the job; a *group* is a set of ranks that talk to
 //! each other, numbered anew from zero inside the group; a *request* is what a rank asks for; a *bucket* is a set of
@@ -38,7 +39,6 @@ mod team;
 pub mod topology;
 mod tree;
 pub mod validate;
-pub mod verify;
 mod window;
 mod wire;
 

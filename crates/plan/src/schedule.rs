@@ -48,7 +48,8 @@
 //!   the result in all of them;
 //! - [`Step::Settle`] says that this rank is done and waits until all are.
 //!
-//! What a step waits for is part of its meaning, so that a schedule cannot forget to wait. `verify` checks the rest.
+//! What a step waits for is part of its meaning, so that a schedule cannot forget to wait. `tests/schedules` checks the
+//! rest.
 
 use std::collections::BTreeMap;
 

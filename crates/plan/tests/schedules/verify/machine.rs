@@ -12,9 +12,9 @@ use super::flaw::{Cause, Flaw, Spot, Stuck};
 use super::order::{Order, Turns};
 use super::window::Window;
 use super::{Goal, Task};
-use crate::request::Rank;
-use crate::schedule::{Arrival, Buffer, Schedule, Span, Step};
-use crate::topology::Topology;
+use farandole_plan::request::Rank;
+use farandole_plan::schedule::{Arrival, Buffer, Schedule, Span, Step};
+use farandole_plan::topology::Topology;
 
 /// Whom a step may enable to go on.
 pub(super) enum Wake {

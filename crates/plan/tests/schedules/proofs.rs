@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
-use farandole_plan::verify::{self, Flaw};
+
 use farandole_plan::{Rank, Schedule, Span, Step, Topology};
 use proptest::prelude::*;
+
+use crate::verify::{self, Flaw};
 
 /// Sizes so small that every way of cutting happens with a handful of elements.
 const TIGHT: Tuning = Tuning { segment_elems: 5, tile_elems: 7, slots: 3, small_elems: 9 };

@@ -1,8 +1,10 @@
 //! Broken schedules, to see that the symbolic run notices and says what is wrong.
 
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
-use farandole_plan::verify::{self, Flaw};
+
 use farandole_plan::{Arrival, Buffer, Rank, Schedule, Span, Step, Topology};
+
+use crate::verify::{self, Flaw};
 
 const TIGHT: Tuning = Tuning { segment_elems: 5, tile_elems: 7, slots: 3, small_elems: 9 };
 

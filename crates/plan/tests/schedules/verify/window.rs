@@ -6,8 +6,8 @@
 use super::contents::{Contents, Fragment, combine};
 use super::flaw::{Cause, Flaw};
 use super::machine::{Machine, Outcome, Wake};
-use crate::request::Rank;
-use crate::schedule::{Buffer, Span, Step};
+use farandole_plan::request::Rank;
+use farandole_plan::schedule::{Buffer, Span, Step};
 
 /// Slots have no end here: the size of a tile is not this check's concern.
 const SLOT_ELEMS: u64 = u64::MAX / 2;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::schedule::Span;
+use farandole_plan::schedule::Span;
 
 /// A set of ranks, as sorted runs `(first, last)` that neither touch nor overlap. The sets that occur in practice have
 /// few runs, whatever the size of the world.

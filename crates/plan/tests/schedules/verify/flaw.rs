@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use crate::request::Rank;
-use crate::schedule::Span;
+use farandole_plan::request::Rank;
+use farandole_plan::schedule::Span;
 
 /// A step of a rank: where to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub(crate) struct Spot {
     /// The rank.
-    pub rank: Rank,
+    pub(crate) rank: Rank,
     /// Index into the steps of its schedule.
-    pub step: usize,
+    pub(crate) step: usize,
 }
 
 impl fmt::Display for Spot {
@@ -22,7 +22,7 @@ impl fmt::Display for Spot {
 
 /// Why a rank cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// No message is under way.
     Message,
     /// It must not overwrite what it sends before that has left.
@@ -41,13 +41,13 @@ pub enum Cause {
 
 /// A rank that cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stuck {
+pub(crate) struct Stuck {
     /// Where it is.
-    pub spot: Spot,
+    pub(crate) spot: Spot,
     /// Why.
-    pub cause: Cause,
+    pub(crate) cause: Cause,
     /// Whom it waits for.
-    pub on: Vec<Rank>,
+    pub(crate) on: Vec<Rank>,
 }
 
 impl fmt::Display for Stuck {
@@ -69,7 +69,7 @@ impl fmt::Display for Stuck {
 
 /// What is wrong with a set of schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     /// Some ranks wait and none can go on.
     Deadlock {
         /// All ranks that wait.

@@ -1,10 +1,10 @@
 //! Proves schedules: runs those of all ranks symbolically and looks at what comes out.
 //!
 //! A run tracks for every element of every buffer whose contributions are in it (exactly once) and which element it is.
-//! It takes the steps of all ranks under the rules of [`crate::schedule`], with sends as late as those rules allow: a
-//! message stays with its sender until the receiver takes it, so that no schedule relies on buffers in between. It
-//! finds deadlocks, missing and double contributions, reads before writes, lengths that differ, messages left over,
-//! slots and sends that are overwritten too early.
+//! It takes the steps of all ranks under the rules of [`farandole_plan::schedule`], with sends as late as those rules
+//! allow: a message stays with its sender until the receiver takes it, so that no schedule relies on buffers in
+//! between. It finds deadlocks, missing and double contributions, reads before writes, lengths that differ, messages
+//! left over, slots and sends that are overwritten too early.
 //!
 //! Where the order in which ranks take their steps could matter, several orders are tried (see [`Order`]). That makes
 //! the check of windows a search and not a proof; the check of messages is a proof.
@@ -17,15 +17,15 @@ mod machine;
 mod order;
 mod window;
 
-pub use flaw::{Cause, Flaw, Spot, Stuck};
-pub use order::Order;
+pub(crate) use flaw::Flaw;
+pub(crate) use order::Order;
 
 use contents::{Contents, Contributors};
 use machine::Machine;
 
-use crate::request::Rank;
-use crate::schedule::{Schedule, Span, Step};
-use crate::topology::Topology;
+use farandole_plan::request::Rank;
+use farandole_plan::schedule::{Schedule, Span, Step};
+use farandole_plan::topology::Topology;
 
 /// Schedules with more steps than this together are run in fewer orders: those of messages alone in one, since the
 /// order makes no difference to them; others in every third, since what goes wrong in a large world goes wrong in a
@@ -70,7 +70,7 @@ impl Task {
 }
 
 /// Checks that every rank ends with every rank's contribution to all of `elems` elements, once.
-pub fn allreduce(schedules: &[Schedule], elems: u64, topology: &Topology) -> Result<(), Flaw> {
+pub(crate) fn allreduce(schedules: &[Schedule], elems: u64, topology: &Topology) -> Result<(), Flaw> {
     let n = schedules.len();
     let mut task = Task::everybody_contributes(n, elems);
     for rank in 0..n {
@@ -80,7 +80,7 @@ pub fn allreduce(schedules: &[Schedule], elems: u64, topology: &Topology) -> Res
 }
 
 /// Checks that rank `r` ends with every rank's contribution to `spans[r]`, once.
-pub fn reduce_scatter(schedules: &[Schedule], spans: &[Span], topology: &Topology) -> Result<(), Flaw> {
+pub(crate) fn reduce_scatter(schedules: &[Schedule], spans: &[Span], topology: &Topology) -> Result<(), Flaw> {
     let n = schedules.len();
     let mut task = Task::everybody_contributes(n, end_of(spans));
     for (rank, &span) in spans.iter().enumerate() {
@@ -90,7 +90,7 @@ pub fn reduce_scatter(schedules: &[Schedule], spans: &[Span], topology: &Topolog
 }
 
 /// Checks that every rank ends with what rank `r` had in `spans[r]`, for every `r`.
-pub fn allgather(schedules: &[Schedule], spans: &[Span], topology: &Topology) -> Result<(), Flaw> {
+pub(crate) fn allgather(schedules: &[Schedule], spans: &[Span], topology: &Topology) -> Result<(), Flaw> {
     let mut task = Task::in_place(schedules.len(), end_of(spans));
     for (rank, &span) in spans.iter().enumerate() {
         task.work[rank].fill(span, rank);
@@ -102,7 +102,7 @@ pub fn allgather(schedules: &[Schedule], spans: &[Span], topology: &Topology) ->
 }
 
 /// Checks that every rank ends with the root's elements.
-pub fn broadcast(schedules: &[Schedule], elems: u64, root: Rank, topology: &Topology) -> Result<(), Flaw> {
+pub(crate) fn broadcast(schedules: &[Schedule], elems: u64, root: Rank, topology: &Topology) -> Result<(), Flaw> {
     let mut task = Task::in_place(schedules.len(), elems);
     let span = Span::between(0, elems);
     task.work[root.index()].fill(span, root.index());
@@ -113,12 +113,12 @@ pub fn broadcast(schedules: &[Schedule], elems: u64, root: Rank, topology: &Topo
 }
 
 /// Checks that what rank `i` has in `send[i][j]` of its source ends in `recv[j][i]` of rank `j`'s work buffer.
-pub fn alltoall(schedules: &[Schedule], send: &[Vec<Span>], recv: &[Vec<Span>]) -> Result<(), Flaw> {
+pub(crate) fn alltoall(schedules: &[Schedule], send: &[Vec<Span>], recv: &[Vec<Span>]) -> Result<(), Flaw> {
     alltoall_on(&Topology::all_apart(schedules.len()), schedules, send, recv)
 }
 
 /// As [`alltoall`], on this placement.
-pub fn alltoall_on(
+pub(crate) fn alltoall_on(
     topology: &Topology,
     schedules: &[Schedule],
     send: &[Vec<Span>],
@@ -139,7 +139,7 @@ pub fn alltoall_on(
 }
 
 /// Checks that no rank can leave before every rank has come.
-pub fn barrier(schedules: &[Schedule]) -> Result<(), Flaw> {
+pub(crate) fn barrier(schedules: &[Schedule]) -> Result<(), Flaw> {
     let n = schedules.len();
     let task = Task { barrier: true, ..Task::in_place(n, 0) };
     explore(schedules, &Topology::all_apart(n), &task)

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 /// Who goes next among the ranks that can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// One step each, in turn.
     RoundRobin,
     /// The highest rank that can.
@@ -24,7 +24,7 @@ pub enum Order {
 
 impl Order {
     /// The orders that a run of `n` ranks explores.
-    pub fn explored(n: usize) -> Vec<Order> {
+    pub(crate) fn explored(n: usize) -> Vec<Order> {
         let mut orders = vec![Order::RoundRobin, Order::Reverse];
         let mut chosen = vec![0, n / 2, n - 1];
         chosen.dedup();
