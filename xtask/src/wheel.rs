@@ -30,8 +30,8 @@ const LIMIT_BYTES: u64 = 25_000_000;
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built for users. Package and features are those of README's first command, so that whoever has
-/// run that compiles nothing of it again here, and the other way round.
+/// How the command is built for users. Package and features are those of README's command that trains, so that nothing
+/// is compiled twice by whoever runs both.
 const COMMAND: [&str; 7] =
     ["build", "--release", "--package", "farandole-cli", "--features", "train", "--bin=farandole"];
 

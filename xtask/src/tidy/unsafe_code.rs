@@ -1,7 +1,7 @@
 //! Unsafe code lives in few modules, and each use of it explains itself.
 //!
 //! The list of them is here and nowhere else. A new entry is a decision: it widens what valgrind, Miri and the model
-//! checker must cover, and ARCHITECTURE.md names the same ones.
+//! checker must cover.
 
 use super::Complaint;
 use super::code::{Lines, word_positions};
