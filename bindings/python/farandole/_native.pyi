@@ -25,6 +25,12 @@ def shutdown() -> None:
     """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by
     itself."""
 
+def text_setting(name: str) -> str | None:
+    """What the environment says for the setting with this variable, or its default (docs/settings.md)."""
+
+def switch_setting(name: str) -> bool:
+    """Whether the setting with this variable is on; by default, what docs/settings.md says."""
+
 def is_initialized() -> bool: ...
 def rank() -> int: ...
 def size() -> int: ...

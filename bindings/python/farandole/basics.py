@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 from farandole import _native, mpi
@@ -28,7 +28,6 @@ from farandole.process_sets import ProcessSet, is_communicator
 
 __all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 
-_DYNAMIC_VARIABLES = ("FARANDOLE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 _on_reset: list[Callable[[], None]] = []
 _on_init: list[Callable[[], None]] = []
@@ -50,14 +49,6 @@ def on_reset(forget: Callable[[], None]) -> None:
 def _reset() -> None:
     for forget in _on_reset:
         forget()
-
-
-def _first_set(variables: Iterable[str]) -> Optional[str]:
-    return next((os.environ[variable] for variable in variables if variable in os.environ), None)
-
-
-def _is_true(text: Optional[str]) -> bool:
-    return (text or "").strip().lower() in ("1", "true", "yes", "on")
 
 
 class HorovodBasics:
@@ -96,7 +87,7 @@ class HorovodBasics:
             if process_sets.lower() != "dynamic":
                 raise ValueError(f'process_sets is a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
             # Stays for the life of the process, as with Horovod: a job that is initialised again is dynamic again.
-            os.environ[_DYNAMIC_VARIABLES[-1]] = "1"
+            os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
             process_sets = None
         own_sets = list(process_sets or ())
         mpi.initialise_for_mpi4py()
@@ -106,7 +97,7 @@ class HorovodBasics:
         if not _native.is_initialized():
             _reset()
             _process_sets.forget()
-            dynamic = _is_true(_first_set(_DYNAMIC_VARIABLES))
+            dynamic = _native.switch_setting("FARANDOLE_DYNAMIC_PROCESS_SETS")
             _native.init(distinct, dynamic=dynamic, wire_protection=wire_protection)
             try:
                 _check_covers_job(comm)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,7 +32,7 @@ log = logging.getLogger("farandole")
 
 def is_wanted() -> bool:
     """Whether front ends may mark phases: `FARANDOLE_PHASES=0` says no."""
-    return os.environ.get("FARANDOLE_PHASES", "1").lower() not in ("0", "false", "no", "off")
+    return _native.switch_setting("FARANDOLE_PHASES")
 
 
 class PhaseTracker:

@@ -22,6 +22,7 @@ mod records;
 mod request;
 mod result;
 mod sampling;
+mod settings;
 mod stacks;
 mod tensorflow;
 mod waiting;
@@ -55,6 +56,8 @@ mod _native {
     use crate::result::Result;
     #[pymodule_export]
     use crate::sampling::watch_own_code;
+    #[pymodule_export]
+    use crate::settings::{switch_setting, text_setting};
     #[pymodule_export]
     use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]

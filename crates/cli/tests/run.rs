@@ -108,7 +108,7 @@ fn wait_until_gone(pids: &[Pid]) {
 fn settings_and_flags_without_effect_get_one_line_each_whatever_the_ranks_are() {
     let rank = std::path::Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples").join("obedient_rank");
     let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
-    command.args(["run", "-np", "2", "--disable-cache", "--gloo", "-x", "HOROVOD_AUTOTUNE=1"]).arg(rank).arg("once");
+    command.args(["run", "-np", "4", "--disable-cache", "--gloo", "-x", "HOROVOD_AUTOTUNE=1"]).arg(rank).arg("once");
     command.envs([("HOROVOD_CYCLE_TIME", "5"), ("FARANDOLE_REPLAI", "0"), ("HOROVOD_CACHE_CAPACITY", "1024")]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let ended = Run { child: command.spawn().unwrap() }.end();

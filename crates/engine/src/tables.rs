@@ -21,7 +21,7 @@ use crate::direct::{Communicator, MAX_TEXT_BYTES};
 use crate::error::Result;
 
 /// The variable that names the folder of tables; `off` means that none is used.
-pub const VARIABLE: &str = "FARANDOLE_TABLES";
+pub const VARIABLE: &str = farandole_settings::TABLES.name;
 
 /// The command that fills a shelf, for messages.
 const REMEDY: &str = "`farandole calibrate` measures one";
@@ -65,9 +65,8 @@ impl Shelf {
     }
 
     /// The same, with an environment that is given as a function.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Shelf {
-        let lookup = |variable: &str| lookup(variable).filter(|value| !value.is_empty());
-        if let Some(named) = lookup(VARIABLE) {
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Shelf {
+        if let Some((_, named)) = farandole_settings::TABLES.written(&lookup) {
             return if named.eq_ignore_ascii_case("off") { Shelf::OFF } else { Shelf::in_folder(named) };
         }
         let absolute = |path: String| Some(PathBuf::from(path)).filter(|path| path.is_absolute());

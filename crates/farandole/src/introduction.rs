@@ -9,7 +9,7 @@
 //! introduction or nothing.
 
 use farandole_engine::Config;
-use farandole_engine::config::SettingValue;
+use farandole_settings::{self as settings, SettingValue as _};
 use farandole_transport::contact::Contact;
 
 use crate::error::{Error, Result};
@@ -27,9 +27,9 @@ pub(crate) struct Introduction {
 impl Introduction {
     pub(crate) fn new(contact: Contact, config: &Config) -> Introduction {
         let settings = [
-            ("FARANDOLE_WIRE_PROTECTION", config.wire_protection.show()),
-            ("FARANDOLE_HIERARCHICAL_ALLREDUCE", config.hierarchical_allreduce.show()),
-            ("FARANDOLE_DISABLE_GROUP_FUSION", config.disable_group_fusion.show()),
+            (settings::WIRE_PROTECTION.name, config.wire_protection.show()),
+            (settings::HIERARCHICAL_ALLREDUCE.name, config.hierarchical_allreduce.show()),
+            (settings::DISABLE_GROUP_FUSION.name, config.disable_group_fusion.show()),
         ];
         Introduction { settings: settings.map(|(name, value)| (name.to_owned(), value)).into(), contact }
     }

@@ -54,6 +54,8 @@ pub use farandole_engine::{
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
 pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, Topology};
+/// The table of settings, and how they are read.
+pub use farandole_settings as settings;
 pub use farandole_tensor::{Element, Region};
 pub use farandole_trace::event::{Phase, ThreadId};
 pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
@@ -64,7 +66,7 @@ pub use world::{Setup, World, init};
 
 /// How ranks are connected ([`Setup::options`]).
 pub mod connect {
-    pub use farandole_transport::connect::{Local, Options, START_TIMEOUT};
+    pub use farandole_transport::connect::{Local, Options};
     pub use farandole_transport::frame::Checksum;
     pub use farandole_transport::hello::Seal;
     pub use farandole_transport::shm::layout::Layout;

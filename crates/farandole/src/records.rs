@@ -1,14 +1,7 @@
 //! What a job asks to be written down, and the thread that writes it.
 //!
-//! Every rank records what it does (`trace`). The environment says what becomes of it:
-//!
-//! | variable | meaning |
-//! |---|---|
-//! | `FARANDOLE_TRACE` | a folder: each rank keeps a trace of the whole run there |
-//! | `FARANDOLE_TRACE_TROUBLE` | a folder: each rank that meets an error or a stall leaves there what it did before; without it, the latest goes to a folder for temporary files. `0`: nowhere |
-//! | `FARANDOLE_TRACE_SIGNAL` | number of the signal on which a rank does so; `12` (SIGUSR2) by default, `0` for none |
-//! | `FARANDOLE_TIMELINE`, `HOROVOD_TIMELINE` | a file: rank 0 writes a timeline while it runs. `DYNAMIC`: when the program says so |
-//! | `FARANDOLE_TIMELINE_MARK_CYCLES`, `HOROVOD_TIMELINE_MARK_CYCLES` | `1`: with marks where requests were taken in |
+//! Every rank records what it does (`trace`). The environment says what becomes of it: section "Recording" of
+//! docs/settings.md.
 //!
 //! Nothing here can fail a job: what cannot be written is told on standard error.
 
@@ -16,11 +9,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use farandole_engine::config::SettingValue;
+use farandole_settings::{self as settings, Setting};
 use farandole_trace::{Cycles, FallbackFolder, Recorder, TraceWriter, WriterOptions};
-
-/// SIGUSR2. Schedulers and training libraries use SIGUSR1 to announce that time is running out.
-const SIGNAL: u64 = 12;
 
 /// The rank that writes a timeline, as in Horovod.
 const TELLER: u32 = 0;
@@ -80,25 +70,24 @@ enum Timeline {
 }
 
 impl Wishes {
-    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Wishes {
-        let first = |names: &[&str]| names.iter().find_map(|name| lookup(name)).filter(|text| !text.is_empty());
-        let folder = |name: &str| first(&[name]).map(PathBuf::from);
-        let timeline = first(&["FARANDOLE_TIMELINE", "HOROVOD_TIMELINE"]).map(|text| match text.as_str() {
-            "DYNAMIC" => Timeline::Dynamic,
-            _ => Timeline::File(text.into()),
-        });
-        let mark = first(&["FARANDOLE_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES"]);
-        let signal = first(&["FARANDOLE_TRACE_SIGNAL"]).and_then(|text| u64::parse(&text)).unwrap_or(SIGNAL);
+    pub(crate) fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Wishes {
+        let written = |setting: Setting| setting.written(&lookup).map(|(_, text)| text);
+        // What cannot be understood must not fail a job: then the default holds.
+        let signal: u64 =
+            settings::TRACE_SIGNAL.read(&lookup).unwrap_or_else(|_| settings::TRACE_SIGNAL.default_value());
         Wishes {
-            trace: folder("FARANDOLE_TRACE"),
-            trouble: match folder("FARANDOLE_TRACE_TROUBLE") {
+            trace: written(settings::TRACE).map(PathBuf::from),
+            trouble: match written(settings::TRACE_TROUBLE).as_deref() {
                 None => Trouble::LastResort,
-                Some(folder) if folder.as_os_str() == "0" => Trouble::Nowhere,
-                Some(folder) => Trouble::Folder(folder),
+                Some("0") => Trouble::Nowhere,
+                Some(folder) => Trouble::Folder(folder.into()),
             },
             signal: i32::try_from(signal).ok().filter(|signal| *signal != 0),
-            timeline,
-            mark_cycles: mark.and_then(|text| bool::parse(&text)).unwrap_or(false),
+            timeline: written(settings::TIMELINE).map(|text| match text.as_str() {
+                "DYNAMIC" => Timeline::Dynamic,
+                _ => Timeline::File(text.into()),
+            }),
+            mark_cycles: settings::TIMELINE_MARK_CYCLES.read(&lookup).unwrap_or(false),
         }
     }
 

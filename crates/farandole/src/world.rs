@@ -15,9 +15,10 @@ use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
 use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
+use farandole_settings as settings;
 use farandole_trace::live::Sampler;
 use farandole_trace::{Cycles, Event, Identity, PhaseGuard, Recorder};
-use farandole_transport::connect::{Options, START_TIMEOUT};
+use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
@@ -44,7 +45,7 @@ pub struct Setup {
     /// the way to the rendezvous, or loopback where all ranks are on one host.
     pub address: Option<IpAddr>,
     /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in
-    /// seconds, or [`START_TIMEOUT`]. Time in which this process is stopped does not count.
+    /// seconds, or 30 seconds. Time in which this process is stopped does not count.
     pub patience: Duration,
     /// Where rank 0 looks for a measured table; where the environment says, by default.
     pub tables: Option<Shelf>,
@@ -82,10 +83,8 @@ impl Default for Setup {
 
 /// A value that is no number of seconds is left to the engine's configuration, which complains about it.
 fn start_timeout() -> Duration {
-    let variables = ["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"];
-    let seconds = variables.iter().find_map(|variable| std::env::var(variable).ok()?.trim().parse().ok());
-    let patience = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    patience.unwrap_or(START_TIMEOUT)
+    let setting = settings::START_TIMEOUT;
+    setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value())
 }
 
 impl Setup {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::table::{Effect, SECTIONS, Section, Setting};
+use crate::{Effect, Reader, SECTIONS, Section, Setting};
 
 const BEGIN: &str = "\
 # Settings
@@ -35,13 +35,16 @@ fn put_section(page: &mut String, section: &Section) -> std::fmt::Result {
     match first {
         Some(Effect::None(_)) => writeln!(page, "| variable | why it has no effect |\n|---|---|")?,
         Some(Effect::Internal(_)) => writeln!(page, "| variable | what for |\n|---|---|")?,
-        _ => writeln!(page, "| variable | flag, key | value | default | effect |\n|---|---|---|---|---|")?,
+        _ => {
+            writeln!(page, "| variable | flag, key | value | default | read by | effect |\n|---|---|---|---|---|---|")?
+        }
     }
     for setting in section.settings {
         match setting.effect {
             Effect::Does(what) => {
                 let (ways, default) = (ways(setting), code(setting.default));
-                writeln!(page, "| {} | {ways} | {} | {default} | {what} |", names(setting), setting.value)?;
+                let (names, kind, reader) = (names(setting), setting.kind, reader(setting.reader));
+                writeln!(page, "| {names} | {ways} | {kind} | {default} | {reader} | {what} |")?;
             }
             Effect::None(why) | Effect::Internal(why) => writeln!(page, "| {} | {why} |", names(setting))?,
         }
@@ -55,11 +58,21 @@ fn names(setting: &Setting) -> String {
 
 /// The flag and the key of a setting.
 fn ways(setting: &Setting) -> String {
-    let flag = setting.flag.map(|flag| format!("`--{flag}`"));
+    let flag = setting.flag.map(|flag| format!("`--{}`", flag.long));
     let key = setting.key.map(|key| format!("`{key}`"));
     flag.into_iter().chain(key).collect::<Vec<_>>().join("<br>")
 }
 
 fn code(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("`{text}`") }
+}
+
+fn reader(reader: Reader) -> &'static str {
+    match reader {
+        Reader::Ranks => "ranks",
+        Reader::Launcher => "launcher",
+        Reader::LauncherAndRanks => "launcher, ranks",
+        Reader::Python => "Python",
+        Reader::Commands => "commands",
+    }
 }

@@ -3,9 +3,6 @@
 //! Errors and warnings are always said. At `info` each rank says at its start who it is, at `debug` also by what it
 //! chooses algorithms. There is no other log.
 
-/// The variables that say how much is logged, the one that counts first.
-pub const LOG_LEVEL: [&str; 2] = ["FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"];
-
 /// From which importance on messages are wanted; the finest is the least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -39,10 +36,14 @@ impl LogLevel {
         LogLevel::ALL.get(index).copied()
     }
 
-    /// The level that an environment asks for. What is no level counts as not set; `settings::notices` says so.
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        LogLevel::WORDS[self as usize]
+    }
+
+    /// The level that an environment asks for. What is no level counts as not set; `notices` says so.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> LogLevel {
-        let set = |variable| lookup(variable).filter(|text| !text.trim().is_empty());
-        LOG_LEVEL.into_iter().find_map(set).and_then(|text| LogLevel::parse(&text)).unwrap_or_default()
+        crate::LOG_LEVEL.written(lookup).and_then(|(_, text)| LogLevel::parse(&text)).unwrap_or_default()
     }
 
     /// The level that this process's environment asks for.

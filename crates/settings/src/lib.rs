@@ -1,31 +1,207 @@
-//! Every variable whose name begins with `FARANDOLE_` or `HOROVOD_`: what it does here, or why it does nothing.
+//! Every setting, once: its names, flag, key, kind of value, default, reader and effect.
 //!
-//! The data is in [`table`]; `docs/settings.md` is made of it ([`document`]). This module answers the one question
-//! that a start of a job has: which of the variables that are set deserve a line, because they have no effect or
-//! because nobody knows them. The launcher asks for all ranks; where another launcher started them, rank 0 does
-//! (`farandole_cluster::Environment::warn_of_settings`).
+//! The data is in [`table`]. Whoever reads a setting reads it from here, by its constant: [`Setting::read`] looks at
+//! our variable, then at Horovod's, then at the default. The flags of `farandole run`, the keys of its configuration
+//! file, the doctor's list and `docs/settings.md` ([`document`]) are made of the table. [`notices`] says which of the
+//! variables that are set have no effect or are unknown. The launcher asks for all ranks; where another launcher
+//! started them, rank 0 does (`farandole_cluster::Environment::warn_of_settings`).
 //!
-//! The invariant: every such name in the sources of Farandole is in the table, and every name that the table gives an
-//! effect is read by some source. A test of this crate compares both. Reading settings is the business of those who
-//! use them.
+//! The invariant: every name that begins with `FARANDOLE_` or `HOROVOD_` in the sources is in the table, no source but
+//! the table spells the name of a setting that does something, and every such setting is read. A test compares them.
 
 #![forbid(unsafe_code)]
 
 pub mod document;
+mod idle;
 mod level;
+mod notices;
 pub mod table;
 mod value;
 
-pub use level::{LOG_LEVEL, LogLevel};
-pub use table::{Effect, Setting};
-pub use value::{Cores, SettingValue};
+use std::fmt;
+
+pub use level::LogLevel;
+pub use notices::notices;
+pub use table::*;
+pub use value::{Cores, Kind, SettingValue};
 
 /// Names that are looked at. The last is how Horovod calls the secret of its launcher.
 const PREFIXES: [&str; 3] = ["FARANDOLE_", "HOROVOD_", "_HOROVOD_"];
 
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// The variable that counts first.
+    pub name: &'static str,
+    /// The name under which Horovod's users know it, where it is another one.
+    pub horovod: Option<&'static str>,
+    /// The flag of `farandole run`.
+    pub flag: Option<Flag>,
+    /// The key of its configuration file, with its section.
+    pub key: Option<&'static str>,
+    /// What may be written, with its unit.
+    pub kind: Kind,
+    /// What holds where nothing is written; empty: nothing, and the effect says what that means.
+    pub default: &'static str,
+    /// Who reads it.
+    pub reader: Reader,
+    /// What it does.
+    pub effect: Effect,
+}
+
+/// A flag of `farandole run`.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// Its name, without dashes.
+    pub long: &'static str,
+    /// What its value is called; empty for a switch.
+    pub unit: &'static str,
+    /// The flag that switches off what this one switches on, if it is a switch.
+    pub opposite: Option<&'static str>,
+}
+
+/// Who reads a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Every rank.
+    Ranks,
+    /// `farandole run` and the commands that start ranks as it does.
+    Launcher,
+    /// Both.
+    LauncherAndRanks,
+    /// The Python package.
+    Python,
+    /// Another command.
+    Commands,
+}
+
+/// What a setting does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Something, for users.
+    Does(&'static str),
+    /// Something between parts of Farandole; users leave it alone.
+    Internal(&'static str),
+    /// Nothing, for this reason.
+    None(&'static str),
+}
+
+/// Settings that belong together.
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    /// The heading.
+    pub title: &'static str,
+    /// What they have in common.
+    pub text: &'static str,
+    /// The settings.
+    pub settings: &'static [Setting],
+}
+
+/// A value that its setting cannot have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// The variable that has it.
+    pub variable: &'static str,
+    /// The value.
+    pub text: String,
+    /// What it should be.
+    pub kind: Kind,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={} is not {}", self.variable, self.text, self.kind)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl Setting {
+    /// All its names, the one that counts first.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
+        [Some(self.name), self.horovod].into_iter().flatten()
+    }
+
+    /// The first of its variables that is set, and what it says without space around it. Set to nothing is not set.
+    pub fn written(&self, lookup: impl Fn(&'static str) -> Option<String>) -> Option<(&'static str, String)> {
+        self.names().find_map(|name| {
+            let text = lookup(name)?.trim().to_owned();
+            (!text.is_empty()).then_some((name, text))
+        })
+    }
+
+    /// The same in the environment of this process.
+    pub fn in_environment(&self) -> Option<String> {
+        self.written(|variable| std::env::var(variable).ok()).map(|(_, text)| text)
+    }
+
+    /// The value that `lookup` finds under its variables, or the default.
+    ///
+    /// # Errors
+    /// If a value is written that the setting cannot have.
+    pub fn read<V: SettingValue>(&self, lookup: impl Fn(&'static str) -> Option<String>) -> Result<V, Wrong> {
+        let Some((variable, text)) = self.written(lookup) else { return Ok(self.default_value()) };
+        V::parse(&text).ok_or(Wrong { variable, text, kind: self.kind })
+    }
+
+    /// The default.
+    ///
+    /// # Panics
+    /// If the default is not of this type: a mistake in the table, which tests find.
+    pub fn default_value<V: SettingValue>(&self) -> V {
+        V::parse(self.default).unwrap_or_else(|| panic!("the default of {} is of another type", self.name))
+    }
+
+    /// What it does, or why nothing.
+    pub fn text(&self) -> &'static str {
+        match self.effect {
+            Effect::Does(text) | Effect::Internal(text) | Effect::None(text) => text,
+        }
+    }
+
+    const fn new(name: &'static str, effect: Effect) -> Setting {
+        let (kind, reader) = (Kind::Text(""), Reader::Ranks);
+        Setting { name, horovod: None, flag: None, key: None, kind, default: "", reader, effect }
+    }
+
+    const fn does(
+        name: &'static str,
+        reader: Reader,
+        kind: Kind,
+        default: &'static str,
+        what: &'static str,
+    ) -> Setting {
+        Setting { reader, kind, default, ..Setting::new(name, Effect::Does(what)) }
+    }
+
+    const fn internal(name: &'static str, what: &'static str) -> Setting {
+        Setting::new(name, Effect::Internal(what))
+    }
+
+    const fn without_effect(name: &'static str, why: &'static str) -> Setting {
+        Setting::new(name, Effect::None(why))
+    }
+
+    const fn horovod(self, name: &'static str) -> Setting {
+        Setting { horovod: Some(name), ..self }
+    }
+
+    const fn flag(self, long: &'static str, unit: &'static str) -> Setting {
+        Setting { flag: Some(Flag { long, unit, opposite: None }), ..self }
+    }
+
+    const fn switch(self, long: &'static str, opposite: &'static str) -> Setting {
+        Setting { flag: Some(Flag { long, unit: "", opposite: Some(opposite) }), ..self }
+    }
+
+    const fn key(self, key: &'static str) -> Setting {
+        Setting { key: Some(key), ..self }
+    }
+}
+
 /// All settings, section by section.
 pub fn all() -> impl Iterator<Item = &'static Setting> {
-    table::SECTIONS.iter().flat_map(|section| section.settings)
+    SECTIONS.iter().flat_map(|section| section.settings)
 }
 
 /// The setting that a variable belongs to, under our name or Horovod's.
@@ -41,53 +217,6 @@ pub fn of_this_process() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What there is to say about variables that are set, a line for each, by name: those that have no effect, and why;
-/// those that nobody knows, and the nearest name. Variables that are set to nothing count as not set. Values are not
-/// shown.
-pub fn notices<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
-    let looked_at = |(name, value): &(&str, &str)| {
-        PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !value.trim().is_empty()
-    };
-    let mut set: Vec<(&str, &str)> = variables.into_iter().filter(looked_at).collect();
-    set.sort_unstable();
-    set.dedup_by_key(|(name, _)| *name);
-    set.into_iter().filter_map(|(name, value)| notice(name, value)).collect()
-}
-
-fn notice(name: &str, value: &str) -> Option<String> {
-    let Some(setting) = find(name) else {
-        return Some(match nearest(name) {
-            Some(known) => format!("{name} is set, but there is no such setting; did you mean {known}?"),
-            None => format!("{name} is set, but there is no such setting; docs/settings.md lists all"),
-        });
-    };
-    match setting.effect {
-        Effect::None(why) => Some(format!("{name} has no effect: {why}")),
-        Effect::Does(_) if name.ends_with("_LOG_LEVEL") && LogLevel::parse(value).is_none() => {
-            Some(format!("{name}={value} is not a level ({}); warning is used", LogLevel::WORDS.join(", ")))
-        }
-        Effect::Does(_) | Effect::Internal(_) => None,
-    }
-}
-
-/// The known name that is most like this one, unless none is like it. What comes after the prefix is compared; among
-/// equals, the one with the same prefix counts.
-fn nearest(name: &str) -> Option<&'static str> {
-    let split = |name: &str| PREFIXES.iter().find_map(|prefix| Some((*prefix, name.strip_prefix(prefix)?.to_owned())));
-    let (prefix, rest) = split(name)?;
-    let names = all().filter(|setting| matches!(setting.effect, Effect::Does(_))).flat_map(Setting::names);
-    let likeness = |known: &'static str| {
-        let (known_prefix, known_rest) = split(known)?;
-        Some((strsim::normalized_damerau_levenshtein(&rest, &known_rest), known_prefix == prefix, known))
-    };
-    let (likeness, _, known) =
-        names.filter_map(likeness).max_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)))?;
-    (likeness >= LIKE_ENOUGH).then_some(known)
-}
-
-/// Above this share of equal letters a name is a misspelling; below, a guess would mislead.
-const LIKE_ENOUGH: f64 = 0.7;
-
 /// Whether a variable has this name; a name that ends in `*` stands for all that begin so.
 fn is_named(variable: &str, name: &str) -> bool {
     name.strip_suffix('*').map_or(variable == name, |begin| variable.starts_with(begin))
@@ -97,71 +226,27 @@ fn is_named(variable: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn said(variables: &[(&str, &str)]) -> Vec<String> {
-        notices(variables.iter().copied())
+    #[test]
+    fn our_name_counts_before_horovods_and_nothing_is_not_set() {
+        let read = |pairs: &'static [(&str, &str)]| {
+            START_TIMEOUT.read::<std::time::Duration>(|name| {
+                pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let seconds = |seconds| Ok(std::time::Duration::from_secs(seconds));
+        assert_eq!(read(&[]), seconds(30));
+        assert_eq!(read(&[("HOROVOD_START_TIMEOUT", "7")]), seconds(7));
+        assert_eq!(read(&[("HOROVOD_START_TIMEOUT", "7"), ("FARANDOLE_START_TIMEOUT", "8")]), seconds(8));
+        assert_eq!(read(&[("HOROVOD_START_TIMEOUT", "7"), ("FARANDOLE_START_TIMEOUT", " ")]), seconds(7));
+        let wrong = read(&[("HOROVOD_START_TIMEOUT", "soon")]).unwrap_err();
+        assert_eq!(wrong.to_string(), "HOROVOD_START_TIMEOUT=soon is not a number of seconds");
     }
 
     #[test]
-    fn what_has_an_effect_is_not_mentioned() {
-        assert_eq!(
-            said(&[
-                ("HOROVOD_FUSION_THRESHOLD", "1"),
-                ("FARANDOLE_WIRE_PROTECTION", "encrypt"),
-                ("FARANDOLE_TEST_ROLE", "x"),
-                ("FARANDOLE_RANK", "0"),
-                ("PATH", "/bin"),
-                ("HOROVOD_CYCLE_TIME", ""),
-            ]),
-            [""; 0]
-        );
-    }
-
-    #[test]
-    fn what_has_no_effect_gets_one_line_with_the_reason() {
-        let lines = said(&[
-            ("HOROVOD_GPU_OPERATIONS", "NCCL"),
-            ("HOROVOD_CYCLE_TIME", "5"),
-            ("HOROVOD_CYCLE_TIME", "5"),
-            ("HOROVOD_WITH_PYTORCH", "1"),
-        ]);
-        assert_eq!(lines.len(), 3, "{lines:?}");
-        assert!(lines[0].starts_with("HOROVOD_CYCLE_TIME has no effect: there is no cycle"), "{lines:?}");
-        assert!(lines[1].starts_with("HOROVOD_GPU_OPERATIONS has no effect: "), "{lines:?}");
-        assert!(lines[2].starts_with("HOROVOD_WITH_PYTORCH has no effect: "), "{lines:?}");
-    }
-
-    #[test]
-    fn a_name_that_nobody_knows_gets_the_nearest_one_and_no_value_is_shown() {
-        let lines = said(&[
-            ("HOROVOD_FUSION_TRESHOLD", "secret"),
-            ("FARANDOLE_TIMOUT_SECONDS", "3"),
-            ("FARANDOLE_ZZ", "1"),
-            ("HOROVOD_GRACE", "1"),
-        ]);
-        assert_eq!(
-            lines,
-            [
-                "FARANDOLE_TIMOUT_SECONDS is set, but there is no such setting; did you mean FARANDOLE_TIMEOUT_SECONDS?",
-                "FARANDOLE_ZZ is set, but there is no such setting; docs/settings.md lists all",
-                "HOROVOD_FUSION_TRESHOLD is set, but there is no such setting; did you mean HOROVOD_FUSION_THRESHOLD?",
-                "HOROVOD_GRACE is set, but there is no such setting; did you mean FARANDOLE_GRACE?",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_level_that_is_none_is_named() {
-        let lines = said(&[("FARANDOLE_LOG_LEVEL", "loud"), ("HOROVOD_LOG_LEVEL", "3")]);
-        assert_eq!(lines.len(), 1, "{lines:?}");
-        assert!(lines[0].starts_with("FARANDOLE_LOG_LEVEL=loud is not a level (trace, "), "{lines:?}");
-    }
-
-    #[test]
-    fn no_name_stands_twice_in_the_table() {
-        let mut seen = std::collections::BTreeSet::new();
-        for name in all().flat_map(Setting::names) {
-            assert!(PREFIXES.iter().any(|prefix| name.starts_with(prefix)), "{name}");
-            assert!(seen.insert(name), "{name} stands twice");
+    fn every_default_is_of_its_setting_s_kind() {
+        for setting in all().filter(|setting| !setting.default.is_empty()) {
+            let read = setting.kind.normalise(setting.default);
+            assert!(read.is_some_and(|read| read.eq_ignore_ascii_case(setting.default)), "{}", setting.name);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::{Collective, Dtype, GroupNumber, NameId, OperationNumber, TemplateEntry};
-use farandole_trace::{BucketTimes, DEFAULT_RECORDS, Event, Identity, Recorder};
+use farandole_trace::{BucketTimes, Event, Identity, Recorder};
 
 /// Times that something is done in a row; more than a ring has room for, so that it is written over and over.
 const TIMES: u64 = 1_000_000;
@@ -17,13 +17,16 @@ const TIMES: u64 = 1_000_000;
 /// Rows, of which the middle one counts.
 const ROWS: usize = 15;
 
+/// As many as a rank keeps by default.
+const RECORDS: usize = 1 << 18;
+
 fn main() {
-    let recorder = Recorder::new(Identity::default(), DEFAULT_RECORDS);
+    let recorder = Recorder::new(Identity::default(), RECORDS);
     let mut writer = recorder.ring_writer();
     let group = GroupNumber::WORLD;
     let packed = |number| Event::Packed { group, operation: OperationNumber(number) };
     // The first round of a ring also takes its memory.
-    say("a record, the first time around its ring", one_row(DEFAULT_RECORDS as u64, |n| writer.write(n, packed(n))));
+    say("a record, the first time around its ring", one_row(RECORDS as u64, |n| writer.write(n, packed(n))));
     say("a record", typical(|number| writer.write(number, packed(number))));
     let members = [TemplateEntry { name: NameId(1), bytes: 4 }];
     if let Some(template) = recorder.template(members, 4) {

@@ -37,7 +37,7 @@ pub use compact::BucketTimes;
 pub use dump_notice::DumpNotice;
 pub use event::{Event, Record};
 pub use recent::RecentActivity;
-pub use recorder::{DEFAULT_RECORDS, DumpReason, Edge, Identity, PhaseGuard, Recorder, RingWriter};
+pub use recorder::{DumpReason, Edge, Identity, PhaseGuard, Recorder, RingWriter};
 pub use timeline::Cycles;
 pub use trace::{NameEntry, Names, Trace, TraceEnding, TraceHeader, Unreadable};
 pub use writer::{FallbackFolder, JOBS_KEPT, TraceWriter, WriterOptions};

@@ -23,11 +23,6 @@ use crate::tables::NameTable;
 use crate::tail::Tail;
 use crate::trace::{NameEntry, Trace, TraceHeader};
 
-/// Records of the driver's ring where nothing else is said: 8 MiB. A tensor takes one record in each iteration, a
-/// bucket some ten, so a model of 160 tensors fills it in about 1,500 iterations and one of 1,000 tensors in 250:
-/// enough to see what led to an abort, and little beside one fusion buffer.
-pub const DEFAULT_RECORDS: usize = 1 << 18;
-
 /// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back
 /// than the driver's.
 const MARKS: usize = 1 << 16;

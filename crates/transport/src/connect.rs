@@ -30,11 +30,6 @@ use crate::shm::{Layout, Neighbour, Segment, Windows};
 use crate::stream::{Sealed, Shape, Socket, StreamControl, StreamLink};
 use crate::wait::{Bell, Waiter};
 
-/// How long the ranks and hosts of a job have to find each other, unless somebody says otherwise: the launcher waits so
-/// long for its agents, a rank for the others at the rendezvous, and members of a new group for each other. Horovod's
-/// default; a batch system starts the tasks of a job within seconds.
-pub const START_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// One attempt to connect to one address gets this long before the next is tried.
 const ATTEMPT_PATIENCE: Duration = Duration::from_secs(3);
 

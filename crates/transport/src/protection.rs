@@ -66,7 +66,6 @@ impl Options {
 }
 
 impl farandole_settings::SettingValue for Protection {
-    const KIND: &'static str = "off, checksum or encrypt";
     fn parse(text: &str) -> Option<Protection> {
         Protection::from_word(text)
     }

@@ -15,7 +15,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-insight", &["farandole-trace"]),
-    ("farandole-tensor", &["farandole-plan"]),
+    ("farandole-tensor", &["farandole-plan", "farandole-settings"]),
     ("farandole-transport", &["farandole-plan", "farandole-settings", "farandole-trace"]),
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),

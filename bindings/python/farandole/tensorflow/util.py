@@ -12,12 +12,13 @@ Not here: anything that needs the engine.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
 import tensorflow as tf
+
+from farandole import _native
 
 #: For functions that AutoGraph need not translate, because nothing in them depends on the value of a tensor.
 #: Translating takes seconds.
@@ -52,7 +53,7 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def elastic_job() -> bool:
     """Whether the number of ranks may change while a graph lives, so that graphs ask for it each time."""
-    return os.environ.get("HOROVOD_ELASTIC", "0").strip() not in ("", "0")
+    return _native.switch_setting("HOROVOD_ELASTIC")
 
 
 def is_keras_variable(variable: Any) -> bool:

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use farandole_cluster::Environment;
+use farandole_cluster::launch::variables;
 use farandole_engine::Config;
-use farandole_settings as settings;
+use farandole_settings::{self as settings, Effect};
 use farandole_tensor::Level;
 
 use super::finding::{Finding, Group};
@@ -54,7 +55,7 @@ impl JobChecks {
                 .map_err(|error| error.to_string()),
             settings: Config::from_env().map_err(|error| error.to_string()),
             variables: settings::of_this_process(),
-            level: level(env::var("FARANDOLE_SIMD").ok().as_deref()),
+            level: Level::wished(settings::SIMD.in_environment().as_deref()),
             clock: Clock::of_this_machine(),
             missing_directory,
         }
@@ -92,20 +93,16 @@ impl JobChecks {
     fn settings(&self) -> Finding {
         let why = "Variables change how ranks that are started here work.";
         match &self.settings {
-            Ok(config) => {
-                let changed: Vec<String> = Config::table()
-                    .into_iter()
+            Ok(_) => {
+                let changed: Vec<String> = settings::all()
+                    .filter(|setting| matches!(setting.effect, Effect::Does(_)))
                     .filter_map(|setting| {
-                        let (variable, value) =
-                            setting.variables.iter().find_map(|name| Some((name, env::var(name).ok()?)))?;
-                        (value != setting.default).then(|| format!("{variable}={value}"))
+                        let (variable, value) = setting.written(|name| env::var(name).ok())?;
+                        let shown = if variables::looks_secret(variable) { "(not shown)" } else { &value };
+                        (value != setting.default).then(|| format!("{variable}={shown}"))
                     })
                     .collect();
-                let found = if changed.is_empty() || *config == Config::default() {
-                    "all at their defaults".to_owned()
-                } else {
-                    changed.join(" ")
-                };
+                let found = if changed.is_empty() { "all at their defaults".to_owned() } else { changed.join(" ") };
                 Finding::ok(Group::Job, "settings", found, why)
             }
             Err(problem) => {
@@ -135,16 +132,6 @@ impl JobChecks {
             Err(problem) => Finding::problem(Group::Job, "simd", problem, why, "`unset FARANDOLE_SIMD`."),
         }
     }
-}
-
-/// The level that a wish for one leads to. The engine would panic over a wish that it does not understand.
-fn level(wish: Option<&str>) -> Result<Level, String> {
-    let ceiling = match wish {
-        None | Some("") => Level::Avx512,
-        Some(name) => Level::from_name(name)
-            .ok_or_else(|| format!("FARANDOLE_SIMD is {name}, but must be portable, avx2 or avx512"))?,
-    };
-    Ok(Level::available().filter(|&level| level <= ceiling).max().unwrap_or(Level::Portable))
 }
 
 impl Clock {
@@ -211,7 +198,7 @@ mod tests {
         let clock = Clock { now: at(1_700_000_000), program_written: None, source: None };
         let settings = Ok(Config::default());
         let (environment, variables) = (Ok("none".into()), Vec::new());
-        JobChecks { environment, settings, variables, level: level(None), clock, missing_directory: None }
+        JobChecks { environment, settings, variables, level: Level::wished(None), clock, missing_directory: None }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -241,8 +228,8 @@ mod tests {
 
     #[test]
     fn nonsense_in_the_environment_is_a_problem_that_names_the_variable() {
-        assert!(level(Some("sse9")).unwrap_err().contains("FARANDOLE_SIMD"));
-        assert_eq!(level(Some("portable")), Ok(Level::Portable));
+        assert!(Level::wished(Some("sse9")).unwrap_err().contains("FARANDOLE_SIMD"));
+        assert_eq!(Level::wished(Some("portable")), Ok(Level::Portable));
         let nonsense = |name: &str| (name == "FARANDOLE_TIMEOUT_SECONDS").then(|| "soon".to_owned());
         let settings = Config::from_lookup(nonsense).map_err(|error| error.to_string());
         let finding = JobChecks { settings, ..job() }.settings();

@@ -16,7 +16,7 @@ use super::agent;
 use crate::bench::placement::BenchPlacement;
 
 /// The variable that names the Python interpreter which has PyTorch.
-const PYTHON_VARIABLE: &str = "FARANDOLE_PEERS_PYTHON";
+const PYTHON_VARIABLE: &str = farandole_settings::PEERS_PYTHON.name;
 
 const GLOO_PROGRAM: &str = include_str!("gloo.py");
 

@@ -1,7 +1,7 @@
 //! The command line of `farandole run`: its flags, and nothing about what they bring about.
 //!
-//! What farandole does is described here, in groups that `--help` shows. Settings of the engine are in
-//! [`super::tuning`], flags that horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a
+//! What farandole does is described here, in groups that `--help` shows. Flags that are settings are in
+//! [`super::flags`], flags that horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a
 //! flag that is given twice the last one counts; that is how the command line overrules the configuration file. Flags
 //! that say how ranks are started are [`LaunchArgs`]: every command that starts ranks of its own has them, under the
 //! same names.
@@ -10,10 +10,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
+#[cfg(feature = "train")]
+use farandole_settings as settings;
 
+use super::flags::SettingFlags;
 use super::horovod::Foreign;
-use super::insight::Insight;
-use super::tuning::{Tuning, seconds};
 
 /// Start a command as the ranks of a job, on this machine or many.
 ///
@@ -122,20 +123,6 @@ pub(crate) struct LaunchArgs {
     #[arg(long, help_heading = OUTPUT)]
     pub(super) verbose: bool,
 
-    /// How long hosts may take to answer and ranks to find each other, in seconds [default: 30, or
-    /// FARANDOLE_START_TIMEOUT, or HOROVOD_START_TIMEOUT]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
-    pub(super) start_timeout: Option<std::time::Duration>,
-
-    /// A rank or host that is silent for so many seconds counts as dead; 0 means never [default: 5, or
-    /// FARANDOLE_HEARTBEAT_TIMEOUT]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
-    pub(super) heartbeat_timeout: Option<std::time::Duration>,
-
-    /// How long ranks that are told to end may take before they are killed, in seconds [default: 5, or FARANDOLE_GRACE]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = TIMES)]
-    pub(super) grace: Option<std::time::Duration>,
-
     /// Port of ssh on all hosts [default: as your ssh configuration says]
     #[arg(long, short = 'p', value_name = "PORT", help_heading = REMOTE)]
     pub(super) ssh_port: Option<u16>,
@@ -159,11 +146,12 @@ pub(crate) struct LaunchArgs {
     )]
     pub(super) network_interface: Vec<String>,
 
-    #[command(flatten)]
-    pub(super) tuning: Tuning,
+    /// Between hosts farandole speaks TCP anyway; this keeps NCCL off InfiniBand, too (NCCL_IB_DISABLE=1)
+    #[arg(long, help_heading = REMOTE)]
+    pub(super) tcp: bool,
 
     #[command(flatten)]
-    pub(super) insight: Insight,
+    pub(super) settings: SettingFlags,
 
     #[command(flatten)]
     pub(super) foreign: Foreign,
@@ -173,21 +161,19 @@ pub(crate) struct LaunchArgs {
 impl LaunchArgs {
     /// Where traces of all ranks are to be kept, if anywhere.
     pub(crate) fn trace(&self) -> Option<&std::path::Path> {
-        self.insight.trace()
+        self.settings.given(&settings::TRACE).map(std::path::Path::new)
     }
 
     /// Whether the user has said how long ranks may take to end.
     pub(crate) fn grace_is_given(&self) -> bool {
-        self.grace.is_some() || std::env::var_os("FARANDOLE_GRACE").is_some()
+        self.settings.given(&settings::GRACE).is_some() || settings::GRACE.in_environment().is_some()
     }
 }
 
 const RANKS: &str = "Ranks and hosts";
 const VARIABLES: &str = "Variables and settings";
 const OUTPUT: &str = "Output";
-const TIMES: &str = "Time limits";
 const REMOTE: &str = "Other hosts";
-pub(super) const ENGINE: &str = "Engine, for every rank";
 const CHECKS: &str = "About";
 
 /// When prefixes are coloured.

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Command;
-use farandole_engine::config::SettingValue;
+use farandole_settings::{self as settings, SettingValue};
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
 
 /// A file of settings has a page or two; whatever is longer than this is something else.
@@ -31,13 +31,13 @@ pub(super) enum Becomes {
 
 use Becomes::{Switch, Value, Word};
 
-/// Every key: its section (none for the first), its name, its flag.
-pub(super) const KEYS: &[(&str, &str, Becomes)] = &[
+/// A key: its section (none for the first), its name, and what it becomes.
+pub(super) type Key = (&'static str, &'static str, Becomes);
+
+/// Keys that are no settings here.
+const FOREIGN_KEYS: &[Key] = &[
     ("", "controller", Word(&["gloo", "mpi", "jsrun"])),
-    ("params", "fusion_threshold_mb", Value("fusion-threshold-mb")),
     ("params", "cycle_time_ms", Value("cycle-time-ms")),
-    ("params", "cache_capacity", Value("cache-capacity")),
-    ("params", "hierarchical_allreduce", Switch("hierarchical-allreduce", "no-hierarchical-allreduce")),
     ("params", "hierarchical_allgather", Switch("hierarchical-allgather", "no-hierarchical-allgather")),
     ("params", "torus_allreduce", Switch("torus-allreduce", "no-torus-allreduce")),
     ("autotune", "enabled", Switch("autotune", "no-autotune")),
@@ -46,19 +46,29 @@ pub(super) const KEYS: &[(&str, &str, Becomes)] = &[
     ("autotune", "steps_per_sample", Value("autotune-steps-per-sample")),
     ("autotune", "bayes_opt_max_samples", Value("autotune-bayes-opt-max-samples")),
     ("autotune", "gaussian_process_noise", Value("autotune-gaussian-process-noise")),
-    ("timeline", "filename", Value("timeline-filename")),
-    ("timeline", "mark_cycles", Switch("timeline-mark-cycles", "no-timeline-mark-cycles")),
-    ("stall_check", "enabled", Switch("stall-check", "no-stall-check")),
-    ("stall_check", "warning_time_seconds", Value("stall-check-warning-time-seconds")),
-    ("stall_check", "shutdown_time_seconds", Value("stall-check-shutdown-time-seconds")),
     ("library_options", "mpi_threads_disable", Switch("mpi-threads-disable", "no-mpi-threads-disable")),
     ("library_options", "num_nccl_streams", Value("num-nccl-streams")),
-    ("library_options", "thread_affinity", Value("thread-affinity")),
-    ("library_options", "gloo_timeout_seconds", Value("gloo-timeout-seconds")),
-    ("library_options", "wire_protection", Value("wire-protection")),
-    ("logging", "level", Value("log-level")),
     ("logging", "with_timestamp", Switch("log-with-timestamp", "log-without-timestamp")),
 ];
+
+/// Every key.
+pub(super) fn keys() -> Vec<Key> {
+    let of_settings = settings::all().filter_map(|setting| {
+        let (section, name) = setting.key?.split_once('.')?;
+        let flag = setting.flag?;
+        // `enabled` of a key is the flag without `no-`.
+        Some((
+            section,
+            name,
+            match flag.opposite {
+                None => Value(flag.long),
+                Some(opposite) if flag.long.starts_with("no-") => Switch(opposite, flag.long),
+                Some(opposite) => Switch(flag.long, opposite),
+            },
+        ))
+    });
+    FOREIGN_KEYS.iter().copied().chain(of_settings).collect()
+}
 
 /// The flags of a file; `settings` describes those that it may hold.
 pub(super) fn read(path: &Path, settings: &Command) -> Result<Vec<OsString>> {
@@ -76,23 +86,30 @@ fn parse(file: &str, text: &str, settings: &Command) -> Result<Vec<OsString>> {
     let documents = MarkedYaml::load_from_str(text)
         .map_err(|error| anyhow!("{file}, line {}: no YAML: {}", error.marker().line(), error.info()))?;
     ensure!(documents.len() <= 1, "{file}: holds {} documents; expected one", documents.len());
+    let keys = keys();
     let mut flags = Vec::new();
     for (name, value) in documents.first().map_or(Ok(Vec::new()), |root| entries(file, root, "the file"))? {
         let at = format!("{file}, line {}", name.line);
-        if let Some(&(.., becomes)) = KEYS.iter().find(|(section, key, _)| section.is_empty() && *key == name.text) {
+        if let Some(&(.., becomes)) = keys.iter().find(|(section, key, _)| section.is_empty() && *key == name.text) {
             flags.extend(flag(&at, &name.text, value, becomes, settings)?);
-        } else if KEYS.iter().any(|(section, ..)| *section == name.text) {
-            flags.extend(section(file, &name.text, value, settings)?);
+        } else if keys.iter().any(|(section, ..)| *section == name.text) {
+            flags.extend(section(file, &name.text, value, &keys, settings)?);
         } else {
-            let known = KEYS.iter().map(|(section, key, _)| if section.is_empty() { *key } else { *section });
+            let known = keys.iter().map(|(section, key, _)| if section.is_empty() { *key } else { *section });
             bail!("{at}: {}", unknown(&name.text, known));
         }
     }
     Ok(flags)
 }
 
-fn section(file: &str, section: &str, value: &MarkedYaml<'_>, settings: &Command) -> Result<Vec<OsString>> {
-    let known = KEYS.iter().filter(|(of, ..)| *of == section);
+fn section(
+    file: &str,
+    section: &str,
+    value: &MarkedYaml<'_>,
+    keys: &[Key],
+    settings: &Command,
+) -> Result<Vec<OsString>> {
+    let known = keys.iter().filter(|(of, ..)| *of == section);
     let mut flags = Vec::new();
     for (name, value) in entries(file, value, section)? {
         let at = format!("{file}, line {}", name.line);
@@ -198,7 +215,7 @@ mod tests {
 
     #[test]
     fn every_key_becomes_a_flag_that_exists() {
-        for &(section, key, becomes) in KEYS {
+        for (section, key, becomes) in keys() {
             let value = fitting(key, becomes);
             let text =
                 if section.is_empty() { format!("{key}: {value}") } else { format!("{section}:\n  {key}: {value}") };

@@ -7,18 +7,17 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use farandole_cluster::launch::{
     Alias, Colour, JobPlacement, JobSpec, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps, Verbose, hostfile, hosts,
     variables,
 };
-use farandole_cluster::{environment, live};
-use farandole_engine::config::SettingValue;
+use farandole_cluster::live;
+use farandole_settings as settings;
 
 use super::args::{ColourArg, LaunchArgs, RunArgs};
-use super::tuning;
+use super::flags;
 
 /// What the launcher sets for every rank itself; a user's value would make two ranks the same one.
 const LAUNCHERS_OWN: &[&str] = &[
@@ -29,9 +28,9 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_CROSS_RANK",
     "FARANDOLE_CROSS_SIZE",
     "FARANDOLE_RENDEZVOUS",
-    "FARANDOLE_KEY",
+    settings::KEY.name,
     "FARANDOLE_KEY_FD",
-    "FARANDOLE_HOST",
+    settings::HOST.name,
     "FARANDOLE_TASK_FD",
     "FARANDOLE_RESULT_FD",
 ];
@@ -56,14 +55,13 @@ pub(super) fn job_spec_for(
     lookup: impl Fn(&str) -> Option<OsString>,
     here: &Path,
 ) -> Result<JobSpec> {
-    let text = |variable: &str| lookup(variable).and_then(|value| value.into_string().ok());
+    let text = |variable: &'static str| lookup(variable).and_then(|value| value.into_string().ok());
     let working_dir = here.join(args.working_dir.as_deref().unwrap_or(here));
     let mut spec = JobSpec::new(placement(args)?, command, working_dir);
-    spec.start_timeout =
-        time(args.start_timeout, &["FARANDOLE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"], &text, JobSpec::START_TIMEOUT)?;
+    spec.start_timeout = args.settings.value(&settings::START_TIMEOUT, text)?;
     ensure!(!spec.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
-    spec.silence = time(args.heartbeat_timeout, &["FARANDOLE_HEARTBEAT_TIMEOUT"], &text, JobSpec::SILENCE)?;
-    spec.grace = time(args.grace, &["FARANDOLE_GRACE"], &text, JobSpec::GRACE)?;
+    spec.silence = args.settings.value(&settings::HEARTBEAT_TIMEOUT, text)?;
+    spec.grace = args.settings.value(&settings::GRACE, text)?;
     spec.output = output(args, here);
     spec.ssh = Ssh {
         port: args.ssh_port,
@@ -71,10 +69,9 @@ pub(super) fn job_spec_for(
         words: args.ssh_option.clone(),
     };
     spec.verbose = if args.verbose { Verbose::Yes } else { Verbose::No };
-    let named =
-        environment::INTERFACE.iter().find_map(|variable| text(variable)).filter(|names| !names.trim().is_empty());
+    let named = settings::INTERFACE.written(text);
     spec.network = match (args.network_interface.as_slice(), named) {
-        ([], Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
+        ([], Some((_, names))) => names.split(',').map(|name| name.trim().to_owned()).collect(),
         (flags, _) => flags.iter().map(|name| name.trim().to_owned()).collect(),
     };
     ensure!(
@@ -82,21 +79,15 @@ pub(super) fn job_spec_for(
         "--network-interface: an empty name; expected for instance eth0"
     );
 
-    spec.metrics = metrics(args.insight.metrics, text(live::METRICS))?;
-    let mut settings = args.tuning.variables()?;
-    settings.extend(args.insight.variables(here));
-    spec.set = settings.into_iter().map(|(name, value)| (name, value.into())).collect();
-    // The ranks' own patience for each other is the launcher's.
-    let patience =
-        [("FARANDOLE_START_TIMEOUT", args.start_timeout), ("FARANDOLE_HEARTBEAT_TIMEOUT", args.heartbeat_timeout)];
-    for (name, time) in patience {
-        spec.set.extend(time.map(|time| (name.to_owned(), time.show().into())));
-    }
+    spec.metrics = metrics(args.settings.given(&settings::METRICS), settings::METRICS.written(text))?;
+    let mut set = args.settings.variables(here);
+    set.extend(args.tcp.then(|| ("NCCL_IB_DISABLE".to_owned(), "1".to_owned())));
+    spec.set = set.into_iter().map(|(name, value)| (name, value.into())).collect();
     for word in &args.variables {
         add_variable(&mut spec, word, &lookup)?;
     }
     let set = &spec.set;
-    tuning::check(|name| {
+    flags::check(|name| {
         let last = set.iter().rev().find(|(set, _)| set == name);
         last.map_or_else(|| text(name), |(_, value)| value.to_str().map(str::to_owned))
     })?;
@@ -104,15 +95,13 @@ pub(super) fn job_spec_for(
 }
 
 /// Where metrics are to be shown.
-fn metrics(flag: Option<SocketAddr>, variable: Option<String>) -> Result<Option<SocketAddr>> {
-    match (flag, variable.filter(|text| !text.trim().is_empty())) {
-        (Some(address), _) => Ok(Some(address)),
-        (None, Some(text)) => match live::parse_address(&text) {
-            Ok(address) => Ok(Some(address)),
-            Err(why) => bail!("{}: {why}", live::METRICS),
-        },
-        (None, None) => Ok(None),
-    }
+fn metrics(flag: Option<&str>, variable: Option<(&str, String)>) -> Result<Option<SocketAddr>> {
+    let (from, text) = match (flag, variable) {
+        (Some(text), _) => ("--metrics", text.to_owned()),
+        (None, Some((name, text))) => (name, text),
+        (None, None) => return Ok(None),
+    };
+    live::parse_address(&text).map(Some).map_err(|why| anyhow!("{from}: {why}"))
 }
 
 fn placement(args: &LaunchArgs) -> Result<JobPlacement> {
@@ -138,23 +127,6 @@ fn output(args: &LaunchArgs, here: &Path) -> OutputOptions {
         },
         directory: args.output_filename.as_ref().map(|directory| here.join(directory)),
         drawer: None,
-    }
-}
-
-fn time(
-    flag: Option<Duration>,
-    names: &[&str],
-    text: &impl Fn(&str) -> Option<String>,
-    default: Duration,
-) -> Result<Duration> {
-    let from_environment =
-        names.iter().find_map(|name| Some((name, text(name).filter(|value| !value.trim().is_empty())?)));
-    match (flag, from_environment) {
-        (Some(time), _) => Ok(time),
-        (None, Some((name, value))) => {
-            Duration::parse(value.trim()).with_context(|| format!("{name}={value} is not {}", Duration::KIND))
-        }
-        (None, None) => Ok(default),
     }
 }
 

@@ -1,18 +1,17 @@
 //! `farandole run`: from the words of a command line to ranks that run.
 //!
 //! Words go one way: `spelling` divides them from the user's command, `config` puts the flags of a file before them,
-//! clap reads them into `args` (with `tuning` and `horovod`), `job_spec` makes of them a complete job spec,
+//! clap reads them into `args` (with `flags` and `horovod`), `job_spec` makes of them a complete job spec,
 //! and `farandole_cluster::launch` carries it out. Everything that is wrong with what was asked is said before anything
 //! is started.
 
 mod args;
 mod config;
+mod flags;
 mod horovod;
-mod insight;
 mod job_spec;
 mod show;
 mod spelling;
-mod tuning;
 
 #[cfg(test)]
 mod tests;
@@ -28,10 +27,9 @@ use farandole_cluster::launch::{self, JobSpec};
 use farandole_settings as settings;
 
 pub(crate) use args::{LaunchArgs, RunArgs};
+use flags::SettingFlags;
 use horovod::Foreign;
-use insight::Insight;
 use spelling::Words;
-use tuning::Tuning;
 
 /// The words after `run` as clap is to read them: long flags with two dashes, and those of the configuration file in
 /// front.
@@ -116,5 +114,5 @@ fn flags() -> Command {
 
 /// The flags that a configuration file may hold.
 fn flags_of_files() -> Command {
-    Foreign::augment_args(Insight::augment_args(Tuning::augment_args(Command::new("settings"))))
+    Foreign::augment_args(SettingFlags::augment_args(Command::new("settings")))
 }

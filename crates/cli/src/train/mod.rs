@@ -82,13 +82,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
 /// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other
 /// hosts cannot be had without the user's folder.
 fn traces(spec: &mut JobSpec, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
-    let from_environment = std::env::var_os("FARANDOLE_TRACE").map(PathBuf::from);
+    let from_environment = farandole_settings::TRACE.in_environment().map(PathBuf::from);
     match (wanted, from_environment) {
         (Some(wanted), _) => Some(wanted.to_owned()),
         (None, Some(set)) => Some(set),
         (None, None) if local => {
             let traces = folder.0.join("traces");
-            spec.set.push(("FARANDOLE_TRACE".to_owned(), traces.clone().into()));
+            spec.set.push((farandole_settings::TRACE.name.to_owned(), traces.clone().into()));
             Some(traces)
         }
         (None, None) => None,

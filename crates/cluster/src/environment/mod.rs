@@ -71,17 +71,15 @@ pub const RENDEZVOUS: &str = "FARANDOLE_RENDEZVOUS";
 /// The variable that names the descriptor with the job's key.
 pub const KEY_FD: &str = "FARANDOLE_KEY_FD";
 /// The variable that holds the job's key.
-pub const KEY: &str = "FARANDOLE_KEY";
+pub const KEY: &str = settings::KEY.name;
 /// The variable that names the file with the job's key.
-pub const KEY_FILE: &str = "FARANDOLE_KEY_FILE";
+pub const KEY_FILE: &str = settings::KEY_FILE.name;
 /// The variable that names the job.
-pub const JOB: &str = "FARANDOLE_JOB";
+pub const JOB: &str = settings::JOB.name;
 /// The variable that names the host.
-pub const HOST: &str = "FARANDOLE_HOST";
+pub const HOST: &str = settings::HOST.name;
 /// The variable that holds the address at which other hosts reach this one.
-pub const ADDRESS: &str = "FARANDOLE_ADDRESS";
-/// The variables that name interfaces for other hosts, the one that counts first.
-pub const INTERFACE: [&str; 2] = ["FARANDOLE_INTERFACE", "HOROVOD_GLOO_IFACE"];
+pub const ADDRESS: &str = settings::ADDRESS.name;
 
 /// Who this process is.
 #[derive(Clone, Debug)]
@@ -200,7 +198,7 @@ impl Environment {
 
 /// The addresses of the interfaces that the user names, if any.
 fn addresses_of_interfaces(variables: Variables<'_>) -> Result<Vec<IpAddr>> {
-    let Some((variable, names)) = INTERFACE.into_iter().find_map(|name| Some((name, variables.text(name)?))) else {
+    let Some((variable, names)) = settings::INTERFACE.written(|name| variables.text(name)) else {
         return Ok(Vec::new());
     };
     let names: Vec<&str> = names.split(',').map(str::trim).collect();

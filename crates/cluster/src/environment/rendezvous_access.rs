@@ -124,7 +124,7 @@ impl Environment {
             running_seconds: 0.0,
         };
         let state = Arc::new(JobState::new(job, &[]));
-        let wanted = std::env::var(live::METRICS).ok().filter(|text| !text.trim().is_empty());
+        let wanted = farandole_settings::METRICS.in_environment();
         let address = wanted.map(|text| live::parse_address(&text)).transpose();
         let told = |why: &str| eprintln!("farandole: rank {} shows no metrics ({}): {why}", self.rank, live::METRICS);
         let address = address.unwrap_or_else(|why| {

@@ -75,16 +75,6 @@ pub enum Alias {
 }
 
 impl JobSpec {
-    /// How long a start may take unless something else is said: what Horovod's users know, and far longer than ssh
-    /// needs to a host that is up.
-    pub const START_TIMEOUT: Duration = farandole_transport::connect::START_TIMEOUT;
-    /// How long a silence is a death unless something else is said: several heartbeats, and longer than the pauses of a
-    /// loaded machine; short beside the time that a stuck job wastes.
-    pub const SILENCE: Duration = Duration::from_secs(5);
-    /// How long ranks may take to end unless something else is said: enough to write a last line or close a file, short
-    /// for somebody who waits at a terminal.
-    pub const GRACE: Duration = Duration::from_secs(5);
-
     /// A spec with every setting at its default: the command runs in `working_dir`, and what
     /// [`super::variables::ALLOWED`] names goes to other hosts.
     ///
@@ -100,9 +90,9 @@ impl JobSpec {
             pass: super::variables::ALLOWED.iter().map(|&name| name.to_owned()).collect(),
             output: OutputOptions::default(),
             ssh: Ssh::default(),
-            start_timeout: JobSpec::START_TIMEOUT,
-            silence: JobSpec::SILENCE,
-            grace: JobSpec::GRACE,
+            start_timeout: farandole_settings::START_TIMEOUT.default_value(),
+            silence: farandole_settings::HEARTBEAT_TIMEOUT.default_value(),
+            grace: farandole_settings::GRACE.default_value(),
             working_dir,
             verbose: Verbose::No,
             network: Vec::new(),

@@ -25,4 +25,4 @@ pub use snapshot::{FORMAT, JobView, LastStall, LiveState, RankView, Snapshot, To
 
 /// The variable that says where metrics are shown, for jobs that another launcher starts; `farandole run` reads it,
 /// too.
-pub const METRICS: &str = "FARANDOLE_METRICS";
+pub const METRICS: &str = farandole_settings::METRICS.name;

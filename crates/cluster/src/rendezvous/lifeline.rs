@@ -31,10 +31,7 @@ use crate::failure_notice::{FailureKind, FailureNotice};
 use crate::mailbox::Mailbox;
 
 /// The variable that holds the longest silence in seconds; 0 turns heartbeats off.
-pub const HEARTBEAT_TIMEOUT: &str = "FARANDOLE_HEARTBEAT_TIMEOUT";
-
-/// Short enough for somebody who watches a job that has stopped, long enough for a machine that swaps.
-pub const DEFAULT_SILENCE: Duration = Duration::from_secs(5);
+pub const HEARTBEAT_TIMEOUT: &str = farandole_settings::HEARTBEAT_TIMEOUT.name;
 
 /// Heartbeats in one allowed silence: three may be late before the fourth matters.
 const HEARTBEATS: u32 = 4;
@@ -53,15 +50,11 @@ const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The longest silence as the environment has it: a number of seconds, 0 for none.
 pub fn silence_from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Option<Duration>> {
-    let Some(text) = lookup(HEARTBEAT_TIMEOUT) else { return Ok(Some(DEFAULT_SILENCE)) };
-    match text.trim().parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-        Some(Duration::ZERO) => Ok(None),
-        Some(silence) => Ok(Some(silence)),
-        None => Err(Error::Environment {
-            variable: HEARTBEAT_TIMEOUT,
-            problem: format!("'{text}' is not a number of seconds (0 turns heartbeats off)"),
-        }),
-    }
+    let silence: Duration = farandole_settings::HEARTBEAT_TIMEOUT.read(lookup).map_err(|wrong| Error::Environment {
+        variable: wrong.variable,
+        problem: format!("'{}' is not {} (0 turns heartbeats off)", wrong.text, wrong.kind),
+    })?;
+    Ok((!silence.is_zero()).then_some(silence))
 }
 
 /// A rank's connection to the rendezvous after the exchange. Dropping it says goodbye.
@@ -386,7 +379,7 @@ mod tests {
     #[test]
     fn the_longest_silence_is_a_number_of_seconds() {
         let read = |text: Option<&str>| silence_from_lookup(|_| text.map(str::to_string));
-        assert_eq!(read(None).unwrap(), Some(DEFAULT_SILENCE));
+        assert_eq!(read(None).unwrap(), Some(farandole_settings::HEARTBEAT_TIMEOUT.default_value()));
         assert_eq!(read(Some("0.25")).unwrap(), Some(Duration::from_millis(250)));
         assert_eq!(read(Some(" 0 ")).unwrap(), None);
         for text in ["", "soon", "-1", "nan", "1e300"] {

@@ -24,7 +24,7 @@ use farandole_plan::Rank;
 use farandole_transport::{Countdown, JobId, Key};
 
 pub use address::Address;
-pub use lifeline::{DEFAULT_SILENCE, HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
+pub use lifeline::{HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use message::check_any_message;
@@ -71,7 +71,7 @@ impl Rendezvous {
             ranks,
             key,
             host: environment::host_identity(),
-            silence: Some(DEFAULT_SILENCE),
+            silence: Some(farandole_settings::HEARTBEAT_TIMEOUT.default_value()),
             keeper: None,
         }
     }

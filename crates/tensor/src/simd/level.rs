@@ -40,14 +40,21 @@ impl Level {
         // Written once by whichever thread folds first; afterwards a plain load.
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| {
-            let ceiling = match std::env::var("FARANDOLE_SIMD") {
-                Ok(name) if !name.is_empty() => Level::from_name(&name).unwrap_or_else(|| {
-                    panic!("FARANDOLE_SIMD is {name:?}, but must be portable, avx2 or avx512 (or not set)")
-                }),
-                _ => Level::Avx512,
-            };
-            Level::available().filter(|&level| level <= ceiling).max().unwrap_or(Level::Portable)
+            let ceiling = farandole_settings::SIMD.in_environment();
+            Level::wished(ceiling.as_deref()).unwrap_or_else(|problem| panic!("{problem}"))
         })
+    }
+
+    /// The best level up to the one with this name, or the best of all.
+    ///
+    /// # Errors
+    /// If there is no level of this name.
+    pub fn wished(ceiling: Option<&str>) -> Result<Level, String> {
+        let ceiling = ceiling.map_or(Ok(Level::Avx512), |name| {
+            let farandole_settings::Setting { name: variable, kind, .. } = farandole_settings::SIMD;
+            Level::from_name(name).ok_or_else(|| format!("{variable} is {name}, but must be {kind}"))
+        })?;
+        Ok(Level::available().filter(|&level| level <= ceiling).max().unwrap_or(Level::Portable))
     }
 
     /// The levels that this build and this processor have, lowest first.

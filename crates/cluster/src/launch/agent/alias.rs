@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::launch::message::StartRanks;
 
 /// The variable that names the folder.
-const FOLDER: &str = "FARANDOLE_HOROVOD_PATH";
+const FOLDER: &str = farandole_settings::HOROVOD_PATH.name;
 
 /// Prints where the package is, without importing it.
 const QUESTION: &str = "\

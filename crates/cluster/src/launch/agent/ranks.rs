@@ -136,10 +136,10 @@ fn variables_of(slot: &RankSlot, start: &StartRanks, rendezvous: &Address) -> Ve
         set(&format!("HOROVOD_{name}"), value.to_string());
     }
     set(variable::RENDEZVOUS, rendezvous.to_string());
-    set("FARANDOLE_HEARTBEAT_TIMEOUT", format!("{}", start.silence_ms as f64 / 1000.0));
+    set(farandole_settings::HEARTBEAT_TIMEOUT.name, format!("{}", start.silence_ms as f64 / 1000.0));
     if !start.addresses.is_empty() {
         let addresses: Vec<String> = start.addresses.iter().map(ToString::to_string).collect();
-        set("FARANDOLE_ADDRESS", addresses.join(","));
+        set(farandole_settings::ADDRESS.name, addresses.join(","));
     }
     // Lines of a Python program come out when they are written, not when a buffer is full.
     set("PYTHONUNBUFFERED", "1".to_owned());

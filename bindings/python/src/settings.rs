@@ -1,0 +1,23 @@
+//! Settings that the Python package reads, through the table of settings.
+
+use farandole::settings::{self, Setting};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+
+fn find(name: &str) -> PyResult<&'static Setting> {
+    settings::find(name).ok_or_else(|| PyKeyError::new_err(format!("there is no setting {name}")))
+}
+
+/// What the environment says for the setting with this variable, or its default; `None` where there is neither.
+#[pyfunction]
+pub(crate) fn text_setting(name: &str) -> PyResult<Option<String>> {
+    let setting = find(name)?;
+    Ok(setting.in_environment().or_else(|| Some(setting.default.to_owned()).filter(|default| !default.is_empty())))
+}
+
+/// Whether the setting with this variable is on. What is neither on nor off counts as not set.
+#[pyfunction]
+pub(crate) fn switch_setting(name: &str) -> PyResult<bool> {
+    let setting = find(name)?;
+    Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
+}
