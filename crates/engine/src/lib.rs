@@ -21,15 +21,7 @@
 //!         let connector = thread_world.enter(Rank(rank));
 //!         threads.spawn(move || {
 //!             let engine = Engine::start(connector, Config::default()).unwrap();
-//!             let request = Request {
-//!                 name: "gradient".into(),
-//!                 collective: Collective::Allreduce { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0 },
-//!                 dtype: Dtype::F32,
-//!                 shape: vec![3],
-//!                 device: Device::Cpu,
-//!                 batch: None,
-//!                 priority: 0,
-//!             };
+//!             let request = Request::new("gradient", Collective::allreduce(ReduceOp::Average), Dtype::F32, [3u64]);
 //!             let gradient = Region::from_vec(vec![rank as f32; 3]);
 //!             let ticket = engine.submit(Submission::new(request, gradient)).unwrap();
 //!             let mean = ticket.wait().unwrap().into_result().unwrap();

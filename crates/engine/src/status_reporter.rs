@@ -49,7 +49,7 @@ impl StatusReporter {
         StatusReporter { recorder, stacks, bell }
     }
 
-    /// Begins to give an status; `groups` is what the driver knows.
+    /// Begins to report the status; `groups` is what the driver knows.
     pub(crate) fn begin(&self, groups: Vec<GroupState>) -> Receiver<Box<RankStatus>> {
         let (sender, receiver) = sync_channel(1);
         let (recorder, stacks, bell) = (Arc::clone(&self.recorder), self.stacks.clone(), self.bell.clone());

@@ -16,7 +16,7 @@ fn lately(what: &str, seconds: f64) -> Lately {
     Lately { what: what.into(), ago: Duration::from_secs_f64(seconds) }
 }
 
-/// An stall probe about these names, each missing these ranks, after a minute.
+/// A stall probe about these names, each missing these ranks, after a minute.
 fn probe(waiting: &[(&str, &[u32])]) -> StallProbe {
     let waiting = waiting.iter().map(|(name, missing)| Waiting {
         name: (*name).into(),
@@ -162,7 +162,7 @@ fn direct_wait(missing: &[u32]) -> DirectWait {
     DirectWait { operation: 5, call: "barrier".into(), waited: MINUTE, limit: Duration::from_secs(60), missing }
 }
 
-/// An status of a rank that is in this direct call, for that rank.
+/// The status of a rank that is in this direct call, for that rank.
 fn in_call(operation: u64, peer: u32) -> Box<RankStatus> {
     let direct = DirectCall { call: lately("barrier", 61.0), operation, peer: Some(Rank(peer)) };
     Box::new(RankStatus { direct: Some(direct), ..recorded() })

@@ -19,6 +19,11 @@
 //! 44 check       u32  crc32c of the 44 bytes before
 //! ```
 //!
+//! Both sides know from their schedules what comes next. Operation and descriptor are in the header so that a
+//! difference between them becomes an error with a name. The operation's number carries the generation in its upper
+//! bits; frames of older operations are left over from abandoned ones and are skipped. The descriptor is a hash of what
+//! the sender takes the operation to be; a different one ends the group with a message that names both sides.
+//!
 //! The mark exists because a sender may give up an operation in the middle of a frame: it fills the rest with zeros
 //! and marks the stripe *void*, so that the stream stays in step and nobody takes the zeros for data.
 //!

@@ -6,8 +6,8 @@
 //! and submissions wake a driver alike, and there is no second mechanism.
 //!
 //! Ringing costs a system call, so ringers first look whether the driver is asleep. How that question is asked without
-//! losing a wake-up depends on where the flag lives, and is written down there (`shm::flags`, and `intake` of the
-//! engine).
+//! losing a wake-up depends on where the flag lives, and is written down there (`shm::flags`, and
+//! `command_queue` of the engine).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -5,6 +5,10 @@
 //! the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was
 //! found (`summary`).
 //!
+//! Algorithms are calibrated by a command and not while a job runs. Measuring at the first start would delay that job,
+//! on a machine where others may be at work. Learning from a job's own operations is no alternative: every rank sees
+//! other times, the choice must be the same on all ranks, and two runs of one program would add in different orders.
+//!
 //! How tables are used is the engine's business (`tables`). Peers and bandwidths are `bench`'s.
 
 mod contest;

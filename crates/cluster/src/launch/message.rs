@@ -1,6 +1,6 @@
 //! What the launcher and its agents tell each other.
 //!
-//! A [`Directive`] goes from the launcher to an agent, a [`AgentReport`] the other way. Both travel inside an
+//! A [`Directive`] goes from the launcher to an agent, an [`AgentReport`] the other way. Both travel inside an
 //! authenticated channel, one to a message, in the encoding of the `postcard` crate; the bootstrap (`super::bootstrap`)
 //! has made sure that both sides are the same version. Decoding is total all the same: what cannot be understood is an
 //! error, never a panic.

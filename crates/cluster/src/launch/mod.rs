@@ -1,12 +1,12 @@
 //! Starting a job: from what a user asked for to ranks that run, on this host and on others.
 //!
-//! An [`JobSpec`] says everything that is to be done and leaves nothing to be looked up: which rank runs where
+//! A [`JobSpec`] says everything that is to be done and leaves nothing to be looked up: which rank runs where
 //! ([`JobPlacement`], made of hosts that [`hosts`] and [`hostfile`] read), which command, which variables, how output
 //! is shown, how long to wait. Whoever reads a command line, a configuration file or arguments of a function makes one;
 //! nothing in here reads any of these. [`variables`] says what of this host's environment may go to another one.
 //!
 //! [`run`] runs the job of a spec. The *launcher* is the process that the user sees (`launcher` drives, `supervision`
-//! decides); it has one [`agent`] on every host, its own included, which starts that host's ranks, each through a
+//! decides); it has one [`agent`] on every host, its own included, which starts that host's ranks, each through an
 //! [`exec_shim`]. Launcher and agents talk in the words of [`message`].
 
 mod addresses;

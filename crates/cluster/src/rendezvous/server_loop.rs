@@ -59,7 +59,7 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(2);
 /// What an arrival needs besides the rank's message: numbers, and the name of a host.
 const ARRIVAL_BYTES: usize = 4096;
 
-/// What is done when a epoch is complete or a rank fails.
+/// What is done when an epoch is complete or a rank fails.
 pub(super) enum Rule {
     /// All ranks arrive here: everything is decided here, and published for live views.
     Whole(Option<Arc<JobState>>),
@@ -576,7 +576,7 @@ impl ServerLoop {
         self.pronounce_in(epoch, &notice);
     }
 
-    /// The first notice on a epoch, to its members.
+    /// The first notice on an epoch, to its members.
     fn pronounce_in(&mut self, epoch: u64, notice: &FailureNotice) {
         if epoch < self.judged_before {
             return;

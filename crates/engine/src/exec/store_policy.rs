@@ -6,7 +6,7 @@
 //! share one, that is the slow way by far. A virtual machine's cores may even move from one case to the other while a
 //! job runs.
 //!
-//! So an [`StorePolicy`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to
+//! So a [`StorePolicy`] times operations. At the start and once in a while it tries both ways in turn, and it keeps to
 //! the faster one in between. The choice changes no result and no hand-over, so ranks need not agree on it; but in
 //! trials all take the same way at the same operations, because they count alike, and nothing is learned from the
 //! others. So a trial shows what it would be like if all did so. (If each rank tried the other way than its own, one

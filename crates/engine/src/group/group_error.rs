@@ -1,6 +1,6 @@
 //! What ends a group, and how it is told.
 //!
-//! The rank that notices a error first writes the whole story: who, on which host, what was under way and for how
+//! The rank that notices an error first writes the whole story: who, on which host, what was under way and for how
 //! long. All other ranks repeat its words.
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl From<TransportError> for GroupError {
 }
 
 impl Group {
-    /// The first cause behind a error of this group, complete with everything a user wants to know.
+    /// The first cause behind an error of this group, complete with everything a user wants to know.
     pub(crate) fn first_cause(&mut self, group_error: GroupError, waiter: &Waiter, now: Duration) -> Failure {
         let (what, rank) = match group_error {
             GroupError::Transport(error) => {

@@ -5,6 +5,9 @@
 //! owes is made by another thread (`status_reporter`) and leaves in the turn after it is there. What is asked and what
 //! is said is decided in `plan::stall`.
 //!
+//! The lifeline to the rendezvous is not used for it: names of tensors would get into processes that know nothing of
+//! tensors, and it ends at a launcher that need not be ours.
+//!
 //! What goes on waiting is told again whenever the wait has doubled. A bucket that all ranks have asked for and in
 //! which nothing moves is told by each rank that waits in it, without asking anybody: it knows whom it waits for.
 //!
@@ -166,7 +169,7 @@ impl Group {
         format!("rank {rank} on {}", identity.split('/').next().unwrap_or(identity))
     }
 
-    /// When an stall probe must be closed at the latest.
+    /// When a stall probe must be closed at the latest.
     pub(super) fn inquest_due(&self) -> Duration {
         self.stalls.probe.as_ref().map_or(Duration::MAX, StallProbe::due)
     }
@@ -369,7 +372,7 @@ impl Group {
         Ok(())
     }
 
-    /// This rank is told what came of an stall probe.
+    /// This rank is told what came of a stall probe.
     fn tell(&mut self, finding: Finding, turn: &TurnInput<'_>) {
         self.stalls.verdict = Some(Arc::clone(&finding.verdict));
         let coordinates = self.here.me == COORDINATOR;

@@ -5,8 +5,8 @@
 //! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at
 //! all.
 //!
-//! What the missing ranks are doing only they know. The coordinator asks them (`probe`), they give an status of
-//! themselves (`rank_status`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
+//! What the missing ranks are doing only they know. The coordinator asks them (`probe`), they report their
+//! status (`rank_status`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
 //! calls, which nobody coordinates, come here by what those say that wait in them (`direct`).
 //!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after

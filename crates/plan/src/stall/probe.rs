@@ -1,7 +1,7 @@
 //! From the first sign of a stall to one report: who is asked, how long the answers may take, and when the report is
 //! due.
 //!
-//! The coordinator of the group opens an [`StallProbe`] when something has waited too long, asks the ranks that are
+//! The coordinator of the group opens a [`StallProbe`] when something has waited too long, asks the ranks that are
 //! waited for, and closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is
 //! itself a finding. Whoever asks and answers is the engine's own thread, so a rank whose program is stuck answers; one
 //! that is stopped does not.

@@ -1,7 +1,7 @@
 //! What a rank says about itself when others wait for it, and the words in which it is asked and answers; encode beside
 //! decode.
 //!
-//! An [`RankStatus`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and,
+//! A [`RankStatus`] is made on the rank that is waited for, from what it has recorded, what its engine is at, and,
 //! where a program has an interpreter, what that says. Times are told as *ago*, so that no clocks need be compared.
 //! Texts are cut and lists are short before they travel: a report is read by people. What [`Word::decode`] accepts is
 //! what [`Word::encode`] writes.
@@ -38,7 +38,7 @@ pub enum Word {
     Heard,
 }
 
-/// What came of an stall probe; the same on all ranks.
+/// What came of a stall probe; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The request that has waited longest.

@@ -10,7 +10,7 @@
 //! wanted and how much is left. Parts that are never used are never reserved.
 //!
 //! This file owns the raw mapping and nothing else. Who may read or write which bytes when is decided by the
-//! protocols in `flags`, `window`, `ring` and `mapped`, which alone turn parts of a mapping into references.
+//! protocols in `flags`, `windows`, `ring` and `mapped`, which alone turn parts of a mapping into references.
 
 #![allow(unsafe_code)]
 
