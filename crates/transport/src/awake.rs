@@ -1,4 +1,4 @@
-//! Time in which this thread was awake: whoever slept judges nobody.
+//! Time in which this thread was awake. Limits on others count no time in which this process was stopped.
 //!
 //! A process can be stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`), frozen with its container or cgroup, or asleep with
 //! its machine. The monotonic clock runs on meanwhile, but nothing was heard, sent or tried in that time, so it proves

@@ -1,9 +1,9 @@
-//! A direct call that waits, as the rank that is in it tells of it.
+//! A direct call that waits, as reported by the rank that is in it.
 //!
 //! Direct collectives have no names and no coordinator: ranks meet in them by making the same calls in the same order.
-//! So nobody has a table of who has come, and each rank that waits too long says for whom ([`DirectWait`]). Rank 0 puts
-//! together what it is told, and what the ranks say that are missed: one that is in the same call is not missing but
-//! waits itself, and whoever *it* waits for is asked next. In this way the one that holds all up is found also where
+//! So no rank knows who has arrived, and each rank that waits too long reports for whom it waits ([`DirectWait`]). Rank
+//! 0 combines these reports with the answers of the missing ranks. A rank that is in the same call is not missing but
+//! waits itself; the ranks that it waits for are asked next. So the rank that delays all others is found even if
 //! messages go from rank to rank.
 
 use std::sync::Arc;

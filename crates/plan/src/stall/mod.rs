@@ -5,9 +5,9 @@
 //! themselves: that a missing rank waits for a name that is almost the same, or that a rank has asked for nothing at
 //! all.
 //!
-//! What the missing ranks are doing only they know. The coordinator asks them (`probe`), they report their
-//! status (`rank_status`), and what it all comes to is said once, in the same words on all ranks (`words`). Direct
-//! calls, which nobody coordinates, come here by what those say that wait in them (`direct`).
+//! Only the missing ranks know what they are doing. The coordinator asks them (`probe`), they report their status
+//! (`rank_status`), and all ranks get one report in the same words (`words`). Direct calls have no coordinator: the
+//! ranks that wait in them report it (`direct`).
 //!
 //! During replay the coordinator knows nothing; a replayed bucket that does not finish is therefore broken off after
 //! [`Settings::run_limit`](crate::agree::Settings::run_limit) and negotiated, which brings it here.

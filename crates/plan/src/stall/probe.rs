@@ -3,8 +3,8 @@
 //!
 //! The coordinator of the group opens a [`StallProbe`] when something has waited too long, asks the ranks that are
 //! waited for, and closes it when all have answered or [`PATIENCE`] is over. A rank that has not answered by then is
-//! itself a finding. Whoever asks and answers is the engine's own thread, so a rank whose program is stuck answers; one
-//! that is stopped does not.
+//! itself a finding. The engine's own thread asks and answers, so a rank whose program is stuck answers; one that is
+//! stopped does not.
 
 use std::time::Duration;
 
