@@ -27,7 +27,8 @@
 use std::fmt;
 
 use crate::bytes::Bytes;
-use crate::event::{GroupNumber, NameId, RECORD_BYTES, Record, ThreadId, words_from_bytes};
+use crate::event::{GroupNumber, NameId, RECORD_BYTES, Record, ThreadId};
+use crate::record::words_from_bytes;
 use crate::trace::{NameEntry, Trace, TraceEnding, TraceHeader};
 
 /// The first bytes of a trace.

@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock;
-use crate::compact::{self, BucketTimes, Template, Templates};
+use crate::compact::{Template, Templates};
 use crate::event::{Event, GroupNumber, NameId, Phase, Record, TemplateEntry, TemplateId, ThreadId};
 use crate::machine;
 use crate::ring::{Producer, Ring};
+use crate::ring_writer::RingWriter;
 use crate::tables::NameTable;
 use crate::tail::Tail;
 use crate::trace::{NameEntry, Trace, TraceHeader};
@@ -162,7 +163,12 @@ impl Recorder {
             lock(&self.rings).push(ring);
             producer
         });
-        RingWriter { producer: Some(producer), recorder: Arc::clone(self), thread: ThreadId::current() }
+        RingWriter::new(producer, Arc::clone(self))
+    }
+
+    /// Takes a producer back; the next writer continues in its ring.
+    pub(crate) fn reuse(&self, producer: Producer) {
+        lock(&self.spare).push(producer);
     }
 
     /// The number of a name; valid while [`Recorder::knows`] says so. The shape of a tensor is kept where the name is
@@ -372,82 +378,6 @@ impl Recorder {
 
     pub(crate) fn templates_since(&self, from: usize) -> Vec<Template> {
         lock(&self.templates).since(from).to_vec()
-    }
-}
-
-/// Writes to one ring of a recorder. There is one writer for each ring.
-#[derive(Debug)]
-pub struct RingWriter {
-    /// `Some` until the writer is dropped.
-    producer: Option<Producer>,
-    recorder: Arc<Recorder>,
-    thread: ThreadId,
-}
-
-impl RingWriter {
-    /// The recorder behind it.
-    pub fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
-    }
-
-    /// Whether records are taken. Ask before doing anything that only a record needs.
-    #[inline]
-    pub fn is_on(&self) -> bool {
-        self.recorder.is_on()
-    }
-
-    /// From now on the records are those of the calling thread.
-    pub fn bind_thread(&mut self) {
-        self.thread = ThreadId::current();
-    }
-
-    /// Records an event of the bound thread at a moment.
-    #[inline]
-    pub fn write(&mut self, time_ns: u64, event: Event) {
-        self.write_for(self.thread, time_ns, event);
-    }
-
-    /// Records what another thread did.
-    #[inline]
-    pub fn write_for(&mut self, thread: ThreadId, time_ns: u64, event: Event) {
-        if self.recorder.is_on()
-            && let Some(producer) = &mut self.producer
-        {
-            producer.write(Record { time_ns, thread, event }.to_words());
-        }
-    }
-
-    /// Records that a bucket begins or ends ([`Event::Started`], [`Event::Finished`]) and, in the same record, what
-    /// that is for each of its requests ([`Event::Fused`], [`Event::Done`]).
-    #[inline]
-    pub fn write_edge(&mut self, time_ns: u64, event: Event, template: TemplateId) {
-        if self.recorder.is_on()
-            && let Some(producer) = &mut self.producer
-        {
-            producer.write(compact::encode_edge(Record { time_ns, thread: self.thread, event }, template));
-        }
-    }
-}
-
-impl RingWriter {
-    /// Records a bucket that was [`Event::Started`] at this moment and is over, with everything that it passed, in one
-    /// record. Answers `false`, and records nothing, if it took too long for that.
-    #[inline]
-    pub fn write_bucket(&mut self, started_ns: u64, started: Event, template: TemplateId, times: BucketTimes) -> bool {
-        let record = Record { time_ns: started_ns, thread: self.thread, event: started };
-        let Some(words) = compact::encode_bucket(record, template, times) else { return false };
-        if self.recorder.is_on()
-            && let Some(producer) = &mut self.producer
-        {
-            producer.write(words);
-        }
-        true
-    }
-}
-
-impl Drop for RingWriter {
-    fn drop(&mut self) {
-        lock(&self.recorder.spare).extend(self.producer.take());
     }
 }
 

@@ -26,9 +26,10 @@ use std::time::Duration;
 use signal_hook::SigId;
 
 use crate::dump_notice::DumpNotice;
-use crate::event::{NameId, words_to_bytes};
+use crate::event::NameId;
 use crate::file::{EXTENSION, TraceEncoder, name_of};
 use crate::machine;
+use crate::record::words_to_bytes;
 use crate::recorder::{DumpReason, Recorder};
 use crate::tail::Tail;
 use crate::timeline::Cycles;
