@@ -50,18 +50,6 @@ impl Item {
         self.shape.iter().skip(1).product()
     }
 
-    /// Elements of the tensor that `rank` brings along; zero for a joined rank of an allgather or alltoall.
-    pub fn input_elems(&self, rank: Rank, size: usize) -> u64 {
-        match self.collective {
-            Collective::Allgather => self.rows[rank.index()] * self.row_elems(),
-            Collective::Alltoall { .. } => {
-                let of_rank = &self.rows[rank.index() * size..(rank.index() + 1) * size];
-                of_rank.iter().sum::<u64>() * self.row_elems()
-            }
-            _ => self.shape.iter().product(),
-        }
-    }
-
     /// Alltoall: rows that travel from one rank to another. Rows meant for a joined rank stay where they are.
     pub fn rows_sent(&self, from: Rank, to: Rank, size: usize) -> u64 {
         if self.joined.contains(&to) { 0 } else { self.rows[from.index() * size + to.index()] }

@@ -211,7 +211,6 @@ fn joined_ranks_neither_send_nor_receive_rows() {
     assert_eq!(item.rows, [1, 2, 3, 0, 0, 0, 1, 2, 3]);
     assert_eq!(item.rows_sent(Rank(0), Rank(1), 3), 0);
     assert_eq!(item.rows_sent(Rank(0), Rank(2), 3), 3);
-    assert_eq!(item.input_elems(Rank(0), 3), 6);
 }
 
 #[test]

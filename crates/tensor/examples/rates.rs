@@ -91,8 +91,10 @@ fn stores(seconds: f64) {
     let fold = Fold::new(Dtype::F32, ReduceOp::Sum);
     let [cached, streaming] = [Stores::Cached, Stores::Streaming].map(|stores| {
         let fold = fold.with_stores(stores);
-        let into =
-            walk(seconds, |piece| fold.fold_into(black_box(&mut c[piece.clone()]), &a[piece.clone()], &b[piece]));
+        let into = walk(seconds, |piece| {
+            let sources = [&a[piece.clone()], &b[piece.clone()]];
+            fold.fold_many(black_box(&mut c[piece]), &sources, Finish::Nothing);
+        });
         let ranks = walk(seconds, |piece| {
             let (own, copy) = (black_box(&mut a[piece.clone()]), &mut c[piece.clone()]);
             fold.fold_ranks(own, &[], &[&b[piece]], Some(copy), Finish::Nothing);

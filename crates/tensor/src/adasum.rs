@@ -29,15 +29,6 @@ pub fn combine(dtype: Dtype, a: &mut [u8], b: &[u8]) {
     combine_at_level(dtype, a, b, Level::current());
 }
 
-/// out = adasum(low, high).
-///
-/// # Panics
-/// As [`combine`].
-pub fn combine_into(dtype: Dtype, out: &mut [u8], low: &[u8], high: &[u8]) {
-    out.copy_from_slice(low);
-    combine(dtype, out, high);
-}
-
 /// [`combine`] on a given level of instruction set; all levels give the same bits.
 ///
 /// # Panics
@@ -61,7 +52,7 @@ mod tests {
 
     fn adasum<T: Plain>(a: &[T], b: &[T]) -> Vec<T> {
         let mut out = a.to_vec();
-        combine_into(T::DTYPE, as_bytes_mut(&mut out), as_bytes(a), as_bytes(b));
+        combine(T::DTYPE, as_bytes_mut(&mut out), as_bytes(b));
         let mut swapped = b.to_vec();
         combine(T::DTYPE, as_bytes_mut(&mut swapped), as_bytes(a));
         assert_eq!(as_bytes(&out), as_bytes(&swapped), "both partners get the same bits");

@@ -72,11 +72,6 @@ impl Fold {
         self.kernel.run_pair(self.dtype, acc, other, Finish::Nothing);
     }
 
-    /// out = a ∘ b.
-    pub fn fold_into(&self, out: &mut [u8], a: &[u8], b: &[u8]) {
-        self.run(Streams::new(self.dtype).read(a).read(b).write(out), Finish::Nothing);
-    }
-
     /// `own = before[0] ∘ … ∘ own ∘ after[0] ∘ …`, finished; the same goes to `copy`.
     ///
     /// Reads every contribution once and writes `own` and `copy` once each.

@@ -43,7 +43,7 @@ fn two_contributions_fold_in_place_and_apart_at_every_length() {
             fold.fold(acc.get_mut(), other.get());
             acc.assert(&expected, &what);
             let mut out = Skewed::new(&vec![0; a.len()], skew_b);
-            fold.fold_into(out.get_mut(), &a, &b);
+            fold.fold_many(out.get_mut(), &[&a, &b], Finish::Nothing);
             out.assert(&expected, &what);
         }
     });
@@ -120,7 +120,7 @@ fn streaming_stores_change_nothing() {
                 fold.fold_ranks(own.get_mut(), &[], &[&b], Some(copy.get_mut()), Finish::Nothing);
                 own.assert(&expected, what);
                 copy.assert(&expected, what);
-                fold.fold_into(copy.get_mut(), &a, &b);
+                fold.fold_many(copy.get_mut(), &[&a, &b], Finish::Nothing);
                 copy.assert(&expected, what);
             }
         }
