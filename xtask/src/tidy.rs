@@ -11,6 +11,7 @@ mod habits;
 mod lines;
 mod sizes;
 mod tree;
+mod type_names;
 mod unsafe_code;
 
 use std::fmt;
@@ -89,6 +90,7 @@ pub(crate) fn check() -> Result<Tally> {
         }
     }
     complaints.extend(documents::check_map(&tree));
+    complaints.extend(type_names::check(&tree));
     complaints.sort();
     for complaint in &complaints {
         println!("{complaint}");

@@ -67,7 +67,7 @@ pub(crate) fn number_in(ranks: &[Rank], rank: Rank) -> Rank {
 #[derive(Clone, Copy, Debug)]
 pub enum Medium {
     /// Pipes inside the process.
-    Pipes(memory::Settings),
+    Pipes(memory::MemoryOptions),
     /// Shared memory between them, and pipes for control.
     Windows,
 }

@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use farandole_plan::table::{Class, Record, Table};
+use farandole_plan::table::{Class, Table, TableFile};
 
 use crate::direct::{Communicator, MAX_TEXT_BYTES};
 use crate::error::Result;
@@ -110,7 +110,7 @@ impl Shelf {
         let folder = file.parent().ok_or_else(no_shelf)?;
         fs::create_dir_all(folder)?;
         let unfinished = folder.join(format!(".{}.unfinished", std::process::id()));
-        let text = Record { machine: machine.to_owned(), table: table.clone() }.to_text();
+        let text = TableFile { machine: machine.to_owned(), table: table.clone() }.to_text();
         let written = write_whole(&unfinished, text.as_bytes()).and_then(|()| fs::rename(&unfinished, &file));
         if written.is_err() {
             // What could not be finished, on a full disk for one, is no use to anybody.
@@ -126,7 +126,7 @@ fn write_whole(file: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-fn read(file: &Path) -> std::result::Result<Option<Record>, String> {
+fn read(file: &Path) -> std::result::Result<Option<TableFile>, String> {
     match fs::metadata(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("it cannot be looked at: {error}")),
@@ -141,7 +141,7 @@ fn read(file: &Path) -> std::result::Result<Option<Record>, String> {
         return Err(format!("it is longer than any table ({MAX_TEXT_BYTES} bytes)"));
     }
     let text = String::from_utf8(text).map_err(|_| "it is not text".to_owned())?;
-    Record::parse(&text).map(Some)
+    TableFile::parse(&text).map(Some)
 }
 
 /// The machine in words that are the same for all machines of its kind: processor and cores.
@@ -213,7 +213,7 @@ pub fn adopt(communicator: &mut Communicator, shelf: &Shelf) -> Result<(Option<A
 mod tests {
     use super::*;
     use farandole_plan::algorithm::Algorithm;
-    use farandole_plan::table::{Point, Way};
+    use farandole_plan::table::{Measurement, Way};
     use farandole_testing::Folder;
 
     const CLASS: Class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
@@ -221,7 +221,7 @@ mod tests {
 
     fn table() -> Table {
         let mut table = Table::new(CLASS);
-        table.insert(Point { way: Way::Allreduce(Algorithm::Ring), bytes: 4, time_us: 0.125 });
+        table.insert(Measurement { way: Way::Allreduce(Algorithm::Ring), bytes: 4, time_us: 0.125 });
         table
     }
 
@@ -269,7 +269,7 @@ mod tests {
         assert!(why(&vec![b' '; MAX_TEXT_BYTES + 1]).contains("longer"));
         let text = String::from_utf8(good.clone()).unwrap();
         assert!(why(text.replacen("table 1", "table 7", 1).as_bytes()).contains("format is 7"));
-        let record = |machine: &str, table| Record { machine: machine.to_owned(), table }.to_text();
+        let record = |machine: &str, table| TableFile { machine: machine.to_owned(), table }.to_text();
         assert!(why(record("Another CPU", table()).as_bytes()).contains("another machine (Another CPU)"));
         let larger = Table::new(Class { ranks: 4, largest: 4, ..CLASS });
         assert!(why(record(MACHINE, larger).as_bytes()).contains("4 ranks on 1 host"));

@@ -304,7 +304,7 @@ impl Driver {
         }
         let now = self.now();
         let failure = self.groups[index].first_cause(group_error, &self.waiter, now);
-        // Finding the cause may have taken a while.
+        // StallFinding the cause may have taken a while.
         if self.check_abort() {
             return;
         }

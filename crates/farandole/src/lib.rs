@@ -70,13 +70,13 @@ pub mod connect {
     pub use farandole_transport::frame::Checksum;
     pub use farandole_transport::hello::Seal;
     pub use farandole_transport::shm::layout::Layout;
-    pub use farandole_transport::stream::Shape;
+    pub use farandole_transport::stream::FrameOptions;
 }
 
 /// What ranks find out about a stall, and how a program's interpreter takes part.
 pub mod stall {
     pub use farandole_engine::{OnStall, Stacks, StallNotice};
-    pub use farandole_plan::stall::{Finding, Interpreter, ThreadStack};
+    pub use farandole_plan::stall::{Interpreter, StallFinding, ThreadStack};
 }
 
 /// The example of README.md, compiled and run as a test.

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use farandole::connect::{Checksum, Layout, Local, Options, Seal, Shape};
+use farandole::connect::{Checksum, FrameOptions, Layout, Local, Options, Seal};
 use farandole::{
     ClusterError, Communicator, Config, Cycles, DirectSettings, Engine, EngineError, Error, Failure, FailureKind,
     FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup, Table,
@@ -14,7 +14,7 @@ use farandole::{
 fn setup() -> Setup {
     let options = Options {
         connections: Some(1),
-        shape: Shape { checksum: Checksum::Off, ..Shape::default() },
+        shape: FrameOptions { checksum: Checksum::Off, ..FrameOptions::default() },
         seal: Seal::Off,
         socket_buffer_bytes: None,
         local: Local::Stream,

@@ -31,7 +31,7 @@ fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
     let rendezvous = Arc::new(Rendezvous::new(server.address().clone(), RANKS, key).with_silence(Some(DEADLINE)));
     let thread_world = ThreadWorld::new(
         RANKS,
-        Medium::Pipes(memory::Settings { capacity_bytes: 4096, ..memory::Settings::default() }),
+        Medium::Pipes(memory::MemoryOptions { capacity_bytes: 4096, ..memory::MemoryOptions::default() }),
     );
     let deadline = Instant::now() + DEADLINE;
     let ranks: Vec<_> = (0..RANKS)

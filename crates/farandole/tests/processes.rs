@@ -12,7 +12,7 @@ use farandole::{Algorithm, Error, ReduceOp, Shelf, Table, World};
 use farandole_cluster::environment;
 use farandole_cluster::{Address, Server};
 use farandole_engine::tables::this_machine;
-use farandole_plan::table::{Class, Point, Way};
+use farandole_plan::table::{Class, Measurement, Way};
 use farandole_transport::Key;
 
 /// What a copy of this program is to do; unset in the test run itself.
@@ -122,7 +122,7 @@ fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
     let class = Class { ranks: 2, hosts: 1, smallest: 2, largest: 2 };
     for (rank, algorithm) in [Algorithm::Halving, Algorithm::Ring].into_iter().enumerate() {
         let mut table = Table::new(class);
-        table.insert(Point { way: Way::Allreduce(algorithm), bytes: 1024, time_us: 1.0 });
+        table.insert(Measurement { way: Way::Allreduce(algorithm), bytes: 1024, time_us: 1.0 });
         Shelf::in_folder(folder(rank)).put(&this_machine(), &table).expect("a table can be kept");
     }
     let in_folders = |rank: usize, command: &mut Command| {

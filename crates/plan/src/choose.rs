@@ -317,7 +317,7 @@ const fn least_bytes(rung: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Point;
+    use crate::table::Measurement;
 
     const NOTHING: Means = Means { windows: false, mapped: false };
     const WINDOWS: Means = Means { windows: true, mapped: false };
@@ -325,7 +325,7 @@ mod tests {
     fn table(topology: &Topology, points: &[(Algorithm, u64, f64)]) -> Table {
         let mut table = Table::new(Class::of(topology));
         for &(algorithm, bytes, time_us) in points {
-            table.insert(Point { way: Way::Allreduce(algorithm), bytes, time_us });
+            table.insert(Measurement { way: Way::Allreduce(algorithm), bytes, time_us });
         }
         table
     }
@@ -495,7 +495,7 @@ mod tests {
             (Form::FewSteps, 1 << 20, 900.0),
             (Form::FewBytes, 1 << 20, 500.0),
         ] {
-            table.insert(Point { way: Way::Allgather(form), bytes, time_us });
+            table.insert(Measurement { way: Way::Allgather(form), bytes, time_us });
         }
         let choices = Choices::new(Some(Arc::new(table)), &topology, AlgorithmLimits::default());
         let tuning = Tuning { segment_elems: 1, tile_elems: 1, slots: 1, small_elems: 7 };

@@ -18,7 +18,7 @@ use crate::topology::Topology;
 
 /// A way for messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wire {
+pub struct LinkCost {
     /// Time from posting a message until its first byte is there.
     pub latency_us: f64,
     /// Time of each byte.
@@ -29,9 +29,9 @@ pub struct Wire {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Messages inside a host.
-    pub local: Wire,
+    pub local: LinkCost,
     /// Messages between hosts; `us_per_byte` is that of a host's connection to the network.
-    pub across: Wire,
+    pub across: LinkCost,
     /// Time of a hand-over through shared memory.
     pub hand_over_us: f64,
     /// Time of copying a byte through shared memory.
@@ -43,8 +43,8 @@ pub struct Rates {
 impl Rates {
     /// A server of today on a network of 10 Gbit/s, where nothing has been measured.
     pub const TYPICAL: Rates = Rates {
-        local: Wire { latency_us: 3.0, us_per_byte: 1.0 / 4_000.0 },
-        across: Wire { latency_us: 20.0, us_per_byte: 1.0 / 1_200.0 },
+        local: LinkCost { latency_us: 3.0, us_per_byte: 1.0 / 4_000.0 },
+        across: LinkCost { latency_us: 20.0, us_per_byte: 1.0 / 1_200.0 },
         hand_over_us: 0.5,
         copy_us_per_byte: 1.0 / 10_000.0,
         fold_us_per_byte: 1.0 / 8_000.0,
@@ -93,7 +93,7 @@ impl Shape {
     }
 
     /// The wire that a pattern over all ranks has to wait for.
-    fn slowest(&self, rates: &Rates) -> Wire {
+    fn slowest(&self, rates: &Rates) -> LinkCost {
         if self.h > 1.0 { rates.across } else { rates.local }
     }
 }
@@ -125,7 +125,7 @@ pub fn predict_us(algorithm: Algorithm, bytes: u64, topology: &Topology, rates: 
 }
 
 /// `sharers` rings at once over one wire.
-fn ring_us(n: f64, bytes: f64, sharers: f64, wire: Wire, rates: &Rates) -> f64 {
+fn ring_us(n: f64, bytes: f64, sharers: f64, wire: LinkCost, rates: &Rates) -> f64 {
     let half = bytes * (n - 1.0) / n;
     2.0 * (n - 1.0) * wire.latency_us + 2.0 * half * sharers * wire.us_per_byte + half * rates.fold_us_per_byte
 }
@@ -257,7 +257,7 @@ mod tests {
 
     /// Rates under which time is bytes on one kind of wire and nothing else.
     fn only_bytes() -> Rates {
-        let free = Wire { latency_us: 0.0, us_per_byte: 0.0 };
+        let free = LinkCost { latency_us: 0.0, us_per_byte: 0.0 };
         Rates { local: free, across: free, hand_over_us: 0.0, copy_us_per_byte: 0.0, fold_us_per_byte: 0.0 }
     }
 

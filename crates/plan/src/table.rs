@@ -2,8 +2,8 @@
 //!
 //! A [`Table`] belongs to one [`Class`] of placements and holds points; between measured sizes it answers along a
 //! straight line, beyond them along the shape of the cost model, scaled so that it goes through the nearest measured
-//! point. [`Record`] is the table as it is kept: with a version, the machine it was taken on and a checksum, so that a
-//! file which is damaged, from another version or from another machine is recognised and never believed.
+//! point. [`TableFile`] is the table as it is kept: with a version, the machine it was taken on and a checksum, so that
+//! a file which is damaged, from another version or from another machine is recognised and never believed.
 //!
 //! Only the text is decided here. Where files lie, who reads them and how all ranks come to hold the same table is
 //! not; neither is what follows from a table (`choose`).
@@ -109,7 +109,7 @@ impl FromStr for Way {
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub struct Measurement {
     /// What was measured.
     pub way: Way,
     /// Size of the tensor; of an allgather, of all parts together.
@@ -124,7 +124,7 @@ pub struct Table {
     /// Where it holds.
     pub class: Class,
     /// In the order of way and size, one for each pair.
-    points: Vec<Point>,
+    points: Vec<Measurement>,
 }
 
 impl Table {
@@ -137,9 +137,9 @@ impl Table {
     ///
     /// # Panics
     /// If the time is not a positive number.
-    pub fn insert(&mut self, point: Point) {
+    pub fn insert(&mut self, point: Measurement) {
         assert!(point.time_us.is_finite() && point.time_us > 0.0, "a measured time is a positive number");
-        let key = |point: &Point| (point.way, point.bytes);
+        let key = |point: &Measurement| (point.way, point.bytes);
         match self.points.binary_search_by_key(&key(&point), key) {
             Ok(index) => self.points[index] = point,
             Err(index) => self.points.insert(index, point),
@@ -147,7 +147,7 @@ impl Table {
     }
 
     /// All measurements.
-    pub fn points(&self) -> &[Point] {
+    pub fn points(&self) -> &[Measurement] {
         &self.points
     }
 
@@ -178,7 +178,7 @@ impl Table {
         use fmt::Write;
         let Class { ranks, hosts, smallest, largest } = self.class;
         let mut text = format!("class ranks {ranks} hosts {hosts} local {smallest} {largest}\n");
-        for Point { way, bytes, time_us } in &self.points {
+        for Measurement { way, bytes, time_us } in &self.points {
             writeln!(text, "point {way} {bytes} {time_us}").expect("writing to a string cannot fail");
         }
         text
@@ -210,7 +210,7 @@ impl Table {
                     let time_us = time_us.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
                     let time_us = time_us.ok_or_else(|| error("a time is a positive number of microseconds"))?;
                     let table = table.as_mut().ok_or_else(|| error("a point needs a class before it"))?;
-                    table.insert(Point { way, bytes, time_us });
+                    table.insert(Measurement { way, bytes, time_us });
                 }
                 _ => {
                     return Err(error(
@@ -231,7 +231,7 @@ impl fmt::Display for Table {
 
 /// A measured time, moved to another size along the model. The model knows allreduce alone; for the others latency
 /// rules below what was measured, bytes above.
-fn extrapolated(nearest: Point, bytes: u64, topology: &Topology, rates: &Rates) -> f64 {
+fn extrapolated(nearest: Measurement, bytes: u64, topology: &Topology, rates: &Rates) -> f64 {
     let Way::Allreduce(algorithm) = nearest.way else {
         return nearest.time_us * (bytes as f64 / nearest.bytes.max(1) as f64).max(1.0);
     };
@@ -242,7 +242,7 @@ fn extrapolated(nearest: Point, bytes: u64, topology: &Topology, rates: &Rates) 
 
 /// A table as it is kept in a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct TableFile {
     /// The machine on which it was taken, in words without a line break.
     pub machine: String,
     /// What was measured.
@@ -254,7 +254,7 @@ const MAGIC: &str = "farandole table";
 /// What this program writes, and the only version that it reads.
 const VERSION: &str = "1";
 
-impl Record {
+impl TableFile {
     /// The file's text: the version, the machine, the table, and a hash of everything before it.
     pub fn to_text(&self) -> String {
         let machine: Vec<&str> = self.machine.split_whitespace().collect();
@@ -262,9 +262,9 @@ impl Record {
         format!("{body}end {:016x}\n", hash_bytes(body.as_bytes()))
     }
 
-    /// Reads a file's text. Anything that was not written by [`Record::to_text`] of this version is refused, and the
+    /// Reads a file's text. Anything that was not written by [`TableFile::to_text`] of this version is refused, and the
     /// reason is for a person to read.
-    pub fn parse(text: &str) -> Result<Record, String> {
+    pub fn parse(text: &str) -> Result<TableFile, String> {
         let first = text.lines().next().unwrap_or_default();
         match first.strip_prefix(MAGIC).map(str::trim) {
             None => return Err("it is not a table of farandole".to_owned()),
@@ -281,7 +281,7 @@ impl Record {
         let mut lines = body.splitn(3, '\n').skip(1);
         let machine = lines.next().and_then(|line| line.strip_prefix("machine ")).ok_or("it names no machine")?;
         let table = Table::parse(lines.next().unwrap_or_default()).map_err(|problem| problem.to_string())?;
-        Ok(Record { machine: machine.to_owned(), table })
+        Ok(TableFile { machine: machine.to_owned(), table })
     }
 }
 
@@ -312,31 +312,31 @@ mod tests {
         let mut table = Table::new(Class::of(&Topology::from_host_names(&["a", "a", "b"])));
         let ways = [Way::Allreduce(Algorithm::Ring), Way::Broadcast(Form::FewBytes), Way::Allgather(Form::FewSteps)];
         for (index, way) in ways.into_iter().enumerate() {
-            table.insert(Point { way, bytes: 4 << (10 * index), time_us: (index + 1) as f64 / 3.0 });
+            table.insert(Measurement { way, bytes: 4 << (10 * index), time_us: (index + 1) as f64 / 3.0 });
         }
         table
     }
 
-    fn record() -> Record {
-        Record { machine: "Some CPU @ 2.80GHz, 2 cores".to_owned(), table: table() }
+    fn record() -> TableFile {
+        TableFile { machine: "Some CPU @ 2.80GHz, 2 cores".to_owned(), table: table() }
     }
 
     #[test]
     fn tables_survive_being_written_and_read() {
         assert_eq!(Table::parse(&format!("# measured\n\n{}", table().to_text())), Ok(table()));
-        assert_eq!(Record::parse(&record().to_text()), Ok(record()));
+        assert_eq!(TableFile::parse(&record().to_text()), Ok(record()));
     }
 
     #[test]
     fn a_machine_with_line_breaks_in_its_name_cannot_forge_lines() {
-        let odd = Record { machine: "odd\nclass ranks 9 hosts 9 local 1 1\t name".to_owned(), ..record() };
-        let read = Record::parse(&odd.to_text()).unwrap();
+        let odd = TableFile { machine: "odd\nclass ranks 9 hosts 9 local 1 1\t name".to_owned(), ..record() };
+        let read = TableFile::parse(&odd.to_text()).unwrap();
         assert_eq!((read.machine.as_str(), read.table), ("odd class ranks 9 hosts 9 local 1 1 name", table()));
     }
 
     #[test]
     fn another_version_or_another_file_is_named() {
-        let problem = |text: &str| Record::parse(text).unwrap_err();
+        let problem = |text: &str| TableFile::parse(text).unwrap_err();
         assert!(problem("").contains("not a table"));
         assert!(problem("class ranks 2 hosts 1 local 2 2\n").contains("not a table"));
         assert!(problem(&record().to_text().replacen(" 1\n", " 2\n", 1)).contains("format is 2"));
@@ -360,7 +360,7 @@ mod tests {
     fn the_same_table_has_the_same_hash_everywhere() {
         assert_eq!(table().hash(), table().hash());
         let mut other = table();
-        other.insert(Point { way: Way::Allreduce(Algorithm::Ring), bytes: 4, time_us: 0.25 });
+        other.insert(Measurement { way: Way::Allreduce(Algorithm::Ring), bytes: 4, time_us: 0.25 });
         assert_ne!(table().hash(), other.hash());
     }
 
@@ -374,8 +374,8 @@ mod tests {
             bytes[at] ^= flip;
             if let Ok(text) = String::from_utf8(bytes) {
                 // Upper case digits of the checksum are the same checksum.
-                let same = Record::parse(&text).is_ok_and(|read| read == record());
-                prop_assert!(Record::parse(&text).is_err() || same, "{text}");
+                let same = TableFile::parse(&text).is_ok_and(|read| read == record());
+                prop_assert!(TableFile::parse(&text).is_err() || same, "{text}");
             }
         }
 
@@ -383,13 +383,13 @@ mod tests {
         fn a_file_that_was_cut_off_is_noticed(length in any::<prop::sample::Index>()) {
             let text = record().to_text();
             let cut = &text[..length.index(text.len() - 1)];
-            prop_assert!(Record::parse(cut).is_err());
+            prop_assert!(TableFile::parse(cut).is_err());
         }
 
         #[test]
         fn garbage_never_panics(text in "\\PC{0,80}") {
-            let _ = Record::parse(&text);
-            let _ = Record::parse(&format!("{MAGIC} {VERSION}\n{text}"));
+            let _ = TableFile::parse(&text);
+            let _ = TableFile::parse(&format!("{MAGIC} {VERSION}\n{text}"));
             let _ = Table::parse(&text);
         }
     }

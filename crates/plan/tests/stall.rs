@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use farandole_plan::stall::{
-    DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, PATIENCE, Places, RankStatus,
-    Running, Sight, StallLimits, StallProbe, ThreadStack, Waiting, report,
+    DirectCall, DirectWait, GroupState, Interpreter, Lately, MainThread, PATIENCE, Places, RankStatus, RunningBucket,
+    Sight, StallFinding, StallLimits, StallProbe, ThreadStack, Waiting, report,
 };
 use farandole_plan::{GroupId, Rank};
 
@@ -26,13 +26,13 @@ fn probe(waiting: &[(&str, &[u32])]) -> StallProbe {
     StallProbe::open(7, report(waiting.collect(), &StallLimits::default(), &[], MINUTE).unwrap(), MINUTE)
 }
 
-fn close(probe: StallProbe, sight: Sight) -> Finding {
+fn close(probe: StallProbe, sight: Sight) -> StallFinding {
     let hosts: Vec<String> = (0..4).map(|host| format!("host{host}")).collect();
     probe.close(&Places { world_ranks: &[], hosts: &hosts }, MINUTE + PATIENCE, |_| sight)
 }
 
 /// What comes of one missing rank that gives this status.
-fn about(rank_status: RankStatus) -> Finding {
+fn about(rank_status: RankStatus) -> StallFinding {
     let mut probe = probe(&[("w", &[1])]);
     assert!(!probe.is_over(MINUTE) && probe.to_ask() == [Rank(1)]);
     probe.hear(Rank(1), 6, Box::default());
@@ -142,7 +142,7 @@ fn what_an_interpreter_or_a_recorder_says_is_used_as_far_as_it_goes() {
 #[test]
 fn a_rank_in_another_call_is_told_with_whom_it_waits_for() {
     let direct = DirectCall { call: lately("allreduce", 61.0), operation: 5, peer: Some(Rank(3)) };
-    let running = Running {
+    let running = RunningBucket {
         tensor: lately("v", 61.0),
         operation: 12,
         place: "step 3 of 8 of an allreduce".into(),

@@ -13,9 +13,9 @@ use std::time::Instant;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
-use farandole_train::layer::{Draw, Pass};
+use farandole_train::layer::{Draw, ForwardPass};
 use farandole_train::model::{Architecture, ModelSpec, Network};
-use farandole_train::sample::{Labels, Shape, Task};
+use farandole_train::sample::{ImageShape, Labels, Task};
 use farandole_train::task;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let classes = if architecture == Architecture::ResNet20 { 10 } else { 1000 };
     let task = Task::SingleLabel { classes };
-    let shape = Shape { bands: 3, height: side, width: side };
+    let shape = ImageShape { bands: 3, height: side, width: side };
     let mut network = Network::new(&ModelSpec::new(architecture, shape, task), &device)?;
     let mut optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_momentum(0.9))).init();
     let images = Tensor::<4>::random([batch, 3, side, side], Distribution::Normal(0.0, 1.0), &device);
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         line?;
         let (began, before) = (Instant::now(), processor_ms());
-        let pass = Pass::training(None, Draw::default());
+        let pass = ForwardPass::training(None, Draw::default());
         let loss = task::loss(network.forward(images.clone(), &pass), &labels, task, 0.0)?;
         let forward = processor_ms();
         let gradients = GradientsParams::from_grads(loss.backward(), &network);

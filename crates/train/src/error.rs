@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug)]
 pub enum Error {
     /// What was asked for makes no sense.
-    Job(String),
+    TrainJob(String),
     /// There is no such model, or it cannot have this shape.
     Model(String),
     /// There is no such data set, or it cannot be read.
@@ -42,7 +42,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Job(why) | Error::Model(why) | Error::Data(why) | Error::Checkpoint(why) => text.write_str(why),
+            Error::TrainJob(why) | Error::Model(why) | Error::Data(why) | Error::Checkpoint(why) => text.write_str(why),
             Error::File { path, cause } => write!(text, "{}: {cause}", path.display()),
             Error::NotFinite { epoch, step, ranks } => {
                 let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();

@@ -10,7 +10,7 @@ use farandole::{ReduceOp, World};
 
 use crate::data::Loader;
 use crate::error::{Error, Result};
-use crate::layer::Pass;
+use crate::layer::ForwardPass;
 use crate::model::{ModelSpec, Network};
 use crate::stop::Stop;
 use crate::task::Score;
@@ -56,7 +56,7 @@ pub fn evaluate(
             continue;
         }
         let images = TensorData::new(batch.images, [batch.count, shape.bands, shape.height, shape.width]);
-        let output = network.forward(Tensor::from_data(images, &device), &Pass::evaluation());
+        let output = network.forward(Tensor::from_data(images, &device), &ForwardPass::evaluation());
         score.add(&Score::of(output, &batch.labels, task).map_err(|error| Error::Data(error.to_string()))?);
     }
     let mut sums = score.sums();

@@ -2,15 +2,15 @@
 //!
 //! A job is made once, by whoever reads a command line, and goes to all ranks as JSON: what is in here is the same
 //! everywhere. It names things (a model, a data set) that a rank then makes for itself. Nothing in here depends on how
-//! many ranks there are; what does is in the [`Plan`] that a rank makes of it. [`Job::check`] finds what is wrong with
-//! it in itself, before anything is started.
+//! many ranks there are; what does is in the [`Plan`] that a rank makes of it. [`TrainJob::check`] finds what is wrong
+//! with it in itself, before anything is started.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::schedule::{Decay, Schedule};
+use crate::schedule::{Decay, LearningRateSchedule};
 
 /// A batch has so many samples at most, in so many passes at most: more than any memory holds, and few enough that
 /// their product with any number of ranks is a number.
@@ -22,7 +22,7 @@ const MOST_THREADS: usize = 4096;
 
 /// What is to be trained, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct TrainJob {
     /// The name of the network.
     pub model: String,
     /// Layers have one so-many-th of the published channels; 1 is the network as published.
@@ -138,10 +138,10 @@ pub enum Resume {
     From(PathBuf),
 }
 
-impl Job {
+impl TrainJob {
     /// A job with every setting at its default: what `farandole train` does when nothing is said.
-    pub fn new() -> Job {
-        Job {
+    pub fn new() -> TrainJob {
+        TrainJob {
             model: "resnet20".to_owned(),
             thin: 1,
             data: DataChoice {
@@ -182,7 +182,7 @@ impl Job {
     /// # Errors
     /// With the flag that it is about, and what it should be.
     pub fn check(&self) -> Result<()> {
-        let wrong = |text: String| Err(Error::Job(text));
+        let wrong = |text: String| Err(Error::TrainJob(text));
         for (flag, number) in
             [("batch", self.batch), ("accumulate", self.accumulate), ("prefetch", self.prefetch), ("thin", self.thin)]
         {
@@ -244,9 +244,9 @@ impl Job {
     }
 }
 
-impl Default for Job {
-    fn default() -> Job {
-        Job::new()
+impl Default for TrainJob {
+    fn default() -> TrainJob {
+        TrainJob::new()
     }
 }
 
@@ -264,16 +264,17 @@ pub struct Plan {
     /// By how many ranks the learning rate is multiplied: all of them, or as many as there were when training began.
     pub rate_ranks: usize,
     /// The learning rate of every step.
-    pub schedule: Schedule,
+    pub schedule: LearningRateSchedule,
 }
 
 impl Plan {
     /// Makes the plan. `steps` is what the loader says; `rate_ranks` and `norm_batch` may come from a checkpoint.
-    pub fn new(job: &Job, ranks: usize, steps: u64, rate_ranks: usize, norm_batch: usize) -> Plan {
+    pub fn new(job: &TrainJob, ranks: usize, steps: u64, rate_ranks: usize, norm_batch: usize) -> Plan {
         let total_steps = job.steps.unwrap_or(job.epochs.saturating_mul(steps));
         let warmup_steps = (job.warmup_epochs * steps as f64).round() as u64;
         let peak = job.learning_rate * rate_ranks as f64;
-        let schedule = Schedule { peak, warmup_steps: warmup_steps.min(total_steps), total_steps, decay: job.decay };
+        let schedule =
+            LearningRateSchedule { peak, warmup_steps: warmup_steps.min(total_steps), total_steps, decay: job.decay };
         let (global_batch, epochs) = (job.batch * job.accumulate * ranks, total_steps.div_ceil(steps.max(1)));
         Plan { global_batch, steps, epochs, norm_batch, rate_ranks, schedule }
     }
@@ -285,18 +286,18 @@ mod tests {
 
     #[test]
     fn a_job_survives_being_sent_to_a_rank() {
-        let job = Job { resume: Resume::From("a b".into()), norm_batch: Some(8), ..Job::new() };
-        assert_eq!(serde_json::from_str::<Job>(&serde_json::to_string(&job).unwrap()).unwrap(), job);
+        let job = TrainJob { resume: Resume::From("a b".into()), norm_batch: Some(8), ..TrainJob::new() };
+        assert_eq!(serde_json::from_str::<TrainJob>(&serde_json::to_string(&job).unwrap()).unwrap(), job);
     }
 
     #[test]
     fn what_is_wrong_is_named_by_its_flag() {
-        let wrong = |change: &dyn Fn(&mut Job)| {
-            let mut job = Job::new();
+        let wrong = |change: &dyn Fn(&mut TrainJob)| {
+            let mut job = TrainJob::new();
             change(&mut job);
             job.check().unwrap_err().to_string()
         };
-        Job::new().check().unwrap();
+        TrainJob::new().check().unwrap();
         assert!(wrong(&|job| job.batch = 0).starts_with("--batch 0"));
         assert!(wrong(&|job| job.epochs = 0).starts_with("--epochs 0"));
         assert!(wrong(&|job| job.accumulate = 0).starts_with("--accumulate 0"));
@@ -315,12 +316,13 @@ mod tests {
 
     #[test]
     fn ranks_multiply_the_batch_and_the_learning_rate() {
-        let job = Job { learning_rate: 0.1, accumulate: 3, batch: 4, epochs: 10, warmup_epochs: 0.5, ..Job::new() };
+        let job =
+            TrainJob { learning_rate: 0.1, accumulate: 3, batch: 4, epochs: 10, warmup_epochs: 0.5, ..TrainJob::new() };
         let plan = Plan::new(&job, 2, 20, 2, 4);
         assert_eq!((plan.global_batch, plan.steps), (24, 20));
         assert_eq!((plan.schedule.warmup_steps, plan.schedule.total_steps), (10, 200));
         assert!((plan.schedule.peak - 0.2).abs() < 1e-12);
-        let short = Plan::new(&Job { steps: Some(25), ..job }, 2, 20, 2, 4);
+        let short = Plan::new(&TrainJob { steps: Some(25), ..job }, 2, 20, 2, 4);
         assert_eq!((short.schedule.total_steps, short.epochs), (25, 2));
     }
 }

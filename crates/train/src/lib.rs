@@ -28,10 +28,9 @@ pub mod stopwatch;
 pub mod summary;
 pub mod tap;
 pub mod task;
-pub mod threads;
 pub mod trainer;
 pub mod weights;
 
 pub use error::{Error, Result};
 pub use source::GENERATED;
-pub use trainer::{Ended, check, run};
+pub use trainer::{Ended, check, limit_threads, run};

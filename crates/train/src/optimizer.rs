@@ -7,14 +7,14 @@ use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 
 use crate::checkpoint::state::State;
 use crate::error::Result;
-use crate::job::{Job, OptimizerChoice};
+use crate::job::{OptimizerChoice, TrainJob};
 use crate::weights;
 
 /// The optimizer of a job; with what it remembers, where it has learned before.
 ///
 /// # Errors
 /// If what it remembers does not belong to the network.
-pub fn make<M: Module>(job: &Job, state: Option<State>, network: &M) -> Result<ModuleOptimizer> {
+pub fn make<M: Module>(job: &TrainJob, state: Option<State>, network: &M) -> Result<ModuleOptimizer> {
     let decay = (job.weight_decay > 0.0).then(|| WeightDecayConfig::new(job.weight_decay as f32));
     let optimizer = match job.optimizer {
         OptimizerChoice::Sgd => {

@@ -37,14 +37,14 @@ pub enum News {
     /// A line to keep.
     Line(String),
     /// How far it is.
-    Step(Progress),
+    Step(TrainProgress),
     /// Nothing more will come.
     End,
 }
 
 /// How far training is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct TrainProgress {
     /// The epoch, from one.
     pub epoch: u64,
     /// How many there are.
@@ -110,7 +110,7 @@ impl Voice {
     }
 
     /// Says how far it is, if it is time to.
-    pub fn step(&mut self, progress: Progress) {
+    pub fn step(&mut self, progress: TrainProgress) {
         let every = if matches!(self.way, Way::Lines) { LINES_EVERY } else { BAR_EVERY };
         let last = progress.step == progress.steps && matches!(self.way, Way::Mailbox(_));
         if self.last_step.elapsed() < every && !last {
@@ -156,8 +156,8 @@ fn write_line(line: &str) {
 }
 
 /// A step in a plain line.
-fn plain(progress: &Progress) -> String {
-    let Progress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
+fn plain(progress: &TrainProgress) -> String {
+    let TrainProgress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
     format!("epoch {epoch}/{epochs}  step {step}/{steps}  loss {loss:.4}  {samples_per_s:.1} samples/s")
 }
 
@@ -165,8 +165,8 @@ fn plain(progress: &Progress) -> String {
 mod tests {
     use super::*;
 
-    fn progress(step: u64) -> Progress {
-        Progress {
+    fn progress(step: u64) -> TrainProgress {
+        TrainProgress {
             epoch: 1,
             epochs: 2,
             step,

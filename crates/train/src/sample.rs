@@ -17,7 +17,7 @@ pub fn normalised(brightness: f32) -> f32 {
 
 /// Height, width and number of bands of an image. Colour images have three bands, satellites more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ImageShape {
     /// Colours, or wave lengths.
     pub bands: usize,
     /// Rows.
@@ -26,7 +26,7 @@ pub struct Shape {
     pub width: usize,
 }
 
-impl Shape {
+impl ImageShape {
     /// How many numbers an image of this shape has.
     pub fn len(self) -> usize {
         self.bands * self.height * self.width
@@ -93,7 +93,7 @@ pub enum Split {
 
 /// Samples of one step of one rank, in one piece of memory for each kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Batch {
+pub struct SampleBatch {
     /// How many samples. May be zero where ranks have uneven shares.
     pub count: usize,
     /// `[count, bands, height, width]`.

@@ -55,7 +55,7 @@ impl fmt::Display for Decay {
 
 /// The learning rate of every step of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     /// The highest rate.
     pub peak: f64,
     /// Steps that it takes to get there.
@@ -66,7 +66,7 @@ pub struct Schedule {
     pub decay: Decay,
 }
 
-impl Schedule {
+impl LearningRateSchedule {
     /// The rate at which a step is taken; steps count from zero. Steps beyond the last one have the rate of the last.
     pub fn rate(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
@@ -94,8 +94,8 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn schedule(decay: Decay) -> Schedule {
-        Schedule { peak: 0.4, warmup_steps: 4, total_steps: 100, decay }
+    fn schedule(decay: Decay) -> LearningRateSchedule {
+        LearningRateSchedule { peak: 0.4, warmup_steps: 4, total_steps: 100, decay }
     }
 
     #[test]
@@ -124,9 +124,9 @@ mod tests {
 
     #[test]
     fn without_a_warm_up_the_first_step_has_the_peak() {
-        let schedule = Schedule { warmup_steps: 0, ..schedule(Decay::Cosine) };
+        let schedule = LearningRateSchedule { warmup_steps: 0, ..schedule(Decay::Cosine) };
         assert!((schedule.rate(0) - 0.4).abs() < 1e-12);
-        assert!(Schedule { total_steps: 0, ..schedule }.rate(0).is_finite());
+        assert!(LearningRateSchedule { total_steps: 0, ..schedule }.rate(0).is_finite());
     }
 
     #[test]

@@ -7,9 +7,9 @@ use crate::data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
 use crate::data::generated::{self, Sizes};
 use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::job::TrainJob;
 use crate::model::Architecture;
-use crate::sample::Shape;
+use crate::sample::ImageShape;
 
 /// The names of generated data sets.
 pub const GENERATED: [&str; 5] = ["cifar-like", "imagenet-like", "bigearthnet-like", "faces-like", "pairs-like"];
@@ -31,19 +31,19 @@ const PAIR_SIDE: usize = 48;
 ///
 /// # Errors
 /// If there is no such data set, or it cannot be as the job wants it.
-pub fn open(job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+pub fn open(job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let choice = &job.data;
     let sizes = Sizes { train: choice.samples.unwrap_or(SIZES.train), test: choice.test_samples.unwrap_or(SIZES.test) };
     if choice.samples == Some(0) {
-        return Err(Error::Job("--samples 0: there is nothing to learn from".to_owned()));
+        return Err(Error::TrainJob("--samples 0: there is nothing to learn from".to_owned()));
     }
     if let Some(classes) = choice.classes.filter(|classes| !(1..=MAX_LABELS).contains(classes)) {
-        return Err(Error::Job(format!("--classes {classes}: 1 to {MAX_LABELS}")));
+        return Err(Error::TrainJob(format!("--classes {classes}: 1 to {MAX_LABELS}")));
     }
     let fixed = ["cifar-like", "bigearthnet-like", "faces-like", "pairs-like"].contains(&choice.name.as_str());
     if let Some(classes) = choice.classes.filter(|_| fixed) {
         let name = &choice.name;
-        return Err(Error::Job(format!(
+        return Err(Error::TrainJob(format!(
             "--classes {classes}: the number cannot be chosen for {name}, only for imagenet-like and for tables of labels"
         )));
     }
@@ -53,7 +53,7 @@ pub fn open(job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let made = match choice.name.as_str() {
         "cifar-like" => {
             if choice.image_size.is_some_and(|side| side != 32) {
-                return Err(Error::Job(
+                return Err(Error::TrainJob(
                     "--image-size: cifar-like images are 32 x 32; take imagenet-like for others".to_owned(),
                 ));
             }
@@ -69,7 +69,7 @@ pub fn open(job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
         .map_err(|error| Error::Data(format!("{}: {error}", choice.name)))
 }
 
-fn folder(name: &str, job: &Job, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+fn folder(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let path = Path::new(name);
     if !path.is_dir() {
         let (names, what) =
@@ -80,7 +80,7 @@ fn folder(name: &str, job: &Job, architecture: Architecture) -> Result<Arc<dyn D
     }
     let pairs = architecture == Architecture::Edsr;
     let side = job.data.image_size.unwrap_or(if pairs { PAIR_SIDE } else { architecture.default_image_size() });
-    let mut config = FolderConfig::new(Shape { bands: 3, height: side, width: side });
+    let mut config = FolderConfig::new(ImageShape { bands: 3, height: side, width: side });
     if pairs {
         config.meaning = Meaning::Pairs { scale: SCALE };
     }
@@ -98,12 +98,12 @@ fn folder(name: &str, job: &Job, architecture: Architecture) -> Result<Arc<dyn D
 ///
 /// # Errors
 /// If the job's words mean nothing.
-pub fn augment(job: &Job, data: &dyn DataSet) -> Result<Augment> {
+pub fn augment(job: &TrainJob, data: &dyn DataSet) -> Result<Augment> {
     match &job.data.augment {
         // Where a shape lies in a generated image is left to chance already, and moving it would push some of it out.
         None if job.data.name == "cifar-like" => Ok(Augment { flip: true, ..Augment::none() }),
         None => Ok(Augment::usual(data.task())),
-        Some(words) => words.parse().map_err(|why| Error::Job(format!("--augment {words}: {why}"))),
+        Some(words) => words.parse().map_err(|why| Error::TrainJob(format!("--augment {words}: {why}"))),
     }
 }
 
@@ -112,8 +112,8 @@ mod tests {
     use super::*;
     use crate::sample::Split;
 
-    fn job(name: &str) -> Job {
-        let mut job = Job::new();
+    fn job(name: &str) -> TrainJob {
+        let mut job = TrainJob::new();
         job.data.name = name.to_owned();
         job
     }

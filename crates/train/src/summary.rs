@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::data::Unit;
 use crate::error::Result;
 use crate::evaluate::Judgement;
-use crate::job::{Job, Plan};
+use crate::job::{Plan, TrainJob};
 use crate::sample::Task;
 use crate::stopwatch::{Phases, Spread, Stopwatch};
 
@@ -90,7 +90,7 @@ pub fn gather(world: &mut World, watch: &Stopwatch) -> Result<Gathered> {
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     /// What was asked for.
-    pub job: &'a Job,
+    pub job: &'a TrainJob,
     /// What followed from it.
     pub plan: &'a Plan,
     /// The data set, in a line.
@@ -186,7 +186,7 @@ impl Facts<'_> {
 mod tests {
     use super::*;
 
-    fn facts<'a>(job: &'a Job, plan: &'a Plan, ranks: usize) -> Facts<'a> {
+    fn facts<'a>(job: &'a TrainJob, plan: &'a Plan, ranks: usize) -> Facts<'a> {
         let by_rank = (0..ranks).map(|rank| Spread { lower: 49.0, median: 50.0 + rank as f64, upper: 60.0 }).collect();
         let phases = Phases { forward_s: 1.0, backward_s: 3.0, evaluation_s: 4.0, ..Phases::default() };
         Facts {
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn people_get_throughput_accuracy_and_phases() {
-        let job = Job::new();
+        let job = TrainJob::new();
         let plan = Plan::new(&job, 2, 10, 2, 32);
         let text = facts(&job, &plan, 2).text().join("\n");
         for part in
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn programs_get_the_same_numbers() {
-        let job = Job::new();
+        let job = TrainJob::new();
         let plan = Plan::new(&job, 2, 10, 2, 32);
         let json = facts(&job, &plan, 2).json();
         assert_eq!(json["samples_per_s"], 200.0);

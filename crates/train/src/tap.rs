@@ -22,7 +22,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension, read_sync};
 use burn::module::ParamId;
 use burn::tensor::Tensor;
-use farandole::burn::{Outbox, Posting};
+use farandole::burn::{AnnouncedGradient, Outbox};
 
 /// Gives a layer its weight, and the outbox the weight's gradient as soon as it is ready in backward. `input` is what
 /// the layer is applied to together with the weight: it must be an input of the same operation. Each use of a weight in
@@ -45,17 +45,17 @@ pub fn tap<const D: usize, const E: usize>(
 #[backend_extension(Autodiff, Flex)]
 pub trait TapBackend: Backend {
     /// The weight. In backward its gradient is posted.
-    fn tap(weight: FloatTensor<Self>, input: FloatTensor<Self>, posting: Arc<Posting>) -> FloatTensor<Self>;
+    fn tap(weight: FloatTensor<Self>, input: FloatTensor<Self>, posting: Arc<AnnouncedGradient>) -> FloatTensor<Self>;
 }
 
 impl TapBackend for Flex {
-    fn tap(weight: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Posting>) -> FloatTensor<Self> {
+    fn tap(weight: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<AnnouncedGradient>) -> FloatTensor<Self> {
         weight
     }
 }
 
 impl<B: TapBackend, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
-    fn tap(weight: FloatTensor<Self>, input: FloatTensor<Self>, posting: Arc<Posting>) -> FloatTensor<Self> {
+    fn tap(weight: FloatTensor<Self>, input: FloatTensor<Self>, posting: Arc<AnnouncedGradient>) -> FloatTensor<Self> {
         match Tap.prepare::<C>([weight.node(), input.node()]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(posting, weight.primitive().clone()),
             OpsKind::UnTracked(step) => step.finish(weight.primitive().clone()),
@@ -68,9 +68,9 @@ impl<B: TapBackend, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
 struct Tap;
 
 impl<B: Backend> Backward<B, 2> for Tap {
-    type State = Arc<Posting>;
+    type State = Arc<AnnouncedGradient>;
 
-    fn backward(self, ops: Ops<Arc<Posting>, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Arc<AnnouncedGradient>, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
         let data = read_sync(B::float_into_data(gradient)).expect("a gradient that was computed can be read");
         ops.state.post(data);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 /// One tensor of a network.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct NamedTensor {
     /// Where it is, such as `blocks.3.conv1.weight`.
     pub path: String,
     /// What the tensor library calls it, in this process.
@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 /// All tensors of a network, in the order of its fields.
-pub fn read<M: Module>(module: &M) -> Vec<Named> {
+pub fn read<M: Module>(module: &M) -> Vec<NamedTensor> {
     let mut reader = Reader { path: Vec::new(), found: Vec::new() };
     module.visit(&mut reader);
     reader.found
@@ -42,14 +42,14 @@ pub fn read<M: Module>(module: &M) -> Vec<Named> {
 
 struct Reader {
     path: Vec<String>,
-    found: Vec<Named>,
+    found: Vec<NamedTensor>,
 }
 
 impl ModuleVisitor for Reader {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         let kind = if value.is_require_grad() { Kind::Weight } else { Kind::Buffer };
-        self.found.push(Named { path: self.path.join("."), id: param.id, kind, data: value.to_data() });
+        self.found.push(NamedTensor { path: self.path.join("."), id: param.id, kind, data: value.to_data() });
     }
 
     fn enter_module(&mut self, name: &str, _container: &str) {

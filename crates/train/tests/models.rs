@@ -13,13 +13,13 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use farandole::burn::{DistributedOptimizer, Outbox, Wire, average_buffers, broadcast_parameters};
-use farandole_train::layer::{Draw, Pass};
+use farandole_train::layer::{Draw, ForwardPass};
 use farandole_train::model::{Architecture, ModelSpec, Network, Output};
-use farandole_train::sample::{Labels, Shape, Task};
+use farandole_train::sample::{ImageShape, Labels, Task};
 use farandole_train::task;
 
-fn square(bands: usize, side: usize) -> Shape {
-    Shape { bands, height: side, width: side }
+fn square(bands: usize, side: usize) -> ImageShape {
+    ImageShape { bands, height: side, width: side }
 }
 
 fn classes(classes: usize) -> Task {
@@ -132,12 +132,12 @@ fn gradients(
     outbox: Option<&Outbox>,
 ) -> GradientsParams {
     let device = &Device::flex().autodiff();
-    let Shape { bands, height, width } = spec.shape;
+    let ImageShape { bands, height, width } = spec.shape;
     let images = noise(2 * PER_RANK * spec.shape.len(), 100 + step as u64);
     let images = images[samples.start * spec.shape.len()..samples.end * spec.shape.len()].to_vec();
     let images = Tensor::<4>::from_data(TensorData::new(images, [samples.len(), bands, height, width]), device);
     let draw = Draw { seed: 3, step: step as u64, first_sample: samples.start };
-    let pass = Pass { norm_group: Some(PER_RANK), ..Pass::training(outbox, draw) };
+    let pass = ForwardPass { norm_group: Some(PER_RANK), ..ForwardPass::training(outbox, draw) };
     let loss = task::loss(network.forward(images, &pass), &part(labels, samples), spec.task, 0.1).unwrap();
     GradientsParams::from_grads(loss.backward(), network)
 }
@@ -306,7 +306,7 @@ fn the_least_image_works_and_a_smaller_one_gets_a_message() {
         spec.shape = square(12, least);
         spec.thin = 32;
         let network = Network::new(&spec, &device).unwrap();
-        let output = network.forward(Tensor::zeros([2, 12, least, least], &device), &Pass::evaluation());
+        let output = network.forward(Tensor::zeros([2, 12, least, least], &device), &ForwardPass::evaluation());
         match output {
             Output::Numbers(numbers) => assert_eq!(numbers.dims(), [2, 5], "{architecture}"),
             Output::Images(images) => assert_eq!(images.dims(), [2, 12, 2 * least, 2 * least], "{architecture}"),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 use farandole_transport::contact::Process;
-use farandole_transport::stream::Shape;
+use farandole_transport::stream::FrameOptions;
 use farandole_transport::{
     Contact, Key, Listener, Local, Mesh, Options, Progress, Protection, RecvCursor, Result, SendCursor, Tag, Waiter,
 };
@@ -33,7 +33,7 @@ fn variants() -> Vec<Variant> {
     let tcp = |name, options| Variant { name, options, same_host: false };
     let striped = |connections, stripe_from_bytes| Options {
         connections: Some(connections),
-        shape: Shape { stripe_from_bytes, ..Shape::default() },
+        shape: FrameOptions { stripe_from_bytes, ..FrameOptions::default() },
         ..base
     };
     vec![

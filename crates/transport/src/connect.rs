@@ -27,7 +27,7 @@ use crate::link::{Control, Link};
 use crate::listen::{Listener, Place};
 use crate::mesh::{Mesh, Peer};
 use crate::shm::{Layout, Neighbour, Segment, Windows};
-use crate::stream::{Sealed, Shape, Socket, StreamControl, StreamLink};
+use crate::stream::{FrameOptions, Sealed, Socket, StreamControl, StreamLink};
 use crate::wait::{Bell, Waiter};
 
 /// One attempt to connect to one address gets this long before the next is tried.
@@ -52,7 +52,7 @@ pub struct Options {
     /// Connections for data between two ranks of different hosts; without it, what their [`Contact`]s suggest.
     pub connections: Option<u16>,
     /// How frames are put on them.
-    pub shape: Shape,
+    pub shape: FrameOptions,
     /// Whether data between hosts is encrypted.
     pub seal: Seal,
     /// Size of the kernel's buffers of each socket for data; without it the kernel adapts them to the path.
@@ -67,7 +67,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             connections: None,
-            shape: Shape::default(),
+            shape: FrameOptions::default(),
             seal: Seal::Off,
             socket_buffer_bytes: None,
             local: Local::default(),
@@ -419,7 +419,7 @@ fn control_over(peer: Rank, control: Established<Socket>) -> Box<dyn Control> {
     }
 }
 
-fn link_over(peer: Rank, data: Vec<Established<Socket>>, shape: Shape) -> Box<dyn Link> {
+fn link_over(peer: Rank, data: Vec<Established<Socket>>, shape: FrameOptions) -> Box<dyn Link> {
     if data.iter().any(|connection| connection.hello.seal == Seal::On) {
         let sealed = data.into_iter().map(|connection| Sealed::new(connection.stream, &connection.keys)).collect();
         return Box::new(StreamLink::new(peer, sealed, shape));

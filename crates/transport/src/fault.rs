@@ -24,7 +24,7 @@ use crate::wait::Bell;
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum FaultAction {
     /// The frame gets lost: a sender believes that it has left, a receiver never sees it. In windows: the rank never
     /// gets past this point, and where it asks for memory, there is none.
     Drop,
@@ -63,7 +63,7 @@ pub struct Fault {
     /// When.
     pub at: At,
     /// What.
-    pub action: Action,
+    pub action: FaultAction,
 }
 
 /// A plan of faults that the ranks of a test share.
@@ -118,7 +118,7 @@ impl Faults {
     }
 
     /// Counts one event of a rank and says what happens there. [`Faults::wrap`] does this for every frame.
-    pub fn step(&self, rank: Rank, operation: u64) -> Option<Action> {
+    pub fn step(&self, rank: Rank, operation: u64) -> Option<FaultAction> {
         let mut plan = lock(&self.0);
         let counts = plan.counts(rank);
         if counts.operation != operation {
@@ -264,10 +264,10 @@ impl FaultyLink {
         fate
     }
 
-    fn strike(&self, action: Action) -> Fate {
+    fn strike(&self, action: FaultAction) -> Fate {
         match action {
-            Action::Drop => return Fate::Lost,
-            Action::Delay(time) => {
+            FaultAction::Drop => return Fate::Lost,
+            FaultAction::Delay(time) => {
                 // The bell must not ring before the time is over: it rings once, and a driver that still finds the
                 // frame held would wait for ever.
                 let (until, bell) = (Instant::now() + time, self.bell.clone());
@@ -277,13 +277,13 @@ impl FaultyLink {
                 });
                 return Fate::HeldUntil(until);
             }
-            Action::Cut => lock(&self.ends).close(),
-            Action::Corrupt => {
+            FaultAction::Cut => lock(&self.ends).close(),
+            FaultAction::Corrupt => {
                 if let Some(link) = &mut lock(&self.ends).link {
                     link.damage_next();
                 }
             }
-            Action::Kill => self.faults.kill(self.me, &self.all_ends),
+            FaultAction::Kill => self.faults.kill(self.me, &self.all_ends),
         }
         Fate::Normal
     }

@@ -27,8 +27,8 @@
 //! The mark exists because a sender may give up an operation in the middle of a frame: it fills the rest with zeros
 //! and marks the stripe *void*, so that the stream stays in step and nobody takes the zeros for data.
 //!
-//! Decoding is total: any bytes give a header or a [`Malformed`] that says what is wrong, and a header that was decoded
-//! can be trusted to be consistent in itself. Whether it is the expected one is not decided here.
+//! Decoding is total: any bytes give a header or a [`MalformedFrame`] that says what is wrong, and a header that was
+//! decoded can be trusted to be consistent in itself. Whether it is the expected one is not decided here.
 
 use std::fmt;
 use std::ops::Range;
@@ -91,9 +91,9 @@ pub enum Trailer {
 
 /// Why bytes are not a header or trailer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Malformed(String);
+pub struct MalformedFrame(String);
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -119,26 +119,26 @@ impl Header {
     }
 
     /// The header that these bytes are, if they are one.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Malformed> {
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, MalformedFrame> {
         let magic = u32_at(bytes, 0);
         if magic != MAGIC {
-            return Err(Malformed(format!("a frame that starts with {magic:#010x} instead of {MAGIC:#010x}")));
+            return Err(MalformedFrame(format!("a frame that starts with {magic:#010x} instead of {MAGIC:#010x}")));
         }
         let check = u32_at(bytes, 44);
         if check != crc32c::crc32c(&bytes[..44]) {
-            return Err(Malformed("a frame header with a wrong check".to_owned()));
+            return Err(MalformedFrame("a frame header with a wrong check".to_owned()));
         }
         let version = u16_at(bytes, 4);
         if version != PROTOCOL_VERSION {
-            return Err(Malformed(format!("a frame of protocol version {version}")));
+            return Err(MalformedFrame(format!("a frame of protocol version {version}")));
         }
         let (kind, flags) = (bytes[6], bytes[7]);
         if kind != KIND_DATA || flags & !FLAG_CRC != 0 || u32_at(bytes, 40) != 0 {
-            return Err(Malformed(format!("a frame of unknown kind {kind} with flags {flags:#04x}")));
+            return Err(MalformedFrame(format!("a frame of unknown kind {kind} with flags {flags:#04x}")));
         }
         let (stripe, stripes) = (u16_at(bytes, 20), u16_at(bytes, 22));
         if stripe >= stripes {
-            return Err(Malformed(format!("a frame with stripe {stripe} of {stripes}")));
+            return Err(MalformedFrame(format!("a frame with stripe {stripe} of {stripes}")));
         }
         Ok(Header {
             tag: Tag { operation: u64_at(bytes, 8), message: u32_at(bytes, 16), descriptor: u64_at(bytes, 32) },
@@ -169,11 +169,11 @@ impl Trailer {
     }
 
     /// The trailer that these bytes are, if they are one.
-    pub fn decode(bytes: &[u8; TRAILER_BYTES]) -> Result<Trailer, Malformed> {
+    pub fn decode(bytes: &[u8; TRAILER_BYTES]) -> Result<Trailer, MalformedFrame> {
         match u32_at(bytes, 0) {
             MARK_WHOLE => Ok(Trailer::Whole { crc: u32_at(bytes, 4) }),
             MARK_VOID => Ok(Trailer::Void),
-            other => Err(Malformed(format!("a frame that ends with {other:#010x}"))),
+            other => Err(MalformedFrame(format!("a frame that ends with {other:#010x}"))),
         }
     }
 }

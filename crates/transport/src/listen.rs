@@ -82,7 +82,7 @@ struct Lobby {
 #[derive(Debug, Default)]
 struct Inside {
     arrived: HashMap<Place, Established<Socket>>,
-    refusals: VecDeque<Refusal>,
+    refusals: VecDeque<ConnectionRefusal>,
     /// Why no mesh can be built any more: the rank that is to blame, and the cause. Set once, by whoever interrupts.
     interruption: Option<(Option<Rank>, String)>,
     /// Set when the listener is dropped, for its thread to see.
@@ -107,7 +107,7 @@ pub(crate) struct Place {
 
 /// A connection that was turned away.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct ConnectionRefusal {
     /// When.
     pub at: Instant,
     /// Why, naming where it came from.
@@ -194,7 +194,7 @@ impl Listener {
     }
 
     /// Connections that were turned away lately.
-    pub fn refusals(&self) -> Vec<Refusal> {
+    pub fn refusals(&self) -> Vec<ConnectionRefusal> {
         self.lobby.inside().refusals.iter().cloned().collect()
     }
 
@@ -381,6 +381,6 @@ impl Doorman {
         if inside.refusals.len() == MOST_REFUSALS {
             inside.refusals.pop_front();
         }
-        inside.refusals.push_back(Refusal { at: Instant::now(), why, version });
+        inside.refusals.push_back(ConnectionRefusal { at: Instant::now(), why, version });
     }
 }

@@ -16,7 +16,7 @@ use farandole_plan::{Rank, Topology};
 use crate::error::Result;
 use crate::mesh::{Mesh, Peer};
 use crate::shm::{Layout, Windows};
-use crate::stream::{Shape, StreamControl, StreamLink};
+use crate::stream::{FrameOptions, StreamControl, StreamLink};
 use crate::wait::Bell;
 
 /// Capacity of a control line. Small enough that a test with a few hundred requests fills it.
@@ -24,23 +24,23 @@ const CONTROL_BYTES: usize = 4 << 10;
 
 /// How the ranks are joined.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct MemoryOptions {
     /// Bytes that a pipe holds.
     pub capacity_bytes: usize,
     /// Pipes for data between two ranks.
     pub connections: usize,
     /// How frames are put on the pipes.
-    pub shape: Shape,
+    pub shape: FrameOptions,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings { capacity_bytes: 64 << 10, connections: 1, shape: Shape::default() }
+impl Default for MemoryOptions {
+    fn default() -> MemoryOptions {
+        MemoryOptions { capacity_bytes: 64 << 10, connections: 1, shape: FrameOptions::default() }
     }
 }
 
 /// The meshes of a group whose ranks are threads, one for each bell, all on one host as far as the topology says.
-pub fn meshes(bells: &[Bell], settings: &Settings) -> Vec<Mesh> {
+pub fn meshes(bells: &[Bell], settings: &MemoryOptions) -> Vec<Mesh> {
     let mut peers: Vec<Vec<Peer>> = bells.iter().map(|_| Vec::new()).collect();
     for low in 0..bells.len() {
         for high in low + 1..bells.len() {
@@ -58,14 +58,14 @@ pub fn meshes(bells: &[Bell], settings: &Settings) -> Vec<Mesh> {
 
 /// Like [`meshes`], but data goes through shared memory: the ranks also have windows.
 pub fn meshes_with_windows(bells: &[Bell], layout: Layout) -> Result<Vec<Mesh>> {
-    let mut meshes = meshes(bells, &Settings::default());
+    let mut meshes = meshes(bells, &MemoryOptions::default());
     for (mesh, windows) in meshes.iter_mut().zip(Windows::for_threads(layout, bells)?) {
         mesh.open_windows(windows);
     }
     Ok(meshes)
 }
 
-fn peer(rank: usize, control: End, ends: Vec<End>, shape: Shape) -> Peer {
+fn peer(rank: usize, control: End, ends: Vec<End>, shape: FrameOptions) -> Peer {
     let rank = Rank::from(rank);
     let control = Box::new(StreamControl::new(rank, control));
     Peer { rank, control, link: Box::new(StreamLink::new(rank, ends, shape)), pid: None }

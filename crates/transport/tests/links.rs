@@ -8,16 +8,16 @@ use std::io::Write;
 
 use farandole_transport::frame::{Checksum, Header, Trailer};
 use farandole_transport::memory::pipe;
-use farandole_transport::stream::{Shape, StreamLink};
+use farandole_transport::stream::{FrameOptions, StreamLink};
 use farandole_transport::{Error, Link, Progress, RecvCursor, SendCursor, Tag, Waiter};
 use support::*;
 
-fn shape(stripe_from_bytes: u64, checksum: Checksum) -> Shape {
-    Shape { stripe_from_bytes, checksum }
+fn shape(stripe_from_bytes: u64, checksum: Checksum) -> FrameOptions {
+    FrameOptions { stripe_from_bytes, checksum }
 }
 
 /// Sends a payload of every length in both directions at once, in all ways of receiving.
-fn both_directions(make: Make, connections: usize, shape: Shape, sealed: bool, lengths: &[usize]) {
+fn both_directions(make: Make, connections: usize, shape: FrameOptions, sealed: bool, lengths: &[usize]) {
     let (mut one, mut other) = link_pair(make, connections, shape, sealed);
     let run = |side: &mut LinkSide, mine: u64, theirs: u64| {
         for (message, &len) in lengths.iter().enumerate() {
@@ -95,7 +95,7 @@ fn frames_of_given_up_operations_are_skipped() {
 
 #[test]
 fn a_frame_given_up_by_its_sender_alone_is_an_error() {
-    let (mut one, mut other) = link_pair(Make::Memory(1000), 1, Shape::default(), false);
+    let (mut one, mut other) = link_pair(Make::Memory(1000), 1, FrameOptions::default(), false);
     let large = pattern(5000, 1);
     let mut cursor = SendCursor::default();
     while one.1.send(tag(1, 0), &large, &mut cursor).unwrap() == Progress::Moved {}
@@ -122,7 +122,7 @@ fn a_link_that_waits_for_one_of_its_connections_says_so() {
 
 /// What the receiver says to a frame that is not the one it wants.
 fn mismatch(sent: Tag, sent_bytes: usize, wanted: Tag, wanted_bytes: usize) -> String {
-    let (mut one, mut other) = link_pair(Make::Unix, 1, Shape::default(), false);
+    let (mut one, mut other) = link_pair(Make::Unix, 1, FrameOptions::default(), false);
     send(&mut one, sent, &pattern(sent_bytes, 1)).unwrap();
     let error = recv(&mut other, wanted, wanted_bytes, How::Pieces).unwrap_err();
     assert!(matches!(error, Error::Garbled { peer: ONE, .. }), "{error}");
@@ -187,7 +187,7 @@ fn a_peer_that_dies_in_the_middle_of_a_frame_is_gone() {
 #[test]
 fn a_sender_notices_that_its_peer_is_gone() {
     for make in [Make::Memory(1000), Make::TightTcp, Make::Unix] {
-        let (mut one, other) = link_pair(make, 1, Shape::default(), false);
+        let (mut one, other) = link_pair(make, 1, FrameOptions::default(), false);
         let large = pattern(8 << 20, 1);
         let mut cursor = SendCursor::default();
         while one.1.send(tag(1, 0), &large, &mut cursor).unwrap() == Progress::Moved {}

@@ -7,10 +7,10 @@ mod support;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::fault::{Action, At, Fault, Faults};
+use farandole_transport::fault::{At, Fault, FaultAction, Faults};
 use farandole_transport::frame::Checksum;
 use farandole_transport::hello::Seal;
-use farandole_transport::stream::Shape;
+use farandole_transport::stream::FrameOptions;
 use farandole_transport::{
     Bell, Contact, Error, Key, Listener, Local, Mesh, Options, Progress, RecvCursor, Result, SendCursor, Waiter, memory,
 };
@@ -109,8 +109,8 @@ fn full_round(mut mesh: Mesh, waiter: Waiter) -> (Mesh, Waiter) {
     (mesh, waiter)
 }
 
-fn small_stripes(checksum: Checksum) -> Shape {
-    Shape { stripe_from_bytes: 4096, checksum }
+fn small_stripes(checksum: Checksum) -> FrameOptions {
+    FrameOptions { stripe_from_bytes: 4096, checksum }
 }
 
 #[test]
@@ -197,10 +197,10 @@ fn a_rank_alone_is_a_mesh() {
 fn memory_ranks<T: Send>(size: usize, faults: &Faults, rank: impl Fn(Mesh, Waiter) -> T + Sync) -> Vec<T> {
     let waiters: Vec<Waiter> = (0..size).map(|_| Waiter::new().unwrap()).collect();
     let bells: Vec<Bell> = waiters.iter().map(Waiter::bell).collect();
-    let settings = memory::Settings {
+    let settings = memory::MemoryOptions {
         capacity_bytes: 1000,
         connections: 2,
-        shape: Shape { stripe_from_bytes: 500, checksum: Checksum::Crc32c },
+        shape: FrameOptions { stripe_from_bytes: 500, checksum: Checksum::Crc32c },
     };
     let meshes = memory::meshes(&bells, &settings);
     std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn outcomes(size: usize, faults: &Faults) -> Vec<Result<()>> {
 #[test]
 fn a_fault_at_any_event_ends_in_a_named_error_everywhere() {
     let size = 3;
-    for action in [Action::Kill, Action::Cut, Action::Corrupt] {
+    for action in [FaultAction::Kill, FaultAction::Cut, FaultAction::Corrupt] {
         for victim in 0..size {
             let mut event = 0;
             loop {
@@ -248,23 +248,23 @@ fn a_fault_at_any_event_ends_in_a_named_error_everywhere() {
                     assert!(outcomes.iter().all(Result::is_ok));
                     break;
                 }
-                assert_eq!(faults.is_killed(Rank::from(victim)), action == Action::Kill);
+                assert_eq!(faults.is_killed(Rank::from(victim)), action == FaultAction::Kill);
                 for (rank, outcome) in outcomes.iter().enumerate() {
                     match outcome {
                         // In the last exchange a rank may have had all it needed before the fault. What a receiving
                         // event damages is sent in the exchange after it.
                         Ok(()) => {
-                            let last_exchange = if action == Action::Corrupt { 4 } else { 8 };
+                            let last_exchange = if action == FaultAction::Corrupt { 4 } else { 8 };
                             assert!(event >= last_exchange, "rank {rank} noticed nothing of {action:?} at {event}");
                         }
-                        Err(error) if action == Action::Kill => {
+                        Err(error) if action == FaultAction::Kill => {
                             let says = error.to_string();
                             assert!(says.contains(&format!("rank {victim}")), "rank {rank} says: {says}");
                         }
                         Err(_) => {}
                     }
                 }
-                let unharmed = outcomes[victim].is_ok() && action != Action::Corrupt;
+                let unharmed = outcomes[victim].is_ok() && action != FaultAction::Corrupt;
                 assert!(!unharmed, "{action:?} at {event} did nothing to rank {victim}");
                 event += 1;
             }
@@ -276,7 +276,8 @@ fn a_fault_at_any_event_ends_in_a_named_error_everywhere() {
 #[test]
 fn a_delay_costs_its_time_and_nothing_else() {
     let delay = Duration::from_millis(150);
-    let fault = Fault { rank: Rank(1), at: At::Operation { operation: 2, event: 1 }, action: Action::Delay(delay) };
+    let fault =
+        Fault { rank: Rank(1), at: At::Operation { operation: 2, event: 1 }, action: FaultAction::Delay(delay) };
     let faults = Faults::new([fault]);
     let began = Instant::now();
     let outcomes = outcomes(3, &faults);
@@ -286,7 +287,7 @@ fn a_delay_costs_its_time_and_nothing_else() {
 
 #[test]
 fn a_dropped_frame_is_missed_by_its_receiver() {
-    let faults = Faults::new([Fault { rank: Rank(0), at: At::Event(0), action: Action::Drop }]);
+    let faults = Faults::new([Fault { rank: Rank(0), at: At::Event(0), action: FaultAction::Drop }]);
     let outcomes = memory_ranks(2, &faults, |mut mesh, waiter| {
         let me = mesh.me();
         let peer = mesh.peers_mut().next().unwrap();

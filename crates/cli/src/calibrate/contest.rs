@@ -9,7 +9,7 @@
 use anyhow::{Result, ensure};
 use farandole::{Algorithm, Communicator, Dtype, Rank, ReduceOp};
 use farandole_plan::choose::{AlgorithmLimits, Choices, Formed, Means};
-use farandole_plan::table::{Class, Form, Point, Table, Way};
+use farandole_plan::table::{Class, Form, Measurement, Table, Way};
 use farandole_plan::{Topology, Tuning};
 
 /// One collective with several ways.
@@ -87,7 +87,7 @@ pub(super) fn whole_elements(sizes: &[u64], ranks: usize) -> Vec<u64> {
 /// A table by which nothing but one way has ever been measured, so that this way is taken at every size.
 pub(super) fn only(way: Way, topology: &Topology) -> Table {
     let mut table = Table::new(Class::of(topology));
-    let mut enter = |way, time_us| table.insert(Point { way, bytes: 1, time_us });
+    let mut enter = |way, time_us| table.insert(Measurement { way, bytes: 1, time_us });
     enter(way, 1.0);
     match way {
         Way::Allreduce(_) => {}

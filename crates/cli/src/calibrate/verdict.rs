@@ -6,7 +6,7 @@
 
 use farandole::Communicator;
 use farandole_plan::choose::MARGIN;
-use farandole_plan::table::{Class, Point, Table, Way};
+use farandole_plan::table::{Class, Measurement, Table, Way};
 
 use super::contest::Contest;
 use super::measure::{Showing, Times, lower_quartile};
@@ -101,7 +101,7 @@ fn table(class: Class, contests: &[Contest], usual: &[Vec<(u64, Way)>], times: &
                 let unsure = matches!(standing(own, &rival.rounds_us), Standing::Unsure { .. });
                 if unsure { time_us.max(rival.time_us()) } else { time_us }
             });
-        table.insert(Point { way: *way, bytes: *bytes, time_us: entered_us });
+        table.insert(Measurement { way: *way, bytes: *bytes, time_us: entered_us });
     }
     table
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use farandole_train::job::{Job, OptimizerChoice, Precision, Resume};
+use farandole_train::job::{OptimizerChoice, Precision, Resume, TrainJob};
 use farandole_train::schedule::Decay;
 
 use crate::run::LaunchArgs;
@@ -190,8 +190,8 @@ const ADAM_RATE: f64 = 0.001;
 
 impl TrainArgs {
     /// What is to be trained. Files are meant where the user stands, so paths are made whole.
-    pub(super) fn job(&self, here: &Path) -> Result<Job> {
-        let mut job = Job::new();
+    pub(super) fn job(&self, here: &Path) -> Result<TrainJob> {
+        let mut job = TrainJob::new();
         let data = &mut job.data;
         set(&mut data.name, self.data.clone());
         if farandole_train::GENERATED.iter().all(|name| *name != data.name) {

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farandole_cluster::launch::Drawer;
-use farandole_train::progress::{MOST_NEWS_BYTES, News, Progress};
+use farandole_train::progress::{MOST_NEWS_BYTES, News, TrainProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::study::short;
@@ -115,7 +115,7 @@ struct Pace {
 
 impl Pace {
     /// How long the rest of the training will take, if it goes on as it did: with evaluations and checkpoints.
-    fn left(&self, progress: &Progress) -> Option<Duration> {
+    fn left(&self, progress: &TrainProgress) -> Option<Duration> {
         let done = progress.steps_done.checked_sub(self.from).filter(|done| *done > 0)?;
         let each = self.since.elapsed().as_secs_f64() / done as f64;
         let left = progress.steps_in_all.saturating_sub(progress.steps_done);
@@ -125,8 +125,8 @@ impl Pace {
 
 /// What is drawn, in one line that is shorter than the terminal is wide. What is least missed goes first: the bar, then
 /// the speed, then the loss, then the time that is left.
-fn picture(progress: &Progress, left: Option<Duration>, columns: usize) -> String {
-    let Progress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
+fn picture(progress: &TrainProgress, left: Option<Duration>, columns: usize) -> String {
+    let TrainProgress { epoch, epochs, step, steps, loss, samples_per_s, .. } = progress;
     let (head, count) = (format!("epoch {epoch}/{epochs}"), format!("{step}/{steps}"));
     let (loss, speed) = (format!("loss {loss:.4}"), format!("{samples_per_s:.1} samples/s"));
     let left = left.map_or_else(String::new, |left| format!("{} left", short(left)));
@@ -164,8 +164,8 @@ fn picture(progress: &Progress, left: Option<Duration>, columns: usize) -> Strin
 mod tests {
     use super::*;
 
-    fn progress(step: u64) -> Progress {
-        Progress {
+    fn progress(step: u64) -> TrainProgress {
+        TrainProgress {
             epoch: 12,
             epochs: 200,
             step,

@@ -20,7 +20,8 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use farandole_plan::stall::{
-    DirectWait, Finding, GroupState, Lately, Places, RankStatus, Running, Sight, StallLimits, StallProbe, Word,
+    DirectWait, GroupState, Lately, Places, RankStatus, RunningBucket, Sight, StallFinding, StallLimits, StallProbe,
+    Word,
 };
 use farandole_plan::{GroupId, Rank};
 use farandole_transport::Error as TransportError;
@@ -77,7 +78,7 @@ pub struct StallNotice {
     /// The group.
     pub group: GroupId,
     /// What was found out; the same on all ranks of the group.
-    pub finding: Finding,
+    pub finding: StallFinding,
     /// Whether this rank should show the whole report. The others show the cause.
     pub whole: bool,
 }
@@ -158,7 +159,7 @@ impl Group {
             seen(sight)
         );
         let text = format!("{verdict}\nAll ranks have asked for it. It goes on when that rank does.");
-        let finding = Finding { tensor, missing: 1, first, verdict: verdict.into(), text: text.into() };
+        let finding = StallFinding { tensor, missing: 1, first, verdict: verdict.into(), text: text.into() };
         self.record.stalled(&finding.tensor, 1, first, turn.now);
         self.tell(finding, turn);
     }
@@ -373,7 +374,7 @@ impl Group {
     }
 
     /// This rank is told what came of a stall probe.
-    fn tell(&mut self, finding: Finding, turn: &TurnInput<'_>) {
+    fn tell(&mut self, finding: StallFinding, turn: &TurnInput<'_>) {
         self.stalls.verdict = Some(Arc::clone(&finding.verdict));
         let coordinates = self.here.me == COORDINATOR;
         if !coordinates {
@@ -400,11 +401,11 @@ impl Group {
         })
     }
 
-    fn running(&self, active: &ActiveBucket, now: Duration) -> Running {
+    fn running(&self, active: &ActiveBucket, now: Duration) -> RunningBucket {
         let plan = &active.bucket.plan;
         let more = if plan.parts.len() > 1 { format!(" and {} more", plan.parts.len() - 1) } else { String::new() };
         let bytes = plan.elems * plan.dtype.size_bytes() as u64;
-        Running {
+        RunningBucket {
             tensor: Lately { what: cut(&plan.parts[0].item.name), ago: now.saturating_sub(active.began) },
             operation: active.bucket.operation.index(),
             place: format!("{}{more} of {bytes} bytes, {}", plan.collective.word(), active.place()).into(),

@@ -11,7 +11,7 @@ use crate::harness::{Transport, ranks, result, sum};
 use farandole_engine::connector::{Connector, Medium, ThreadWorld};
 use farandole_engine::{Communicator, DirectSettings, Engine, Error, Failure};
 use farandole_plan::{GroupId, Rank, ReduceOp};
-use farandole_transport::memory::Settings;
+use farandole_transport::memory::MemoryOptions;
 use farandole_transport::{Bell, Waiter};
 
 /// An abort handle takes microseconds; this is what a machine with other things to do may add. Every deadline that
@@ -77,7 +77,7 @@ fn direct(medium: Medium, body: impl Fn(&mut Communicator) + Clone + Send + 'sta
 }
 
 fn media() -> [Medium; 2] {
-    [Medium::Pipes(Settings::default()), Medium::Windows]
+    [Medium::Pipes(MemoryOptions::default()), Medium::Windows]
 }
 
 #[test]
@@ -207,12 +207,12 @@ fn an_idle_engine_hears_the_abort_and_tells_the_others() {
 #[test]
 fn a_bucket_that_runs_ends_with_the_cause() {
     // The first frame is held up for so long that no rank can finish.
-    use farandole_transport::fault::{Action, At, Fault, Faults};
+    use farandole_transport::fault::{At, Fault, FaultAction, Faults};
     let at = At::Operation { operation: 0, event: 0 };
-    let faults = Faults::new([Fault { rank: Rank(0), at, action: Action::Delay(Duration::from_secs(10)) }]);
+    let faults = Faults::new([Fault { rank: Rank(0), at, action: FaultAction::Delay(Duration::from_secs(10)) }]);
     let plan = faults.clone();
     let wrap = Arc::new(move |_group, mesh, bell: &Bell| plan.wrap(mesh, bell));
-    let thread_world = ThreadWorld::new(3, Medium::Pipes(Settings::default())).with_wrap(wrap);
+    let thread_world = ThreadWorld::new(3, Medium::Pipes(MemoryOptions::default())).with_wrap(wrap);
     let meetings = (0..3).map(|rank| Box::new(thread_world.enter(Rank(rank))) as Box<dyn Connector>);
     harness::run(meetings.collect(), harness::config(), |engine| {
         let ringer = (engine.rank() != Rank(2)).then(|| ring_in(Duration::from_millis(50), engine.abort_handle()));

@@ -19,7 +19,7 @@ fn settings() -> DirectSettings {
 }
 
 fn media() -> [Medium; 2] {
-    [Medium::Pipes(farandole_transport::memory::Settings::default()), Medium::Windows]
+    [Medium::Pipes(farandole_transport::memory::MemoryOptions::default()), Medium::Windows]
 }
 
 /// Runs the same program on `n` ranks and gives back what each returned. Panics when they take too long.

@@ -8,8 +8,8 @@ use crate::harness::named_strikes::{What, strike};
 use crate::harness::strikes::Holdings;
 use farandole_engine::connector::Medium;
 use farandole_transport::frame::Checksum;
-use farandole_transport::memory::Settings;
-use farandole_transport::stream::Shape;
+use farandole_transport::memory::MemoryOptions;
+use farandole_transport::stream::FrameOptions;
 
 const ALL: [What; 9] = [
     What::Allreduce(7),
@@ -32,8 +32,8 @@ fn a_fault_at_any_step_over_links_ends_in_a_named_error_on_all_survivors() {
             .flat_map(|checksum| ALL.map(|what| (checksum, what)))
             .map(|(checksum, what)| {
                 scope.spawn(move || {
-                    let shape = Shape { checksum, ..Shape::default() };
-                    let pipes = Medium::Pipes(Settings { shape, ..Settings::default() });
+                    let shape = FrameOptions { checksum, ..FrameOptions::default() };
+                    let pipes = Medium::Pipes(MemoryOptions { shape, ..MemoryOptions::default() });
                     // Without checksums only what is damaged differs, so one world will do.
                     let sizes = if checksum == Checksum::Off { 3..=3 } else { 2..=4 };
                     strike(what, sizes, pipes, 1)

@@ -10,8 +10,8 @@ use farandole_engine::{Communicator, DirectSettings, Error, Result};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
 use farandole_transport::frame::Checksum;
-use farandole_transport::memory::Settings;
-use farandole_transport::stream::Shape;
+use farandole_transport::memory::MemoryOptions;
+use farandole_transport::stream::FrameOptions;
 
 /// A run that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);
@@ -190,8 +190,8 @@ fn faults_in_windows_of_other_collectives_are_named() {
 
 #[test]
 fn faults_on_links_are_named() {
-    let shape = Shape { checksum: Checksum::Crc32c, ..Shape::default() };
-    let pipes = Medium::Pipes(Settings { shape, ..Settings::default() });
+    let shape = FrameOptions { checksum: Checksum::Crc32c, ..FrameOptions::default() };
+    let pipes = Medium::Pipes(MemoryOptions { shape, ..MemoryOptions::default() });
     let allreduces = [What::Allreduce(1), What::Allreduce(100), What::Allreduce(6_000)];
     let others = [What::Broadcast, What::Allgather, What::ReduceScatter, What::Alltoall, What::Barrier];
     // The schedules are those of named collectives, so one world will do.

@@ -66,7 +66,7 @@ fn a_child_cannot_use_its_parents_engine() {
 
 #[test]
 fn a_child_cannot_use_its_parents_communicator() {
-    let thread_world = ThreadWorld::new(2, Medium::Pipes(memory::Settings::default()));
+    let thread_world = ThreadWorld::new(2, Medium::Pipes(memory::MemoryOptions::default()));
     let rank = |rank: u32| {
         let mut connector = thread_world.enter(Rank(rank));
         move || {

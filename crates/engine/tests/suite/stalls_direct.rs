@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::harness::{Boxed, by_contacts, config, result, sum};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, StallNotice};
 use farandole_plan::Rank;
-use farandole_plan::stall::Finding;
+use farandole_plan::stall::StallFinding;
 
 /// Longer than any report takes, and far shorter than the deadline of a test.
 const LONG: Duration = Duration::from_secs(40);
@@ -69,7 +69,7 @@ fn await_reports(reports: &Reports) {
 }
 
 /// The one finding that all ranks were told.
-fn the_finding(reports: &[Vec<StallNotice>]) -> &Finding {
+fn the_finding(reports: &[Vec<StallNotice>]) -> &StallFinding {
     for (rank, told) in reports.iter().enumerate() {
         assert_eq!(told.len(), 1, "rank {rank} is told once: {told:#?}");
         assert_eq!(told[0].finding, reports[0][0].finding, "all ranks are told the same");
@@ -116,7 +116,7 @@ fn ranks_of_a_host_that_does_not_come_are_told_and_those_of_the_other_host_are_n
         }
         communicator.barrier().unwrap();
     });
-    let Finding { text, missing, first, .. } = the_finding(&reports);
+    let StallFinding { text, missing, first, .. } = the_finding(&reports);
     assert!(text.contains("[direct barrier (call 1)]") && text.contains(" on b (pid "), "{text}");
     assert!(!text.contains(" on a "), "{text}");
     assert!((1..=2).contains(missing) && *first >= Rank(2), "{text}");

@@ -10,14 +10,14 @@ use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::tables::{self, Notice, Shelf, this_machine};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::algorithm::Algorithm;
-use farandole_plan::table::{Class, Form, Point, Table, Way};
+use farandole_plan::table::{Class, Form, Measurement, Table, Way};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request, Topology};
 use farandole_tensor::{Finish, Region, verifiable};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn media() -> [Medium; 2] {
-    [Medium::Pipes(farandole_transport::memory::Settings::default()), Medium::Windows]
+    [Medium::Pipes(farandole_transport::memory::MemoryOptions::default()), Medium::Windows]
 }
 
 /// Runs the program on `n` ranks as threads; panics when one does not finish in time.
@@ -49,11 +49,11 @@ fn join(mut connector: farandole_engine::connector::ThreadConnector) -> Communic
 /// A table by which nothing but this algorithm has ever been measured.
 fn only(algorithm: Algorithm, n: usize) -> Table {
     let mut table = Table::new(Class::of(&Topology::one_host(n)));
-    table.insert(Point { way: Way::Allreduce(algorithm), bytes: 1024, time_us: 1.0 });
+    table.insert(Measurement { way: Way::Allreduce(algorithm), bytes: 1024, time_us: 1.0 });
     for form in [Form::FewSteps, Form::FewBytes] {
         let time_us = if form == Form::FewBytes { 1.0 } else { 2.0 };
-        table.insert(Point { way: Way::Broadcast(form), bytes: 1024, time_us });
-        table.insert(Point { way: Way::Allgather(form), bytes: 1024, time_us });
+        table.insert(Measurement { way: Way::Broadcast(form), bytes: 1024, time_us });
+        table.insert(Measurement { way: Way::Allgather(form), bytes: 1024, time_us });
     }
     table
 }

@@ -40,5 +40,5 @@ mod staging;
 
 pub use crate::wire::Wire;
 pub use optimizer::DistributedOptimizer;
-pub use outbox::{Outbox, Posting};
+pub use outbox::{AnnouncedGradient, Outbox};
 pub use parameters::{average_buffers, broadcast_parameters};

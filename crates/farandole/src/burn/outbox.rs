@@ -1,9 +1,9 @@
 //! Gradients on their way: [`Outbox`].
 //!
 //! One step, seen from here. Layers that can tell when a gradient is ready announce it in forward ([`Outbox::expect`])
-//! and post it in backward ([`Posting::post`]); the last posting of a parameter in a step sends it, while backward goes
-//! on. Then [`Outbox::collect`] takes the gradients that Burn has gathered, sends those that nobody posted, waits for
-//! all, and gives back the averages.
+//! and post it in backward ([`AnnouncedGradient::post`]); the last posting of a parameter in a step sends it, while
+//! backward goes on. Then [`Outbox::collect`] takes the gradients that Burn has gathered, sends those that nobody
+//! posted, waits for all, and gives back the averages.
 //!
 //! Invariants: in each step each rank sends each parameter exactly once, whether it has a gradient for it or not, so
 //! that no rank waits for another's. A rank without a gradient (a branch of the network that its samples did not take)
@@ -158,11 +158,11 @@ impl Outbox {
     /// until the end of the step what was announced is waited for, so that the gradients of this step leave only with
     /// [`Outbox::collect`]. They are right nevertheless. Whoever evaluates with `module.valid()`, or without the
     /// outbox, announces nothing.
-    pub fn expect(&self, id: ParamId) -> Option<Posting> {
+    pub fn expect(&self, id: ParamId) -> Option<AnnouncedGradient> {
         let address = *self.office.by_id.get(&id)?;
         let mut desk = self.office.desk();
         desk.letters[address].expected += 1;
-        Some(Posting { outbox: self.clone(), address, step: desk.step, posted: AtomicBool::new(false) })
+        Some(AnnouncedGradient { outbox: self.clone(), address, step: desk.step, posted: AtomicBool::new(false) })
     }
 
     /// Posts a gradient that was not announced: the whole gradient that this backward pass has for the parameter. The
@@ -313,7 +313,7 @@ impl Desk {
 }
 
 /// A gradient that was announced. Dropped without being posted, it is no longer expected: its forward had no backward.
-pub struct Posting {
+pub struct AnnouncedGradient {
     outbox: Outbox,
     address: usize,
     /// In which it was announced.
@@ -322,7 +322,7 @@ pub struct Posting {
     posted: AtomicBool,
 }
 
-impl Posting {
+impl AnnouncedGradient {
     /// Posts the gradient. Of several calls the first one counts.
     pub fn post(&self, gradient: TensorData) {
         if self.posted.swap(true, Ordering::Relaxed) {
@@ -353,7 +353,7 @@ impl Posting {
     }
 }
 
-impl Drop for Posting {
+impl Drop for AnnouncedGradient {
     fn drop(&mut self) {
         if !*self.posted.get_mut() {
             self.outbox.office.desk().no_longer_expects(self.address, self.step);
@@ -420,8 +420,8 @@ impl fmt::Debug for Outbox {
     }
 }
 
-impl fmt::Debug for Posting {
+impl fmt::Debug for AnnouncedGradient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Posting({})", self.outbox.office.addresses[self.address].name)
+        write!(f, "AnnouncedGradient({})", self.outbox.office.addresses[self.address].name)
     }
 }

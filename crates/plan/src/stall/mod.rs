@@ -27,7 +27,7 @@ mod words;
 pub use direct::DirectWait;
 pub use probe::{PATIENCE, Places, Sight, StallProbe, Testimony};
 pub use rank_status::{
-    DirectCall, Finding, GroupState, Interpreter, Lately, MainThread, RankStatus, Running, ThreadStack, Word,
+    DirectCall, GroupState, Interpreter, Lately, MainThread, RankStatus, RunningBucket, StallFinding, ThreadStack, Word,
 };
 
 /// When waiting becomes a stall.

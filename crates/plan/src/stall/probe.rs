@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Report;
 use super::direct::{DirectWait, Meeting};
-use super::rank_status::{Finding, RankStatus};
+use super::rank_status::{RankStatus, StallFinding};
 use super::words::{self, Wanted};
 use crate::request::Rank;
 
@@ -211,7 +211,7 @@ impl StallProbe {
     }
 
     /// What came of it. `look` sees to the process of a rank that has not answered.
-    pub fn close(self, places: &Places<'_>, now: Duration, mut look: impl FnMut(Rank) -> Sight) -> Finding {
+    pub fn close(self, places: &Places<'_>, now: Duration, mut look: impl FnMut(Rank) -> Sight) -> StallFinding {
         let waited = now.saturating_sub(self.opened);
         let mut testimonies: Vec<(Rank, Testimony)> = self
             .asked
@@ -235,7 +235,7 @@ impl StallProbe {
         let verdict = words::verdict(&report, &wanted, &testimonies, places);
         let text = words::whole(&verdict, &report, &wanted, &testimonies, places, waited);
         let oldest = report.stalled.first();
-        Finding {
+        StallFinding {
             tensor: oldest.map_or_else(|| "".into(), |waiting| waiting.name.clone()),
             missing: oldest.map_or(0, |waiting| waiting.missing.len() as u32),
             first: oldest.and_then(|waiting| waiting.missing.first()).map_or(Rank(0), |rank| places.world(*rank)),

@@ -30,7 +30,7 @@ pub enum Word {
         rank_status: Box<RankStatus>,
     },
     /// Coordinator to all: what came of it.
-    Report(Finding),
+    Report(StallFinding),
     /// To the coordinator of the world: this rank waits in a direct call.
     Direct(DirectWait),
     /// The coordinator to a rank that waits in a direct call: it has heard that. What comes of it is told to all, if it
@@ -40,7 +40,7 @@ pub enum Word {
 
 /// What came of a stall probe; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct StallFinding {
     /// The request that has waited longest.
     pub tensor: Arc<str>,
     /// For how many ranks it waits.
@@ -112,12 +112,12 @@ pub struct GroupState {
     /// The first of them.
     pub names: Vec<Arc<str>>,
     /// The bucket that runs.
-    pub running: Option<Running>,
+    pub running: Option<RunningBucket>,
 }
 
 /// A bucket that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningBucket {
     /// Its first tensor, and since when it runs.
     pub tensor: Lately,
     /// Its number.
@@ -178,7 +178,7 @@ impl Word {
                 put_u64(into, *number);
                 put_rank_status(into, rank_status);
             }
-            Word::Report(Finding { tensor, missing, first, verdict, text }) => {
+            Word::Report(StallFinding { tensor, missing, first, verdict, text }) => {
                 into.push(3);
                 put_str(into, tensor);
                 put_u64(into, u64::from(*missing));
@@ -206,7 +206,7 @@ impl Word {
                 number: reader.u64("a question's number")?,
                 rank_status: Box::new(read_rank_status(&mut reader)?),
             },
-            3 => Word::Report(Finding {
+            3 => Word::Report(StallFinding {
                 tensor: reader.str("a name")?,
                 missing: reader.u32("a number of ranks")?,
                 first: Rank(reader.u32("a rank")?),
@@ -323,7 +323,7 @@ fn read_group(reader: &mut Reader<'_>) -> Result<GroupState, Malformed> {
         pending: reader.u64("a number of requests")?,
         names: reader.list("a number of names", |reader| reader.str("a name"))?,
         running: read_option(reader, |reader| {
-            Ok(Running {
+            Ok(RunningBucket {
                 tensor: read_lately(reader)?,
                 operation: reader.u64("the number of a bucket")?,
                 place: reader.str("a place in a collective")?,

@@ -17,10 +17,10 @@ use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
 use farandole_plan::stall::{
-    DirectCall, DirectWait, Finding, GroupState, Interpreter, Lately, MainThread, RankStatus, Running, ThreadStack,
-    Word,
+    DirectCall, DirectWait, GroupState, Interpreter, Lately, MainThread, RankStatus, RunningBucket, StallFinding,
+    ThreadStack, Word,
 };
-use farandole_plan::table::{Class, Form, Point, Record, Table, Way};
+use farandole_plan::table::{Class, Form, Measurement, Table, TableFile, Way};
 use farandole_plan::{Algorithm, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
 use seeds::{Seed, replay};
 
@@ -99,7 +99,7 @@ fn messages_of_the_corpus_decode_or_are_refused() {
 #[test]
 fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
     let lately = |what: &str, ms: u64| Lately { what: what.into(), ago: Duration::from_millis(ms) };
-    let running = Running {
+    let running = RunningBucket {
         tensor: lately("w", 300),
         operation: 1 << 45 | 9,
         place: "step 1 of 6 of an allreduce".into(),
@@ -125,7 +125,7 @@ fn words_about_stalls_of_the_corpus_decode_or_are_refused() {
         RankStatus { interpreter: Interpreter::Silent(Duration::from_secs(1), threads), ..RankStatus::default() };
     let answer = |rank_status: RankStatus| Word::Answer { number: 3, rank_status: Box::new(rank_status) };
     let (verdict, text) = ("rank 1 is stopped".into(), "Stall: rank 1 is stopped".into());
-    let finding = Finding { tensor: "w".into(), missing: 1, first: Rank(1), verdict, text };
+    let finding = StallFinding { tensor: "w".into(), missing: 1, first: Rank(1), verdict, text };
     let wait = DirectWait {
         operation: 17,
         call: "barrier".into(),
@@ -208,18 +208,18 @@ fn conversations_of_the_corpus_end_in_peace_or_with_a_name() {
 fn tables_of_the_corpus_parse_or_are_refused() {
     let mut table = Table::new(Class { ranks: 3, hosts: 2, smallest: 1, largest: 2 });
     for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
-        table.insert(Point {
+        table.insert(Measurement {
             way: Way::Allreduce(algorithm),
             bytes: 4 << (4 * index),
             time_us: 1.5 * (index + 1) as f64,
         });
     }
     for (index, form) in [Form::FewSteps, Form::FewBytes].into_iter().enumerate() {
-        table.insert(Point { way: Way::Allgather(form), bytes: 64, time_us: 2.5 + index as f64 });
-        table.insert(Point { way: Way::Broadcast(form), bytes: 64, time_us: 3.5 - index as f64 });
+        table.insert(Measurement { way: Way::Allgather(form), bytes: 64, time_us: 2.5 + index as f64 });
+        table.insert(Measurement { way: Way::Broadcast(form), bytes: 64, time_us: 3.5 - index as f64 });
     }
     assert_eq!(Table::parse(&table.to_text()), Ok(table.clone()));
-    let file = Record { machine: "a machine, 2 cores".to_owned(), table: table.clone() }.to_text();
+    let file = TableFile { machine: "a machine, 2 cores".to_owned(), table: table.clone() }.to_text();
     let made: [Seed; 9] = [
         ("every_algorithm", table.to_text().into()),
         ("two_tables", format!("{0}{0}", table.to_text()).into()),

@@ -3,13 +3,13 @@
 use farandole_plan::Topology;
 use farandole_plan::choose::{AlgorithmLimits, Choices, Means};
 use farandole_plan::cost::Rates;
-use farandole_plan::table::{Record, Table};
+use farandole_plan::table::{Table, TableFile};
 
 /// What parses survives its own text, and can be asked for any size.
 pub(crate) fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(record) = Record::parse(text) {
-        assert_eq!(Record::parse(&record.to_text()).as_ref(), Ok(&record), "files survive their own text");
+    if let Ok(record) = TableFile::parse(text) {
+        assert_eq!(TableFile::parse(&record.to_text()).as_ref(), Ok(&record), "files survive their own text");
     }
     let Ok(mut table) = Table::parse(text) else { return };
     assert_eq!(Table::parse(&table.to_text()).as_ref(), Ok(&table), "tables survive their own text");

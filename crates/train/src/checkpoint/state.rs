@@ -11,7 +11,7 @@ use burn::tensor::{DType, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
 use crate::error::{Error, Result};
-use crate::weights::Named;
+use crate::weights::NamedTensor;
 
 /// What an optimizer remembers.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ impl State {
     ///
     /// # Errors
     /// If the library's own format has changed.
-    pub fn from_record(record: OptimizerRecord, weights: &[Named]) -> Result<State> {
+    pub fn from_record(record: OptimizerRecord, weights: &[NamedTensor]) -> Result<State> {
         let paths: HashMap<String, &str> =
             weights.iter().map(|weight| (weight.id.val().to_string(), weight.path.as_str())).collect();
         let bytes = record.into_bytes().map_err(|error| strange(&error))?;
@@ -59,7 +59,7 @@ impl State {
     ///
     /// # Errors
     /// If a weight is not there, or the library's own format has changed.
-    pub fn into_record(self, weights: &[Named]) -> Result<OptimizerRecord> {
+    pub fn into_record(self, weights: &[NamedTensor]) -> Result<OptimizerRecord> {
         let ids: HashMap<&str, u64> = weights.iter().map(|weight| (weight.path.as_str(), weight.id.val())).collect();
         let id_of = |path: &str| ids.get(path).copied();
         let mut tensors = Vec::new();

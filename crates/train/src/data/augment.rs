@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use super::chance::Chance;
 use super::geometry;
-use crate::sample::{Label, Sample, Shape, Task};
+use crate::sample::{ImageShape, Label, Sample, Task};
 
 /// What may be done to samples. The default is nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,7 +50,7 @@ impl Augment {
     }
 
     /// Changes one sample.
-    pub fn apply(&self, sample: &mut Sample, shape: Shape, task: Task, chance: &mut Chance) {
+    pub fn apply(&self, sample: &mut Sample, shape: ImageShape, task: Task, chance: &mut Chance) {
         // Everything is drawn whether it is wanted or not, so that one setting does not change what another does.
         let (flip, flip_rows) = (chance.happens(0.5) && self.flip, chance.happens(0.5) && self.flip_rows);
         let quarters = chance.below(4);
@@ -63,7 +63,7 @@ impl Augment {
             (true, false) => quarters / 2 * 2,
         };
         let change = |image: &mut [f32], scale: usize| {
-            let shape = Shape { bands: shape.bands, height: shape.height * scale, width: shape.width * scale };
+            let shape = ImageShape { bands: shape.bands, height: shape.height * scale, width: shape.width * scale };
             if flip != (quarters == 2) {
                 geometry::mirror_columns(image, shape);
             }
@@ -156,17 +156,17 @@ impl std::fmt::Display for Augment {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chance::Purpose;
+    use super::super::chance::StreamPurpose;
     use super::super::resample::{Grid, coarsen};
     use super::*;
 
-    const SHAPE: Shape = Shape { bands: 2, height: 6, width: 6 };
+    const SHAPE: ImageShape = ImageShape { bands: 2, height: 6, width: 6 };
 
     fn chance(index: u64) -> Chance {
-        Chance::new(9, Purpose::Augmentation, 0, index)
+        Chance::new(9, StreamPurpose::Augmentation, 0, index)
     }
 
-    fn counted(shape: Shape) -> Vec<f32> {
+    fn counted(shape: ImageShape) -> Vec<f32> {
         (0..shape.len()).map(|value| (value as f32 * 0.37).sin()).collect()
     }
 
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn pairs_are_changed_together() {
         let scale = 2;
-        let large = Shape { bands: 2, height: 12, width: 12 };
+        let large = ImageShape { bands: 2, height: 12, width: 12 };
         let all: Augment = "flip,flip-rows,turn,crop=2,rotate=30".parse().unwrap();
         let mut changed = 0;
         for index in 0..40 {
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn images_that_are_not_square_are_turned_by_half_only() {
-        let shape = Shape { bands: 1, height: 2, width: 3 };
+        let shape = ImageShape { bands: 1, height: 2, width: 3 };
         let augment: Augment = "turn".parse().unwrap();
         for index in 0..50 {
             let mut sample = Sample { image: vec![1., 2., 3., 4., 5., 6.], label: Label::Class(0) };

@@ -10,7 +10,7 @@
 /// What a stream is for. Streams of one seed with different purposes are different ones. The numbers decide what all
 /// generated data looks like.
 #[derive(Clone, Copy, Debug)]
-pub enum Purpose {
+pub enum StreamPurpose {
     /// The order of samples in an epoch.
     Order = 1,
     /// How a sample is changed before it is learned from.
@@ -46,7 +46,7 @@ pub(crate) fn mix(mut word: u64) -> u64 {
 
 impl Chance {
     /// The stream of a seed, a purpose and two more words.
-    pub fn new(seed: u64, purpose: Purpose, first: u64, second: u64) -> Chance {
+    pub fn new(seed: u64, purpose: StreamPurpose, first: u64, second: u64) -> Chance {
         let words = [seed, purpose as u64, first, second];
         let key =
             words.into_iter().fold(0, |key: u64, word| mix(key.wrapping_add(STRIDE) ^ mix(word.wrapping_add(STRIDE))));
@@ -148,20 +148,20 @@ mod tests {
     fn streams_are_told_apart_by_each_of_their_words() {
         let first = |seed, purpose, a, b| Chance::new(seed, purpose, a, b).bits();
         let all = [
-            first(1, Purpose::Order, 2, 3),
-            first(2, Purpose::Order, 2, 3),
-            first(1, Purpose::Split, 2, 3),
-            first(1, Purpose::Order, 3, 2),
-            first(1, Purpose::Order, 2, 4),
+            first(1, StreamPurpose::Order, 2, 3),
+            first(2, StreamPurpose::Order, 2, 3),
+            first(1, StreamPurpose::Split, 2, 3),
+            first(1, StreamPurpose::Order, 3, 2),
+            first(1, StreamPurpose::Order, 2, 4),
         ];
         let distinct: std::collections::BTreeSet<u64> = all.into_iter().collect();
         assert_eq!(distinct.len(), all.len());
-        assert_eq!(all[0], first(1, Purpose::Order, 2, 3));
+        assert_eq!(all[0], first(1, StreamPurpose::Order, 2, 3));
     }
 
     #[test]
     fn distributions_have_their_moments() {
-        let mut chance = Chance::new(7, Purpose::World, 0, 0);
+        let mut chance = Chance::new(7, StreamPurpose::World, 0, 0);
         let (mean, variance) = moments((0..40_000).map(|_| chance.share()));
         assert!((mean - 0.5).abs() < 0.01 && (variance - 1.0 / 12.0).abs() < 0.003, "{mean} {variance}");
         let (mean, variance) = moments((0..40_000).map(|_| chance.noise()));
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn below_reaches_every_number_and_no_other() {
-        let mut chance = Chance::new(7, Purpose::World, 0, 0);
+        let mut chance = Chance::new(7, StreamPurpose::World, 0, 0);
         let mut seen = [0; 7];
         (0..7_000).for_each(|_| seen[chance.below(7)] += 1);
         assert!(seen.iter().all(|count| (800..1_200).contains(count)), "{seen:?}");

@@ -3,15 +3,15 @@
 //! Every function takes all bands of an image at once, `[bands, height, width]`, and leaves its shape as it was. Where
 //! nothing is known of a pixel it becomes zero, which is the brightness of an average one.
 
-use crate::sample::Shape;
+use crate::sample::ImageShape;
 
 /// Left becomes right.
-pub(super) fn mirror_columns(image: &mut [f32], shape: Shape) {
+pub(super) fn mirror_columns(image: &mut [f32], shape: ImageShape) {
     image.chunks_exact_mut(shape.width).for_each(<[f32]>::reverse);
 }
 
 /// Top becomes bottom.
-pub(super) fn mirror_rows(image: &mut [f32], shape: Shape) {
+pub(super) fn mirror_rows(image: &mut [f32], shape: ImageShape) {
     for band in image.chunks_exact_mut(shape.height * shape.width) {
         let (upper, lower) = band.split_at_mut(shape.height / 2 * shape.width);
         let rows = upper.chunks_exact_mut(shape.width).zip(lower.chunks_exact_mut(shape.width).rev());
@@ -20,7 +20,7 @@ pub(super) fn mirror_rows(image: &mut [f32], shape: Shape) {
 }
 
 /// Rows become columns; only squares stay what they are.
-pub(super) fn transpose(image: &mut [f32], shape: Shape) {
+pub(super) fn transpose(image: &mut [f32], shape: ImageShape) {
     assert_eq!(shape.height, shape.width, "only square images are transposed in place");
     let side = shape.width;
     for band in image.chunks_exact_mut(side * side) {
@@ -33,8 +33,8 @@ pub(super) fn transpose(image: &mut [f32], shape: Shape) {
 }
 
 /// Moves the image down and to the right by so many pixels.
-pub(super) fn shift(image: &mut [f32], shape: Shape, down: isize, right: isize) {
-    let Shape { height, width, .. } = shape;
+pub(super) fn shift(image: &mut [f32], shape: ImageShape, down: isize, right: isize) {
+    let ImageShape { height, width, .. } = shape;
     if down.unsigned_abs() >= height || right.unsigned_abs() >= width {
         image.fill(0.0);
         return;
@@ -59,8 +59,8 @@ pub(super) fn shift(image: &mut [f32], shape: Shape, down: isize, right: isize) 
 }
 
 /// Turns the image around its middle; pixels in between are interpolated from their four neighbours.
-pub(super) fn turn(image: &mut [f32], shape: Shape, degrees: f32) {
-    let Shape { height, width, .. } = shape;
+pub(super) fn turn(image: &mut [f32], shape: ImageShape, degrees: f32) {
+    let ImageShape { height, width, .. } = shape;
     let (sine, cosine) = degrees.to_radians().sin_cos();
     let (middle_y, middle_x) = ((height as f32 - 1.0) / 2.0, (width as f32 - 1.0) / 2.0);
     let mut turned = vec![0.0; height * width];
@@ -87,9 +87,9 @@ pub(super) fn turn(image: &mut [f32], shape: Shape, degrees: f32) {
 mod tests {
     use super::*;
 
-    const WIDE: Shape = Shape { bands: 2, height: 2, width: 3 };
+    const WIDE: ImageShape = ImageShape { bands: 2, height: 2, width: 3 };
 
-    fn counted(shape: Shape) -> Vec<f32> {
+    fn counted(shape: ImageShape) -> Vec<f32> {
         (1..=shape.len()).map(|value| value as f32).collect()
     }
 
@@ -101,7 +101,7 @@ mod tests {
         let mut image = counted(WIDE);
         mirror_rows(&mut image, WIDE);
         assert_eq!(image, [4., 5., 6., 1., 2., 3., 10., 11., 12., 7., 8., 9.]);
-        let odd = Shape { bands: 1, height: 3, width: 1 };
+        let odd = ImageShape { bands: 1, height: 3, width: 1 };
         let mut image = counted(odd);
         mirror_rows(&mut image, odd);
         assert_eq!(image, [3., 2., 1.]);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn transposing_swaps_rows_and_columns() {
-        let shape = Shape { bands: 1, height: 2, width: 2 };
+        let shape = ImageShape { bands: 1, height: 2, width: 2 };
         let mut image = counted(shape);
         transpose(&mut image, shape);
         assert_eq!(image, [1., 3., 2., 4.]);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn shifts_leave_zeros_behind_in_every_direction() {
-        let shape = Shape { bands: 1, height: 3, width: 3 };
+        let shape = ImageShape { bands: 1, height: 3, width: 3 };
         let shifted = |down, right| {
             let mut image = counted(shape);
             shift(&mut image, shape, down, right);
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_turn_by_nothing_changes_nothing_and_by_a_right_angle_moves_corners() {
-        let shape = Shape { bands: 1, height: 3, width: 3 };
+        let shape = ImageShape { bands: 1, height: 3, width: 3 };
         let mut image = counted(shape);
         turn(&mut image, shape, 0.0);
         assert_eq!(image, counted(shape));

@@ -20,14 +20,14 @@ pub mod shard;
 
 pub use augment::Augment;
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
-pub use shard::Order;
+pub use shard::SampleOrder;
 
-use crate::sample::{Sample, Shape, Split, Task};
+use crate::sample::{ImageShape, Sample, Split, Task};
 
 /// Samples by their number.
 pub trait DataSet: Send + Sync {
     /// The shape of each image; of the smaller one where there are pairs.
-    fn shape(&self) -> Shape;
+    fn shape(&self) -> ImageShape;
 
     /// What is to be learned.
     fn task(&self) -> Task;

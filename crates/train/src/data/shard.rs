@@ -13,11 +13,11 @@
 
 use std::ops::Range;
 
-use super::chance::{Chance, Purpose, mix};
+use super::chance::{Chance, StreamPurpose, mix};
 
 /// In what order samples come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum SampleOrder {
     /// Another one in each epoch.
     Shuffled,
     /// By their numbers.
@@ -80,9 +80,9 @@ pub struct Permutation {
 
 impl Permutation {
     /// The order of so many samples in an epoch.
-    pub fn new(order: Order, seed: u64, epoch: u64, length: usize) -> Permutation {
-        let mut chance = Chance::new(seed, Purpose::Order, epoch, length as u64);
-        let keys = (order == Order::Shuffled).then(|| std::array::from_fn(|_| chance.bits()));
+    pub fn new(order: SampleOrder, seed: u64, epoch: u64, length: usize) -> Permutation {
+        let mut chance = Chance::new(seed, StreamPurpose::Order, epoch, length as u64);
+        let keys = (order == SampleOrder::Shuffled).then(|| std::array::from_fn(|_| chance.bits()));
         let length = length as u64;
         let bits = u64::BITS - length.saturating_sub(1).leading_zeros();
         Permutation { length, half_bits: bits.div_ceil(2).max(1), keys }
@@ -150,7 +150,7 @@ mod tests {
 
         #[test]
         fn every_sample_comes_once_in_an_epoch(length in 1usize..2_000, seed: u64, epoch: u64) {
-            let order = Permutation::new(Order::Shuffled, seed, epoch, length);
+            let order = Permutation::new(SampleOrder::Shuffled, seed, epoch, length);
             let mut seen = vec![false; length];
             for position in 0..length {
                 prop_assert!(!std::mem::replace(&mut seen[order.at(position)], true));
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn orders_differ_by_epoch_and_by_seed_and_mix_well() {
         let take = |seed, epoch| -> Vec<usize> {
-            let order = Permutation::new(Order::Shuffled, seed, epoch, 1_000);
+            let order = Permutation::new(SampleOrder::Shuffled, seed, epoch, 1_000);
             (0..1_000).map(|position| order.at(position)).collect()
         };
         assert_ne!(take(1, 0), take(1, 1));
@@ -171,14 +171,14 @@ mod tests {
         // Neighbours are far apart: the mean distance of two random places is a third of the length.
         let distance: usize = take(3, 0).windows(2).map(|pair| pair[0].abs_diff(pair[1])).sum();
         assert!((300..370).contains(&(distance / 999)), "{}", distance / 999);
-        assert_eq!(Permutation::new(Order::InOrder, 1, 1, 10).at(7), 7);
+        assert_eq!(Permutation::new(SampleOrder::InOrder, 1, 1, 10).at(7), 7);
     }
 
     #[test]
     fn even_three_samples_come_in_all_orders() {
         let orders: std::collections::BTreeSet<[usize; 3]> = (0..200)
             .map(|epoch| {
-                let order = Permutation::new(Order::Shuffled, 5, epoch, 3);
+                let order = Permutation::new(SampleOrder::Shuffled, 5, epoch, 3);
                 [order.at(0), order.at(1), order.at(2)]
             })
             .collect();
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_billion_samples_need_no_memory() {
         let length = 1_000_000_007;
-        let order = Permutation::new(Order::Shuffled, 1, 0, length);
+        let order = Permutation::new(SampleOrder::Shuffled, 1, 0, length);
         let rank = shard(3, 7, 64, length);
         let last = rank.steps() - 1;
         assert!(rank.positions(last).end <= length);

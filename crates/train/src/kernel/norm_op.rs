@@ -20,7 +20,7 @@ pub type ChannelMoments = (Vec<f32>, Vec<f32>);
 pub enum Statistics {
     /// From the input, over groups of so many samples. The mean over groups is left in the cell, with the variance that
     /// is to be expected of all samples there are rather than that of the ones in the group.
-    Batch(usize, Arc<Mutex<ChannelMoments>>),
+    SampleBatch(usize, Arc<Mutex<ChannelMoments>>),
     /// Known before.
     Given(Arc<ChannelMoments>),
 }
@@ -170,7 +170,7 @@ fn forward(input: &Plain, gamma: &Plain, beta: &Plain, residual: Option<&Plain>,
     let gamma = gamma.to_contiguous();
     let extent = extent(&input, &how.statistics);
     let moments = match &how.statistics {
-        Statistics::Batch(_, report) => {
+        Statistics::SampleBatch(_, report) => {
             let moments = norm::moments(input.storage::<f32>(), extent);
             *report.lock().expect("no panic while statistics are handed over") = expected(&moments, extent);
             moments
@@ -201,7 +201,7 @@ fn backward(kept: &Kept, gradient: &Plain, residual: Residual) -> Vec<Plain> {
         epsilon: kept.how.epsilon,
         activation: kept.how.activation,
         extent: extent(&kept.input, &kept.how.statistics),
-        from_batch: matches!(kept.how.statistics, Statistics::Batch(..)),
+        from_batch: matches!(kept.how.statistics, Statistics::SampleBatch(..)),
     };
     let found = norm::backward(past, gradient.storage(), residual == Residual::Added);
     let (image, channels) = (kept.input.shape(), kept.gamma.shape());
@@ -214,7 +214,7 @@ fn backward(kept: &Kept, gradient: &Plain, residual: Residual) -> Vec<Plain> {
 fn extent(input: &Plain, statistics: &Statistics) -> Extent {
     let [samples, channels, height, width] = input.shape().dims();
     let group = match statistics {
-        Statistics::Batch(group, _) => (*group).clamp(1, samples.max(1)),
+        Statistics::SampleBatch(group, _) => (*group).clamp(1, samples.max(1)),
         Statistics::Given(_) => samples.max(1),
     };
     Extent { samples, channels, pixels: height * width, group }

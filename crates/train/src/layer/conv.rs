@@ -6,7 +6,7 @@ use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 
 use super::start::Fans;
-use super::{Filling, Pass, Start, tapped};
+use super::{Filling, ForwardPass, Start, tapped};
 use crate::kernel::conv_op::{Moves, convolve};
 
 /// What a convolution is like, before it has weights.
@@ -99,7 +99,7 @@ pub struct Conv2d {
 
 impl Conv2d {
     /// From `[samples, input, height, width]` to `[samples, output, …, …]`.
-    pub fn forward(&self, input: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    pub fn forward(&self, input: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let weight = tapped(&self.weight, &input, pass);
         let bias = self.bias.as_ref().map(|bias| tapped(bias, &input, pass));
         let [output, from, rows, columns] = weight.dims();

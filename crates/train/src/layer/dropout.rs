@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 
 use super::start::Stream;
-use super::{Pass, Start};
+use super::{ForwardPass, Start};
 
 /// Sets numbers to zero at random while learning.
 #[derive(Module, Debug)]
@@ -24,7 +24,7 @@ impl Dropout {
     }
 
     /// The input where the pass does not learn; else the input with holes.
-    pub fn forward(&self, input: Tensor<2>, pass: &Pass<'_>) -> Tensor<2> {
+    pub fn forward(&self, input: Tensor<2>, pass: &ForwardPass<'_>) -> Tensor<2> {
         if !pass.training || self.probability == 0.0 {
             return input;
         }
@@ -51,7 +51,7 @@ mod tests {
     fn dropped(draw: Draw, samples: usize) -> Vec<f32> {
         let device = Device::flex();
         let layer = Dropout::new(0.25, &mut Start::new(&device, 0, 1));
-        let output = layer.forward(Tensor::ones([samples, 1000], &device), &Pass::training(None, draw));
+        let output = layer.forward(Tensor::ones([samples, 1000], &device), &ForwardPass::training(None, draw));
         output.into_data().try_to_vec().unwrap()
     }
 
@@ -77,7 +77,7 @@ mod tests {
     fn nothing_is_lost_in_evaluation() {
         let device = Device::flex();
         let layer = Dropout::new(0.9, &mut Start::new(&device, 0, 1));
-        let output = layer.forward(Tensor::ones([2, 10], &device), &Pass::evaluation());
+        let output = layer.forward(Tensor::ones([2, 10], &device), &ForwardPass::evaluation());
         assert_eq!(output.into_data().try_to_vec::<f32>().unwrap(), [1.0; 20]);
     }
 }

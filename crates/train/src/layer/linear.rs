@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::start::Fans;
-use super::{Filling, Pass, Start, tapped};
+use super::{Filling, ForwardPass, Start, tapped};
 
 /// `output = input x weight + bias`.
 #[derive(Module, Debug)]
@@ -23,7 +23,7 @@ impl Linear {
     }
 
     /// From `[samples, inputs]` to `[samples, outputs]`.
-    pub fn forward(&self, input: Tensor<2>, pass: &Pass<'_>) -> Tensor<2> {
+    pub fn forward(&self, input: Tensor<2>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let weight = tapped(&self.weight, &input, pass);
         let bias = tapped(&self.bias, &input, pass);
         input.matmul(weight) + bias.unsqueeze()

@@ -32,7 +32,7 @@ use crate::tap::tap;
 
 /// What a forward pass is for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pass<'a> {
+pub struct ForwardPass<'a> {
     /// Whether to learn: batch statistics instead of running ones, and dropout.
     pub training: bool,
     /// Where gradients go as soon as they are known. Without one they stay where Burn puts them.
@@ -55,7 +55,7 @@ pub struct Draw {
     pub first_sample: usize,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> ForwardPass<'a> {
     /// A pass that judges: running statistics, nothing random.
     pub fn evaluation() -> Self {
         Self::default()
@@ -72,7 +72,7 @@ impl<'a> Pass<'a> {
 fn tapped<const D: usize, const E: usize>(
     parameter: &Param<Tensor<D>>,
     input: &Tensor<E>,
-    pass: &Pass<'_>,
+    pass: &ForwardPass<'_>,
 ) -> Tensor<D> {
     match pass.outbox {
         Some(outbox) => tap(parameter.val(), parameter.id, input, outbox),

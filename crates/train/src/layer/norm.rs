@@ -1,8 +1,8 @@
 //! Batch normalisation with running statistics, and what usually follows it in the same pass over memory.
 //!
-//! Running statistics are plain buffers: they are visited and mapped as parameters without gradients are, and what is
-//! written to them is seen at once (Burn's own running state lags by one update and keeps one value per thread, which a
-//! checkpoint or an average over ranks would miss). Ranks keep their own until somebody averages them.
+//! RunningStatistic statistics are plain buffers: they are visited and mapped as parameters without gradients are, and
+//! what is written to them is seen at once (Burn's own running state lags by one update and keeps one value per thread,
+//! which a checkpoint or an average over ranks would miss). Ranks keep their own until somebody averages them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -10,7 +10,7 @@ use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleM
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::start::Fans;
-use super::{Filling, Pass, Start, tapped};
+use super::{Filling, ForwardPass, Start, tapped};
 pub use crate::kernel::norm::Activation;
 use crate::kernel::norm_op::{ChannelMoments, Normalisation, Statistics, normalise};
 
@@ -22,9 +22,9 @@ pub struct BatchNorm {
     /// `[channels]`, what is added to it then.
     pub beta: Param<Tensor<1>>,
     /// The usual mean of each channel.
-    pub running_mean: Running,
+    pub running_mean: RunningStatistic,
     /// The usual variance of each channel.
-    pub running_variance: Running,
+    pub running_variance: RunningStatistic,
     epsilon: f64,
     momentum: f64,
 }
@@ -42,15 +42,15 @@ impl BatchNorm {
         Self {
             gamma: start.parameter([channels], Filling::Constant(1.0), fans),
             beta: start.parameter([channels], Filling::Constant(0.0), fans),
-            running_mean: Running::new(Tensor::zeros([channels], start.device())),
-            running_variance: Running::new(Tensor::ones([channels], start.device())),
+            running_mean: RunningStatistic::new(Tensor::zeros([channels], start.device())),
+            running_variance: RunningStatistic::new(Tensor::ones([channels], start.device())),
             epsilon,
             momentum: 0.1,
         }
     }
 
     /// The normalised input, activated.
-    pub fn forward(&self, input: Tensor<4>, activation: Activation, pass: &Pass<'_>) -> Tensor<4> {
+    pub fn forward(&self, input: Tensor<4>, activation: Activation, pass: &ForwardPass<'_>) -> Tensor<4> {
         self.apply(input, None, activation, pass)
     }
 
@@ -60,7 +60,7 @@ impl BatchNorm {
         input: Tensor<4>,
         residual: Tensor<4>,
         activation: Activation,
-        pass: &Pass<'_>,
+        pass: &ForwardPass<'_>,
     ) -> Tensor<4> {
         self.apply(input, Some(residual), activation, pass)
     }
@@ -70,7 +70,7 @@ impl BatchNorm {
         input: Tensor<4>,
         residual: Option<Tensor<4>>,
         activation: Activation,
-        pass: &Pass<'_>,
+        pass: &ForwardPass<'_>,
     ) -> Tensor<4> {
         let [samples, ..] = input.dims();
         let gamma = tapped(&self.gamma, &input, pass);
@@ -82,7 +82,7 @@ impl BatchNorm {
             return normalise(input, gamma, beta, residual, Normalisation { statistics, epsilon, activation });
         }
         let report = Arc::new(Mutex::new(ChannelMoments::default()));
-        let statistics = Statistics::Batch(pass.norm_group.unwrap_or(samples), Arc::clone(&report));
+        let statistics = Statistics::SampleBatch(pass.norm_group.unwrap_or(samples), Arc::clone(&report));
         let output = normalise(input, gamma, beta, residual, Normalisation { statistics, epsilon, activation });
         let (mean, variance) = std::mem::take(&mut *lock(&report));
         self.running_mean.move_towards(mean, self.momentum as f32);
@@ -100,12 +100,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The lock is held by the thread of the forward pass for the length of an update, and by whoever saves, averages or
 /// loads.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningStatistic {
     id: ParamId,
     value: Arc<Mutex<Tensor<1>>>,
 }
 
-impl Running {
+impl RunningStatistic {
     fn new(value: Tensor<1>) -> Self {
         Self::with_id(ParamId::new(), value)
     }
@@ -135,7 +135,7 @@ impl Running {
     }
 }
 
-impl Module for Running {
+impl Module for RunningStatistic {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         let parameter = Param::initialized(self.id, self.value());
         visitor.visit_float(&parameter);
@@ -181,16 +181,16 @@ impl Module for Running {
     }
 }
 
-impl ModuleDisplayDefault for Running {
+impl ModuleDisplayDefault for RunningStatistic {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add_formatted(&"Running".to_string()).optional()
+        content.add_formatted(&"RunningStatistic".to_string()).optional()
     }
 }
 
-impl ModuleDisplay for Running {}
+impl ModuleDisplay for RunningStatistic {}
 
-impl std::fmt::Display for Running {
+impl std::fmt::Display for RunningStatistic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Running({})", self.value())
+        write!(f, "RunningStatistic({})", self.value())
     }
 }

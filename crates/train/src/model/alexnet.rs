@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use crate::layer::pool::{Window, max_pool, mean_parts};
-use crate::layer::{Conv2d, ConvSpec, Dropout, Filling, Linear, Pass, Start};
+use crate::layer::{Conv2d, ConvSpec, Dropout, Filling, ForwardPass, Linear, Start};
 
 /// Dense layers look at an image of 6x6.
 const SIDE: usize = 6;
@@ -38,7 +38,7 @@ impl AlexNet {
         Self { convs, dropout, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let mut x = images;
         for (number, conv) in self.convs.iter().enumerate() {
             x = relu(conv.forward(x, pass));

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use crate::layer::shuffle::pixel_shuffle;
-use crate::layer::{Conv2d, ConvSpec, Filling, Pass, Start};
+use crate::layer::{Conv2d, ConvSpec, Filling, ForwardPass, Start};
 
 /// Published channels of every layer between the first and the last.
 const FEATURES: usize = 64;
@@ -58,7 +58,7 @@ impl Edsr {
         Self { head, blocks, body, larger, tail: conv(features, bands, start) }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let head = self.head.forward(images, pass);
         let through = self.blocks.iter().fold(head.clone(), |x, block| {
             let inner = relu(block[0].forward(x.clone(), pass));

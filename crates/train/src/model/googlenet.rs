@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::inception::Unit;
 use crate::layer::pool::{Window, max_pool, mean_image};
-use crate::layer::{ConvSpec, Dropout, Filling, Linear, Pass, Start};
+use crate::layer::{ConvSpec, Dropout, Filling, ForwardPass, Linear, Start};
 
 /// 1x1; 3x3 reduced and full; "5x5" reduced and full; after pooling.
 const MODULES: [[usize; 6]; 9] = [
@@ -58,7 +58,7 @@ impl Branches {
         }
     }
 
-    fn forward(&self, x: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    fn forward(&self, x: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let through = |units: &[Unit]| units.iter().fold(x.clone(), |x, unit| unit.forward(x, pass));
         let pooled = self.pooled.forward(max_pool(x.clone(), Window::new(3, 1).padding(1).ceil()), pass);
         Tensor::cat(vec![self.one.forward(x.clone(), pass), through(&self.three), through(&self.five), pooled], 1)
@@ -85,7 +85,7 @@ impl GoogLeNet {
         Self { stem, modules, dropout, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let smaller = |x, size| max_pool(x, Window::new(size, 2).ceil());
         let x = smaller(self.stem[0].forward(images, pass), 3);
         let x = smaller(self.stem[2].forward(self.stem[1].forward(x, pass), pass), 3);

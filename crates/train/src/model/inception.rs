@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::layer::pool::{Window, max_pool, mean_image, mean_pool};
-use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Dropout, Filling, Linear, Pass, Start};
+use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Dropout, Filling, ForwardPass, Linear, Start};
 
 /// A convolution, its normalisation and a rectification: what all branches are made of, here and in GoogLeNet.
 #[derive(Module, Debug)]
@@ -19,7 +19,7 @@ impl Unit {
         Self { conv: spec.start(start), norm: BatchNorm::with_epsilon(spec.output, 1e-3, start) }
     }
 
-    pub(super) fn forward(&self, input: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    pub(super) fn forward(&self, input: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         self.norm.forward(self.conv.forward(input, pass), Activation::Relu, pass)
     }
 }
@@ -55,7 +55,7 @@ struct Branch {
 }
 
 impl Branch {
-    fn forward(&self, x: Tensor<4>, pass: &Pass<'_>) -> Vec<Tensor<4>> {
+    fn forward(&self, x: Tensor<4>, pass: &ForwardPass<'_>) -> Vec<Tensor<4>> {
         let x = self.units.iter().fold(x, |x, unit| unit.forward(x, pass));
         if self.fork.is_empty() {
             return vec![x];
@@ -65,7 +65,7 @@ impl Branch {
 }
 
 impl Mixed {
-    fn forward(&self, x: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    fn forward(&self, x: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let mut parts: Vec<_> = self.branches.iter().flat_map(|branch| branch.forward(x.clone(), pass)).collect();
         parts.push(match &self.pooling.unit {
             Some(unit) => unit.forward(mean_pool(x, Window::new(3, 1).padding(1)), pass),
@@ -193,7 +193,7 @@ impl Inception {
         Self { stem, modules, dropout, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let x = self.stem.iter().enumerate().fold(images, |x, (number, unit)| {
             let x = unit.forward(x, pass);
             // A pooling follows the third and the fifth.

@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use crate::layer::pool::{Window, max_pool};
-use crate::layer::{Conv2d, ConvSpec, Filling, Linear, Pass, Start};
-use crate::sample::Shape;
+use crate::layer::{Conv2d, ConvSpec, Filling, ForwardPass, Linear, Start};
+use crate::sample::ImageShape;
 
 /// LeNet-5.
 #[derive(Module, Debug)]
@@ -17,7 +17,7 @@ pub struct LeNet {
 }
 
 impl LeNet {
-    pub(super) fn new(shape: Shape, outputs: usize, start: &mut Start) -> Self {
+    pub(super) fn new(shape: ImageShape, outputs: usize, start: &mut Start) -> Self {
         let [a, b, c, d] = [6, 16, 120, 84].map(|published| start.width(published));
         let convs = [(shape.bands, a), (a, b)].into_iter().map(|(input, output)| {
             let spec = ConvSpec::square(input, output, 5).padding(0).filling(Filling::FanIn);
@@ -31,7 +31,7 @@ impl LeNet {
         Self { convs, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let x = self.convs.iter().fold(images, |x, conv| max_pool(relu(conv.forward(x, pass)), Window::new(2, 2)));
         let (last, hidden) = self.dense.split_last().expect("three dense layers");
         let x = hidden.iter().fold(x.flatten(1, 3), |x, dense| relu(dense.forward(x, pass)));

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::layer::pool::mean_image;
-use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Dropout, Filling, Linear, Pass, Start};
+use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Dropout, Filling, ForwardPass, Linear, Start};
 
 /// How much wider, channels, number of blocks, stride of the first.
 const STAGES: [(usize, usize, usize, usize); 7] =
@@ -41,7 +41,7 @@ impl Step {
         Self { conv: spec.start(start), norm: BatchNorm::new(spec.output, start) }
     }
 
-    fn forward(&self, input: Tensor<4>, activation: Activation, pass: &Pass<'_>) -> Tensor<4> {
+    fn forward(&self, input: Tensor<4>, activation: Activation, pass: &ForwardPass<'_>) -> Tensor<4> {
         self.norm.forward(self.conv.forward(input, pass), activation, pass)
     }
 }
@@ -57,7 +57,7 @@ impl Block {
         }
     }
 
-    fn forward(&self, input: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    fn forward(&self, input: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let wide = match &self.widen {
             Some(step) => step.forward(input.clone(), Activation::Relu6, pass),
             None => input.clone(),
@@ -90,7 +90,7 @@ impl MobileNet {
         Self { first, blocks, last, dropout, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let x = self.first.forward(images, Activation::Relu6, pass);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x, pass));
         let x = mean_image(self.last.forward(x, Activation::Relu6, pass));

@@ -20,8 +20,8 @@ use std::fmt;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::layer::{Pass, Start};
-use crate::sample::{Shape, Task};
+use crate::layer::{ForwardPass, Start};
+use crate::sample::{ImageShape, Task};
 pub use architecture::{Architecture, UnknownArchitecture};
 
 /// Which network, for which images and which task.
@@ -30,7 +30,7 @@ pub struct ModelSpec {
     /// The network.
     pub architecture: Architecture,
     /// What images are like.
-    pub shape: Shape,
+    pub shape: ImageShape,
     /// What is to be learned.
     pub task: Task,
     /// Where the first weights come from: the same seed gives the same weights.
@@ -42,7 +42,7 @@ pub struct ModelSpec {
 
 impl ModelSpec {
     /// The network as published, from seed 0.
-    pub fn new(architecture: Architecture, shape: Shape, task: Task) -> Self {
+    pub fn new(architecture: Architecture, shape: ImageShape, task: Task) -> Self {
         Self { architecture, shape, task, seed: 0, thin: 1 }
     }
 
@@ -65,7 +65,7 @@ impl ModelSpec {
         let name = self.architecture;
         let error = |what: String| Err(ModelError(what));
         let least = name.least_image_size();
-        let Shape { bands, height, width } = self.shape;
+        let ImageShape { bands, height, width } = self.shape;
         if bands == 0 {
             return error(format!("{name} needs images with at least one band"));
         }
@@ -177,7 +177,7 @@ impl Network {
     }
 
     /// What the network makes of `[samples, bands, height, width]`.
-    pub fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Output {
+    pub fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Output {
         match self {
             Self::ResNet(network) => Output::Numbers(network.forward(images, pass)),
             Self::Vgg(network) => Output::Numbers(network.forward(images, pass)),

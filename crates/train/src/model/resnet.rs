@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::layer::pool::{Window, max_pool, mean_image};
-use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Filling, Linear, Pass, Start};
+use crate::layer::{Activation, BatchNorm, Conv2d, ConvSpec, Filling, ForwardPass, Linear, Start};
 
 /// ResNet-20, -18 or -50.
 #[derive(Module, Debug)]
@@ -66,7 +66,7 @@ impl Block {
         Self { steps, shortcut }
     }
 
-    fn forward(&self, input: Tensor<4>, pass: &Pass<'_>) -> Tensor<4> {
+    fn forward(&self, input: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<4> {
         let by = match &self.shortcut {
             Some(step) => step.norm.forward(step.conv.forward(input.clone(), pass), Activation::None, pass),
             None => input.clone(),
@@ -123,7 +123,7 @@ impl ResNet {
         Self { stem, stem_norm, pooled, blocks, dense }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let mut x = self.stem_norm.forward(self.stem.forward(images, pass), Activation::Relu, pass);
         if self.pooled {
             x = max_pool(x, Window::new(3, 2).padding(1));

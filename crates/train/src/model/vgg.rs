@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use crate::layer::pool::{Window, max_pool, mean_parts};
-use crate::layer::{Conv2d, ConvSpec, Dropout, Filling, Linear, Pass, Start};
+use crate::layer::{Conv2d, ConvSpec, Dropout, Filling, ForwardPass, Linear, Start};
 
 /// Channels of each convolution; a pooling follows each row.
 const ROWS: [&[usize]; 5] = [&[64, 64], &[128, 128], &[256, 256, 256], &[512, 512, 512], &[512, 512, 512]];
@@ -37,7 +37,7 @@ impl Vgg {
         Self { rows, dense, dropout }
     }
 
-    pub(super) fn forward(&self, images: Tensor<4>, pass: &Pass<'_>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>, pass: &ForwardPass<'_>) -> Tensor<2> {
         let x = self.rows.iter().fold(images, |x, row| {
             max_pool(row.iter().fold(x, |x, conv| relu(conv.forward(x, pass))), Window::new(2, 2))
         });

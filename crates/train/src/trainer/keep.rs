@@ -10,7 +10,7 @@ use super::Trainer;
 use crate::checkpoint::state::State;
 use crate::checkpoint::{Checkpoint, Meta, file, unusable};
 use crate::error::{Error, Result};
-use crate::job::{Job, Resume};
+use crate::job::{Resume, TrainJob};
 use crate::model::ModelSpec;
 use crate::sample::{Split, Task};
 use crate::{share, weights};
@@ -27,7 +27,7 @@ pub(super) struct Found<M> {
 
 /// Makes the folder of the checkpoint, and reads the one to resume from, if there is one. All ranks get the same. They
 /// call this together.
-pub(super) fn begin(world: &mut World, job: &Job) -> Result<Begun> {
+pub(super) fn begin(world: &mut World, job: &TrainJob) -> Result<Begun> {
     let chief = world.rank() == 0;
     if let Some(folder) = &job.checkpoint {
         let made = if chief { std::fs::create_dir_all(folder).map_err(|error| error.to_string()) } else { Ok(()) };
@@ -58,7 +58,7 @@ pub(super) fn begin(world: &mut World, job: &Job) -> Result<Begun> {
 }
 
 /// What the header of a checkpoint of this job says at the very beginning.
-pub(super) fn wanted(job: &Job, spec: &ModelSpec, samples: usize, ranks: usize) -> Meta {
+pub(super) fn wanted(job: &TrainJob, spec: &ModelSpec, samples: usize, ranks: usize) -> Meta {
     let shape = spec.shape;
     let thin = if job.thin > 1 { format!(" (1/{} of its channels)", job.thin) } else { String::new() };
     Meta {

@@ -31,10 +31,10 @@ use crate::data::shard::Shard;
 use crate::data::{DataSet, Loader};
 use crate::error::{Error, Result};
 use crate::evaluate::{Judgement, evaluate};
-use crate::job::{Job, Plan};
+use crate::job::{Plan, TrainJob};
 use crate::log::Log;
 use crate::model::{ModelSpec, Network};
-use crate::progress::{Progress, Voice};
+use crate::progress::{TrainProgress, Voice};
 use crate::share;
 use crate::stop::Stop;
 use crate::stopwatch::Stopwatch;
@@ -43,7 +43,7 @@ use tally::Sums;
 
 /// One rank of a job.
 struct Trainer<'w> {
-    job: Job,
+    job: TrainJob,
     plan: Plan,
     world: &'w mut World,
     voice: Voice,
@@ -117,7 +117,7 @@ pub enum Ended {
 ///
 /// # Errors
 /// With the cause, which this rank should say if [`Error::is_to_be_said_by`] it.
-pub fn run(job: &Job, threads: usize) -> Result<Ended> {
+pub fn run(job: &TrainJob, threads: usize) -> Result<Ended> {
     let mut world = farandole::init()?;
     let ended = prepare::prepare(&mut world, job, threads).and_then(|mut trainer| {
         let ended = trainer.train();
@@ -184,7 +184,7 @@ impl Trainer<'_> {
             for notice in self.train.take_notices() {
                 Voice::warn(self.world.rank(), &notice);
             }
-            self.voice.step(Progress {
+            self.voice.step(TrainProgress {
                 epoch: epoch + 1,
                 epochs: self.plan.epochs,
                 step: number_in_epoch,
@@ -266,11 +266,17 @@ impl Trainer<'_> {
     }
 }
 
+/// Limits this process to so many threads of computation. Call it before anything is computed; later it has no effect.
+pub fn limit_threads(count: usize) {
+    // If something else has made the threads already, there are as many as that one wanted.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(count.max(1)).build_global();
+}
+
 /// Finds what would keep every rank from training, without starting any: for whoever starts them.
 ///
 /// # Errors
 /// With what is wrong.
-pub fn check(job: &Job) -> Result<()> {
+pub fn check(job: &TrainJob) -> Result<()> {
     job.check()?;
     let (data, spec) = prepare::subject(job)?;
     crate::source::augment(job, data.as_ref())?;

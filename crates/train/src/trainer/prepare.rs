@@ -14,9 +14,9 @@ use serde_json::json;
 use super::keep::{self, Found};
 use super::{Place, Trainer};
 use crate::data::shard::Shard;
-use crate::data::{DataSet, Loader, LoaderConfig, Order};
+use crate::data::{DataSet, Loader, LoaderConfig, SampleOrder};
 use crate::error::{Error, Result};
-use crate::job::{Job, Plan, Precision, Resume};
+use crate::job::{Plan, Precision, Resume, TrainJob};
 use crate::log::{Before, Log};
 use crate::model::{Architecture, ModelSpec, Network};
 use crate::optimizer;
@@ -28,7 +28,7 @@ use crate::stop::Stop;
 use crate::stopwatch::Stopwatch;
 
 /// What is to be learned, and by what.
-pub(super) fn subject(job: &Job) -> Result<(Arc<dyn DataSet>, ModelSpec)> {
+pub(super) fn subject(job: &TrainJob) -> Result<(Arc<dyn DataSet>, ModelSpec)> {
     let architecture: Architecture =
         job.model.parse().map_err(|error| Error::Model(format!("--model {}: {error}", job.model)))?;
     let data = source::open(job, architecture)?;
@@ -48,7 +48,7 @@ struct Own {
 }
 
 /// Makes this rank ready. All ranks call this together.
-pub(super) fn prepare<'w>(world: &'w mut World, job: &Job, threads: usize) -> Result<Trainer<'w>> {
+pub(super) fn prepare<'w>(world: &'w mut World, job: &TrainJob, threads: usize) -> Result<Trainer<'w>> {
     let own = own(job, world);
     let own = agree(world, own)?;
     let same = same_data(world, own.data.as_ref())?;
@@ -110,8 +110,8 @@ pub(super) fn prepare<'w>(world: &'w mut World, job: &Job, threads: usize) -> Re
     Ok(trainer)
 }
 
-fn own(job: &Job, world: &World) -> Result<Own> {
-    let stop = Stop::on_signals().map_err(|error| Error::Job(format!("signals cannot be heard: {error}")))?;
+fn own(job: &TrainJob, world: &World) -> Result<Own> {
+    let stop = Stop::on_signals().map_err(|error| Error::TrainJob(format!("signals cannot be heard: {error}")))?;
     job.check()?;
     let (data, spec) = subject(job)?;
     let device = Device::flex().autodiff();
@@ -125,7 +125,7 @@ fn own(job: &Job, world: &World) -> Result<Own> {
         prefetch: job.prefetch,
         seed: job.seed,
         augment: source::augment(job, data.as_ref())?,
-        order: Order::Shuffled,
+        order: SampleOrder::Shuffled,
         recorder: Some(Arc::clone(world.recorder())),
     };
     let loader =
@@ -133,7 +133,7 @@ fn own(job: &Job, world: &World) -> Result<Own> {
     let train = loader(Split::Train, config.clone())?;
     let test = match data.is_empty(Split::Test) || job.eval_every == 0 {
         true => None,
-        false => Some(loader(Split::Test, LoaderConfig { order: Order::InOrder, batch: job.batch, ..config })?),
+        false => Some(loader(Split::Test, LoaderConfig { order: SampleOrder::InOrder, batch: job.batch, ..config })?),
     };
     Ok(Own { data, spec, network, device, train, test, stop })
 }
@@ -167,7 +167,7 @@ fn same_data(world: &mut World, data: &dyn DataSet) -> Result<Result<()>> {
 }
 
 /// The samples over which BatchNorm takes its statistics when a run is resumed.
-fn norm_batch(job: &Job, before: usize, voice: &mut Voice) -> usize {
+fn norm_batch(job: &TrainJob, before: usize, voice: &mut Voice) -> usize {
     let wished = job.norm_batch.unwrap_or(before);
     if job.batch.is_multiple_of(wished) {
         return wished;

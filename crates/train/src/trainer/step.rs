@@ -11,8 +11,8 @@ use super::tally::{Sums, Tally, not_finite};
 use crate::data::Epoch;
 use crate::data::shard::Shard;
 use crate::error::{Error, Result};
-use crate::layer::{Draw, Pass};
-use crate::sample::{Batch, Labels};
+use crate::layer::{Draw, ForwardPass};
+use crate::sample::{Labels, SampleBatch};
 use crate::task;
 
 impl Trainer<'_> {
@@ -74,8 +74,10 @@ impl Trainer<'_> {
         let step = self.at.step as usize;
         let before = self.shard.positions(step).start - self.shard.global_positions(step).start;
         let draw = Draw { seed: self.job.seed, step: number, first_sample: before + piece.first };
-        let pass =
-            Pass { norm_group: Some(self.plan.norm_batch), ..Pass::training(Some(self.optimizer.outbox()), draw) };
+        let pass = ForwardPass {
+            norm_group: Some(self.plan.norm_batch),
+            ..ForwardPass::training(Some(self.optimizer.outbox()), draw)
+        };
         let (count, labels, smoothing) = (piece.count, piece.labels, self.job.label_smoothing);
         let images = TensorData::new(piece.images, [count, shape.bands, shape.height, shape.width]);
         let loss = self.watch.time(Phase::Forward, || {
@@ -130,8 +132,8 @@ fn cuts(shard: &Shard, step: usize, passes: usize) -> Vec<usize> {
 }
 
 /// A rank's batch, cut into a piece for each pass; a short batch may have none for some.
-fn pieces(batch: Batch, cuts: Vec<usize>, image_len: usize) -> Box<dyn Iterator<Item = Option<Piece>>> {
-    let Batch { count, images, labels, .. } = batch;
+fn pieces(batch: SampleBatch, cuts: Vec<usize>, image_len: usize) -> Box<dyn Iterator<Item = Option<Piece>>> {
+    let SampleBatch { count, images, labels, .. } = batch;
     if cuts == [0, count] {
         let whole = Piece { first: 0, count, images, labels };
         return Box::new(std::iter::once((count > 0).then_some(whole)));
@@ -170,8 +172,8 @@ fn cut(labels: &Labels, count: usize, range: std::ops::Range<usize>) -> Labels {
 mod tests {
     use super::*;
 
-    fn batch(count: usize) -> Batch {
-        Batch {
+    fn batch(count: usize) -> SampleBatch {
+        SampleBatch {
             count,
             images: (0..count * 2).map(|at| at as f32).collect(),
             labels: Labels::Classes((0..count as u32).collect()),

@@ -5,7 +5,7 @@
 
 use farandole_plan::Rank;
 
-use super::{Action, AllEnds, Faults, lock};
+use super::{AllEnds, FaultAction, Faults, lock};
 use crate::error::Result;
 use crate::shm::{Gate, Pass, Point};
 
@@ -25,11 +25,11 @@ impl FaultyGate {
         FaultyGate { faults, me, ends, operation: 0, passed: Vec::new() }
     }
 
-    fn strike(&self, action: Action) -> Pass {
+    fn strike(&self, action: FaultAction) -> Pass {
         match action {
-            Action::Drop => return Pass::Shut,
-            Action::Delay(time) => std::thread::sleep(time),
-            Action::Cut => {
+            FaultAction::Drop => return Pass::Shut,
+            FaultAction::Delay(time) => std::thread::sleep(time),
+            FaultAction::Cut => {
                 let ends = lock(&self.ends);
                 // All peers but this rank, in order: the next rank has this rank's own number there.
                 if let Some(next) = ends.get(self.me.index()).or(ends.first()) {
@@ -37,8 +37,8 @@ impl FaultyGate {
                 }
             }
             // There is nothing between two ranks that share memory which could damage it.
-            Action::Corrupt => {}
-            Action::Kill => self.faults.kill(self.me, &self.ends),
+            FaultAction::Corrupt => {}
+            FaultAction::Kill => self.faults.kill(self.me, &self.ends),
         }
         Pass::Open
     }

@@ -8,7 +8,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 
 use super::{Connection, closed};
-use crate::frame::{Checksum, Cut, HEADER_BYTES, Header, Malformed, TRAILER_BYTES, Trailer};
+use crate::frame::{Checksum, Cut, HEADER_BYTES, Header, MalformedFrame, TRAILER_BYTES, Trailer};
 use crate::link::{PIECE_ALIGN, Tag};
 
 /// Bytes of the inbox. Pieces are folded out of it while the kernel's copy of them is still in the second-level cache;
@@ -51,8 +51,8 @@ impl From<io::Error> for Trouble {
     }
 }
 
-impl From<Malformed> for Trouble {
-    fn from(what: Malformed) -> Trouble {
+impl From<MalformedFrame> for Trouble {
+    fn from(what: MalformedFrame) -> Trouble {
         Trouble::Garbled(what.to_string())
     }
 }

@@ -1,8 +1,8 @@
 //! Frames over several connections.
 //!
-//! A link has `connections` connections to its peer. A payload of at least [`Shape::stripe_from_bytes`] is cut into as
-//! many stripes, one for each, so that several congestion windows and several cores of the kernel work on it; a shorter
-//! one travels over the first connection alone. Both sides cut by the same pure function of the length.
+//! A link has `connections` connections to its peer. A payload of at least [`FrameOptions::stripe_from_bytes`] is cut
+//! into as many stripes, one for each, so that several congestion windows and several cores of the kernel work on it; a
+//! shorter one travels over the first connection alone. Both sides cut by the same pure function of the length.
 //!
 //! Invariant: on every connection, in each direction, whole stripes follow each other. A frame that its sender
 //! gives up is filled up with zeros and marked void before the next one begins; one that its receiver gives up
@@ -21,16 +21,16 @@ use crate::link::{Link, Progress, RecvCursor, SendCursor, Tag};
 
 /// How frames are put on connections. Must be the same on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct FrameOptions {
     /// Payloads of at least this many bytes travel over all connections of the link.
     pub stripe_from_bytes: u64,
     /// Whether stripes carry a checksum. Each side decides for what it sends.
     pub checksum: Checksum,
 }
 
-impl Default for Shape {
-    fn default() -> Shape {
-        Shape { stripe_from_bytes: STRIPE_FROM_BYTES, checksum: Checksum::Off }
+impl Default for FrameOptions {
+    fn default() -> FrameOptions {
+        FrameOptions { stripe_from_bytes: STRIPE_FROM_BYTES, checksum: Checksum::Off }
     }
 }
 
@@ -41,7 +41,7 @@ const STRIPE_FROM_BYTES: u64 = 256 << 10;
 #[derive(Debug)]
 pub struct StreamLink<C> {
     peer: Rank,
-    shape: Shape,
+    shape: FrameOptions,
     lanes: Vec<Lane<C>>,
     sending: Frame,
     receiving: Frame,
@@ -102,7 +102,7 @@ impl Frame {
 
 impl<C: Connection> StreamLink<C> {
     /// A link to `peer` over these connections, in this order.
-    pub fn new(peer: Rank, connections: Vec<C>, shape: Shape) -> StreamLink<C> {
+    pub fn new(peer: Rank, connections: Vec<C>, shape: FrameOptions) -> StreamLink<C> {
         assert!((1..=u16::MAX as usize).contains(&connections.len()), "a link has at least one connection");
         let lane = |connection| Lane {
             connection,

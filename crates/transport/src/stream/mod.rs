@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use farandole_plan::Rank;
 
 pub use control::{MESSAGE_LIMIT_BYTES, StreamControl};
-pub use link::{Shape, StreamLink};
+pub use link::{FrameOptions, StreamLink};
 pub use sealed::{Sealed, SessionKeys};
 pub use socket::Socket;
 

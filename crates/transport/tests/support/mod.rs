@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
 use farandole_transport::memory::pipe;
-use farandole_transport::stream::{Connection, Sealed, SessionKeys, Shape, Socket, StreamControl, StreamLink};
+use farandole_transport::stream::{Connection, FrameOptions, Sealed, SessionKeys, Socket, StreamControl, StreamLink};
 use farandole_transport::{Control, Link, Progress, RecvCursor, Result, SendCursor, Tag, Waiter};
 
 /// Nothing in these tests takes longer unless it hangs.
@@ -59,7 +59,7 @@ pub(crate) fn session_keys() -> (SessionKeys, SessionKeys) {
 /// Both sides of a link over connections of this make.
 pub(crate) type LinkSide = (Waiter, Box<dyn Link>);
 
-pub(crate) fn link_pair(make: Make, connections: usize, shape: Shape, sealed: bool) -> (LinkSide, LinkSide) {
+pub(crate) fn link_pair(make: Make, connections: usize, shape: FrameOptions, sealed: bool) -> (LinkSide, LinkSide) {
     let (one, other) = (Waiter::new().unwrap(), Waiter::new().unwrap());
     if let Make::Memory(capacity) = make {
         let pipes = (0..connections).map(|_| pipe(&one.bell(), &other.bell(), capacity)).unzip();
@@ -75,7 +75,7 @@ fn sides<C: Connection>(
     one: Waiter,
     other: Waiter,
     (ours, theirs): (Vec<C>, Vec<C>),
-    shape: Shape,
+    shape: FrameOptions,
     sealed: bool,
 ) -> (LinkSide, LinkSide) {
     let (our_keys, their_keys) = session_keys();

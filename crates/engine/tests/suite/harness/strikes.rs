@@ -16,10 +16,10 @@ use farandole_engine::Error;
 use farandole_engine::connector::{Medium, ThreadWorld, Wrap};
 use farandole_plan::Rank;
 use farandole_transport::Bell;
-use farandole_transport::fault::{Action, At, Fault, Faults};
+use farandole_transport::fault::{At, Fault, FaultAction, Faults};
 use farandole_transport::frame::Checksum;
-use farandole_transport::memory::Settings;
-use farandole_transport::stream::Shape;
+use farandole_transport::memory::MemoryOptions;
+use farandole_transport::stream::FrameOptions;
 
 /// For faults that only the deadline can tell: nothing moves for so long. Short, because each costs it. The run is
 /// repeated with the next one where a machine with other things to do has let a rank wait for so long before the fault;
@@ -47,7 +47,7 @@ pub struct Run {
     pub thread_world: ThreadWorld,
     pub deadline: Duration,
     faults: Faults,
-    action: Option<Action>,
+    action: Option<FaultAction>,
     main_events: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -66,7 +66,7 @@ impl Run {
     /// Whether a fault has struck that everybody must hear of. When all ranks have come to the end of the main part,
     /// the answer is the same for all of them and does not change any more.
     pub fn must_fail(&self) -> bool {
-        self.faults.has_struck() && !matches!(self.action, None | Some(Action::Delay(_)))
+        self.faults.has_struck() && !matches!(self.action, None | Some(FaultAction::Delay(_)))
     }
 
     /// Whether the fault has struck when its rank was through with the main part: the program has taken a way with
@@ -94,10 +94,12 @@ pub fn strike_everywhere(what: &str, size: usize, medium: Medium, program: Progr
     assert!(events.iter().all(|&events| events > 0), "{what} on {size} ranks: {events:?} events");
     // Shared memory has no checksum: nothing lies between two ranks that could damage it.
     // A cut and a delay are between two ranks and show all they can do in the smaller worlds.
-    let actions: &[Action] = match medium {
-        _ if size > 3 => &[Action::Kill, Action::Drop],
-        Medium::Windows => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY)],
-        Medium::Pipes(_) => &[Action::Kill, Action::Cut, Action::Drop, Action::Delay(DELAY), Action::Corrupt],
+    let actions: &[FaultAction] = match medium {
+        _ if size > 3 => &[FaultAction::Kill, FaultAction::Drop],
+        Medium::Windows => &[FaultAction::Kill, FaultAction::Cut, FaultAction::Drop, FaultAction::Delay(DELAY)],
+        Medium::Pipes(_) => {
+            &[FaultAction::Kill, FaultAction::Cut, FaultAction::Drop, FaultAction::Delay(DELAY), FaultAction::Corrupt]
+        }
     };
     let mut faults = Vec::new();
     for (rank, &events) in events.iter().enumerate() {
@@ -121,7 +123,7 @@ pub fn strike_everywhere(what: &str, size: usize, medium: Medium, program: Progr
 
 /// Runs a program with one fault. Says whether the fault struck: a program may take another way and have an event less.
 fn strike(what: &str, size: usize, medium: Medium, fault: Fault, program: Program<'_>) -> bool {
-    let deadlines = if fault.action == Action::Drop { &SHORT_DEADLINES[..] } else { &[LONG_DEADLINE] };
+    let deadlines = if fault.action == FaultAction::Drop { &SHORT_DEADLINES[..] } else { &[LONG_DEADLINE] };
     let attempt = |deadline| {
         let run = Run::new(size, medium, Some(fault), deadline);
         let begun = Instant::now();
@@ -140,7 +142,7 @@ fn strike(what: &str, size: usize, medium: Medium, fault: Fault, program: Progra
 
 /// Looks at what became of a run with one fault.
 fn judge(context: &str, medium: Medium, fault: Fault, run: &Run, errors: &[Option<Error>]) -> bool {
-    if !run.faults.has_struck() || matches!(fault.action, Action::Delay(_)) {
+    if !run.faults.has_struck() || matches!(fault.action, FaultAction::Delay(_)) {
         assert!(errors.iter().all(Option::is_none), "{context} ends nothing, but {errors:?}");
         return run.faults.has_struck();
     }
@@ -154,18 +156,20 @@ fn judge(context: &str, medium: Medium, fault: Fault, run: &Run, errors: &[Optio
         };
         let says = |words: &str| failure.what.contains(words);
         let named = match fault.action {
-            Action::Kill => {
+            FaultAction::Kill => {
                 let rank = fault.rank;
                 says(&format!("rank {rank} on localhost is gone")) || says(&format!("rank {rank} is gone"))
             }
             // Without a checksum of its own the payload is taken as it comes; the header always has one.
-            Action::Corrupt => match medium {
-                Medium::Pipes(Settings { shape: Shape { checksum: Checksum::Crc32c, .. }, .. }) => says("damaged"),
+            FaultAction::Corrupt => match medium {
+                Medium::Pipes(MemoryOptions { shape: FrameOptions { checksum: Checksum::Crc32c, .. }, .. }) => {
+                    says("damaged")
+                }
                 _ => says("a frame header with a wrong check"),
             },
             // A frame that is missing is noticed by the next one, if there is one, or else by the deadline; memory that
             // is missing at once.
-            Action::Drop => {
+            FaultAction::Drop => {
                 (says("waited") && says("FARANDOLE_TIMEOUT_SECONDS"))
                     || says("unexpected")
                     || says("growing shared memory")

@@ -16,7 +16,7 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::super::resample::{Grid, resample};
 use super::regular;
-use crate::sample::{Shape, normalised};
+use crate::sample::{ImageShape, normalised};
 
 /// Bytes of a file, at most: more than any camera writes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -44,7 +44,7 @@ struct Raw {
 }
 
 /// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
-pub(super) fn read(path: &Path, shape: Shape, fit: Fit) -> Result<Vec<f32>, String> {
+pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
     let (mut file, length) = regular::open(path).map_err(|error| error.to_string())?;
     if length > MAX_FILE_BYTES {
         return Err(format!("the file has {length} bytes; images may have {MAX_FILE_BYTES}"));
@@ -56,7 +56,7 @@ pub(super) fn read(path: &Path, shape: Shape, fit: Fit) -> Result<Vec<f32>, Stri
 }
 
 /// Decodes the contents of a file.
-pub(super) fn decode(bytes: &[u8], shape: Shape, fit: Fit) -> Result<Vec<f32>, String> {
+pub(super) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
     let raw = std::panic::catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("the file is empty".to_owned()),
         [0xff, 0xd8, ..] => jpeg(bytes),
@@ -134,7 +134,7 @@ fn middle(length: usize, seen: usize) -> (usize, usize) {
 }
 
 /// Brings decoded pixels to bands of the wanted size.
-fn bring(raw: &Raw, shape: Shape, fit: Fit) -> Vec<f32> {
+fn bring(raw: &Raw, shape: ImageShape, fit: Fit) -> Vec<f32> {
     let Raw { height, width, channels, bytes } = raw;
     let (wide, high) = (shape.width as f64 / *width as f64, shape.height as f64 / *height as f64);
     let enough = *width >= shape.width && *height >= shape.height;

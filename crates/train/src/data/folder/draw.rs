@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::super::chance::{Chance, Purpose};
+use super::super::chance::{Chance, StreamPurpose};
 use super::{Entry, Known};
 
 /// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the
@@ -15,7 +15,7 @@ pub(super) fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share
     let count = entries.len();
     let least = usize::from(share > 0.0 && count > 1);
     let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
-    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, Purpose::Split).zip(0..).collect();
+    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, StreamPurpose::Split).zip(0..).collect();
     draws.sort_unstable();
     let for_tests = marked(count, draws.into_iter().take(judged).map(|(_, place)| place));
     let mut for_tests = for_tests.into_iter();
@@ -25,7 +25,7 @@ pub(super) fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share
 
 /// So many of the files. As many of one class as of another, as far as there are; fewer files are a part of more.
 pub(super) fn some_of(entries: Vec<Entry>, root: &Path, seed: u64, wanted: usize) -> Vec<Entry> {
-    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, Purpose::Choice).zip(0..).collect();
+    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, StreamPurpose::Choice).zip(0..).collect();
     draws.sort_unstable();
     // How many of the same class were drawn before a file: the first of every class come before the second of any.
     let mut drawn: HashMap<Option<u32>, usize> = HashMap::new();
@@ -45,7 +45,7 @@ pub(super) fn some_of(entries: Vec<Entry>, root: &Path, seed: u64, wanted: usize
 }
 
 /// A random number for each file.
-fn draws(entries: &[Entry], root: &Path, seed: u64, purpose: Purpose) -> impl Iterator<Item = u64> {
+fn draws(entries: &[Entry], root: &Path, seed: u64, purpose: StreamPurpose) -> impl Iterator<Item = u64> {
     entries.iter().map(move |entry| {
         let name = entry.path.strip_prefix(root).unwrap_or(&entry.path);
         Chance::new(seed, purpose, hash(NOTHING, name.as_os_str().as_encoded_bytes()), 0).bits()

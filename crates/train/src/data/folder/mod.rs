@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use super::resample::{Grid, coarsen};
 use super::{DataError, DataSet, SampleError, Unit};
-use crate::sample::{Label, Sample, Shape, Split, Task};
+use crate::sample::{ImageShape, Label, Sample, Split, Task};
 pub use table::MAX_LABELS;
 
 use draw::{NOTHING, hash, some_of, split_by_chance};
@@ -35,7 +35,7 @@ use draw::{NOTHING, hash, some_of, split_by_chance};
 pub struct FolderConfig {
     /// Images are brought to this size; of one band (grey) or three (red, green, blue). Of pairs, that of the smaller
     /// image.
-    pub shape: Shape,
+    pub shape: ImageShape,
     /// What is known about images.
     pub meaning: Meaning,
     /// What decides which files are for tests, where the folder does not say so.
@@ -54,7 +54,7 @@ pub struct FolderConfig {
 impl FolderConfig {
     /// Images of this shape with whatever is known about them; a fifth of them for tests, where the folder does not say
     /// which.
-    pub fn new(shape: Shape) -> FolderConfig {
+    pub fn new(shape: ImageShape) -> FolderConfig {
         FolderConfig {
             shape,
             meaning: Meaning::Found,
@@ -111,9 +111,9 @@ struct Found {
 
 /// A folder of images. See the module's text.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct ImageFolder {
     root: PathBuf,
-    shape: Shape,
+    shape: ImageShape,
     task: Task,
     train: Vec<Entry>,
     test: Vec<Entry>,
@@ -122,7 +122,7 @@ pub struct Folder {
 }
 
 /// Looks through a folder of images.
-pub fn open(root: &Path, config: &FolderConfig) -> Result<Folder, DataError> {
+pub fn open(root: &Path, config: &FolderConfig) -> Result<ImageFolder, DataError> {
     let FolderConfig { shape, meaning, test_share, .. } = config;
     let show = root.display();
     if shape.bands != 1 && shape.bands != 3 {
@@ -162,7 +162,7 @@ pub fn open(root: &Path, config: &FolderConfig) -> Result<Folder, DataError> {
         Some(wanted) => Ok(some_of(entries, root, config.seed, wanted)),
     };
     let (train, test) = (limited(train, config.train, "--samples")?, limited(test, config.test, "--test-samples")?);
-    Ok(Folder { root: root.to_owned(), shape: *shape, task, train, test, names, unit })
+    Ok(ImageFolder { root: root.to_owned(), shape: *shape, task, train, test, names, unit })
 }
 
 /// The number of classes that was asked for must be the one that was found.
@@ -264,7 +264,7 @@ fn pairs(root: &Path, config: &FolderConfig, scale: usize) -> Result<Found, Data
     Ok(Found { train, test, task: Task::SuperResolution { scale }, names: Vec::new(), unit: Unit::default() })
 }
 
-impl Folder {
+impl ImageFolder {
     fn entries(&self, split: Split) -> &[Entry] {
         match split {
             Split::Train => &self.train,
@@ -273,8 +273,8 @@ impl Folder {
     }
 }
 
-impl DataSet for Folder {
-    fn shape(&self) -> Shape {
+impl DataSet for ImageFolder {
+    fn shape(&self) -> ImageShape {
         self.shape
     }
 
@@ -294,7 +294,7 @@ impl DataSet for Folder {
             .ok_or_else(|| fail(format!("there are {} in this split, and they begin with 0", entries.len())))?;
         if let Task::SuperResolution { scale } = self.task {
             let (height, width) = (self.shape.height * scale, self.shape.width * scale);
-            let fine = Shape { bands: self.shape.bands, height, width };
+            let fine = ImageShape { bands: self.shape.bands, height, width };
             let larger = decode::read(&entry.path, fine, decode::Fit::Cut).map_err(fail)?;
             let image = coarsen(&larger, Grid { height, width }, scale);
             return Ok(Sample { image, label: Label::Image(larger) });
@@ -335,7 +335,7 @@ impl DataSet for Folder {
     }
 
     fn describe(&self) -> String {
-        let Shape { bands, height, width } = self.shape;
+        let ImageShape { bands, height, width } = self.shape;
         let what = match self.task {
             Task::SingleLabel { classes } => format!("{classes} classes"),
             Task::MultiLabel { labels } => format!("any of {labels} labels"),

@@ -5,14 +5,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
-use super::super::chance::{Chance, Purpose};
-use super::super::{Loader, LoaderConfig, Order};
+use super::super::chance::{Chance, StreamPurpose};
+use super::super::{Loader, LoaderConfig, SampleOrder};
 use super::*;
 
 const JPEG: &[u8] = include_bytes!("../../../tests/images/ramp.jpg");
 const GREY: &[u8] = include_bytes!("../../../tests/images/grey-progressive.jpg");
 const CMYK: &[u8] = include_bytes!("../../../tests/images/cmyk.jpg");
-const SHAPE: Shape = Shape { bands: 3, height: 8, width: 8 };
+const SHAPE: ImageShape = ImageShape { bands: 3, height: 8, width: 8 };
 
 /// A folder of images.
 struct Place(farandole_testing::Folder);
@@ -29,7 +29,7 @@ impl Place {
         self
     }
 
-    fn open(&self) -> Result<Folder, DataError> {
+    fn open(&self) -> Result<ImageFolder, DataError> {
         open(&self.0, &FolderConfig::new(SHAPE))
     }
 
@@ -54,7 +54,7 @@ fn red() -> Vec<u8> {
     png_of(10, 20, png::ColorType::Rgb, &[255, 0, 0])
 }
 
-fn names(folder: &Folder, split: Split) -> Vec<String> {
+fn names(folder: &ImageFolder, split: Split) -> Vec<String> {
     let strip = |index| folder.name(split, index).rsplit('/').next().unwrap().to_owned();
     (0..folder.len(split)).map(strip).collect()
 }
@@ -112,7 +112,7 @@ fn what_cannot_be_learned_from_is_an_error_that_says_why() {
     assert!(place.error().contains("one class alone, cat"), "{}", place.error());
     place.put("dog/readme.txt", b"");
     assert!(place.error().contains("dog has no JPEG or PNG image"), "{}", place.error());
-    let bands = FolderConfig::new(Shape { bands: 12, ..SHAPE });
+    let bands = FolderConfig::new(ImageShape { bands: 12, ..SHAPE });
     assert!(open(&place.0, &bands).unwrap_err().to_string().contains("not 12"));
     let share = FolderConfig { test_share: 1.0, ..FolderConfig::new(SHAPE) };
     assert!(open(&place.0, &share).unwrap_err().to_string().contains("the share of images"));
@@ -162,7 +162,7 @@ fn every_kind_of_file_is_brought_to_the_wanted_bands_and_size() {
         palette,
     ];
     for bands in [1, 3] {
-        let shape = Shape { bands, height: 6, width: 9 };
+        let shape = ImageShape { bands, height: 6, width: 9 };
         for bytes in &white {
             let image = decode::decode(bytes, shape, decode::Fit::Resize).unwrap();
             assert_eq!(image.len(), shape.len());
@@ -189,7 +189,7 @@ fn damaged_files_are_refused_and_never_a_panic() {
             let cut = decode::decode(&whole[..length], SHAPE, decode::Fit::Resize);
             assert!(cut.is_err(), "{length} of {} bytes were taken for the whole", whole.len());
         }
-        let mut chance = Chance::new(1, Purpose::World, whole.len() as u64, 0);
+        let mut chance = Chance::new(1, StreamPurpose::World, whole.len() as u64, 0);
         for _ in 0..300 {
             let mut bytes = whole.to_vec();
             (0..3).for_each(|_| {
@@ -241,7 +241,7 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
         notices.contains("train/a/3.jpg cannot be read: no whole JPEG")
             && notices.contains("train/b/7.png cannot be read: the file is empty")
     );
-    let mut loader = Loader::new(data, Split::Test, LoaderConfig { order: Order::InOrder, ..config }).unwrap();
+    let mut loader = Loader::new(data, Split::Test, LoaderConfig { order: SampleOrder::InOrder, ..config }).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!((batch.count, batch.replaced), (1, 1));
 }
@@ -419,7 +419,7 @@ fn images_alone_become_pairs() {
     }
     let config = FolderConfig {
         meaning: Meaning::Pairs { scale: 2 },
-        ..FolderConfig::new(Shape { bands: 3, height: 4, width: 4 })
+        ..FolderConfig::new(ImageShape { bands: 3, height: 4, width: 4 })
     };
     let folder = open(&place.0, &config).unwrap();
     assert_eq!((folder.len(Split::Train), folder.len(Split::Test)), (4, 1));
@@ -428,6 +428,6 @@ fn images_alone_become_pairs() {
     assert_eq!((pair.image.len(), larger.len()), (3 * 16, 3 * 64));
     assert_eq!(coarsen(larger, Grid { height: 8, width: 8 }, 2), pair.image);
     // The middle of the image, and its pixels as they are: from the ninth column on.
-    let whole = decode::decode(JPEG, Shape { bands: 3, height: 16, width: 24 }, decode::Fit::Resize).unwrap();
+    let whole = decode::decode(JPEG, ImageShape { bands: 3, height: 16, width: 24 }, decode::Fit::Resize).unwrap();
     assert_eq!(larger[..8], whole[4 * 24 + 8..4 * 24 + 16]);
 }

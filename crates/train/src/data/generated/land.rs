@@ -9,7 +9,7 @@
 //! Bands are painted on their own grids, 10, 20 and 60 metres, and then brought to the finest one, as everybody does
 //! who feeds them to one network.
 
-use super::super::chance::{Chance, Purpose};
+use super::super::chance::{Chance, StreamPurpose};
 use super::super::resample::{Grid, resample};
 use crate::sample::{Label, Sample, normalised};
 
@@ -59,7 +59,7 @@ impl Land {
     /// What labels look like in the data set of this seed.
     pub(super) fn new(seed: u64) -> Land {
         let cover = |label: usize| {
-            let mut chance = Chance::new(seed, Purpose::World, label as u64, 0);
+            let mut chance = Chance::new(seed, StreamPurpose::World, label as u64, 0);
             let spectrum = std::array::from_fn(|_| chance.between(0.15, 0.85));
             let (grain, cycles) = (chance.between(0.03, 0.12), chance.between(4.0, 24.0));
             Cover { spectrum, grain, cycles, along: chance.direction() }

@@ -18,9 +18,9 @@ mod pairs;
 mod patterns;
 mod shapes;
 
-use super::chance::{Chance, Purpose};
+use super::chance::{Chance, StreamPurpose};
 use super::{DataError, DataSet, SampleError, Unit};
-use crate::sample::{Sample, Shape, Split, Task};
+use crate::sample::{ImageShape, Sample, Split, Task};
 
 pub use patterns::MAX_CLASSES;
 
@@ -43,7 +43,7 @@ pub struct Generated {
     name: &'static str,
     seed: u64,
     sizes: Sizes,
-    shape: Shape,
+    shape: ImageShape,
     task: Task,
     unit: Unit,
     noise: f32,
@@ -72,8 +72,8 @@ fn check_side(side: usize, multiple: usize) -> Result<(), DataError> {
     Ok(())
 }
 
-fn square(bands: usize, side: usize) -> Shape {
-    Shape { bands, height: side, width: side }
+fn square(bands: usize, side: usize) -> ImageShape {
+    ImageShape { bands, height: side, width: side }
 }
 
 /// Ten kinds of shapes in any colours, as large as the images of CIFAR-10.
@@ -152,7 +152,7 @@ impl Generated {
 }
 
 impl DataSet for Generated {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> ImageShape {
         self.shape
     }
 
@@ -173,7 +173,7 @@ impl DataSet for Generated {
             let cause = format!("there are {length}, and they begin with 0");
             return Err(SampleError { sample: self.name(split, index), cause });
         }
-        let purpose = if split == Split::Train { Purpose::TrainSample } else { Purpose::TestSample };
+        let purpose = if split == Split::Train { StreamPurpose::TrainSample } else { StreamPurpose::TestSample };
         let mut chance = Chance::new(self.seed, purpose, index as u64, 0);
         let side = self.shape.width;
         Ok(match &self.subject {
@@ -192,7 +192,7 @@ impl DataSet for Generated {
     }
 
     fn describe(&self) -> String {
-        let Shape { bands, height, width } = self.shape;
+        let ImageShape { bands, height, width } = self.shape;
         let what = match self.task {
             Task::SingleLabel { classes } => format!("{classes} classes"),
             Task::MultiLabel { labels } => format!("any of {labels} labels"),

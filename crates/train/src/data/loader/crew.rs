@@ -14,9 +14,9 @@ use std::thread::JoinHandle;
 use farandole::Phase;
 
 use super::{LoaderError, Walk};
-use crate::sample::Batch;
+use crate::sample::SampleBatch;
 
-type Made = Result<Batch, LoaderError>;
+type Made = Result<SampleBatch, LoaderError>;
 
 struct Rack {
     /// The first step that no worker has taken.

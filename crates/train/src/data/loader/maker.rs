@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use farandole::Recorder;
 
-use super::super::chance::{Chance, Purpose};
-use super::super::shard::{Order, Permutation, Shard};
+use super::super::chance::{Chance, StreamPurpose};
+use super::super::shard::{Permutation, SampleOrder, Shard};
 use super::super::{Augment, DataSet};
 use super::{Complaints, LoaderError};
-use crate::sample::{Batch, Label, Labels, Sample, Split, Task};
+use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task};
 
 /// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
 const UNREADABLE_IN_A_ROW: usize = 1_000;
@@ -25,7 +25,7 @@ pub(super) struct Maker {
     pub(super) shard: Shard,
     pub(super) seed: u64,
     pub(super) augment: Augment,
-    pub(super) order: Order,
+    pub(super) order: SampleOrder,
     pub(super) recorder: Option<Arc<Recorder>>,
     /// Taken by workers when a sample cannot be read, and by whoever asks for notices.
     pub(super) complaints: Mutex<Complaints>,
@@ -45,7 +45,7 @@ impl Maker {
         epoch: u64,
         step: usize,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Batch>, LoaderError> {
+    ) -> Result<Option<SampleBatch>, LoaderError> {
         let mut current = None;
         // Nothing that a panic could leave half done is used afterwards: the batch is dropped.
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -68,7 +68,7 @@ impl Maker {
         step: usize,
         wanted: &dyn Fn() -> bool,
         current: &mut Option<usize>,
-    ) -> Result<Option<Batch>, LoaderError> {
+    ) -> Result<Option<SampleBatch>, LoaderError> {
         let positions = self.shard.positions(step);
         let (shape, task) = (self.data.shape(), self.data.task());
         let mut samples = Vec::with_capacity(positions.len());
@@ -101,7 +101,7 @@ impl Maker {
         let global_count = self.shard.global_positions(step).len();
         let Laid { images, labels, .. } = laid;
         let count = images.len() / shape.len();
-        Ok(Some(Batch { count, images, labels, global_count, replaced }))
+        Ok(Some(SampleBatch { count, images, labels, global_count, replaced }))
     }
 
     /// The position whose sample is mixed in, unless the global batch is odd and this is its last.
@@ -114,7 +114,7 @@ impl Maker {
     /// From a stream of its own: what is done to a sample's pixels does not depend on whether it is mixed.
     fn own_share(&self, place: &Place<'_>, position: usize) -> f32 {
         let index = place.order.at(position) as u64;
-        let mut chance = Chance::new(self.seed, Purpose::Augmentation, !place.epoch, index);
+        let mut chance = Chance::new(self.seed, StreamPurpose::Augmentation, !place.epoch, index);
         self.augment.own_share(&mut chance)
     }
 
@@ -136,7 +136,7 @@ impl Maker {
             match self.data.sample(self.split, index) {
                 Ok(mut sample) => {
                     self.check(index, &sample)?;
-                    let mut chance = Chance::new(self.seed, Purpose::Augmentation, place.epoch, first as u64);
+                    let mut chance = Chance::new(self.seed, StreamPurpose::Augmentation, place.epoch, first as u64);
                     self.augment.apply(&mut sample, shape, task, &mut chance);
                     return Ok((Some(sample), attempt > 0));
                 }

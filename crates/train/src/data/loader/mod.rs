@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farandole::Recorder;
 
 use super::augment::Augment;
-use super::shard::{Order, Permutation, Shard};
+use super::shard::{Permutation, SampleOrder, Shard};
 use super::{DataSet, SampleError};
-use crate::sample::{Batch, Split};
+use crate::sample::{SampleBatch, Split};
 use crew::Crew;
 use maker::Maker;
 
@@ -45,7 +45,7 @@ pub struct LoaderConfig {
     /// What is done to samples of [`Split::Train`]; those of [`Split::Test`] stay as they are.
     pub augment: Augment,
     /// In what order samples come.
-    pub order: Order,
+    pub order: SampleOrder,
     /// Where the work of the worker threads is recorded ("input work"). Without workers nothing is: the thread that
     /// asks waits for input, and says so itself.
     pub recorder: Option<Arc<Recorder>>,
@@ -61,7 +61,7 @@ impl Default for LoaderConfig {
             prefetch: 4,
             seed: 0,
             augment: Augment::none(),
-            order: Order::Shuffled,
+            order: SampleOrder::Shuffled,
             recorder: None,
         }
     }
@@ -239,9 +239,9 @@ impl std::fmt::Debug for Epoch {
 }
 
 impl Iterator for Epoch {
-    type Item = Result<Batch, LoaderError>;
+    type Item = Result<SampleBatch, LoaderError>;
 
-    fn next(&mut self) -> Option<Result<Batch, LoaderError>> {
+    fn next(&mut self) -> Option<Result<SampleBatch, LoaderError>> {
         if self.next >= self.steps && !matches!(self.state, State::Failed(_)) {
             // Threads have nothing left to do and end now, not only when the epoch is dropped.
             self.state = State::Over;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::{Label, Labels, Sample, Shape, Task};
+use crate::sample::{ImageShape, Label, Labels, Sample, Task};
 
-const SHAPE: Shape = Shape { bands: 1, height: 3, width: 3 };
+const SHAPE: ImageShape = ImageShape { bands: 1, height: 3, width: 3 };
 const CLASSES: usize = 7;
 
 type Make = Box<dyn Fn(usize) -> Result<Sample, SampleError> + Send + Sync>;
@@ -51,7 +51,7 @@ fn unreadable(index: usize) -> SampleError {
 }
 
 impl DataSet for Numbered {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> ImageShape {
         SHAPE
     }
     fn task(&self) -> Task {
@@ -71,15 +71,15 @@ impl DataSet for Numbered {
     }
 }
 
-fn batches(data: &Arc<dyn DataSet>, config: LoaderConfig, epoch: u64, first_step: usize) -> Vec<Batch> {
+fn batches(data: &Arc<dyn DataSet>, config: LoaderConfig, epoch: u64, first_step: usize) -> Vec<SampleBatch> {
     let mut loader = Loader::new(Arc::clone(data), Split::Train, config).unwrap();
-    let batches: Vec<Batch> = loader.epoch(epoch, first_step).collect::<Result<_, _>>().unwrap();
+    let batches: Vec<SampleBatch> = loader.epoch(epoch, first_step).collect::<Result<_, _>>().unwrap();
     assert_eq!(batches.len(), loader.steps().saturating_sub(first_step));
     batches
 }
 
 /// Lays the batches of all ranks of a step side by side.
-fn together(ranks: Vec<Batch>) -> Batch {
+fn together(ranks: Vec<SampleBatch>) -> SampleBatch {
     let mut ranks = ranks.into_iter();
     let mut all = ranks.next().unwrap();
     for batch in ranks {
@@ -162,7 +162,7 @@ fn epochs_differ_and_tests_come_in_order_as_they_are() {
     let data = numbered(20);
     let config = LoaderConfig { batch: 20, augment: "flip,crop=2,mixup=1".parse().unwrap(), ..LoaderConfig::default() };
     assert_ne!(batches(&data, config.clone(), 0, 0), batches(&data, config.clone(), 1, 0));
-    let config = LoaderConfig { order: Order::InOrder, ..config };
+    let config = LoaderConfig { order: SampleOrder::InOrder, ..config };
     let mut loader = Loader::new(data, Split::Test, config).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!(batch.labels, Labels::Classes((0..20).map(|index| (index % CLASSES) as u32).collect()));
@@ -202,7 +202,7 @@ fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
         let config = LoaderConfig { batch: 5, workers, ..LoaderConfig::default() };
         let mut loader = Loader::new(data, Split::Train, config).unwrap();
         for epoch in 0..2 {
-            let batches: Vec<Batch> = loader.epoch(epoch, 0).map(Result::unwrap).collect();
+            let batches: Vec<SampleBatch> = loader.epoch(epoch, 0).map(Result::unwrap).collect();
             assert_eq!(batches.iter().map(|batch| batch.count).sum::<usize>(), 10);
             assert_eq!(batches.iter().map(|batch| batch.replaced).sum::<usize>(), 2);
             let fives = batches
@@ -222,9 +222,12 @@ fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
 fn a_test_sample_that_cannot_be_read_is_left_out() {
     let task = Task::SingleLabel { classes: CLASSES };
     let data = made_by(4, move |index| if index == 1 { Err(unreadable(index)) } else { Ok(sample(index, task)) });
-    let mut loader =
-        Loader::new(data, Split::Test, LoaderConfig { batch: 4, order: Order::InOrder, ..LoaderConfig::default() })
-            .unwrap();
+    let mut loader = Loader::new(
+        data,
+        Split::Test,
+        LoaderConfig { batch: 4, order: SampleOrder::InOrder, ..LoaderConfig::default() },
+    )
+    .unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!((batch.count, batch.replaced, batch.global_count), (3, 1, 4));
     assert_eq!(batch.labels, Labels::Classes(vec![0, 2, 3]));
