@@ -19,14 +19,14 @@ pub struct NamedTensor {
     /// What the tensor library calls it, in this process.
     pub id: ParamId,
     /// Whether it is learned.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// Its numbers.
     pub data: TensorData,
 }
 
 /// Whether a tensor is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TensorKind {
     /// It is.
     Weight,
     /// It follows from what the network has seen.
@@ -48,7 +48,7 @@ struct Reader {
 impl ModuleVisitor for Reader {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
-        let kind = if value.is_require_grad() { Kind::Weight } else { Kind::Buffer };
+        let kind = if value.is_require_grad() { TensorKind::Weight } else { TensorKind::Buffer };
         self.found.push(NamedTensor { path: self.path.join("."), id: param.id, kind, data: value.to_data() });
     }
 

@@ -171,7 +171,7 @@ pub struct Handshake<S> {
     /// Where the stream leads, for error messages.
     with: String,
     role: Role,
-    flag: Flag,
+    stage: Stage,
     /// The connector's hello and the acceptor's, as bytes, once known.
     connector: [u8; HELLO_BYTES],
     acceptor: [u8; HELLO_BYTES],
@@ -188,7 +188,7 @@ enum Role {
 
 /// What is being waited for; each stage wants so many bytes in the inbox, counted from its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flag {
+enum Stage {
     Preamble,
     Rest,
     Proof,
@@ -241,7 +241,7 @@ impl<S: Read + Write> Handshake<S> {
             job,
             with,
             role,
-            flag: Flag::Preamble,
+            stage: Stage::Preamble,
             connector: [0; HELLO_BYTES],
             acceptor: [0; HELLO_BYTES],
             outbox: Vec::new(),
@@ -261,12 +261,12 @@ impl<S: Read + Write> Handshake<S> {
             if !self.write()? {
                 return Ok(false);
             }
-            match self.flag {
-                Flag::Parting(End::Agreed) => return Ok(true),
-                Flag::Parting(End::OtherVersion(theirs)) => {
+            match self.stage {
+                Stage::Parting(End::Agreed) => return Ok(true),
+                Stage::Parting(End::OtherVersion(theirs)) => {
                     return Err(Error::Version { peer: None, ours: PROTOCOL_VERSION, theirs });
                 }
-                Flag::Parting(End::OtherJob(theirs)) => {
+                Stage::Parting(End::OtherJob(theirs)) => {
                     return Err(Error::OtherJob { at: self.with.clone(), ours: self.job, theirs });
                 }
                 _ => {}
@@ -274,13 +274,13 @@ impl<S: Read + Write> Handshake<S> {
             if !self.read()? {
                 return Ok(false);
             }
-            self.flag = self.next_stage()?;
+            self.stage = self.next_stage()?;
         }
     }
 
     /// The result of a handshake whose `advance` has said `true`.
     pub fn finish(self) -> Established<S> {
-        assert_eq!(self.flag, Flag::Parting(End::Agreed), "a handshake is finished once");
+        assert_eq!(self.stage, Stage::Parting(End::Agreed), "a handshake is finished once");
         let derive = |direction: &str| {
             let material = [&self.key.bytes()[..], &self.connector, &self.acceptor].concat();
             blake3::derive_key(&format!("farandole 2026 connection key, {direction}"), &material)
@@ -296,66 +296,66 @@ impl<S: Read + Write> Handshake<S> {
 
     /// Bytes that must be in the inbox before the stage is over.
     fn wanted(&self) -> usize {
-        match (self.flag, self.role) {
-            (Flag::Preamble, _) => PREAMBLE_BYTES,
-            (Flag::Rest, Role::Connector) => HELLO_BYTES + PROOF_BYTES,
-            (Flag::Rest, Role::Acceptor) => HELLO_BYTES,
-            (Flag::Proof, _) => PROOF_BYTES,
-            (Flag::Welcome | Flag::Thanks, _) => 1,
-            (Flag::Refusal, _) => JOB_ID_BYTES + PROOF_BYTES,
-            (Flag::Parting(_), _) => 0,
+        match (self.stage, self.role) {
+            (Stage::Preamble, _) => PREAMBLE_BYTES,
+            (Stage::Rest, Role::Connector) => HELLO_BYTES + PROOF_BYTES,
+            (Stage::Rest, Role::Acceptor) => HELLO_BYTES,
+            (Stage::Proof, _) => PROOF_BYTES,
+            (Stage::Welcome | Stage::Thanks, _) => 1,
+            (Stage::Refusal, _) => JOB_ID_BYTES + PROOF_BYTES,
+            (Stage::Parting(_), _) => 0,
         }
     }
 
     /// What the bytes of a stage mean, and what comes next.
-    fn next_stage(&mut self) -> Result<Flag> {
-        let (flag, role) = (self.flag, self.role);
-        if flag == Flag::Preamble {
+    fn next_stage(&mut self) -> Result<Stage> {
+        let (stage, role) = (self.stage, self.role);
+        if stage == Stage::Preamble {
             return match check_preamble(&self.inbox) {
-                Preamble::Ours => Ok(Flag::Rest),
+                Preamble::Ours => Ok(Stage::Rest),
                 Preamble::Foreign => Err(self.untrusted()),
                 Preamble::OtherVersion(version) => {
                     if role == Role::Acceptor {
                         self.outbox.extend_from_slice(&foreign_answer());
                     }
-                    Ok(Flag::Parting(End::OtherVersion(version)))
+                    Ok(Stage::Parting(End::OtherVersion(version)))
                 }
             };
         }
         self.filled = 0;
-        match (flag, role) {
-            (Flag::Rest, Role::Acceptor) => {
+        match (stage, role) {
+            (Stage::Rest, Role::Acceptor) => {
                 self.connector.copy_from_slice(&self.inbox[..HELLO_BYTES]);
                 let hello = Hello::decode(&self.connector).ok_or_else(|| self.untrusted())?;
                 self.acceptor = Hello { nonce: random_bytes()?, ..hello }.encode();
                 self.outbox.extend_from_slice(&self.acceptor);
                 self.outbox.extend_from_slice(self.proof(Role::Acceptor).as_bytes());
-                Ok(Flag::Proof)
+                Ok(Stage::Proof)
             }
-            (Flag::Rest, Role::Connector) => {
+            (Stage::Rest, Role::Connector) => {
                 self.acceptor.copy_from_slice(&self.inbox[..HELLO_BYTES]);
                 self.check_proof(HELLO_BYTES, Role::Acceptor)?;
                 self.outbox.extend_from_slice(self.proof(Role::Connector).as_bytes());
-                Ok(Flag::Welcome)
+                Ok(Stage::Welcome)
             }
-            (Flag::Proof, _) => {
+            (Stage::Proof, _) => {
                 self.check_proof(0, Role::Connector)?;
                 let theirs = Hello::decode(&self.connector).expect("decoded before").job;
                 if theirs == self.job {
                     self.outbox.push(WELCOME);
-                    return Ok(Flag::Thanks);
+                    return Ok(Stage::Thanks);
                 }
                 self.outbox.push(OTHER_JOB);
                 self.outbox.extend_from_slice(&self.job.to_bytes());
                 self.outbox.extend_from_slice(self.refusal(&self.job).as_bytes());
-                Ok(Flag::Parting(End::OtherJob(theirs)))
+                Ok(Stage::Parting(End::OtherJob(theirs)))
             }
-            (Flag::Welcome, _) if self.inbox[0] == WELCOME => {
+            (Stage::Welcome, _) if self.inbox[0] == WELCOME => {
                 self.outbox.push(THANKS);
-                Ok(Flag::Parting(End::Agreed))
+                Ok(Stage::Parting(End::Agreed))
             }
-            (Flag::Welcome, _) if self.inbox[0] == OTHER_JOB => Ok(Flag::Refusal),
-            (Flag::Refusal, _) => {
+            (Stage::Welcome, _) if self.inbox[0] == OTHER_JOB => Ok(Stage::Refusal),
+            (Stage::Refusal, _) => {
                 let (job, proof) = self.inbox[..JOB_ID_BYTES + PROOF_BYTES].split_at(JOB_ID_BYTES);
                 let job = JobId::from_bytes(job.try_into().expect("split at its length"));
                 let job = job.ok_or_else(|| self.untrusted())?;
@@ -363,9 +363,9 @@ impl<S: Read + Write> Handshake<S> {
                 if blake3::Hash::from(proof) != self.refusal(&job) {
                     return Err(self.untrusted());
                 }
-                Ok(Flag::Parting(End::OtherJob(job)))
+                Ok(Stage::Parting(End::OtherJob(job)))
             }
-            (Flag::Thanks, _) if self.inbox[0] == THANKS => Ok(Flag::Parting(End::Agreed)),
+            (Stage::Thanks, _) if self.inbox[0] == THANKS => Ok(Stage::Parting(End::Agreed)),
             _ => Err(self.untrusted()),
         }
     }

@@ -10,9 +10,10 @@ use super::code::Lines;
 use super::tree::{File, Tree};
 
 /// Names that several crates may have, and why.
-const SHARED: [(&str, &str); 3] = [
+const SHARED: [(&str, &str); 4] = [
     ("Error", "every library crate calls its one error type so"),
     ("Result", "the alias that goes with a crate's Error"),
+    ("Flag", "settings has flags of the command line, shared memory has flags that ranks set: both are the usual word"),
     ("Plane", "plan names the planes that it chooses among; engine has the trait that a plane implements"),
 ];
 
