@@ -1,4 +1,4 @@
-"""What the threads of this interpreter are doing: for whoever waits for this rank in vain, and for traces.
+"""What the threads of this interpreter are doing: for stall reports and traces.
 
 The engine calls `frames` on a thread of its own once it has the interpreter's lock, and `with_sources` afterwards:
 reading files may take long where a file system hangs, and that may be the very cause of the stall. Where the

@@ -1,10 +1,10 @@
 """Python objects from one rank to all, and from all to all. Serves every front end: no framework takes part.
 
 **What is pickled.** Objects are pickled, with cloudpickle where it is installed, so that functions and classes of the
-main script travel, too. Unpickling runs code that the sender chose. What is unpickled here has come through the engine,
-from a rank of this job that has shown that it knows the job's key; nothing that a stranger sends gets this far.
+main script are sent, too. Unpickling runs code that the sender chose. What is unpickled here has come through the
+engine, from a rank of this job that has shown that it knows the job's key; nothing that a stranger sends gets this far.
 
-Sizes are 64-bit. Ranks may hand in different things, of different types even.
+Sizes are 64-bit. Ranks may pass different things, of different types even.
 """
 
 from __future__ import annotations

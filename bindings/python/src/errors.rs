@@ -43,7 +43,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
     }
 }
 
-/// The exception for an error of a request, of which whoever keeps the job together is told, if the job is still the
+/// The exception for an error of a request, of which the launcher is told, if the job is still the
 /// same.
 pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
     match job.upgrade() {

@@ -68,7 +68,7 @@ impl Result {
         self.0.memory.as_ref().map(|memory| wire(memory.dtype()))
     }
 
-    /// Gives the memory to whoever asks: it lives until the last of them has let it go.
+    /// Gives the memory to each caller: it lives until the last of them has released it.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,

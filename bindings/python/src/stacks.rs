@@ -28,7 +28,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much of a source line is shown.
 const MAX_CHARS: usize = 200;
 
-/// Whether a thread waits for the interpreter's lock on behalf of us. Set by whoever starts one, cleared by it.
+/// Whether a thread waits for the interpreter's lock on behalf of us. Set by the thread that starts it, cleared by it.
 static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// How this process can be looked at from outside, if it can. Prepared once: signal handlers stay.

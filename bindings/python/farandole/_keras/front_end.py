@@ -62,7 +62,7 @@ class FrontEnd:
             optimizer: an optimizer of Keras, or a `LossScaleOptimizer` around one.
             name: prefix of the names of operations.
             device_dense, device_sparse: TensorFlow's devices for the operations. Not used on other backends.
-            compression: what travels in place of gradients, from `hvd.Compression`.
+            compression: what is sent in place of gradients, from `hvd.Compression`.
             sparse_as_dense: reduce sparse gradients as dense ones.
             gradient_predivide_factor: gradients are divided by it before they are added and multiplied by it
                 afterwards.

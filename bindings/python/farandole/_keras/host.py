@@ -125,7 +125,7 @@ def allreduce(
 def broadcast_many(
     values: Sequence[Any], names: Sequence[Optional[str]], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> list[np.ndarray]:
-    """The root's arrays. All ranks hand in arrays of the same shapes and types."""
+    """The root's arrays. All ranks pass arrays of the same shapes and types."""
     group = group_for(process_set, "Broadcast")
     arrays = [_own_copy(value) for value in values]
     handles = [

@@ -84,7 +84,7 @@ class Reducer:
         return results
 
     def _pack(self, grad: torch.Tensor, variable: Any) -> tuple[torch.Tensor, Any]:
-        """The tensor that travels, which may be written, and what its way back needs."""
+        """The tensor that is reduced, which may be written, and what is needed to unpack it."""
         grad = grad.detach()
         if grad.is_sparse:
             grad = grad.to_dense()

@@ -119,7 +119,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
     name: str = "variables",
 ) -> None:
-    """Gives all ranks the root's values. All hand in variables of the same shapes and types in the same order."""
+    """Gives all ranks the root's values. All pass variables of the same shapes and types in the same order."""
     if backend == "tensorflow":
         from farandole.tensorflow.functions import broadcast_variables
 

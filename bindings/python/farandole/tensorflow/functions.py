@@ -1,9 +1,9 @@
 """Making ranks alike: variables and objects from one rank to all, and objects from all to all.
 
-**Variables** of any kind: TensorFlow's, resource or reference, and those of Keras 3. Ranks hand in the same variables
-in the same order. They are known to the other ranks by their positions and labels (`util.label_of`), so that numbers in
-the names of layers need not agree. In eager execution, all variables of a device travel in one call and are written in
-place; in graphs, each gets an operation of its own unless `inplace` is set, which saves the memory of a copy.
+**Variables** of any kind: TensorFlow's, resource or reference, and those of Keras 3. Ranks pass the same variables in
+the same order. They are known to the other ranks by their positions and labels (`util.label_of`), so that numbers in
+the names of layers need not agree. In eager execution, all variables of a device are sent with one call and are written
+in place; in graphs, each gets an operation of its own unless `inplace` is set, which saves the memory of a copy.
 
 **Objects** do not pass through TensorFlow (`farandole.objects`), so that they work the same in eager execution, beside
 a session, and with neither; the parameter `session` is accepted and not used.

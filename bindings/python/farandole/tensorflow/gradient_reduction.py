@@ -11,7 +11,7 @@ together, share one: for these, a node of the graph costs more than the reductio
 that all ranks decide alike. With `groups`, the gradients of a group wait for each other, in eager execution, too.
 
 **Names.** A gradient is called after the position and the label of its variable (`util.label_of`), in the scope of
-whoever reduces it. This is the same on all ranks if they hand in the same variables in the same order, wherever in a
+whoever reduces it. This is the same on all ranks if they pass the same variables in the same order, wherever in a
 graph they do. With `use_generic_names` it is `grad_` and the position, and no scope counts.
 
 Invariant: ranks that are not in the process set, and those that are alone in it, send nothing and keep their gradients.

@@ -159,7 +159,7 @@ def _collective(op_type: str, tensor: Any, name: Optional[str], attrs: dict[str,
 
 
 def _grouped(op_type: str, tensors: Sequence[Any], name: Optional[str], attrs: dict[str, Any]) -> list[Any]:
-    """The same for a list of tensors of one type, which travel together."""
+    """The same for a list of tensors of one type, which are submitted together."""
     tensors = list(tensors)
     if not tensors:
         return []
@@ -230,7 +230,7 @@ def _allreduce_many(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `_allreduce` for each of the tensors, of any types, under its name. In eager mode all are handed in with one
+    """As `_allreduce` for each of the tensors, of any types, under its name. In eager mode all are submitted with one
     call.
 
     They are independent of each other: other ranks may reduce them in any other way under the same names.
@@ -249,7 +249,7 @@ def _allreduce_many(
 def _broadcast_many(
     tensors: Sequence[Any], names: Sequence[str], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast` for each of the tensors, of any types, under its name. In eager mode all are handed in with one
+    """As `broadcast` for each of the tensors, of any types, under its name. In eager mode all are submitted with one
     call."""
     tensors, names = _matched(tensors, names)
     if not tensors:

@@ -117,7 +117,7 @@ def DistributedOptimizer(
         use_locking: as for `tf.compat.v1.train.Optimizer`.
         device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where
             TensorFlow places it.
-        compression: how dense gradients travel: `Compression.none`, `.fp16`, `.bf16` or your own.
+        compression: what is sent in place of dense gradients: `Compression.none`, `.fp16`, `.bf16` or your own.
         sparse_as_dense: make `tf.IndexedSlices` dense first. Good if most rows have a gradient.
         backward_passes_per_step: gradients are added up over so many backward passes before they are reduced and
             applied.

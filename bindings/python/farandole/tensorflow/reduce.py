@@ -1,7 +1,7 @@
 """Allreduce and reducescatter as scripts call them: compression, `tf.IndexedSlices`, devices, several tensors at once.
 
 The operations of `mpi_ops` take one element type at a time and dense tensors. Here, a group may mix element types and
-sparse tensors; what is of one kind travels together.
+sparse tensors; what is of one kind is reduced together.
 
 **Sparse tensors.** The sum of `tf.IndexedSlices` is all of their slices, one after another: values and indices are
 gathered, and what follows adds up slices with the same index. So `Sum` and `Average` are possible, and no factors. The
@@ -9,7 +9,7 @@ average of integers is a floating-point number, as TensorFlow divides them.
 
 Arguments that all functions share:
     average: deprecated; use `op`. device_dense, device_sparse: TensorFlow's names of devices on which to place the
-    operation. Empty: where TensorFlow places it. compression: what travels in place of dense tensors, from
+    operation. Empty: where TensorFlow places it. compression: what is sent in place of dense tensors, from
     `hvd.Compression`. op: `Average` (also if not given), `Sum`, `Min`, `Max`, `Product` or `Adasum`. prescale_factor,
     postscale_factor: contributions and result are multiplied by these. name: ranks find each other's requests by it.
     process_set: the ranks that take part; all, if not given. ignore_name_scope: whether the name is used without the

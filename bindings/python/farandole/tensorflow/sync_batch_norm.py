@@ -7,7 +7,7 @@ and inference are those of Keras. The class is made when it is asked for first, 
 **Forward.** Every rank computes number, mean and variance of its own elements, for each channel. One allgather tells
 them to all; each rank merges them in the order of ranks (the variance around the common mean is that around the own
 means plus what the means differ by, weighted by counts), which is exact for batches of any sizes, also empty ones, and
-does not lose digits as sums of squares would. 2 C + 1 numbers from each rank travel.
+does not lose digits as sums of squares would. 2 C + 1 numbers from each rank are sent.
 
 **Backward.** The gradient of the input depends on the gradients with respect to mean and variance of all ranks' losses:
 one allreduce of 2 C numbers. The gradients of gamma and beta are those of this rank's own batch: an optimizer reduces

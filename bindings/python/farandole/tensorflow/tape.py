@@ -27,7 +27,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
     """The methods that a distributed tape has beside those of its own class."""
 
     _recorder: Any
-    """The tape that was wrapped; whoever entered it leaves it."""
+    """The tape that was wrapped."""
     _reduction: GradientReduction
     _local_sources: VariableSet
     process_set: ProcessSet
@@ -113,7 +113,7 @@ def DistributedGradientTape(
         gradtape: the tape that records.
         device_dense, device_sparse: TensorFlow's names of devices on which to place the reduction. Empty: where
             TensorFlow places it.
-        compression: how dense gradients travel: `Compression.none`, `.fp16`, `.bf16` or your own.
+        compression: what is sent in place of dense gradients: `Compression.none`, `.fp16`, `.bf16` or your own.
         sparse_as_dense: make `tf.IndexedSlices` dense first. Good if most rows have a gradient.
         op: `Average`, `Sum`, or another reduction.
         gradient_predivide_factor: with `Average`, divide by this before adding and multiply by it afterwards.

@@ -1,7 +1,7 @@
-"""Making gradients smaller for the journey.
+"""Compression: gradients in fewer bytes on the wire.
 
 Owns the interface `Compressor` and the compressors that come with Farandole, gathered in `Compression`. A compressor
-turns a tensor into the one that travels and, after the reduction, back. The tensors that travel must have the same
+turns a tensor into the one that is sent and, after the reduction, back. The tensors that are sent must have the same
 shape and element type on all ranks, because they are reduced element by element.
 
 A script brings its own by passing anything with these two functions as `compression=`; a class with static methods or
@@ -23,7 +23,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor that travels, and whatever `decompress` will need."""
+        """The tensor that is sent, and what `decompress` needs."""
         raise NotImplementedError("a compressor has a function compress(tensor) -> (tensor, context)")
 
     @staticmethod
@@ -80,9 +80,9 @@ class BF16Compressor(_NarrowCompressor):
 class Compression:
     """The compressors to choose from: `compression=hvd.Compression.fp16`."""
 
-    #: Gradients travel as they are. The default.
+    #: Gradients are sent as they are. The default.
     none = NoneCompressor
-    #: Floating-point gradients travel as float16.
+    #: Floating-point gradients are sent as float16.
     fp16 = FP16Compressor
-    #: Floating-point gradients travel as bfloat16.
+    #: Floating-point gradients are sent as bfloat16.
     bf16 = BF16Compressor

@@ -1,7 +1,7 @@
 """Making ranks alike: parameters and optimizer states from one rank to all.
 
-Owns what is built from broadcasts. Ranks may hand in different things, of different types even; what counts is the
-root's. The options and structure of an optimizer's state travel as an object, which is pickled (`farandole.objects`);
+Owns what is built from broadcasts. Ranks may pass different things, of different types even; what counts is the
+root's. The options and structure of an optimizer's state are sent as an object, which is pickled (`farandole.objects`);
 tensors never are.
 
 Not here: checkpoints, and anything that follows a change of membership.
@@ -27,7 +27,7 @@ def broadcast_parameters(
 
     Arguments:
         params: `model.state_dict()`, `model.named_parameters()`, `model.parameters()`, or a list of tensors or of pairs
-            of name and tensor. All ranks hand in tensors of the same shapes and types; those without names in the same
+            of name and tensor. All ranks pass tensors of the same shapes and types; those without names in the same
             order.
         root_rank: the rank whose values count, numbered in the world.
         process_set: the ranks that take part.

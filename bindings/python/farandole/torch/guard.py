@@ -1,6 +1,6 @@
 """Memory that is lent stays where it is.
 
-Whoever lends a tensor holds its storage, so the bytes outlive whatever becomes of the tensor (`lent_memory`). Some
+A loan of a tensor holds its storage, so the bytes outlive whatever becomes of the tensor (`lent_memory`). Some
 calls, however, give the *storage* other memory and free what it had: `resize_` where the tensor grows,
 `UntypedStorage.resize_`, and moving to shared memory, by `share_memory_` or by sending a tensor to another process.
 Nothing that holds the storage keeps the bytes alive then. So these calls of torch's ask whether the engine has any of

@@ -73,7 +73,7 @@ class _PhaseTracker(phase_tracker.PhaseTracker):
             self.switch_to(name)
 
     def close(self) -> None:
-        """Whatever is open ends. What a device still has to do for an evaluation is left behind."""
+        """Ends what is open. What a device still has to do for an evaluation is carried over."""
         if self.tail is not None and self.inside == 0:
             staging.carry_over(EVALUATION, self.tail)
             self.tail = None

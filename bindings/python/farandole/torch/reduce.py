@@ -241,7 +241,7 @@ def allreduce(
     """Combines the tensors that all ranks of a process set submit under one name, and returns the result as a new
     tensor. Differentiable. The arguments are those of `allreduce_async`.
 
-    compression: what travels in place of the tensor, from `hvd.Compression`.
+    compression: what is sent in place of the tensor, from `hvd.Compression`.
     """
     op = handle_average_backwards_compatibility(op, average)
     reduction = _Reduction(op, prescale_factor, postscale_factor, process_set, priority)

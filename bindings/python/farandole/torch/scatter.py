@@ -109,7 +109,7 @@ def reducescatter(
     """Returns this rank's rows of the combination of the tensors that all ranks submit under one name. Differentiable.
     The arguments are those of `reducescatter_async`.
 
-    compression: what travels in place of the tensor, from `hvd.Compression`.
+    compression: what is sent in place of the tensor, from `hvd.Compression`.
     """
     compressed, context = compression.compress(tensor)
     how = (op, process_set, prescale_factor, postscale_factor)

@@ -7,7 +7,7 @@ with every torch.
 tells them to all, together with the number of elements, in float64. Each rank merges them in the order of ranks (the
 sum of squares around a common mean is the sum of those around the own means plus what the means differ by, weighted by
 counts), which is exact for batches of any sizes, also empty ones, and does not lose digits as sums of squares would. 2
-C + 1 numbers from each rank travel.
+C + 1 numbers from each rank are sent.
 
 **Backward.** The gradient of the input depends on the others through the sums of dy and of dy (x - mean) over all
 elements; one allreduce of 2 C numbers. The gradients of weight and bias are those of this rank's own batch: an

@@ -1,6 +1,6 @@
 //! Calls that are under way, and the thread that ends them: [`Calls`].
 //!
-//! A kernel hands its requests in and returns; no thread of TensorFlow's waits. One thread of ours takes completions
+//! A kernel submits its requests and returns; no thread of TensorFlow's waits. One thread of ours takes completions
 //! from the engine's queue and runs the callbacks, so ten thousand ops need no more threads than one. It drives the
 //! engine while it waits.
 //!
@@ -70,7 +70,7 @@ enum End {
     Program(ProgramCallback),
 }
 
-/// Told what came of all requests, or what went wrong first.
+/// Called with the outcomes of all requests, or with the first error.
 pub(super) type ProgramCallback = Box<dyn FnOnce(Result<Vec<Outcome>, OpError>) + Send>;
 
 /// What TensorFlow keeps alive until the callback has run.
@@ -157,7 +157,7 @@ unsafe fn compute_blocking(call: KernelCall) -> Result<(), OpError> {
     // SAFETY: promised by the caller: the call is over after all memory has been given back, below.
     let submissions = unsafe { kernel.submissions(&job, call.context)? };
     let tickets = job.world.engine().submit_quietly(submissions);
-    // Whoever ends the job waits until nobody has it.
+    // The thread that ends the job waits until nobody has it.
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.
     let answers = tickets.wait_returning();
@@ -165,7 +165,7 @@ unsafe fn compute_blocking(call: KernelCall) -> Result<(), OpError> {
     unsafe { set_outputs(call, answers, &current.job) }
 }
 
-/// Hands a call's requests in. If there is nothing to wait for, the callback comes back.
+/// Submits a call's requests. If there is nothing to wait for, the callback comes back.
 ///
 /// # Safety
 /// As for [`compute_async`].
@@ -185,7 +185,7 @@ unsafe fn start(call: KernelCall, done: Done) -> Result<(), (OpError, Done)> {
     Ok(())
 }
 
-/// Hands the requests of a compiled program's call in, which is told in any case.
+/// Submits the requests of a compiled program's call, whose callback runs in any case.
 pub(super) fn submit(make: impl FnOnce(&Job) -> Result<Vec<Submission>, OpError>, tell: ProgramCallback) {
     let prepare = || {
         let (current, job) = current()?;
@@ -199,7 +199,7 @@ pub(super) fn submit(make: impl FnOnce(&Job) -> Result<Vec<Submission>, OpError>
     }
 }
 
-/// Gives TensorFlow the results, or the first thing that went wrong.
+/// Gives TensorFlow the results, or the first error.
 ///
 /// # Safety
 /// The callback of the call has not run.
@@ -211,7 +211,7 @@ unsafe fn set_outputs(call: KernelCall, answers: Vec<Answer>, job: &Weak<Job>) -
     Ok(())
 }
 
-/// What came of all requests, or the first thing that went wrong.
+/// The outcomes of all requests, or the first error.
 fn outcomes_of(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<Outcome>, OpError> {
     answers.into_iter().map(|answer| answer.map_err(|returned| OpError::of(job, returned.error))).collect()
 }

@@ -212,7 +212,7 @@ impl Kind {
             .expect("invariant: numbers come from kinds")
     }
 
-    /// Whether it takes a list of tensors that travel together.
+    /// Whether it takes a list of tensors that are submitted together.
     pub(crate) fn is_grouped(self) -> bool {
         matches!(self, Kind::GroupedAllreduce | Kind::GroupedAllgather | Kind::GroupedReducescatter)
     }

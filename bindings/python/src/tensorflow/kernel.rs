@@ -3,7 +3,7 @@
 //!
 //! TensorFlow makes a kernel once for each node, and keeps it; what does not change from call to call is read then.
 //! Ranks match requests by the node's name, so that the order in which an executor comes to its nodes does not matter.
-//! A grouped op is one batch: one request for each tensor, named after the node, and they travel together.
+//! A grouped op is one batch: one request for each tensor, named after the node, and they run together.
 //!
 //! Memory: a call's inputs and outputs live until its callback has run, and the callback runs after the engine has
 //! given all memory back. So regions need no owner here. Where TensorFlow lets an output take over the memory of its

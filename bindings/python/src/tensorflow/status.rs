@@ -36,7 +36,7 @@ impl OpError {
         OpError { code: FAILED_PRECONDITION, text: errors::NOT_INITIALIZED.to_owned() }
     }
 
-    /// For an error of a request. Whoever keeps the job together is told of it.
+    /// For an error of a request. The launcher is told of it.
     pub(crate) fn of(job: &Weak<Job>, error: EngineError) -> OpError {
         let of_op = OpError::from(&error);
         if let Some(job) = job.upgrade() {
