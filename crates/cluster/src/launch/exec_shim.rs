@@ -1,9 +1,8 @@
-//! The last step before a rank's own program: a process that asks the kernel to end it with its agent, then becomes the
-//! program.
+//! The last step before a rank's own program: asks the kernel to kill this process when its agent ends, then executes
+//! the program.
 //!
-//! A parent can only set this for itself, so a few lines have to run in the child. They run in this process, which is
-//! started with the program's words behind it, and which the program replaces; the request to the kernel outlives the
-//! replacement.
+//! A process can set its parent-death signal only for itself, so a few lines have to run in the child. They run in this
+//! process, which is started with the words of the program as arguments; the setting survives `exec`.
 
 use std::ffi::OsString;
 use std::io;

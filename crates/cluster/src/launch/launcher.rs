@@ -1,8 +1,8 @@
 //! Drives a job: agents, their channels, the user's signals and the screen, in one loop.
 //!
-//! What is to be done is decided in [`super::supervision`]; here it is done. The loop never waits for anything but
-//! everything at once, and the time that it tells the supervision is awake time. Writing to a slow terminal happens on
-//! the screen's own thread; while that is behind, agents are not listened to.
+//! [`super::supervision`] decides; this module acts. The loop waits for everything at once, and it gives the
+//! supervision awake time. Writing to a slow terminal happens on the screen's own thread; while that lags, agents are
+//! not read.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -222,7 +222,7 @@ impl Launcher {
         let Some(agent_listener) = &mut self.agent_listener else { return };
         for Caller { host, channel, first } in agent_listener.answer(&self.key, now) {
             let host = host as usize;
-            // Only an agent that is missed; whoever holds the key and lies about its host is one of ours gone mad.
+            // Only an agent that is expected; an authenticated peer with a wrong host is dropped.
             if host < self.lines.len() && self.lines[host].channel.is_none() && !self.spec.placement.is_local(host) {
                 self.lines[host].channel = Some(channel);
                 if let Some(bytes) = first {

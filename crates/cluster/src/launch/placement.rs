@@ -99,11 +99,6 @@ impl JobPlacement {
     pub fn is_local(&self, host: usize) -> bool {
         is_this_host(&self.hosts[host].name)
     }
-
-    /// The same placement as the planner sees it.
-    pub fn topology(&self) -> &Topology {
-        &self.topology
-    }
 }
 
 /// One entry for each host: slots of the same name, or of several names of this host, add up.

@@ -10,13 +10,13 @@
 //!      └──────────failure─────────────────┴──────> ending           └───signal──> asked ──grace or a second signal──> ending
 //! ```
 //!
-//! **Who is to blame.** The first process whose end is *reported* need not be the one that failed first: a rank that
-//! dies of an exception closes its connections long before its process is gone, and its peers may be quicker to end. So
-//! after the first failure the job gets [`SETTLE`] to fall apart by itself, every rank that lost a peer says which one
-//! ([`AgentReport::Blamed`]), and the report follows these fingers to a rank that points at nobody.
+//! **Root cause.** The first process whose end is *reported* need not be the one that failed first: a rank that dies
+//! of an exception closes its connections long before its process ends, and its peers may end earlier. So after the
+//! first failure the ranks get [`SETTLE`] to end by themselves, every rank that lost a peer reports which one
+//! ([`AgentReport::Blamed`]), and the launcher follows these reports to a rank that blames nobody.
 //!
-//! **Whoever slept judges nobody.** All moments here are awake time (`farandole_transport::awake`), which the driver
-//! gives: while the launcher is stopped no limit comes nearer, neither an agent's silence nor a phase's end.
+//! **Awake time.** All times here are awake time (`farandole_transport::awake`), which the driver gives: while the
+//! launcher is stopped, neither an agent's silence nor the end of a phase comes nearer.
 //!
 //! **Everybody hears of the first failure** at once, as a failure notice, so that ranks that wait for the dead one stop
 //! waiting.

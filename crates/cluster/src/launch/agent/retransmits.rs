@@ -1,15 +1,15 @@
 //! Whether the host at the other end of a TCP connection still answers.
 //!
-//! A launcher that says nothing may be stopped (Ctrl-Z at the user's terminal), or its host may be down or cut off. The
-//! kernel knows: the host of a stopped process acknowledges what is sent to it, also when the process reads nothing and
-//! its buffers are full; one that is gone does not, and the kernel here sends the same bytes again and again.
-//! Heartbeats see to it that there is always something to acknowledge.
+//! A silent launcher may be stopped (Ctrl-Z at the user's terminal), or its host may be down or cut off. The kernel
+//! knows which: the host of a stopped process still acknowledges what is sent to it, even when its buffers are full. A
+//! host that is gone does not, and the kernel here retransmits. Heartbeats make sure that there is always something to
+//! acknowledge.
 //!
-//! How often that was in vain is in `/proc/net/tcp`. A connection that is not found there counts as unanswered.
+//! `/proc/net/tcp` has the number of retransmissions. A connection that is not found there counts as unanswered.
 
 use std::os::fd::{AsFd, AsRawFd};
 
-/// A single repetition may be chance.
+/// A single retransmission may be chance.
 const IN_VAIN: u32 = 2;
 
 /// Whether what was sent over this connection lately has been acknowledged, or may still be.

@@ -1,4 +1,4 @@
-//! Agents that are not heard of: which are lost, and which are only stopped.
+//! Silent agents: which are lost, and which are only stopped.
 //!
 //! An agent of another host that is silent for too long is lost, and its ranks with it. One of this host can be looked
 //! at: while its process is stopped (Ctrl-Z, a debugger, a suspended job) its ranks go on without it, and so does the

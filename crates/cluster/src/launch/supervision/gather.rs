@@ -1,13 +1,13 @@
-//! How the ranks of all hosts meet: who has come where, for which epoch, and who is missing when somebody has waited
-//! long enough.
+//! The rendezvous of ranks on several hosts: which hosts have gathered all their ranks for this epoch, and which ranks
+//! are missing when one has waited long enough.
 //!
-//! Every agent gathers the ranks of its host. When all hosts have gathered, everybody is told of everybody, and the
-//! next epoch begins: a job may come together any number of times, and a rank that comes for the next epoch while
-//! another is still in this one waits.
+//! Every agent gathers the ranks of its host. When all hosts have gathered, all ranks get all messages, and the next
+//! epoch begins: a job may come together any number of times, and a rank that arrives for the next epoch while another
+//! is still in this one waits.
 //!
 //! **Invariant:** agents and launcher count epochs alike, because both count what the launcher has sent: an agent
-//! begins the next one when it hears of everybody, whoever has left its table meanwhile. Such a rank's withdrawal comes
-//! with the epoch that it had come for, by which the launcher sees that it crossed its own message.
+//! begins the next epoch when it gets all messages, even if a rank has left meanwhile. Such a rank's withdrawal carries
+//! the epoch that it had arrived for, so the launcher sees that it crossed its own message.
 
 use super::super::message::Directive;
 
