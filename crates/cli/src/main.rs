@@ -124,6 +124,7 @@ enum PeerCommand {
 }
 
 fn main() -> ExitCode {
+    farandole_settings::log_to_stderr();
     let words: Vec<OsString> = std::env::args_os().collect();
     if let Some(code) = internal::serve(&words) {
         return code;

@@ -110,7 +110,9 @@ impl Engine {
         let world = Group::new(settings, mesh, record, added);
         let tensor_table = Arc::new(TensorTable::default());
         tensor_table.add(GroupId::WORLD, ranks, Some(rank));
-        let on_stall: OnStall = hooks.on_stall.unwrap_or_else(|| Arc::new(|notice| eprintln!("{}", notice.shown())));
+        let on_stall: OnStall = hooks
+            .on_stall
+            .unwrap_or_else(|| Arc::new(|notice| log::warn!(target: farandole_settings::REPORT, "{}", notice.shown())));
         let abort = AbortHandle::new(waiter.bell());
         let status_reporter = StatusReporter::new(Arc::clone(&recorder), hooks.stacks, waiter.bell());
         let (known, woken) = (Arc::clone(&tensor_table), Arc::clone(&waiter));

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use farandole_engine::Communicator;
 use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_plan::table::Table;
-use farandole_settings::LogLevel;
 
 use crate::error::Result;
 
@@ -17,11 +16,9 @@ use crate::error::Result;
 pub(crate) fn adopt(communicator: &mut Communicator, shelf: &Shelf) -> Result<Option<Arc<Table>>> {
     let (table, notice) = tables::adopt(communicator, shelf)?;
     match notice {
-        Some(Notice::Warning(text)) => eprintln!("farandole: {text}"),
-        Some(Notice::Debug(text)) if LogLevel::of_this_process() <= LogLevel::Debug => {
-            eprintln!("farandole: {text}");
-        }
-        Some(Notice::Debug(_)) | None => {}
+        Some(Notice::Warning(text)) => log::warn!("{text}"),
+        Some(Notice::Debug(text)) => log::debug!("{text}"),
+        None => {}
     }
     Ok(table)
 }

@@ -124,7 +124,7 @@ impl Records {
         let (trace_in, signal) = (wishes.trace.clone(), wishes.signal);
         let wanted = WriterOptions { trace_in, dump_in, fallback, signal, timeline };
         let started = TraceWriter::start(&recorder, wanted).or_else(|error| {
-            eprintln!("farandole: rank {rank} writes no trace and no timeline by itself: {error}");
+            log::warn!("rank {rank} writes no trace and no timeline by itself: {error}");
             TraceWriter::start(&recorder, WriterOptions::default())
         });
         Records { recorder, writer: started.ok(), timeline_prepared }

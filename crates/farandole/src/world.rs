@@ -90,6 +90,7 @@ fn start_timeout() -> Duration {
 impl Setup {
     /// Makes this process a rank of its job.
     pub fn init(self) -> Result<World> {
+        settings::log_to_stderr();
         let environment = Environment::from_process()?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
         let mut config = match self.config {

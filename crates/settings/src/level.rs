@@ -1,7 +1,6 @@
 //! How much is said on standard error, in the words and numbers that Horovod's users know.
 //!
-//! Errors and warnings are always said. At `info` each rank says at its start who it is, at `debug` also by what it
-//! chooses algorithms. There is no other log.
+//! At `info` each rank says at its start who it is, at `debug` also by what it chooses algorithms.
 
 /// From which importance on messages are wanted; the finest is the least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,6 +14,7 @@
 pub mod document;
 mod idle;
 mod level;
+mod logger;
 mod notices;
 pub mod table;
 mod value;
@@ -21,6 +22,7 @@ mod value;
 use std::fmt;
 
 pub use level::LogLevel;
+pub use logger::{REPORT, log_to_stderr};
 pub use notices::notices;
 pub use table::*;
 pub use value::{Cores, Kind, SettingValue};

@@ -351,7 +351,8 @@ pub const LOG_LEVEL: Setting = Setting::does(
     Reader::Ranks,
     Kind::Level,
     "warning",
-    "`info`: each rank says at its start who it is; `debug`: rank 0 also says which measured table is used.",
+    "How much is said on standard error. `info`: each rank says at its start who it is; `debug`: rank 0 also says \
+     which measured table is used. A program with a logger of its own (the `log` crate) decides for itself.",
 )
 .horovod("HOROVOD_LOG_LEVEL")
 .flag("log-level", "LEVEL")

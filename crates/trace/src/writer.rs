@@ -278,14 +278,14 @@ impl WriterThread {
             && let Err(error) = run_trace.follow(&self.recorder)
         {
             let path = run_trace.path.display();
-            eprintln!("farandole: rank {rank}: writing the trace {path}: {error}; it ends here");
+            log::warn!("rank {rank}: writing the trace {path}: {error}; it ends here");
             self.run_trace = None;
             self.recorder.want_no_samples();
         }
         if let Some(timeline) = &mut self.timeline
             && let Err(error) = timeline.follow(&self.recorder)
         {
-            eprintln!("farandole: rank {rank}: writing the timeline: {error}; it ends here");
+            log::warn!("rank {rank}: writing the timeline: {error}; it ends here");
             self.timeline = None;
         }
     }
@@ -315,10 +315,10 @@ impl WriterThread {
             (None, None) => return,
         };
         match saved {
-            Ok(path) if announces => eprintln!("{}", DumpNotice { rank: header.rank, path: &path, occasion }),
+            Ok(path) if announces => log::warn!("{}", DumpNotice { rank: header.rank, path: &path, occasion }),
             Ok(_) => {}
             Err(error) => {
-                eprintln!("farandole: rank {}: saving a trace in {}: {error}", header.rank, folder.display());
+                log::warn!("rank {}: saving a trace in {}: {error}", header.rank, folder.display());
             }
         }
     }
@@ -333,7 +333,7 @@ impl WriterThread {
             && let Err(error) = run_trace.end()
         {
             let path = run_trace.path.display();
-            eprintln!("farandole: rank {}: ending the trace {path}: {error}", self.recorder.header().rank);
+            log::warn!("rank {}: ending the trace {path}: {error}", self.recorder.header().rank);
         }
     }
 }

@@ -106,7 +106,7 @@ impl Voice {
     /// Says something that is amiss on this rank. Every rank does so for itself: whoever reads standard error reads all
     /// of it.
     pub fn warn(rank: usize, what: &str) {
-        eprintln!("farandole: rank {rank}: {what}");
+        log::warn!("rank {rank}: {what}");
     }
 
     /// Says how far it is, if it is time to.

@@ -43,7 +43,7 @@ use std::net::IpAddr;
 use std::sync::Once;
 
 use farandole_plan::Rank;
-use farandole_settings::{self as settings, LogLevel};
+use farandole_settings as settings;
 use farandole_transport::{JobId, Key};
 
 pub use launcher::{Launcher, RankPosition};
@@ -174,9 +174,7 @@ impl Environment {
 
     /// Says who this process is on standard error, if the user wants to know.
     pub fn log(&self) {
-        if LogLevel::of_this_process() <= LogLevel::Info {
-            eprintln!("farandole: {}", self.describe());
-        }
+        log::info!("{}", self.describe());
     }
 
     /// Says on standard error which variables are set and have no effect, or are unknown. Rank 0 says it for all; where
@@ -190,7 +188,7 @@ impl Environment {
         SAID.call_once(|| {
             let variables = settings::of_this_process();
             for line in settings::notices(variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))) {
-                eprintln!("farandole: note: {line}");
+                log::warn!("note: {line}");
             }
         });
     }

@@ -126,7 +126,7 @@ impl Environment {
         let state = Arc::new(JobState::new(job, &[]));
         let wanted = farandole_settings::METRICS.in_environment();
         let address = wanted.map(|text| live::parse_address(&text)).transpose();
-        let told = |why: &str| eprintln!("farandole: rank {} shows no metrics ({}): {why}", self.rank, live::METRICS);
+        let told = |why: &str| log::warn!("rank {} shows no metrics ({}): {why}", self.rank, live::METRICS);
         let address = address.unwrap_or_else(|why| {
             told(&why);
             None

@@ -490,7 +490,7 @@ impl Launcher {
         if let (Some((_, results)), Some(last)) = (&self.task, words.last())
             && let Err(error) = results.fail(self.supervision.failed_rank(), last)
         {
-            eprintln!("farandole: nobody will read why the job failed: {error}");
+            log::warn!("nobody will read why the job failed: {error}");
         }
         // A closed channel sends an agent home.
         let children: Vec<Child> = self.lines.drain(..).filter_map(|line| line.child).collect();
