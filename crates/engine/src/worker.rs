@@ -20,15 +20,14 @@ use farandole_trace::event::NameId;
 use farandole_transport::{AwakeClock, Waiter};
 
 use crate::abort::AbortHandle;
-use crate::bucket::Pending;
 use crate::command_queue::CommandQueue;
 use crate::completion::Slot;
+use crate::driver_faults::panic_text;
 use crate::driver_lock::LONGEST_SLEEP;
-use crate::error::{Error, Failure};
-use crate::group::{Group, GroupError, Look, StallNotice, TurnInput};
-use crate::owed::take_orphans;
+use crate::error::Error;
+use crate::group::{Group, Look, StallNotice, TurnInput};
+use crate::pending::Pending;
 use crate::status_reporter::StatusReporter;
-use crate::submission::Returned;
 use crate::tensor_table::TensorTable;
 
 /// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size
@@ -63,27 +62,27 @@ pub type OnStall = Arc<dyn Fn(&StallNotice) + Send + Sync>;
 
 /// Everything the engine works on.
 pub(crate) struct Driver {
-    groups: Vec<Group>,
+    pub(crate) groups: Vec<Group>,
     /// Groups whose end somebody waits for.
-    ending: Vec<(GroupId, Arc<Slot<()>>)>,
+    pub(crate) ending: Vec<(GroupId, Arc<Slot<()>>)>,
     /// The start of this rank's clock.
-    start: Instant,
-    clock: AwakeClock,
-    tensor_table: Arc<TensorTable>,
-    waiter: Arc<Waiter>,
-    abort: AbortHandle,
+    pub(crate) start: Instant,
+    pub(crate) clock: AwakeClock,
+    pub(crate) tensor_table: Arc<TensorTable>,
+    pub(crate) waiter: Arc<Waiter>,
+    pub(crate) abort: AbortHandle,
     /// Whether the abort handle has rung and been acted on.
-    aborted: bool,
-    on_stall: OnStall,
+    pub(crate) aborted: bool,
+    pub(crate) on_stall: OnStall,
     /// Says what this rank does when others wait for it.
-    status_reporter: StatusReporter,
+    pub(crate) status_reporter: StatusReporter,
     /// Orders of the current turn, the next one last; empty between turns, unless one has panicked.
-    orders: Vec<Command>,
-    took_something: bool,
+    pub(crate) orders: Vec<Command>,
+    pub(crate) took_something: bool,
     /// When the last turn began.
-    turned_at: Duration,
-    shutting_down: bool,
-    dozing: bool,
+    pub(crate) turned_at: Duration,
+    pub(crate) shutting_down: bool,
+    pub(crate) dozing: bool,
 }
 
 impl Driver {
@@ -126,26 +125,6 @@ impl Driver {
         }
     }
 
-    /// Ends everything after a panic. Every request gets an answer that names it: those in the groups, and those that
-    /// unwinding has dropped. Orders that were not taken yet are taken in the next turn, and find their groups ended.
-    fn survive(&mut self, what: &str) {
-        let orphans = take_orphans();
-        let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(GroupError::Panicked(what.to_owned()))));
-        let error = self.tensor_table.ended(GroupId::WORLD).unwrap_or_else(|| {
-            let what = what.to_owned();
-            Error::from(Failure { what, rank: None, tensor: None, elapsed: None, orderly: false })
-        });
-        if ended.is_err() {
-            // Whatever state the groups are in, the requests are there.
-            self.tensor_table.end_all(&error);
-            let now = self.start.elapsed();
-            self.groups.iter_mut().for_each(|group| group.fail_requests(&error, now));
-        }
-        for recipient in orphans.into_iter().chain(take_orphans()) {
-            recipient.answer(Err(Returned::without_memory(error.clone())));
-        }
-    }
-
     fn turn_or_panic(&mut self, commands: &CommandQueue<Command>, look: Look) -> Turn {
         let now = self.look_at_clock();
         self.turned_at = now;
@@ -175,7 +154,7 @@ impl Driver {
     }
 
     /// The time at the beginning of a turn.
-    fn look_at_clock(&mut self) -> Duration {
+    pub(crate) fn look_at_clock(&mut self) -> Duration {
         let before = self.clock.slept();
         let now = self.clock.look(Instant::now(), LONGEST_SLEEP);
         if self.clock.slept() != before {
@@ -186,7 +165,7 @@ impl Driver {
     }
 
     /// The time within a turn.
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.clock.peek(Instant::now(), LONGEST_SLEEP).saturating_duration_since(self.start)
     }
 
@@ -256,17 +235,8 @@ impl Driver {
         }
     }
 
-    /// A direct call of this rank waits. The world looks into it.
-    fn tell_of_direct_call(&mut self, wait: DirectWait, now: Duration) {
-        let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
-        let Some(world) = self.groups.first_mut().filter(|world| world.id() == GroupId::WORLD) else { return };
-        if let Err(group_error) = world.tell_of_direct_call(wait, &turn) {
-            self.fail(0, group_error);
-        }
-    }
-
     /// Drops groups that are over.
-    fn retire(&mut self, now: Duration) {
+    pub(crate) fn retire(&mut self, now: Duration) {
         if !self.groups.iter().any(|group| group.is_over(now)) {
             return;
         }
@@ -279,62 +249,6 @@ impl Driver {
             }
             is_there
         });
-    }
-
-    /// Ends all groups if the abort handle has rung. Says whether it is news.
-    fn check_abort(&mut self) -> bool {
-        let Some(abort) = self.abort.aborted().filter(|_| !self.aborted).cloned() else { return false };
-        self.aborted = true;
-        let lost = abort.peer;
-        if let Some(peer) = lost {
-            self.groups.iter_mut().for_each(|group| group.expect_nothing_of(peer));
-        }
-        self.fail_all(GroupError::Aborted(abort));
-        if lost.is_none() {
-            let now = self.now();
-            self.groups.iter_mut().for_each(|group| group.expect_little(now));
-        }
-        true
-    }
-
-    /// A group is in error.
-    fn fail(&mut self, index: usize, group_error: GroupError) {
-        if self.check_abort() {
-            return;
-        }
-        let now = self.now();
-        let failure = self.groups[index].first_cause(group_error, &self.waiter, now);
-        // StallFinding the cause may have taken a while.
-        if self.check_abort() {
-            return;
-        }
-        match self.groups[index].id() {
-            GroupId::WORLD => self.end_all(failure),
-            _ => {
-                let turn = TurnInput { now: self.now(), tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
-                self.groups[index].fail(&Error::from(failure), &turn);
-            }
-        }
-    }
-
-    /// All groups are in the same error.
-    pub(crate) fn fail_all(&mut self, group_error: GroupError) {
-        let now = self.now();
-        let failure = match self.groups.first_mut() {
-            Some(group) => group.first_cause(group_error, &self.waiter, now),
-            None => return,
-        };
-        self.end_all(failure);
-    }
-
-    fn end_all(&mut self, failure: Failure) {
-        let error = Error::from(failure);
-        self.tensor_table.end_all(&error);
-        let now = self.now();
-        for group in &mut self.groups {
-            let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
-            group.fail(&error, &turn);
-        }
     }
 
     /// Whether the last turn took orders in.
@@ -387,9 +301,4 @@ impl Driver {
             self.groups.iter().for_each(Group::wake_up);
         }
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
 }

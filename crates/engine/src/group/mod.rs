@@ -10,7 +10,9 @@
 //! words.
 
 mod active_bucket;
+mod control;
 mod group_error;
+mod lifecycle;
 mod stalls;
 
 use std::collections::HashMap;
@@ -19,17 +21,17 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
 use farandole_plan::choose::{AlgorithmLimits, Choices, Hierarchical};
-use farandole_plan::message::Message;
-use farandole_plan::stall::{self, Word};
+use farandole_plan::stall::{self};
 use farandole_plan::table::Table as Measured;
 use farandole_plan::{GroupId, Rank, Request};
 use farandole_trace::event::NameId;
-use farandole_transport::{Error as TransportError, Mesh, Progress};
+use farandole_transport::{Mesh, Progress};
 
-use crate::bucket::{GroupRank, Pending, PendingTable};
+use crate::bucket::GroupRank;
 use crate::error::Error;
 use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::planes::Planes;
+use crate::pending::{Pending, PendingTable};
 use crate::plane::{Offer, PlaneGroup};
 use crate::record::group::GroupRecord;
 use crate::submission::Outcome;
@@ -39,25 +41,8 @@ pub(crate) use group_error::GroupError;
 pub use stalls::StallNotice;
 
 use active_bucket::ActiveBucket;
+use lifecycle::CLOSE_LIMIT;
 use stalls::{Stalls, check_interval};
-
-/// First byte of a control message that carries a message of the agreement.
-const SAYS_AGREEMENT: u8 = 0;
-/// The only byte of a control message that says: this rank leaves in good order.
-const SAYS_GOODBYE: u8 = 1;
-/// First byte of a control message about a stall.
-const SAYS_STALL: u8 = 2;
-
-/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this
-/// is longer than any bucket takes; a coordinator that is alive answers at once otherwise.
-const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-
-/// How long a failed or closed group waits for its peers' last words.
-const LINGER: Duration = Duration::from_secs(2);
-
-/// The same after an abort handle that names no rank: some of the peers will never answer, and those that live have
-/// heard it themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
-const ABORTED_LINGER: Duration = Duration::from_millis(200);
 
 /// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
 /// peer, and the bucket is what is waited for.
@@ -282,87 +267,6 @@ impl Group {
         }
     }
 
-    /// Wants to leave in good order.
-    pub(crate) fn close(&mut self, now: Duration) {
-        if self.state == State::Open {
-            self.state = State::Closing(now);
-            self.member.close(now);
-        }
-    }
-
-    /// Whether waiting for an orderly end has become pointless: the coordinator does not answer.
-    fn cannot_close(&self, now: Duration) -> bool {
-        matches!(self.state, State::Closing(since) if now >= since + CLOSE_LIMIT)
-    }
-
-    /// Whether the group is over and the mesh can be dropped.
-    pub(crate) fn is_over(&self, now: Duration) -> bool {
-        let State::Ended(until) = self.state else { return false };
-        let all_left = (0..self.here.size).all(|rank| rank == self.here.me.index() || self.left[rank]);
-        (all_left && !self.unflushed) || now >= until
-    }
-
-    fn hear(&mut self, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
-        let mut moved = false;
-        let mut about_stalls = Vec::new();
-        for peer in self.mesh.peers_mut() {
-            while !self.left[peer.rank.index()] {
-                let Some(message) = peer.control.recv()? else { break };
-                moved = true;
-                let garbled = |what: String| TransportError::Garbled { peer: peer.rank, what };
-                match message.split_first() {
-                    Some((&SAYS_AGREEMENT, body)) => {
-                        let message = Message::decode(body).map_err(|bad| garbled(bad.to_string()))?;
-                        if let Message::Announce { requests, .. } = &message {
-                            self.record.arrived(peer.rank, requests, turn.now);
-                        }
-                        self.member
-                            .receive(peer.rank, message, turn.now)
-                            .map_err(|violation| garbled(violation.what))?;
-                    }
-                    Some((&SAYS_GOODBYE, [])) => self.left[peer.rank.index()] = true,
-                    Some((&SAYS_STALL, body)) => {
-                        let word = Word::decode(body).map_err(|bad| garbled(bad.to_string()))?;
-                        about_stalls.push((peer.rank, word));
-                    }
-                    _ => return Err(garbled("a control message of no known kind".to_owned()).into()),
-                }
-            }
-        }
-        for (from, word) in about_stalls {
-            self.hear_of_stall(from, word, turn)?;
-        }
-        Ok(moved)
-    }
-
-    fn speak(&mut self, now: Duration) -> Result<bool, GroupError> {
-        let mut moved = false;
-        while let Some((to, message)) = self.member.poll_send(now) {
-            self.message.clear();
-            self.message.push(SAYS_AGREEMENT);
-            message.encode(&mut self.message);
-            if !self.left[to.index()] {
-                self.mesh.peer_mut(to).control.send(&self.message)?;
-                self.unflushed = true;
-            }
-            moved = true;
-        }
-        self.flush()?;
-        Ok(moved)
-    }
-
-    fn flush(&mut self) -> Result<(), TransportError> {
-        if self.unflushed {
-            self.unflushed = false;
-            for peer in self.mesh.peers_mut() {
-                if !self.left[peer.rank.index()] {
-                    self.unflushed |= peer.control.flush()? != Progress::Done;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn act(&mut self, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
         let mut moved = false;
         let mut refused = Vec::new();
@@ -415,94 +319,5 @@ impl Group {
                 self.say_goodbye(turn);
             }
         }
-    }
-
-    fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, turn: &TurnInput<'_>) {
-        turn.tensor_table.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
-        for (pending, explanation) in refused {
-            self.record.failed(&pending, turn.now);
-            let error = match self.state {
-                State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
-                _ => Error::ShutDown,
-            };
-            pending.fail(error);
-        }
-    }
-
-    fn say_goodbye(&mut self, turn: &TurnInput<'_>) {
-        self.state = State::Ended(turn.now + LINGER);
-        turn.tensor_table.end(self.id(), &Error::ShutDown);
-        for pending in self.table.take_all() {
-            pending.fail(Error::ShutDown);
-        }
-        for peer in self.mesh.peers_mut() {
-            // A peer that cannot be told has left already.
-            self.left[peer.rank.index()] |= peer.control.send(&[SAYS_GOODBYE]).is_err();
-        }
-        self.unflushed = true;
-    }
-
-    /// After the end: lets the last words out and waits for those of the peers.
-    fn linger(&mut self) -> bool {
-        let mut moved = false;
-        self.unflushed = false;
-        for peer in self.mesh.peers_mut() {
-            let left = &mut self.left[peer.rank.index()];
-            let flushed = peer.control.flush();
-            self.unflushed |= flushed.is_ok_and(|progress| progress != Progress::Done);
-            while !*left {
-                match peer.control.recv() {
-                    Ok(Some(message)) => {
-                        moved = true;
-                        *left = message == [SAYS_GOODBYE];
-                    }
-                    Ok(None) => break,
-                    Err(_) => *left = true,
-                }
-            }
-        }
-        moved
-    }
-
-    /// Fails all requests under way, also those of a bucket that was being completed.
-    pub(crate) fn fail_requests(&mut self, error: &Error, now: Duration) {
-        while let Some((mut pending, outcome)) = self.done.pop() {
-            (pending.input, pending.output) = (outcome.input, outcome.output);
-            pending.fail(error.clone());
-        }
-        for pending in self.table.take_all() {
-            self.record.failed(&pending, now);
-            pending.fail(error.clone());
-        }
-    }
-
-    /// A world rank is lost: its last words are not waited for.
-    pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
-        if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
-            self.left[member] = true;
-        }
-    }
-
-    /// Nobody knows which peers will never answer: a group that has ended does not wait long for any.
-    pub(crate) fn expect_little(&mut self, now: Duration) {
-        if let State::Ended(until) = &mut self.state {
-            *until = (*until).min(now + ABORTED_LINGER);
-        }
-    }
-
-    /// Ends the group for this cause, on all ranks.
-    pub(crate) fn fail(&mut self, error: &Error, turn: &TurnInput<'_>) {
-        if let State::Ended(_) = self.state {
-            return;
-        }
-        self.state = State::Ended(turn.now + LINGER);
-        self.active = None;
-        turn.tensor_table.end(self.id(), error);
-        let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
-        self.mesh.abort(blamed, &error.to_string());
-        self.unflushed = true;
-        self.fail_requests(error, turn.now);
-        self.record.group_error(&error.to_string(), turn.now);
-        self.linger();
     }
 }

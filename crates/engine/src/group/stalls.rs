@@ -27,7 +27,8 @@ use farandole_plan::{GroupId, Rank};
 use farandole_transport::Error as TransportError;
 
 use super::active_bucket::ActiveBucket;
-use super::{Group, GroupError, SAYS_STALL, State, TurnInput};
+use super::control::SAYS_STALL;
+use super::{Group, GroupError, State, TurnInput};
 use crate::status_reporter::{StatusReporter, cut, look_at};
 use crate::wait_limits::tell_again;
 

@@ -23,14 +23,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::agree::Bucket;
-use farandole_plan::message::Announcement;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::{self, GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
-use farandole_trace::{BucketTimes, DumpReason, Event, Recorder, RingWriter};
+use farandole_trace::{BucketTimes, Event, Recorder, RingWriter};
 
-use crate::bucket::{Pending, PendingTable};
 use crate::exec::step_trace::{self, StepTrace};
+use crate::pending::{Pending, PendingTable};
 use crate::tensor_table::QuickHasher;
 
 /// Buckets from this size on are timed by looking at the clock: copying so much takes ten microseconds, three looks
@@ -98,11 +97,11 @@ impl Start {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct GroupRecord {
-    writer: RingWriter,
-    start_ns: u64,
+    pub(super) writer: RingWriter,
+    pub(super) start_ns: u64,
     /// How long this process has been asleep: what it is told are moments of awake time, what it writes is real time.
     slept_ns: u64,
-    group: GroupNumber,
+    pub(super) group: GroupNumber,
     /// The time of the last entry about the running bucket.
     last_ns: u64,
     /// Whether the running bucket is large enough to look at the clock for it.
@@ -172,7 +171,7 @@ impl GroupRecord {
     }
 
     /// Writes down what is held of the running bucket, as it was.
-    fn spell_out(&mut self) {
+    pub(super) fn spell_out(&mut self) {
         let Some(Held { template, started, started_ns, entered, packed_ns }) = self.held.take() else { return };
         self.writer.write_edge(started_ns, started, template);
         if let (Some(packed_ns), Event::Started { group, operation, .. }) = (packed_ns, started) {
@@ -194,7 +193,7 @@ impl GroupRecord {
         self.slept_ns = slept.as_nanos() as u64;
     }
 
-    fn enter(&mut self, now: Duration, event: Event) {
+    pub(super) fn enter(&mut self, now: Duration, event: Event) {
         self.look(now);
         self.writer.write(self.last_ns, event);
     }
@@ -225,17 +224,6 @@ impl GroupRecord {
         let (group, collective, dtype) = (self.group, collective(&request.collective), dtype(request.dtype));
         let event = Event::Submitted { name, group, collective, dtype, bytes };
         self.writer.write_for(thread, time_ns.unwrap_or_else(|| self.at(now)), event);
-    }
-
-    /// The coordinator hears what a peer asks for.
-    pub(crate) fn arrived(&mut self, peer: Rank, announcements: &[Announcement], now: Duration) {
-        if !self.writer.is_on() {
-            return;
-        }
-        for Announcement { request, .. } in announcements {
-            let name = self.writer.recorder().intern(&request.name, &request.shape);
-            self.writer.write(self.at(now), Event::Arrived { name, group: self.group, rank: peer.0 });
-        }
     }
 
     /// A bucket begins.
@@ -412,44 +400,6 @@ impl GroupRecord {
             };
             self.writer.write(time_ns.max(since_ns), Event::Waited { name, since_ns });
         }
-    }
-
-    /// A bucket is given up.
-    pub(crate) fn abandoned(&mut self, operation: farandole_plan::agree::Operation, now: Duration) {
-        self.spell_out();
-        self.enter(now, Event::Abandoned { group: self.group, operation: OperationNumber(operation.0) });
-    }
-
-    /// A request that travels in no bucket has its result.
-    pub(crate) fn done(&mut self, pending: &Pending, now: Duration) {
-        let (name, group) = (pending.mark.name, self.group);
-        self.writer.write(self.at(now), Event::Done { name, group, operation: OperationNumber(0) });
-    }
-
-    /// A request is not carried out.
-    pub(crate) fn failed(&mut self, pending: &Pending, now: Duration) {
-        self.spell_out();
-        self.writer.write(self.at(now), Event::Failed { name: pending.mark.name, group: self.group });
-    }
-
-    /// A warning is given about a request that waits for ranks (of the world), and the first of them is named.
-    pub(crate) fn stalled(&mut self, name: &Arc<str>, missing: usize, rank: Rank, now: Duration) {
-        let name = self.writer.recorder().intern(name, &[]);
-        let (group, missing, rank) = (self.group, missing as u32, rank.0);
-        self.writer.write(self.at(now), Event::Stalled { name, group, missing, rank });
-    }
-
-    /// This rank was told what a stall comes to.
-    pub(crate) fn stall_told(&self) {
-        self.writer.recorder().request_dump(DumpReason::Stall);
-    }
-
-    /// The group has ended with an error.
-    pub(crate) fn group_error(&mut self, cause: &str, now: Duration) {
-        self.spell_out();
-        let name = self.writer.recorder().intern(&cause.into(), &[]);
-        self.writer.write(self.at(now), Event::Aborted { name });
-        self.writer.recorder().request_dump(DumpReason::Abort);
     }
 }
 

@@ -1,0 +1,138 @@
+//! How a group ends: in good order, or for a cause.
+//!
+//! A rank that wants to leave says so to the agreement (*closing*), which lets it go when no request is under way. It
+//! then says goodbye and *lingers*: it waits for the goodbyes of its peers, so that nobody takes the end of a
+//! connection for a failure. A group that fails tells its peers the cause first, fails all requests, and lingers, too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farandole_plan::Rank;
+use farandole_transport::Progress;
+
+use super::control::SAYS_GOODBYE;
+use super::{Group, State, TurnInput};
+use crate::error::Error;
+use crate::pending::Pending;
+
+/// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this
+/// is longer than any bucket takes; a coordinator that is alive answers at once otherwise.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a failed or closed group waits for its peers' last words.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The same after an abort handle that names no rank: some of the peers will never answer, and those that live have
+/// heard it themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
+const ABORTED_LINGER: Duration = Duration::from_millis(200);
+
+impl Group {
+    /// Wants to leave in good order.
+    pub(crate) fn close(&mut self, now: Duration) {
+        if self.state == State::Open {
+            self.state = State::Closing(now);
+            self.member.close(now);
+        }
+    }
+
+    /// Whether waiting for an orderly end has become pointless: the coordinator does not answer.
+    pub(super) fn cannot_close(&self, now: Duration) -> bool {
+        matches!(self.state, State::Closing(since) if now >= since + CLOSE_LIMIT)
+    }
+
+    /// Whether the group is over and the mesh can be dropped.
+    pub(crate) fn is_over(&self, now: Duration) -> bool {
+        let State::Ended(until) = self.state else { return false };
+        let all_left = (0..self.here.size).all(|rank| rank == self.here.me.index() || self.left[rank]);
+        (all_left && !self.unflushed) || now >= until
+    }
+
+    pub(super) fn refuse(&mut self, refused: Vec<(Pending, Arc<str>)>, turn: &TurnInput<'_>) {
+        turn.tensor_table.leave(self.id(), refused.iter().map(|(pending, _)| &pending.name));
+        for (pending, explanation) in refused {
+            self.record.failed(&pending, turn.now);
+            let error = match self.state {
+                State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
+                _ => Error::ShutDown,
+            };
+            pending.fail(error);
+        }
+    }
+
+    pub(super) fn say_goodbye(&mut self, turn: &TurnInput<'_>) {
+        self.state = State::Ended(turn.now + LINGER);
+        turn.tensor_table.end(self.id(), &Error::ShutDown);
+        for pending in self.table.take_all() {
+            pending.fail(Error::ShutDown);
+        }
+        for peer in self.mesh.peers_mut() {
+            // A peer that cannot be told has left already.
+            self.left[peer.rank.index()] |= peer.control.send(&[SAYS_GOODBYE]).is_err();
+        }
+        self.unflushed = true;
+    }
+
+    /// After the end: lets the last words out and waits for those of the peers.
+    pub(super) fn linger(&mut self) -> bool {
+        let mut moved = false;
+        self.unflushed = false;
+        for peer in self.mesh.peers_mut() {
+            let left = &mut self.left[peer.rank.index()];
+            let flushed = peer.control.flush();
+            self.unflushed |= flushed.is_ok_and(|progress| progress != Progress::Done);
+            while !*left {
+                match peer.control.recv() {
+                    Ok(Some(message)) => {
+                        moved = true;
+                        *left = message == [SAYS_GOODBYE];
+                    }
+                    Ok(None) => break,
+                    Err(_) => *left = true,
+                }
+            }
+        }
+        moved
+    }
+
+    /// Fails all requests under way, also those of a bucket that was being completed.
+    pub(crate) fn fail_requests(&mut self, error: &Error, now: Duration) {
+        while let Some((mut pending, outcome)) = self.done.pop() {
+            (pending.input, pending.output) = (outcome.input, outcome.output);
+            pending.fail(error.clone());
+        }
+        for pending in self.table.take_all() {
+            self.record.failed(&pending, now);
+            pending.fail(error.clone());
+        }
+    }
+
+    /// A world rank is lost: its last words are not waited for.
+    pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
+        if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
+            self.left[member] = true;
+        }
+    }
+
+    /// Nobody knows which peers will never answer: a group that has ended does not wait long for any.
+    pub(crate) fn expect_little(&mut self, now: Duration) {
+        if let State::Ended(until) = &mut self.state {
+            *until = (*until).min(now + ABORTED_LINGER);
+        }
+    }
+
+    /// Ends the group for this cause, on all ranks.
+    pub(crate) fn fail(&mut self, error: &Error, turn: &TurnInput<'_>) {
+        if let State::Ended(_) = self.state {
+            return;
+        }
+        self.state = State::Ended(turn.now + LINGER);
+        self.active = None;
+        turn.tensor_table.end(self.id(), error);
+        let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
+        self.mesh.abort(blamed, &error.to_string());
+        self.unflushed = true;
+        self.fail_requests(error, turn.now);
+        self.record.group_error(&error.to_string(), turn.now);
+        self.linger();
+    }
+}
