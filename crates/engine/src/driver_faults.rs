@@ -1,10 +1,10 @@
 //! What the driver does when something goes wrong: a group fails, somebody aborts, or the driver itself panics.
 
+use crate::driver::Driver;
 use crate::error::{Error, Failure};
 use crate::group::{GroupError, TurnInput};
 use crate::owed::take_orphans;
 use crate::submission::Returned;
-use crate::worker::Driver;
 use farandole_plan::GroupId;
 use farandole_plan::stall::DirectWait;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -33,7 +33,7 @@
 //!   ringing the bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for
 //!   each event. When its time is up it tries the driver lock; while a caller drives on, it stands aside again.
 //!
-//! Not here: what a turn does (`worker`), and how a value gets to the caller (`completion`).
+//! Not here: what a turn does (`driver`), and how a value gets to the caller (`completion`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
@@ -46,10 +46,10 @@ use farandole_transport::{Bell, Waiter};
 
 use crate::command_queue::{After, CommandQueue};
 use crate::completion::Slot;
+use crate::driver::{Command, Driver, Turn};
 use crate::exec::backoff::{DriverBackoff, Next, Wait};
 use crate::exec::crowd::Crowd;
 use crate::group::Look;
-use crate::worker::{Command, Driver, Turn};
 
 /// Length of the worker's nap after it has taken something in. About the time in which a script submits the gradients
 /// of a small model; it is also the delay of a request that nobody waits for.

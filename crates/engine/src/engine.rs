@@ -15,6 +15,7 @@ use crate::completion::Slot;
 use crate::completion_queue::{CompletionQueue, Sleeper};
 use crate::config::Config;
 use crate::connector::Connector;
+use crate::driver::{Command, OnStall};
 use crate::driver_lock::Push;
 use crate::error::{Error, Result};
 use crate::owed::{Owed, Recipient};
@@ -27,7 +28,6 @@ use crate::status_reporter::Stacks;
 use crate::submission::{Outcome, Returned, Submission};
 use crate::ticket::{QuietTickets, Ticket};
 use crate::wait_limits::WaitLimits;
-use crate::worker::{Command, OnStall};
 
 /// One rank's engine. See the crate's text.
 pub struct Engine {

@@ -4,7 +4,7 @@
 //! name, so ranks may submit in any order; they run as soon as every rank of the group has asked for them. From the
 //! second iteration on the ranks know the order and no longer talk about it.
 //!
-//! One gradient's way: `engine` (checks, enters the name) → `commands` → `worker` (the loop) → `group` (agreement, the
+//! One gradient's way: `engine` (checks, enters the name) → `commands` → `driver` (the loop) → `group` (agreement, the
 //! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links)
 //! and back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `driver_lock`.
 //!
@@ -44,6 +44,7 @@ mod completion_queue;
 pub mod config;
 pub mod connector;
 pub mod direct;
+mod driver;
 mod driver_faults;
 mod driver_lock;
 mod engine;
@@ -64,16 +65,15 @@ pub mod tables;
 mod tensor_table;
 mod ticket;
 mod wait_limits;
-mod worker;
 
 pub use abort::AbortHandle;
 pub use completion_queue::{Completion, CompletionQueue};
 pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
+pub use driver::OnStall;
 pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
 pub use group::StallNotice;
 pub use status_reporter::Stacks;
 pub use submission::{Outcome, Returned, Submission};
 pub use ticket::{QuietTickets, Ticket, wait_all};
-pub use worker::OnStall;

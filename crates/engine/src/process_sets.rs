@@ -5,6 +5,7 @@
 
 use crate::completion::Slot;
 use crate::connector::number_in;
+use crate::driver::Command;
 use crate::driver_lock::Push;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -12,7 +13,6 @@ use crate::group::Group;
 use crate::record::group::GroupRecord;
 use crate::start::{join_planes, settings};
 use crate::submission::Submission;
-use crate::worker::Command;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request};
 use farandole_tensor::Region;
 use std::sync::{Arc, PoisonError};

@@ -281,10 +281,11 @@ mod tests {
     #[test]
     fn a_shelf_that_cannot_be_written_to_is_an_error_and_leaves_nothing() {
         let folder = Folder::new();
-        fs::write(&folder, "in the way").unwrap();
-        assert!(Shelf::in_folder(&*folder).put(MACHINE, &table()).is_err());
-        assert!(matches!(Shelf::in_folder(&*folder).find(MACHINE, CLASS), Found::Unusable { .. }));
-        fs::remove_file(&folder).unwrap();
+        let file = folder.join("shelf");
+        fs::write(&file, "in the way").unwrap();
+        assert!(Shelf::in_folder(&*file).put(MACHINE, &table()).is_err());
+        assert!(matches!(Shelf::in_folder(&*file).find(MACHINE, CLASS), Found::Unusable { .. }));
+        assert_eq!(fs::read(&file).unwrap(), b"in the way");
     }
 
     #[test]

@@ -16,10 +16,10 @@ use farandole_plan::stall::DirectWait;
 use super::Communicator;
 use super::descriptor::Descriptor;
 use crate::Engine;
+use crate::driver::Command;
 use crate::driver_lock::Push;
 use crate::exec::Execution;
 use crate::shared::Shared;
-use crate::worker::Command;
 
 /// The report comes so long before the call fails by its deadline, where there is room for that: time for the answers
 /// of ranks that take theirs, and to be read.

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use super::coordinator::{Coordinator, Target};
 use super::learn::History;
+use super::negotiation::duplicate;
 use super::replay::{Cycle, Place};
 use super::table::{ByName, Slab};
-use super::{Action, Bucket, Operation, Refusal, RequestId, Settings, Violation};
+use super::{Action, Bucket, Operation, Refusal, RequestId, Settings};
 use crate::fuse;
-use crate::message::{Announcement, Message};
+use crate::message::Message;
 use crate::request::{Batch, Collective, Rank, Request};
-use crate::stall;
 
 /// Rank 0 of each group coordinates it.
 pub(super) const COORDINATOR: Rank = Rank(0);
@@ -57,7 +57,7 @@ pub struct Member {
     /// How often a segment must have been repeated before it is replayed.
     pub(super) repeats_needed: u32,
     pub(super) actions: VecDeque<Action>,
-    outbox: VecDeque<(Rank, Message)>,
+    pub(super) outbox: VecDeque<(Rank, Message)>,
     pub(super) coordinator: Option<Box<Coordinator>>,
 }
 
@@ -208,28 +208,6 @@ impl Member {
         Ok(id)
     }
 
-    /// Takes in a message of another rank.
-    ///
-    /// # Errors
-    /// The message makes no sense; the driver should [`abort`](Member::abort).
-    pub fn receive(&mut self, from: Rank, message: Message, now: Duration) -> Result<(), Violation> {
-        if from == self.me || from.index() >= self.size {
-            return Err(Violation { from, what: "there is no such peer".to_string() });
-        }
-        if let Life::Failed(_) | Life::Closed(_) = self.life {
-            return Ok(());
-        }
-        if let Message::Abort { cause } = message {
-            self.give_up(cause);
-            return Ok(());
-        }
-        match &mut self.coordinator {
-            Some(coordinator) => coordinator.receive(from, message, now),
-            None if from == COORDINATOR => self.follow(message, now),
-            None => Err(Violation { from, what: "it is not the coordinator".to_string() }),
-        }
-    }
-
     /// The next message to send; never to this rank itself. Call until `None`, before waiting.
     pub fn poll_send(&mut self, now: Duration) -> Option<(Rank, Message)> {
         self.settle(now);
@@ -312,31 +290,6 @@ impl Member {
         }
     }
 
-    /// Closes the group on all ranks: what is already agreed still runs, everything else is refused.
-    pub fn close(&mut self, _now: Duration) {
-        if self.life == Life::Open {
-            self.life = Life::Closing;
-            self.break_replay();
-        }
-    }
-
-    /// Gives up at once, for the given cause: the outstanding run is abandoned, everything is refused with this cause,
-    /// and the other ranks are told. The first cause wins.
-    pub fn abort(&mut self, cause: Arc<str>, _now: Duration) {
-        if let Life::Failed(_) | Life::Closed(_) = self.life {
-            return;
-        }
-        self.give_up(Arc::clone(&cause));
-        for rank in (0..self.size).map(Rank::from).filter(|rank| *rank != self.me) {
-            self.outbox.push_back((rank, Message::Abort { cause: Arc::clone(&cause) }));
-        }
-    }
-
-    /// Which requests wait for which ranks (known on rank 0 of the group only).
-    pub fn stalled(&self, limits: &stall::StallLimits, now: Duration) -> Option<stall::Report> {
-        stall::report(self.coordinator.as_ref()?.waiting(), limits, &self.settings.world_ranks, now)
-    }
-
     /// Whether buckets are replayed at present, without any message.
     pub fn is_replaying(&self) -> bool {
         matches!(&self.mode, Mode::Replaying(replaying) if !replaying.stopped)
@@ -345,17 +298,6 @@ impl Member {
     /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.entries.len()
-    }
-
-    fn refuse_submission(&self, request: &Request) -> Refusal {
-        let reason = match &self.life {
-            Life::Draining(cause) | Life::Failed(cause) | Life::Closed(cause) => {
-                return Refusal { reason: Arc::clone(cause) };
-            }
-            Life::Open => format!("{:?} cannot be submitted: this rank has joined.", request.name),
-            _ => format!("{:?} cannot be submitted: Farandole has been shut down on this rank.", request.name),
-        };
-        Refusal { reason: reason.into() }
     }
 
     pub(super) fn limits(&self) -> fuse::FusionLimits {
@@ -459,33 +401,4 @@ impl Member {
         }
         self.coordinator = Some(coordinator);
     }
-
-    fn announce(&mut self) {
-        if !matches!(self.mode, Mode::Negotiating) {
-            return;
-        }
-        if !self.unannounced.is_empty() {
-            let announcement = |id: &RequestId| {
-                let entry = self.entries.get(id.0);
-                let mut request = entry.request.clone();
-                request.batch = entry.cut_batch.clone().or(request.batch);
-                Announcement { request, seen: entry.seen }
-            };
-            let requests = self.unannounced.iter().map(announcement).collect();
-            self.unannounced.clear();
-            self.tell_coordinator(Message::Announce { generation: self.generation, requests });
-        }
-        if self.life == Life::Closing {
-            self.life = Life::CloseSent;
-            self.tell_coordinator(Message::Close);
-        }
-    }
-}
-
-fn duplicate(name: &str) -> Refusal {
-    let reason = format!(
-        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently \
-         being processed: {name:?}. Wait for it before using the name again, or give each request a name of its own."
-    );
-    Refusal { reason: reason.into() }
 }

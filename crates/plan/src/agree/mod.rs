@@ -38,6 +38,7 @@ mod coordinator;
 mod follow;
 mod learn;
 mod member;
+mod negotiation;
 mod replay;
 mod table;
 

@@ -129,7 +129,7 @@ impl Driver {
         let now = self.look_at_clock();
         self.turned_at = now;
         let aborted = self.check_abort();
-        self.took_something = self.take_orders(commands, now);
+        self.took_something = self.take_commands(commands, now);
         let mut moved = self.took_something || aborted;
         if let (true, Some(world)) = (self.took_something, self.groups.first_mut()) {
             world.note_cycle(now);
@@ -181,7 +181,7 @@ impl Driver {
         }
     }
 
-    fn take_orders(&mut self, commands: &CommandQueue<Command>, now: Duration) -> bool {
+    fn take_commands(&mut self, commands: &CommandQueue<Command>, now: Duration) -> bool {
         // A panic may have left some. They come before whatever has been pushed since.
         if self.orders.is_empty() {
             commands.take_all(&mut self.orders);
@@ -189,12 +189,12 @@ impl Driver {
         }
         let took_something = !self.orders.is_empty();
         while let Some(order) = self.orders.pop() {
-            self.take_order(order, now);
+            self.take_command(order, now);
         }
         took_something
     }
 
-    fn take_order(&mut self, order: Command, now: Duration) {
+    fn take_command(&mut self, order: Command, now: Duration) {
         match order {
             Command::Submit { group, request, pending } => {
                 let turn = TurnInput { now, tensor_table: &self.tensor_table, on_stall: &*self.on_stall };
