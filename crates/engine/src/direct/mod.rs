@@ -379,7 +379,7 @@ impl Communicator {
             return self.fail_aborted(descriptor, began, abort);
         }
         let error = self.mesh.first_cause(error, &self.waiter, CAUSE_PATIENCE);
-        // StallFinding the cause may have taken a while.
+        // Finding the cause may have taken a while.
         if let Some(abort) = self.abort.aborted().cloned() {
             return self.fail_aborted(descriptor, began, abort);
         }
