@@ -1,4 +1,4 @@
-//! THE loop: [`Driver::turn`]. It takes orders in, gives every group its turn, and ends groups that are in error.
+//! THE loop: [`Driver::turn`]. It takes commands, gives every group its turn, and ends groups that are in error.
 //!
 //! A turn does what can be done now and never blocks; who calls it, and where the caller sleeps when nothing moves, is
 //! decided in `driver_lock`. The driver is the only one who touches groups, meshes and regions under way.
@@ -6,9 +6,9 @@
 //! All moments that groups are told are awake time (`farandole_transport::awake`), counted from the start of this
 //! rank's clock: a rank that was stopped blames nobody for what it did not hear meanwhile.
 //!
-//! The first error counts. GroupError of the world, a panic of ours or an abort handle ends every group with the same
-//! cause; error of another group ends that group alone. Whatever goes wrong while an abort handle is ringing is taken
-//! for its effect (`abort`).
+//! The first error counts. An error of the world's group, a panic of ours or an abort ends every group with the same
+//! cause; an error of another group ends that group alone. Whatever goes wrong during an abort counts as its effect
+//! (`abort`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

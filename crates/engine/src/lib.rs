@@ -1,12 +1,12 @@
-//! Drives: takes requests, agrees with peers, runs schedules over links.
+//! Drives: takes requests, agrees with peers, carries collectives out.
 //!
 //! A front end hands an [`Engine`] requests with memory ([`Submission`]) and gets [`Ticket`]s. Requests are matched by
 //! name, so ranks may submit in any order; they run as soon as every rank of the group has asked for them. From the
 //! second iteration on the ranks know the order and no longer talk about it.
 //!
-//! One gradient's way: `engine` (checks, enters the name) → `commands` → `driver` (the loop) → `group` (agreement, the
-//! running bucket) → `bucket` (into the fusion buffer) → `route` (which way the bytes take) → `run` (steps over links)
-//! and back through `bucket` and `completion` to the `ticket`. Who turns the loop is told in `driver_lock`.
+//! The path of a gradient: `engine` (checks, enters the name) → `command_queue` → `driver` (the loop) → `group`
+//! (agreement, the active bucket) → `bucket` (into the fusion buffer) → `exec` (plane, schedule, steps) and back through
+//! `bucket` and `completion` to the `ticket`. `driver_lock` says which thread drives. ARCHITECTURE.md has the whole walk.
 //!
 //! ```
 //! use farandole_engine::{Config, Engine, Submission};
