@@ -5,8 +5,9 @@
 //! second iteration on the ranks know the order and no longer talk about it.
 //!
 //! The path of a gradient: `engine` (checks, enters the name) → `command_queue` → `driver` (the loop) → `group`
-//! (agreement, the active bucket) → `bucket` (into the fusion buffer) → `exec` (plane, schedule, steps) and back through
-//! `bucket` and `completion` to the `ticket`. `driver_lock` says which thread drives. ARCHITECTURE.md has the whole walk.
+//! (agreement, the active bucket) → `bucket` (into the fusion buffer) → `exec` (plane, schedule, steps) and back
+//! through `bucket` and `completion` to the `ticket`. `driver_lock` says which thread drives; ARCHITECTURE.md has every
+//! file.
 //!
 //! ```
 //! use farandole_engine::{Config, Engine, Submission};
