@@ -2,7 +2,7 @@
 //!
 //! A model checker runs a small test under every order that the memory model allows. The models are the integration
 //! tests `crates/*/tests/loom_*.rs`; they compile only with `--cfg loom`, which changes every crate, so the chore has a
-//! target folder of its own. Optimised, because a model tries up to some hundred thousand orders.
+//! target folder of its own. Optimised a little, because a model tries up to some hundred thousand orders.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -33,6 +33,7 @@ pub(crate) fn check() -> Result<Tally> {
         // Time of compiling and linking that no model gets back.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("model").to_string_lossy())
         .run()
 }
