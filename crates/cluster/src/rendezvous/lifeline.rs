@@ -379,10 +379,12 @@ mod tests {
     #[test]
     fn the_longest_silence_is_a_number_of_seconds() {
         let read = |text: Option<&str>| silence_from_lookup(|_| text.map(str::to_string));
-        assert_eq!(read(None).unwrap(), Some(farandole_settings::HEARTBEAT_TIMEOUT.default_value()));
+        for unset in [None, Some(""), Some(" ")] {
+            assert_eq!(read(unset).unwrap(), Some(farandole_settings::HEARTBEAT_TIMEOUT.default_value()), "{unset:?}");
+        }
         assert_eq!(read(Some("0.25")).unwrap(), Some(Duration::from_millis(250)));
         assert_eq!(read(Some(" 0 ")).unwrap(), None);
-        for text in ["", "soon", "-1", "nan", "1e300"] {
+        for text in ["soon", "-1", "nan", "1e300"] {
             let error = read(Some(text)).unwrap_err();
             assert!(error.to_string().starts_with(HEARTBEAT_TIMEOUT), "{error}");
         }
