@@ -18,7 +18,7 @@ impl Driver {
         let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(GroupError::Panicked(what.to_owned()))));
         let error = self.tensor_table.ended(GroupId::WORLD).unwrap_or_else(|| {
             let what = what.to_owned();
-            Error::from(Failure { what, rank: None, tensor: None, elapsed: None, orderly: false })
+            Error::from(Failure { what, rank: None, tensor: None, elapsed: None })
         });
         if ended.is_err() {
             // Whatever state the groups are in, the requests are there.

@@ -77,8 +77,6 @@ pub struct Failure {
     pub tensor: Option<Arc<str>>,
     /// How long that request had been under way.
     pub elapsed: Option<Duration>,
-    /// Whether the peers left in an orderly way (shutdown), so that nothing is broken.
-    pub orderly: bool,
 }
 
 impl Error {
@@ -134,6 +132,6 @@ impl std::error::Error for Error {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        if failure.orderly { Error::ShutDown } else { Error::Failed(Arc::new(failure)) }
+        Error::Failed(Arc::new(failure))
     }
 }

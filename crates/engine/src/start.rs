@@ -171,5 +171,5 @@ pub(crate) fn join_planes(
 
 pub(crate) fn not_started(error: farandole_transport::Error) -> Error {
     let what = format!("the ranks could not meet: {error}");
-    Error::from(Failure { what, rank: error.peer(), tensor: None, elapsed: None, orderly: false })
+    Error::from(Failure { what, rank: error.peer(), tensor: None, elapsed: None })
 }

@@ -71,8 +71,7 @@ fn a_pending_result_has_the_type_of_what_comes() {
 #[test]
 fn errors_name_their_layer_and_give_the_cause_behind_it() {
     let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-    let failure =
-        Failure { what: "rank 1 is gone".into(), rank: Some(Rank(1)), tensor: None, elapsed: None, orderly: false };
+    let failure = Failure { what: "rank 1 is gone".into(), rank: Some(Rank(1)), tensor: None, elapsed: None };
     let notice = FailureNotice::new(FailureKind::Gone).on_rank(Rank(1));
     for (error, words, has_cause) in [
         (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),

@@ -411,7 +411,7 @@ impl Communicator {
         let elapsed = began.map(|began| began.elapsed());
         self.mesh.abort(rank, &what);
         self.record.group_error(&what);
-        let failure = Arc::new(Failure { what, rank, tensor: None, elapsed, orderly: false });
+        let failure = Arc::new(Failure { what, rank, tensor: None, elapsed });
         self.failure = Some(Arc::clone(&failure));
         Error::Failed(failure)
     }
@@ -443,5 +443,5 @@ enum Woken {
 }
 
 fn failed(rank: Option<Rank>, elapsed: Option<Duration>, what: &str) -> Error {
-    Error::Failed(Arc::new(Failure { what: what.to_owned(), rank, tensor: None, elapsed, orderly: false }))
+    Error::Failed(Arc::new(Failure { what: what.to_owned(), rank, tensor: None, elapsed }))
 }

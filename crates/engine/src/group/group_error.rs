@@ -60,7 +60,7 @@ impl Group {
     fn failure(&self, what: String, rank: Option<Rank>, now: Duration) -> Failure {
         let active = self.active.as_ref();
         let tensor = active.map(|active| Arc::clone(&active.bucket.plan.parts[0].item.name));
-        Failure { what, rank, tensor, elapsed: active.map(|active| now.saturating_sub(active.began)), orderly: false }
+        Failure { what, rank, tensor, elapsed: active.map(|active| now.saturating_sub(active.began)) }
     }
 
     fn under_way(&self, now: Duration) -> String {

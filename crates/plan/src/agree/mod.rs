@@ -174,13 +174,6 @@ pub struct Bucket {
     pub entry_barrier: bool,
 }
 
-impl Bucket {
-    /// Whether the driver must pack this bucket into the fusion buffer instead of working in the caller's memory.
-    pub fn staged(&self) -> bool {
-        self.plan.staged
-    }
-}
-
 /// What the driver has to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
