@@ -104,11 +104,6 @@ pub enum Message {
         /// Why.
         cause: Arc<str>,
     },
-    /// Anybody to anybody: the group has failed.
-    Abort {
-        /// The first cause.
-        cause: Arc<str>,
-    },
 }
 
 /// Bytes that are not a message.
@@ -175,7 +170,6 @@ impl Message {
             Message::Resume { .. } => 9,
             Message::Close => 10,
             Message::Closed { .. } => 11,
-            Message::Abort { .. } => 12,
         }
     }
 
@@ -219,7 +213,7 @@ impl Message {
                 put_u64(into, *until);
             }
             Message::Close => {}
-            Message::Closed { cause } | Message::Abort { cause } => put_str(into, cause),
+            Message::Closed { cause } => put_str(into, cause),
         }
     }
 
@@ -257,7 +251,6 @@ impl Message {
             9 => Message::Resume { generation: reader.u32("a generation")?, until: reader.u64("a bucket count")? },
             10 => Message::Close,
             11 => Message::Closed { cause: reader.str("a cause")? },
-            12 => Message::Abort { cause: reader.str("a cause")? },
             _ => return Err(reader.malformed("preceded by a known kind of message")),
         })
     }

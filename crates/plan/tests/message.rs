@@ -100,7 +100,6 @@ fn message() -> impl Strategy<Value = Message> {
         (g(), number()).prop_map(|(generation, until)| Message::Resume { generation, until }),
         Just(Message::Close),
         name().prop_map(|cause| Message::Closed { cause }),
-        name().prop_map(|cause| Message::Abort { cause }),
     ]
 }
 

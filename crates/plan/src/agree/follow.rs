@@ -259,25 +259,4 @@ impl Member {
             in_flight
         });
     }
-
-    /// The group has failed: nothing runs any more.
-    pub(super) fn give_up(&mut self, cause: Arc<str>) {
-        if let Some(running) = self.running.take() {
-            self.actions.push_back(Action::Abandon { operation: running.operation });
-            self.unbind(&running.requests);
-        }
-        for bucket in std::mem::take(&mut self.queue) {
-            self.unbind(&bucket.requests);
-        }
-        self.leave_replay();
-        self.refuse_pending(&cause);
-        self.coordinator = None;
-        self.life = Life::Failed(cause);
-    }
-
-    fn unbind(&mut self, requests: &[Option<RequestId>]) {
-        for id in requests.iter().flatten() {
-            self.entries.get_mut(id.0).bound = false;
-        }
-    }
 }

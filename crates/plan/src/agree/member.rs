@@ -88,8 +88,6 @@ pub(super) enum Life {
     CloseSent,
     /// The agreed stream has ended; what is bound still runs.
     Draining(Arc<str>),
-    /// The group has failed; the driver has yet to fetch what this means for the requests.
-    Failed(Arc<str>),
     /// Over.
     Closed(Arc<str>),
 }
@@ -241,7 +239,7 @@ impl Member {
         if let Some(bucket) = self.start_replayed(now) {
             return Some(Action::Run(bucket));
         }
-        if let Life::Draining(cause) | Life::Failed(cause) = &self.life {
+        if let Life::Draining(cause) = &self.life {
             let cause = Arc::clone(cause);
             self.life = Life::Closed(Arc::clone(&cause));
             return Some(Action::Closed { cause });

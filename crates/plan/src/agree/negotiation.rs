@@ -14,16 +14,12 @@ impl Member {
     /// Takes in a message of another rank.
     ///
     /// # Errors
-    /// The message makes no sense; the driver should [`abort`](Member::abort).
+    /// The message makes no sense; the driver should end the group.
     pub fn receive(&mut self, from: Rank, message: Message, now: Duration) -> Result<(), Violation> {
         if from == self.me || from.index() >= self.size {
             return Err(Violation { from, what: "there is no such peer".to_string() });
         }
-        if let Life::Failed(_) | Life::Closed(_) = self.life {
-            return Ok(());
-        }
-        if let Message::Abort { cause } = message {
-            self.give_up(cause);
+        if let Life::Closed(_) = self.life {
             return Ok(());
         }
         match &mut self.coordinator {
@@ -41,18 +37,6 @@ impl Member {
         }
     }
 
-    /// Gives up at once, for the given cause: the outstanding run is abandoned, everything is refused with this cause,
-    /// and the other ranks are told. The first cause wins.
-    pub fn abort(&mut self, cause: Arc<str>, _now: Duration) {
-        if let Life::Failed(_) | Life::Closed(_) = self.life {
-            return;
-        }
-        self.give_up(Arc::clone(&cause));
-        for rank in (0..self.size).map(Rank::from).filter(|rank| *rank != self.me) {
-            self.outbox.push_back((rank, Message::Abort { cause: Arc::clone(&cause) }));
-        }
-    }
-
     /// Which requests wait for which ranks (known on rank 0 of the group only).
     pub fn stalled(&self, limits: &stall::StallLimits, now: Duration) -> Option<stall::Report> {
         stall::report(self.coordinator.as_ref()?.waiting(), limits, &self.settings.world_ranks, now)
@@ -60,7 +44,7 @@ impl Member {
 
     pub(super) fn refuse_submission(&self, request: &Request) -> Refusal {
         let reason = match &self.life {
-            Life::Draining(cause) | Life::Failed(cause) | Life::Closed(cause) => {
+            Life::Draining(cause) | Life::Closed(cause) => {
                 return Refusal { reason: Arc::clone(cause) };
             }
             Life::Open => format!("{:?} cannot be submitted: this rank has joined.", request.name),

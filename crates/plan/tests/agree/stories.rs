@@ -256,25 +256,6 @@ fn closing_refuses_what_was_not_agreed_and_runs_what_was() {
 }
 
 #[test]
-fn an_abort_reaches_everybody_with_its_first_cause() {
-    let mut sim = Sim::new(3, &Settings::default(), 2);
-    iterations(&mut sim, 5, &["a"]);
-    sim.run();
-    for rank in 0..2 {
-        sim.push(rank, [Step::Submit(allreduce("a", 100))]);
-    }
-    sim.run_until_quiet();
-    let now = sim.now;
-    sim.member(2).abort("rank 2 died".into(), now);
-    sim.run();
-    sim.check();
-    for rank in 0..3 {
-        assert_eq!(sim.closed(rank).as_deref(), Some("rank 2 died"));
-    }
-    assert_eq!(&*reason(sim.ends(0).last().unwrap().1.clone()), "rank 2 died");
-}
-
-#[test]
 fn a_stall_during_replay_becomes_visible() {
     let mut sim = Sim::new(2, &Settings::default(), 2);
     iterations(&mut sim, 5, &["a"]);

@@ -82,7 +82,6 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("resume", Message::Resume { generation: 301, until: 6 }),
         ("close", Message::Close),
         ("closed", Message::Closed { cause: "the program is done".into() }),
-        ("abort", Message::Abort { cause: "rank 1 is gone".into() }),
     ]
     .map(|(name, message)| (name, encoded(&message)))
     .into();
