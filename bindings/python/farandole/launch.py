@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole import _native
-
 __all__ = ["RankFailed", "run"]
 
 # What the launcher may take to end a job that was interrupted: its grace period of 5 s, and as long again to clear up.
@@ -158,7 +156,8 @@ def _own_folders() -> list[str]:
 
 def _command() -> str:
     """The command `farandole`: the one that a variable names, that was installed with this package, or of the path."""
-    named = _native.text_setting("FARANDOLE_COMMAND")
+    # Read here and not by the settings of `_native`: whoever only starts jobs does not load the engine.
+    named = os.environ.get("FARANDOLE_COMMAND")
     if named:
         return named
     scripts = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
