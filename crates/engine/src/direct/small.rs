@@ -34,9 +34,16 @@ impl Communicator {
             self.record.sampled(began_ns, number, descriptor, bytes);
             return Ok(());
         }
-        self.drive(descriptor, bytes, &mut Execution::Gather, &mut Buffers::none())?;
+        self.wait_for_all(descriptor, bytes)?;
         read(self.windows());
         Ok(())
+    }
+
+    /// Somebody is late. Out of line, so that the state of an execution does not weigh on calls in which nobody is.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_all(&mut self, descriptor: Descriptor, bytes: usize) -> Result<()> {
+        self.drive(descriptor, bytes, &mut Execution::Gather, &mut Buffers::none())
     }
 
     /// The windows of this host, where the caller knows that there are some.
