@@ -115,7 +115,7 @@ pub enum Joining {
 pub struct Settings {
     /// Largest bucket of more than one tensor; zero turns fusion off.
     pub threshold_bytes: u64,
-    /// An allreduce of one tensor up to this size travels through the fusion buffer too ([`Bucket::staged`]), so that
+    /// An allreduce of one tensor up to this size travels through the fusion buffer too (`BucketPlan::staged`), so that
     /// its replay needs no entry barrier.
     pub stage_below_bytes: u64,
     /// An allreduce of one tensor from this size on travels alone.
