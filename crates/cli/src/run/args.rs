@@ -1,7 +1,7 @@
 //! The command line of `farandole run`: its flags, and nothing about what they bring about.
 //!
 //! What farandole does is described here, in groups that `--help` shows. Flags that are settings are in
-//! [`super::flags`], flags that horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a
+//! [`mod@super::flags`], flags that horovodrun's users know and farandole answers otherwise in [`super::horovod`]. Of a
 //! flag that is given twice the last one counts; that is how the command line overrules the configuration file. Flags
 //! that say how ranks are started are [`LaunchArgs`]: every command that starts ranks of its own has them, under the
 //! same names.

@@ -3,7 +3,7 @@
 //! There are two answers. *Noted*: the flag has no effect, one line says why, and the job runs. *Refused*: somebody
 //! relies on what it asks for, and one line says what to use instead. No flag is overlooked in silence. Where a flag
 //! stands for a variable of Horovod's that has no effect either, the reason is that of the table of settings. Flags
-//! that do something are in [`super::args`] and [`super::tuning`].
+//! that do something are in [`super::args`] and `run::flags`.
 
 use anyhow::{Result, bail};
 use clap::error::Error;
