@@ -46,6 +46,8 @@ impl fmt::Display for GroupId {
 }
 
 /// Element type of a tensor. The discriminants travel on the wire; never renumber them.
+///
+/// Not `#[non_exhaustive]`: other crates match every variant, and the compiler must find these matches when one comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Dtype {
@@ -142,6 +144,8 @@ impl fmt::Display for Dtype {
 }
 
 /// How contributions are combined. The discriminants are Horovod's constants and travel on the wire.
+///
+/// Not `#[non_exhaustive]`, for the reason given at [`Dtype`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -203,6 +207,8 @@ pub enum Device {
 pub type Shape = Vec<u64>;
 
 /// Which collective, with what is particular to it.
+///
+/// Not `#[non_exhaustive]`, for the reason given at [`Dtype`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Collective {
     /// Every rank gets the combination of all contributions.

@@ -210,6 +210,7 @@ coded! {
 /// What has happened. See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields mean the same in all variants: see the types, and each variant's text")]
+#[non_exhaustive]
 pub enum Event {
     /// A thread of the program has handed a request in; `bytes` are those of this rank's tensor.
     Submitted { name: NameId, group: GroupNumber, collective: Collective, dtype: Dtype, bytes: u64 },

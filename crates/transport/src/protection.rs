@@ -8,6 +8,8 @@ use crate::frame::Checksum;
 use crate::hello::Seal;
 
 /// How tensors are protected between hosts.
+///
+/// Not `#[non_exhaustive]`: the doctor matches every variant, and the compiler must find that match when one is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protection {
     /// Nothing beyond TCP's own 16-bit checksum. Peers have proved that they hold the job's key.
