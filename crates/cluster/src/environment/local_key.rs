@@ -90,10 +90,10 @@ impl KeyServer {
         let waiter = Waiter::new().map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         waiter.watch(&listener).map_err(|e| Error::local(opening(), io::Error::other(e)))?;
         let (stop, closing) = (waiter.bell(), Arc::new(AtomicBool::new(false)));
-        let (key, is_closing, own_door) = (key.to_hex(), Arc::clone(&closing), key_socket.to_owned());
+        let (key, is_closing, own_name) = (key.to_hex(), Arc::clone(&closing), key_socket.to_owned());
         let thread = std::thread::Builder::new()
             .name("key_server".into())
-            .spawn(move || serve(&own_door, &listener, &waiter, &is_closing, &key, visitors))
+            .spawn(move || serve(&own_name, &listener, &waiter, &is_closing, &key, visitors))
             .map_err(|e| Error::local("starting a thread", e))?;
         Ok(KeyServer { stop, closing, pid: std::process::id(), thread: Some(thread) })
     }
@@ -223,13 +223,13 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
-    fn own_door(test: &str) -> String {
+    fn unused_socket(test: &str) -> String {
         format!("farandole-key-socket-{}-{test}", std::process::id())
     }
 
     #[test]
-    fn a_rank_that_comes_early_waits_for_the_door_and_gets_the_key() {
-        let key_socket = own_door("early");
+    fn a_rank_that_comes_early_waits_for_the_socket_and_gets_the_key() {
+        let key_socket = unused_socket("early");
         let key = Key::random().unwrap();
         let early = std::thread::spawn({
             let key_socket = key_socket.clone();
@@ -241,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn the_door_is_closed_once_everybody_has_come() {
-        let key_socket = own_door("once");
+    fn the_socket_closes_once_every_rank_has_the_key() {
+        let key_socket = unused_socket("once");
         let first = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap();
         fetch(&key_socket, Rank(1), soon()).unwrap();
         // The visitor may be back before the keeper has left its thread.
@@ -262,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn a_door_that_nobody_opens_is_given_up_at_the_deadline() {
+    fn a_socket_that_nobody_opens_is_given_up_at_the_deadline() {
         let began = Instant::now();
-        let error = fetch(&own_door("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
+        let error = fetch(&unused_socket("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("which rank 0 opens"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5));
@@ -272,77 +272,15 @@ mod tests {
 
     #[test]
     fn a_second_rank_zero_is_told_who_was_first() {
-        let key_socket = own_door("second");
+        let key_socket = unused_socket("second");
         let _first = KeyServer::start(&key_socket, &Key::random().unwrap(), 2).unwrap();
         let error = KeyServer::start(&key_socket, &Key::random().unwrap(), 2).unwrap_err().to_string();
         assert!(error.contains(&format!("process {} is rank 0 of this job already", std::process::id())), "{error}");
     }
 
-    /// Runs something as another user of this machine, on a thread of its own, which the kernel lets change its user
-    /// alone.
-    fn as_somebody_else<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-        let nobody = rustix::process::Uid::from_raw(65_534);
-        let thread = std::thread::spawn(move || {
-            rustix::thread::set_thread_uid(nobody).expect("this test needs root, to become somebody else");
-            what()
-        });
-        thread.join().unwrap()
-    }
-
-    #[test]
-    fn a_squatter_of_another_user_is_named_and_believed_nothing() {
-        let key_socket = own_door("squatter");
-        let address = SocketAddr::from_abstract_name(&key_socket).unwrap();
-        let squatter = as_somebody_else({
-            let address = address.clone();
-            move || UnixListener::bind_addr(&address).unwrap()
-        });
-        // It would even have a key to give.
-        std::thread::spawn(move || {
-            for stream in squatter.incoming() {
-                let _ = stream.unwrap().write_all("0".repeat(KEY_DIGITS).as_bytes());
-            }
-        });
-        let refused = fetch(&key_socket, Rank(1), soon()).unwrap_err().to_string();
-        let not_opened = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap_err().to_string();
-        for error in [refused, not_opened] {
-            assert!(error.contains("of user 65534, who is not you"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_visitor_of_another_user_gets_nothing_and_is_not_counted() {
-        let key_socket = own_door("visitor");
-        let key = Key::random().unwrap();
-        let _keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
-        let address = SocketAddr::from_abstract_name(&key_socket).unwrap();
-        let got = as_somebody_else(move || {
-            let mut bytes = Vec::new();
-            UnixStream::connect_addr(&address).unwrap().read_to_end(&mut bytes).unwrap();
-            bytes
-        });
-        assert!(got.is_empty(), "{got:?}");
-        assert_eq!(fetch(&key_socket, Rank(1), soon()).unwrap(), key, "the key socket is still open for its own");
-    }
-
-    #[test]
-    fn a_stranger_who_takes_the_name_of_a_rank_keeps_nobody_out() {
-        let key_socket = own_door("namesake");
-        let key = Key::random().unwrap();
-        let keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
-        let name = SocketAddr::from_abstract_name(visitor_name(&key_socket, 1)).unwrap();
-        let _namesake = as_somebody_else(move || UnixListener::bind_addr(&name).unwrap());
-        assert_eq!(fetch(&key_socket, Rank(1), soon()).unwrap(), key);
-        let closed = soon();
-        while !keeper.thread.as_ref().unwrap().is_finished() {
-            assert!(Instant::now() < closed, "the rank was not counted");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
     #[test]
     fn a_keeper_who_says_nothing_is_left_at_the_deadline() {
-        let key_socket = own_door("mute");
+        let key_socket = unused_socket("mute");
         let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).unwrap();
         let began = Instant::now();
         fetch(&key_socket, Rank(1), began + Duration::from_millis(200)).unwrap_err();
@@ -352,51 +290,12 @@ mod tests {
     #[test]
     fn a_visitor_is_counted_once_however_it_is_known() {
         let name = visitor_name("farandole-7", 3);
+        assert_eq!(name, "farandole-7-rank-3", "tests/root.rs takes such a name");
         let by_name = |name: &str, pid| identify("farandole-7", Some(name.as_bytes()), pid, 5);
         assert_eq!(by_name(&name, Some(77)), Visitor::Rank(3));
         assert_eq!(by_name(&name, None), Visitor::Rank(3), "ranks of other PID namespaces have no number");
         assert_eq!(by_name("farandole-8-rank-3", Some(77)), Visitor::Process(77), "another socket's visitor");
         assert_eq!(identify("farandole-7", None, Some(77), 5), Visitor::Process(77));
         assert_eq!(identify("farandole-7", None, None, 5), Visitor::Unknown(5));
-    }
-
-    /// What the copy of this test in another PID namespace is told.
-    const INSIDE: &str = "FARANDOLE_TEST_DOOR";
-
-    #[test]
-    fn ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted() {
-        if let Ok(told) = std::env::var(INSIDE) {
-            let (key_socket, rank) = told.split_once(' ').unwrap();
-            println!("key {}", fetch(key_socket, Rank(rank.parse().unwrap()), soon()).unwrap().to_hex());
-            return;
-        }
-        let key_socket = own_door("namespaces");
-        let key = Key::random().unwrap();
-        let keeper = KeyServer::start(&key_socket, &key, 2).unwrap();
-        let visit = |rank: u32| {
-            let itself =
-                "environment::local_key::tests::ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted";
-            let mut copy = std::process::Command::new("unshare");
-            copy.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap());
-            copy.args([itself, "--exact", "--nocapture"]).env(INSIDE, format!("{key_socket} {rank}"));
-            let output = copy.output().expect("this test needs unshare, and root to use it");
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(
-                said.contains(&format!("key {}", key.to_hex())),
-                "{said}{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        };
-        visit(1);
-        // The same rank once more is not another one.
-        visit(1);
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!keeper.thread.as_ref().unwrap().is_finished(), "rank 2 has not come");
-        visit(2);
-        let closed = soon();
-        while !keeper.thread.as_ref().unwrap().is_finished() {
-            assert!(Instant::now() < closed, "the key socket stays open, though everybody has come");
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }

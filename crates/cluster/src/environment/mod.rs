@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_host_need_no_key_and_have_the_same_door() {
+    fn ranks_of_one_host_need_no_key_and_have_the_same_key_socket() {
         let key_socket = |rank: &str, job: &str| {
             let environment = read(&[
                 ("OMPI_COMM_WORLD_RANK", rank),
