@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod host;
+
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -100,7 +102,7 @@ impl Drop for Process {
 #[test]
 fn a_killed_process_is_named_to_all_others_at_once() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&place("killed"), 4, &key).unwrap();
+    let server = host::serve(&place("killed"), 4, &key);
     let victim = Process::start(3, 4, &server, &key, "h");
     let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 4, key.clone()));
     let died = victim.signal(Signal::KILL);
@@ -121,7 +123,7 @@ fn a_stopped_process_is_named_as_such_by_the_server_or_by_its_neighbour() {
     let own_host = farandole_cluster::environment::host_identity();
     // The server sees processes of its own host; on another one it asks the rank that is there, too.
     for (name, host) in [("seen", own_host.as_str()), ("asked", "elsewhere/1/2")] {
-        let server = Server::serve(&place(name), 3, &key).unwrap();
+        let server = host::serve(&place(name), 3, &key);
         let victim = Process::start(2, 3, &server, &key, host);
         let way = || Rendezvous::new(server.address().clone(), 3, key.clone()).with_silence(Some(SILENCE));
         let held = join_all(2, |rank| way().on_host(if rank == 0 { host } else { "third" }));
@@ -140,7 +142,7 @@ fn a_stopped_process_is_named_as_such_by_the_server_or_by_its_neighbour() {
 #[test]
 fn a_rank_that_is_stopped_for_less_than_the_allowed_silence_harms_nobody() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&place("short"), 2, &key).unwrap();
+    let server = host::serve(&place("short"), 2, &key);
     let victim = Process::start(1, 2, &server, &key, "h");
     let silence = Some(Duration::from_secs(8));
     let held = join_all(1, |_| Rendezvous::new(server.address().clone(), 2, key.clone()).with_silence(silence));
@@ -153,7 +155,7 @@ fn a_rank_that_is_stopped_for_less_than_the_allowed_silence_harms_nobody() {
 #[test]
 fn a_host_whose_ranks_are_all_silent_is_lost() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&place("host"), 3, &key).unwrap();
+    let server = host::serve(&place("host"), 3, &key);
     let victims = [1, 2].map(|rank| Process::start(rank, 3, &server, &key, "far"));
     let way = Rendezvous::new(server.address().clone(), 3, key).with_silence(Some(SILENCE)).on_host("near");
     let held = hold(way.join(Rank(0), b"", soon()).unwrap().1);
@@ -168,7 +170,7 @@ fn a_host_whose_ranks_are_all_silent_is_lost() {
 fn ranks_that_leave_in_order_are_not_mourned() {
     let key = Key::random().unwrap();
     for at in [place("order"), "tcp:127.0.0.1:0".parse().unwrap()] {
-        let server = Server::serve(&at, 3, &key).unwrap();
+        let server = host::serve(&at, 3, &key);
         let way = || Rendezvous::new(server.address().clone(), 3, key.clone()).with_silence(Some(SILENCE));
         let mut held = join_all(3, |_| way());
         thread::sleep(SILENCE * 2);
@@ -187,7 +189,7 @@ fn ranks_that_leave_in_order_are_not_mourned() {
 #[test]
 fn a_blame_is_believed_when_nothing_better_comes_to_light() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&place("blame"), 3, &key).unwrap();
+    let server = host::serve(&place("blame"), 3, &key);
     let held = join_all(3, |_| Rendezvous::new(server.address().clone(), 3, key.clone()));
     held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 timed out");
     for rank in &held {
@@ -199,7 +201,7 @@ fn a_blame_is_believed_when_nothing_better_comes_to_light() {
 #[test]
 fn a_death_that_follows_a_blame_is_the_cause() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&place("cause"), 3, &key).unwrap();
+    let server = host::serve(&place("cause"), 3, &key);
     let victim = Process::start(2, 3, &server, &key, "h");
     let held = join_all(2, |_| Rendezvous::new(server.address().clone(), 3, key.clone()));
     held[0].lifeline.blame(Some(Rank(2)), "the connection to rank 2 was reset");

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod host;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc;
@@ -46,7 +48,7 @@ fn everybody_takes_home_all_messages_and_may_meet_again() {
         Address::UnixAbstract(format!("meet-{}", std::process::id())),
         Address::UnixPath(socket.display().to_string()),
     ] {
-        let server = Server::serve(&at, 5, &key).unwrap();
+        let server = host::serve(&at, 5, &key);
         let rendezvous = Rendezvous::new(server.address().clone(), 5, key.clone());
         for round in 0..3 {
             meet_all(&rendezvous, 5, round);
@@ -62,14 +64,14 @@ fn ranks_may_come_before_the_server() {
     let rendezvous = Rendezvous::new(at.clone(), 1, key.clone());
     let early = thread::spawn(move || rendezvous.exchange(Rank(0), b"early", soon()));
     thread::sleep(Duration::from_millis(50));
-    let _server = Server::serve(&at, 1, &key).unwrap();
+    let _server = host::serve(&at, 1, &key);
     assert_eq!(early.join().unwrap().unwrap(), [b"early".to_vec()]);
 }
 
 #[test]
 fn those_who_came_learn_who_did_not() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 4, &key).unwrap();
+    let server = host::serve(&local_tcp(), 4, &key);
     let rendezvous = Rendezvous::new(server.address().clone(), 4, key);
     let soon = Instant::now() + Duration::from_secs(1);
     let errors = thread::scope(|scope| {
@@ -89,7 +91,7 @@ fn those_who_came_learn_who_did_not() {
 #[test]
 fn a_wrong_key_is_noticed_on_both_sides_and_disturbs_nobody() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let server = host::serve(&local_tcp(), 2, &key);
     let stranger = Rendezvous::new(server.address().clone(), 2, Key::random().unwrap());
     let began = Instant::now();
     assert!(matches!(stranger.exchange(Rank(0), b"", soon()), Err(Error::Untrusted { .. })));
@@ -100,7 +102,7 @@ fn a_wrong_key_is_noticed_on_both_sides_and_disturbs_nobody() {
 #[test]
 fn strangers_who_talk_nonsense_or_not_at_all_disturb_nobody() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let server = host::serve(&local_tcp(), 2, &key);
     let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(&at).unwrap()).collect();
     let mut loud = TcpStream::connect(&at).unwrap();
@@ -116,7 +118,7 @@ fn strangers_who_talk_nonsense_or_not_at_all_disturb_nobody() {
 #[test]
 fn two_processes_with_one_rank_or_other_sizes_are_turned_away_with_the_reason() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let server = host::serve(&local_tcp(), 2, &key);
     let rendezvous = Rendezvous::new(server.address().clone(), 2, key.clone());
     let first = {
         let rendezvous = rendezvous.clone();
@@ -138,7 +140,7 @@ fn two_processes_with_one_rank_or_other_sizes_are_turned_away_with_the_reason() 
 #[test]
 fn a_process_cannot_come_as_a_rank_that_another_one_is_and_stays() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let server = host::serve(&local_tcp(), 2, &key);
     let way = Rendezvous::new(server.address().clone(), 2, key);
     let join = |way: &Rendezvous| {
         thread::scope(|scope| {
@@ -222,7 +224,7 @@ fn frames_after(handshake_bytes: usize, bytes: &[u8]) -> usize {
 #[test]
 fn what_was_recorded_of_an_honest_rank_opens_nothing() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 1, &key).unwrap();
+    let server = host::serve(&local_tcp(), 1, &key);
     let (proxy, recorder) = recording(server.address());
     Rendezvous::new(proxy, 1, key.clone()).exchange(Rank(0), b"secret", soon()).unwrap();
     let (up, _) = recorder.join().unwrap();
@@ -241,7 +243,7 @@ fn what_was_recorded_of_an_honest_rank_opens_nothing() {
 #[test]
 fn five_hundred_connections_of_strangers_keep_nobody_out() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 3, &key).unwrap();
+    let server = host::serve(&local_tcp(), 3, &key);
     let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
     let began = Instant::now();
     let strangers: Vec<TcpStream> = (0..500)
@@ -261,7 +263,7 @@ fn five_hundred_connections_of_strangers_keep_nobody_out() {
 #[test]
 fn another_version_is_named_to_both_sides() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 1, &key).unwrap();
+    let server = host::serve(&local_tcp(), 1, &key);
     let Address::Tcp(at) = server.address().clone() else { panic!("served over TCP") };
     let mut newer = TcpStream::connect(at).unwrap();
     newer.write_all(&[&b"FRNDCHN"[..], &[VERSION + 1; 80]].concat()).unwrap();
@@ -350,7 +352,7 @@ fn an_owner_that_does_not_answer_keeps_nobody_waiting() {
 fn ranks_that_have_left_meet_again_and_wait_for_those_who_have_not() {
     const RANKS: u32 = 3;
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), RANKS as usize, &key).unwrap();
+    let server = host::serve(&local_tcp(), RANKS as usize, &key);
     let way = Rendezvous::new(server.address().clone(), RANKS as usize, key);
     thread::scope(|scope| {
         let ranks = [0, 1, 2].map(|rank| {
@@ -382,7 +384,7 @@ fn ranks_that_have_left_meet_again_and_wait_for_those_who_have_not() {
 #[test]
 fn a_verdict_on_one_epoch_does_not_reach_the_next() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 2, &key).unwrap();
+    let server = host::serve(&local_tcp(), 2, &key);
     let way = Rendezvous::new(server.address().clone(), 2, key);
     let meet = || {
         let other = thread::spawn({
@@ -407,7 +409,7 @@ fn a_verdict_on_one_epoch_does_not_reach_the_next() {
 #[test]
 fn a_host_of_the_meeting_that_gives_up_says_who_was_missing() {
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), 3, &key).unwrap();
+    let server = host::serve(&local_tcp(), 3, &key);
     let way = Rendezvous::new(server.address().clone(), 3, key);
     let waiting = thread::spawn({
         let way = way.clone();
@@ -426,7 +428,7 @@ fn a_host_of_the_meeting_that_gives_up_says_who_was_missing() {
 fn two_hundred_and_fifty_six_ranks_meet_with_one_message_up_and_one_down_each() {
     const RANKS: usize = 256;
     let key = Key::random().unwrap();
-    let server = Server::serve(&local_tcp(), RANKS, &key).unwrap();
+    let server = host::serve(&local_tcp(), RANKS, &key);
     let direct = Rendezvous::new(server.address().clone(), RANKS, key.clone()).with_silence(None);
     let (proxy, recorder) = recording(server.address());
     let recorded = Rendezvous::new(proxy, RANKS, key).with_silence(None);

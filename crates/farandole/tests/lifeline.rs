@@ -7,6 +7,9 @@
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 
+#[path = "../../cluster/tests/host/mod.rs"]
+mod host;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -17,7 +20,7 @@ use std::time::{Duration, Instant};
 use farandole::{Config, Error, ReduceOp, World};
 use farandole_cluster::environment;
 use farandole_cluster::rendezvous::HEARTBEAT_TIMEOUT;
-use farandole_cluster::{Address, Environment, Server};
+use farandole_cluster::{Address, Environment};
 use farandole_transport::Key;
 use farandole_transport::listen::Listener;
 use rustix::process::{Pid, Signal, kill_process};
@@ -130,7 +133,7 @@ fn new_key() -> Key {
 /// Does something to rank 1 of three; checks that the others are told `words` in time, and gives back the victim.
 fn strike(role: &str, signal: Signal, words: &str, within: Duration) -> Process {
     let key = new_key();
-    let server = Server::serve(&place(role), 3, &key).expect("a rendezvous can be hosted");
+    let server = host::serve(&place(role), 3, &key);
     let mut ranks = start_ranks(3, role, server.address(), &key);
     let victim = ranks.remove(1);
     let struck = victim.signal(signal);
@@ -239,7 +242,7 @@ fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
         [(Signal::KILL, "is gone", Duration::from_secs(1)), (Signal::STOP, "is stopped", SILENCE)]
     {
         let key = new_key();
-        let server = Server::serve(&place("early"), 3, &key).expect("a rendezvous can be hosted");
+        let server = host::serve(&place("early"), 3, &key);
         let mut ranks: Vec<Process> = ["direct-early", "lost-early", "direct-early"]
             .into_iter()
             .enumerate()
@@ -260,7 +263,7 @@ fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
 #[test]
 fn ranks_that_finish_at_different_times_harm_nobody() {
     let key = new_key();
-    let server = Server::serve(&place("finish"), 3, &key).expect("a rendezvous can be hosted");
+    let server = host::serve(&place("finish"), 3, &key);
     for rank in start_ranks(3, "direct-finish", server.address(), &key) {
         let (said, _) = rank.finish();
         assert!(said.contains("all is well"), "{said}");
@@ -339,7 +342,7 @@ fn host() {
     let variable = |name| std::env::var(name).expect("the test has set it");
     let key: Key = variable(environment::KEY).parse().expect("a key");
     let at = variable(environment::RENDEZVOUS).parse().expect("an address");
-    let _server = Server::serve(&at, 2, &key).expect("a rendezvous can be hosted");
+    let _server = host::serve(&at, 2, &key);
     println!("ready");
     thread::sleep(DEADLINE);
 }

@@ -1,11 +1,14 @@
 //! Many ranks, as threads: they meet over loopback, form a world and work together.
 
+#[path = "../../cluster/tests/host/mod.rs"]
+mod host;
+
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farandole::{Communicator, DirectSettings, Rank, ReduceOp};
-use farandole_cluster::{Address, Rendezvous, Server};
+use farandole_cluster::{Address, Rendezvous};
 use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_transport::{Key, memory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -27,7 +30,7 @@ fn two_hundred_and_fifty_six_ranks_form_a_world_and_reduce() {
     allow_many_descriptors();
     let key = Key::random().expect("the system has randomness");
     let at: Address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let server = Server::serve(&at, RANKS, &key).expect("a rendezvous can be hosted");
+    let server = host::serve(&at, RANKS, &key);
     let rendezvous = Arc::new(Rendezvous::new(server.address().clone(), RANKS, key).with_silence(Some(DEADLINE)));
     let thread_world = ThreadWorld::new(
         RANKS,

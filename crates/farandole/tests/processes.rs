@@ -4,6 +4,9 @@
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 
+#[path = "../../cluster/tests/host/mod.rs"]
+mod host;
+
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +38,7 @@ impl Job {
     fn start_with(ranks: usize, role: &str, also: impl Fn(usize, &mut Command)) -> Job {
         let key = Key::random().expect("the system has randomness");
         let place: Address = format!("unix:@farandole-test-{}-{role}", std::process::id()).parse().expect("an address");
-        let server = Server::serve(&place, ranks, &key).expect("a rendezvous can be hosted");
+        let server = host::serve(&place, ranks, &key);
         let start = |rank: usize| {
             let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
             also(rank, &mut command);

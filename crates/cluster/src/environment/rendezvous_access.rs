@@ -75,7 +75,7 @@ impl Environment {
     fn host_here(&self, key_socket: &str) -> Result<RendezvousAccess> {
         let key = new_key()?;
         let (state, endpoint) = self.show();
-        let server = Server::serve_shown(&local_address(&key), self.job(&key), self.size, &key, state)?;
+        let server = Server::serve(&local_address(&key), self.job(&key), self.size, &key, state)?;
         // The rendezvous is open before the key socket: a rank that has the key can connect at once.
         let key_server = KeyServer::start(key_socket, &key, self.size - 1)?;
         let address = server.address().clone();
@@ -96,7 +96,7 @@ impl Environment {
             at.set_ip(address);
         }
         let (state, endpoint) = self.show();
-        let server = Server::serve_shown(&Address::Tcp(at.to_string()), self.job(key), self.size, key, state);
+        let server = Server::serve(&Address::Tcp(at.to_string()), self.job(key), self.size, key, state);
         let server = server.map_err(|error| match error {
             Error::Local { source, .. } => cure(source),
             other => other,

@@ -103,17 +103,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Hosts the rendezvous of `ranks` ranks that hold `key`, which was made for their job alone. TCP is bound to
-    /// exactly the given address.
-    pub fn serve(at: &Address, ranks: usize, key: &Key) -> Result<Server> {
-        let arrivals = Arrivals::new(JobId::of_key(key), ranks, (0..ranks).map(Rank::from));
-        Server::start(at, arrivals, key, Rule::Whole(None))
-    }
-
-    /// The same for ranks of `job`, where others may have the same key; publishes the state of the ranks in `state`.
-    pub fn serve_shown(at: &Address, job: JobId, ranks: usize, key: &Key, state: Arc<JobState>) -> Result<Server> {
+    /// Hosts the rendezvous of the `ranks` ranks of `job`, who hold `key`; ranks of other jobs may hold it, too. TCP is
+    /// bound to exactly the given address. Publishes what the ranks do in `state`.
+    pub fn serve(at: &Address, job: JobId, ranks: usize, key: &Key, state: Arc<JobState>) -> Result<Server> {
         let arrivals = Arrivals::new(job, ranks, (0..ranks).map(Rank::from));
-        Server::start(at, arrivals, key, Rule::Whole(Some(state)))
+        Server::start(at, arrivals, key, Rule::Whole(state))
     }
 
     /// Hosts the part of a rendezvous to which the ranks `local` come, of `world` in all. `key` was made for their job

@@ -62,7 +62,7 @@ const ARRIVAL_BYTES: usize = 4096;
 /// What is done when an epoch is complete or a rank fails.
 pub(super) enum Rule {
     /// All ranks arrive here: everything is decided here, and published for live views.
-    Whole(Option<Arc<JobState>>),
+    Whole(Arc<JobState>),
     /// The owner decides.
     Part(OnEvent),
 }
@@ -312,7 +312,7 @@ impl ServerLoop {
             connection.stage = match stay.clone() {
                 Stay::No => Stage::Leaving { until: now + PARTING_PATIENCE },
                 Stay::Yes { silence, pid, host } => {
-                    if let Rule::Whole(Some(state)) = &self.rule {
+                    if let Rule::Whole(state) = &self.rule {
                         state.started(rank.0, pid, Some(host_name(&host)));
                     }
                     let (asked, look_again) = (Vec::new(), None);
@@ -486,7 +486,7 @@ impl ServerLoop {
     }
 
     fn write_up(&self, write: impl FnOnce(&JobState)) {
-        if let Rule::Whole(Some(state)) = &self.rule {
+        if let Rule::Whole(state) = &self.rule {
             write(state);
         }
     }

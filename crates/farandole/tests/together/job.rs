@@ -1,10 +1,13 @@
 //! Copies of the test program as the ranks of a job.
 
+#[path = "../../../cluster/tests/host/mod.rs"]
+mod host;
+
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::{Address, Server, environment};
+use farandole_cluster::{Address, environment};
 use farandole_transport::Key;
 
 /// What a copy of this program is to do; unset in the test run itself.
@@ -18,7 +21,7 @@ pub(crate) fn play(ranks: usize, role: &str) -> Vec<String> {
     let key = Key::random().expect("the system has randomness");
     let place = format!("unix:@farandole-together-{}-{role}-{ranks}", std::process::id());
     let place: Address = place.parse().expect("an address");
-    let server = Server::serve(&place, ranks, &key).expect("a rendezvous can be hosted");
+    let server = host::serve(&place, ranks, &key);
     let start = |rank: usize| {
         Command::new(std::env::current_exe().expect("this program has a path"))
             .args(["--ignored", "--exact", "a_rank_plays_its_role", "--nocapture"])
