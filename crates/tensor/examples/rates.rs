@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use farandole_plan::{Dtype, ReduceOp};
-use farandole_tensor::{Finish, Fold, Level, OwnedBytes, Stores, adasum, cast, copy_streaming};
+use farandole_tensor::{Finish, Fold, Level, OwnedBytes, adasum, cast, copy_streaming};
 
 const SMALL_BYTES: usize = 64 << 10;
 const LARGE_BYTES: usize = 64 << 20;
@@ -80,29 +80,23 @@ fn folds(seconds: f64) {
     }
 }
 
-/// Cached against streaming stores beyond the caches, in pieces as a pipeline moves them.
+/// Copies with cached and with streaming stores, and folds, beyond the caches: in pieces as a pipeline moves them.
 fn stores(seconds: f64) {
     println!("\nf32 Sum in pieces of {} KB of {} MB, GB/s of one contribution", PIECE_BYTES >> 10, LARGE_BYTES >> 20);
-    println!("                 cached | streaming");
     let [mut a, mut b, mut c] = [0; 3].map(|_| buffer(LARGE_BYTES));
-    let memcpy = walk(seconds, |piece| black_box(&mut a[piece.clone()]).copy_from_slice(black_box(&b[piece])));
-    let streamed = walk(seconds, |piece| copy_streaming(black_box(&mut a[piece.clone()]), black_box(&b[piece])));
-    println!("copy             {memcpy:6.2} | {streamed:6.2}");
+    let cached = walk(seconds, |piece| black_box(&mut a[piece.clone()]).copy_from_slice(black_box(&b[piece])));
+    let streaming = walk(seconds, |piece| copy_streaming(black_box(&mut a[piece.clone()]), black_box(&b[piece])));
+    println!("copy             {cached:6.2}, with streaming stores {streaming:6.2}");
     let fold = Fold::new(Dtype::F32, ReduceOp::Sum);
-    let [cached, streaming] = [Stores::Cached, Stores::Streaming].map(|stores| {
-        let fold = fold.with_stores(stores);
-        let into = walk(seconds, |piece| {
-            let sources = [&a[piece.clone()], &b[piece.clone()]];
-            fold.fold_many(black_box(&mut c[piece]), &sources, Finish::Nothing);
-        });
-        let ranks = walk(seconds, |piece| {
-            let (own, copy) = (black_box(&mut a[piece.clone()]), &mut c[piece.clone()]);
-            fold.fold_ranks(own, &[], &[&b[piece]], Some(copy), Finish::Nothing);
-        });
-        [into, ranks]
+    let apart = walk(seconds, |piece| {
+        let sources = [&a[piece.clone()], &b[piece.clone()]];
+        fold.fold_many(black_box(&mut c[piece]), &sources, Finish::Nothing);
     });
-    println!("out = a + b      {:6.2} | {:6.2}", cached[0], streaming[0]);
-    println!("own and copy     {:6.2} | {:6.2}", cached[1], streaming[1]);
+    let ranks = walk(seconds, |piece| {
+        let (own, copy) = (black_box(&mut a[piece.clone()]), &mut c[piece.clone()]);
+        fold.fold_ranks(own, &[], &[&b[piece]], Some(copy), Finish::Nothing);
+    });
+    println!("out = a + b      {apart:6.2}\nown and copy     {ranks:6.2}");
     let in_place = walk(seconds, |piece| fold.fold(black_box(&mut a[piece.clone()]), &b[piece]));
     let all = walk(seconds, |piece| {
         fold.fold_all(&mut [black_box(&mut a[piece.clone()]), &mut b[piece]], Finish::Nothing);

@@ -11,7 +11,7 @@
 
 use farandole_plan::{Dtype, ReduceOp};
 
-use crate::simd::{self, Level, Stores, Streams};
+use crate::simd::{self, Level, Streams};
 
 /// What to do to a result before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl Finish {
     /// Applies the finish to data in place.
     pub fn apply(&self, dtype: Dtype, data: &mut [u8]) {
         if *self != Finish::Nothing && dtype != Dtype::Bool {
-            simd::Kernel::pass(dtype, Level::current()).run(Streams::new(dtype).update(data), self, Stores::Cached);
+            simd::Kernel::pass(dtype, Level::current()).run(Streams::new(dtype).update(data), self);
         }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn copy_finished(dst: &mut [u8], src: &[u8], dtype: Dtype, finish: &F
         dst.copy_from_slice(src);
     } else {
         let streams = Streams::new(dtype).read(src).write(dst);
-        simd::Kernel::pass(dtype, Level::current()).run(streams, finish, Stores::Cached);
+        simd::Kernel::pass(dtype, Level::current()).run(streams, finish);
     }
 }
 

@@ -19,7 +19,7 @@
 use farandole_plan::{Dtype, ReduceOp};
 
 use crate::finish::Finish;
-use crate::simd::{Kernel, Level, Stores, Streams};
+use crate::simd::{Kernel, Level, Streams};
 
 /// How to fold one element type with one operation on this processor. Cheap to make and to copy.
 #[derive(Clone, Copy)]
@@ -27,7 +27,6 @@ pub struct Fold {
     kernel: Kernel,
     dtype: Dtype,
     op: ReduceOp,
-    stores: Stores,
 }
 
 impl Fold {
@@ -46,12 +45,7 @@ impl Fold {
     /// For Adasum, and if this processor does not have the level.
     pub fn at_level(dtype: Dtype, op: ReduceOp, level: Level) -> Fold {
         let kernel = Kernel::fold(dtype, op, level).unwrap_or_else(|| panic!("{op} is not a fold of elements"));
-        Fold { kernel, dtype, op, stores: Stores::Cached }
-    }
-
-    /// The same fold with another way of storing outputs that are not inputs at the same time.
-    pub fn with_stores(self, stores: Stores) -> Fold {
-        Fold { stores, ..self }
+        Fold { kernel, dtype, op }
     }
 
     /// The element type.
@@ -128,7 +122,7 @@ impl Fold {
     }
 
     fn run(&self, streams: Streams<'_>, finish: Finish) {
-        self.kernel.run(streams, &finish, self.stores);
+        self.kernel.run(streams, &finish);
     }
 }
 

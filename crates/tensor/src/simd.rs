@@ -28,16 +28,15 @@ pub use level::{Level, copy_streaming};
 pub(crate) use streams::Streams;
 pub(crate) use vectors::Vectors;
 
-/// How results go to memory.
+/// How a copy goes to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stores {
     /// Through the caches: right for everything that is read again soon, and for everything that fits.
     #[default]
     Cached,
-    /// Around the caches, for outputs far larger than them that are not inputs at the same time. Saves reading each
-    /// line before it is written, which pays for plain copies; a fold that reads two contributions for each output
-    /// gains little (`examples/rates.rs` measures it). Falls back to cached stores where outputs cannot be aligned to a
-    /// line.
+    /// Around the caches, for targets far larger than them ([`copy_streaming`]). Saves reading each line before it is
+    /// written. Folds always store through the caches: one that reads two contributions for each output would gain
+    /// little.
     Streaming,
 }
 
@@ -70,7 +69,6 @@ impl Kernel {
         let job = kernel::Job {
             sources: &[output.cast_const(), other.as_ptr()],
             outputs: &[output],
-            streamed: 0,
             len_elems: own.len() / dtype.size_bytes(),
             finish: if dtype == Dtype::Bool { Finish::Nothing } else { finish },
         };
@@ -80,8 +78,8 @@ impl Kernel {
     }
 
     /// Folds the sources of `streams` in order and stores the finished result in all its outputs.
-    pub(crate) fn run(&self, streams: Streams<'_>, finish: &Finish, stores: Stores) {
-        if let Some(job) = streams.job(*finish, stores) {
+    pub(crate) fn run(&self, streams: Streams<'_>, finish: &Finish) {
+        if let Some(job) = streams.job(*finish) {
             // SAFETY: the processor has the level (checked in `fold`), and the streams hold borrows of
             // sources and outputs of the job's length that overlap only where a source is an output.
             unsafe { (self.run)(&job) }

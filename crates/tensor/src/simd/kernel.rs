@@ -6,8 +6,6 @@
 //! once. The tile holds numbers in the precision in which they are folded, so half precision is rounded only when an
 //! output is written.
 
-use std::ops::Range;
-
 use farandole_plan::{Dtype, ReduceOp};
 use half::{bf16, f16};
 
@@ -15,7 +13,6 @@ use super::block::{Flag, Lane};
 use super::level::{Instructions, Level, Portable};
 use super::number::{Max, Min, Number, Op, Product, Sum};
 use crate::finish::Finish;
-use crate::owned::LINE_BYTES;
 
 /// Elements of a tile: 4 KiB of singles, 8 KiB of doubles. With the piece of the source that is being folded it fills
 /// at most half of a first-level cache of 32 KiB; shorter tiles give the prefetcher shorter runs.
@@ -27,8 +24,6 @@ pub(super) struct Job<'a> {
     pub(super) sources: &'a [*const u8],
     /// Each is either one of the sources or overlaps with nothing.
     pub(super) outputs: &'a [*mut u8],
-    /// How many outputs, counted from the front, may be stored around the caches.
-    pub(super) streamed: usize,
     /// More than zero.
     pub(super) len_elems: usize,
     pub(super) finish: Finish,
@@ -40,56 +35,28 @@ pub(super) struct Job<'a> {
 /// The processor must have the level `L`, and sources and outputs must be as `Job` says.
 #[inline(always)]
 unsafe fn run<E: Lane, O: Op, L: Instructions>(job: &Job<'_>) {
-    let streamed = streamed_range::<E>(job);
-    // SAFETY: all ranges lie inside the job's length; the rest is what the caller vouches for.
+    // SAFETY: what the caller vouches for.
     unsafe {
         if let (&[a, b], &[output]) = (job.sources, job.outputs)
-            && streamed.is_empty()
             && let Some(factor) = <E::Number as Number>::as_factor(&job.finish)
         {
             E::fold_pair::<O, L>(output, a, b, job.len_elems, factor);
-            return;
-        }
-        // A loop, so that the code for tiles exists once.
-        let (start, end) = (streamed.start, streamed.end);
-        for (range, around) in [(0..start, 0), (streamed, job.streamed), (end..job.len_elems, 0)] {
-            tiles::<E, O, L>(job, range, around);
-        }
-        if start < end {
-            L::fence();
+        } else {
+            tiles::<E, O, L>(job);
         }
     }
 }
 
-/// The whole lines of the outputs that are to be streamed; empty, at zero, if there are none or if they do not all
-/// begin at the same whole element.
-#[inline(always)]
-fn streamed_range<E: Lane>(job: &Job<'_>) -> Range<usize> {
-    let mut heads = job.outputs[..job.streamed].iter().map(|output| output.addr().wrapping_neg() % LINE_BYTES);
-    let Some(head_bytes) = heads.next() else { return 0..0 };
-    let len_bytes = job.len_elems * E::ELEM_BYTES;
-    let possible = heads.all(|other| other == head_bytes)
-        && head_bytes.is_multiple_of(E::ELEM_BYTES)
-        && len_bytes >= head_bytes + LINE_BYTES;
-    if !possible {
-        return 0..0;
-    }
-    let end_bytes = head_bytes + (len_bytes - head_bytes) / LINE_BYTES * LINE_BYTES;
-    head_bytes / E::ELEM_BYTES..end_bytes / E::ELEM_BYTES
-}
-
-/// Folds a range from however many sources into however many outputs, tile by tile. The first `streamed` outputs are
-/// stored around the caches.
+/// Folds however many sources into however many outputs, tile by tile.
 ///
 /// # Safety
-/// As for `run`, and the range lies inside the job. Outputs that are streamed are aligned to a line at the start of
-/// the range, which is whole lines long.
+/// As for `run`.
 #[inline(always)]
-unsafe fn tiles<E: Lane, O: Op, L: Instructions>(job: &Job<'_>, range: Range<usize>, streamed: usize) {
+unsafe fn tiles<E: Lane, O: Op, L: Instructions>(job: &Job<'_>) {
     let mut tile = [<E::Number as Number>::ZERO; TILE_ELEMS];
-    let mut start = range.start;
-    while start < range.end {
-        let tile = &mut tile[..(range.end - start).min(TILE_ELEMS)];
+    let mut start = 0;
+    while start < job.len_elems {
+        let tile = &mut tile[..(job.len_elems - start).min(TILE_ELEMS)];
         let at_bytes = start * E::ELEM_BYTES;
         // SAFETY: the tile lies inside all sources and outputs, and all sources are read before an output is written.
         unsafe {
@@ -104,9 +71,7 @@ unsafe fn tiles<E: Lane, O: Op, L: Instructions>(job: &Job<'_>, range: Range<usi
                 [] => unreachable!("a job has sources"),
             }
             finish_tile(tile, &job.finish);
-            let (around, through) = job.outputs.split_at(streamed);
-            stream_tile::<E, L>(tile, around, at_bytes);
-            for output in through {
+            for output in job.outputs {
                 E::store::<L>(tile, output.add(at_bytes));
             }
         }
@@ -120,27 +85,6 @@ fn finish_tile<A: Number>(tile: &mut [A], finish: &Finish) {
         Finish::Nothing => {}
         Finish::Multiply(factor) => tile.iter_mut().for_each(|number| *number = number.scale(factor)),
         Finish::Divide(ref divisor) => tile.iter_mut().for_each(|number| *number = number.divide(divisor)),
-    }
-}
-
-/// Stores a tile in outputs around the caches, by way of a copy in the form in which it is stored.
-///
-/// # Safety
-/// As for `tiles`.
-#[inline(always)]
-unsafe fn stream_tile<E: Lane, L: Instructions>(tile: &[E::Number], outputs: &[*mut u8], at_bytes: usize) {
-    if outputs.is_empty() {
-        return;
-    }
-    let mut staged = [const { std::mem::MaybeUninit::<E>::uninit() }; TILE_ELEMS];
-    let lines = size_of_val(&staged[..tile.len()]) / LINE_BYTES;
-    // SAFETY: the staged copy is as long as the tile and is written before it is read; the caller vouches for the
-    // outputs.
-    unsafe {
-        E::store::<L>(tile, staged.as_mut_ptr().cast());
-        for output in outputs {
-            L::stream(output.add(at_bytes).cast(), staged.as_ptr().cast(), lines);
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::block::fold_straight;
 use super::half_float;
 use super::number::{Number, Op};
 #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-use super::x86::Avx2;
+use super::x86::stream_lines;
 use crate::owned::LINE_BYTES;
 
 /// A level of instruction set. Higher levels include the lower ones.
@@ -105,7 +105,7 @@ impl fmt::Display for Level {
 /// What a level does by hand.
 ///
 /// # Safety
-/// All functions may only be called on a processor that has the level. Memory need not be aligned unless it is said.
+/// All functions may only be called on a processor that has the level. Memory need not be aligned.
 pub(super) trait Instructions {
     /// Fills `singles` from as many halves at `halves`.
     unsafe fn f16_to_f32(singles: &mut [f32], halves: *const u8) {
@@ -139,17 +139,6 @@ pub(super) trait Instructions {
         // SAFETY: the caller vouches for all three.
         unsafe { fold_straight::<f16, O>(output, a, b, len_elems, factor) }
     }
-
-    /// Copies lines around the caches if the level can. `to` is aligned to a line; both are valid for `lines` lines and
-    /// apart.
-    unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
-        // SAFETY: the caller vouches for both.
-        unsafe { to.copy_from_nonoverlapping(from, lines) }
-    }
-
-    /// Orders streamed stores before everything that this thread stores later, such as the flag that tells a peer that
-    /// the data is there.
-    unsafe fn fence() {}
 }
 
 /// Plain Rust.
@@ -172,10 +161,7 @@ pub fn copy_streaming(dst: &mut [u8], src: &[u8]) {
         dst_head.copy_from_slice(src_head);
         let whole = dst_rest.len() / LINE_BYTES * LINE_BYTES;
         // SAFETY: the processor has AVX2; the destination is aligned to a line and both are `whole` bytes long.
-        unsafe {
-            Avx2::stream(dst_rest.as_mut_ptr().cast(), src_rest.as_ptr().cast(), whole / LINE_BYTES);
-            Avx2::fence();
-        }
+        unsafe { stream_lines(dst_rest.as_mut_ptr().cast(), src_rest.as_ptr().cast(), whole / LINE_BYTES) };
         dst_rest[whole..].copy_from_slice(&src_rest[whole..]);
         return;
     }

@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 
 use farandole_plan::Dtype;
 
-use super::Stores;
 use super::kernel::Job;
 use crate::finish::Finish;
 
@@ -19,8 +18,6 @@ const INLINE: usize = 16;
 pub(crate) struct Streams<'a> {
     sources: List<*const u8>,
     outputs: List<*mut u8>,
-    /// How many of the outputs, counted from the front, are no sources: these may be stored around the caches.
-    fresh: usize,
     len_bytes: Option<usize>,
     dtype: Dtype,
     borrows: PhantomData<&'a mut [u8]>,
@@ -31,7 +28,6 @@ impl<'a> Streams<'a> {
         Streams {
             sources: List::new(std::ptr::null()),
             outputs: List::new(std::ptr::null_mut()),
-            fresh: 0,
             len_bytes: None,
             dtype,
             borrows: PhantomData,
@@ -53,8 +49,7 @@ impl<'a> Streams<'a> {
     /// Adds an output.
     pub(crate) fn write(mut self, output: &'a mut [u8]) -> Self {
         self.check(output.len());
-        self.outputs.push_front(output.as_mut_ptr());
-        self.fresh += 1;
+        self.outputs.push(output.as_mut_ptr());
         self
     }
 
@@ -68,14 +63,12 @@ impl<'a> Streams<'a> {
     }
 
     /// The job for a kernel, or `None` if there is nothing to do.
-    pub(super) fn job(&self, finish: Finish, stores: Stores) -> Option<Job<'_>> {
+    pub(super) fn job(&self, finish: Finish) -> Option<Job<'_>> {
         let len_bytes = self.len_bytes.filter(|&len_bytes| len_bytes > 0)?;
         assert!(!self.sources.as_slice().is_empty(), "a fold has at least one contribution");
-        let fresh = if stores == Stores::Streaming { self.fresh } else { 0 };
         Some(Job {
             sources: self.sources.as_slice(),
             outputs: self.outputs.as_slice(),
-            streamed: fresh,
             len_elems: len_bytes / self.dtype.size_bytes(),
             // Bool is never scaled.
             finish: if self.dtype == Dtype::Bool { Finish::Nothing } else { finish },
@@ -115,12 +108,6 @@ impl<T: Copy> List<T> {
             self.spilled.push(item);
         }
         self.len += 1;
-    }
-
-    fn push_front(&mut self, item: T) {
-        self.push(item);
-        let len = self.len;
-        if len <= INLINE { self.inline[..len].rotate_right(1) } else { self.spilled.rotate_right(1) }
     }
 
     fn as_slice(&self) -> &[T] {

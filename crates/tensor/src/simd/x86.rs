@@ -4,12 +4,11 @@
 //! take is left to `Portable`, which gives the same bits.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, __m512, __m512i, _CMP_EQ_OQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence,
-    _mm256_add_ps, _mm256_and_ps, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps,
-    _mm256_cvtps_ph, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_stream_si256, _mm512_add_ps, _mm512_and_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_stream_si512,
+    __m128i, __m256, __m256i, __m512, _CMP_EQ_OQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence, _mm256_add_ps,
+    _mm256_and_ps, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph,
+    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_stream_si256,
+    _mm512_add_ps, _mm512_and_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph,
+    _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_ps, _mm512_set1_epi32, _mm512_set1_ps,
 };
 
 use super::level::{Instructions, Portable};
@@ -44,10 +43,10 @@ fn select_avx512<const COMPARISON: i32>(a: __m512, b: __m512, yes: __m512, no: _
 
 macro_rules! instructions {
     (
-        $level:ident, $features:literal, $lanes:literal, $half:ty, $single:ty, $integer:ty, select: $select:ident,
+        $level:ident, $features:literal, $lanes:literal, $half:ty, $single:ty, select: $select:ident,
         apply: $apply:ident, settle: $settle:ident, widen: $widen:ident, narrow: $narrow:ident, add: $add:ident,
         mul: $mul:ident, min: $min:ident, max: $max:ident, or: $or:ident, and: $and:ident, set: $set:ident,
-        canonical: $canonical:expr, stream: $stream:ident
+        canonical: $canonical:expr
     ) => {
         /// What `O` does to numbers, for a vector of them; see `Number` for how minimum and maximum treat zeros and
         /// NaN.
@@ -135,34 +134,34 @@ macro_rules! instructions {
                     Portable::fold_f16_pair::<O>(output.add(at), a.add(at), b.add(at), len_elems - whole, factor);
                 }
             }
-
-            #[inline]
-            #[target_feature(enable = $features)]
-            unsafe fn stream(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
-                for i in 0..lines * (LINE_BYTES / size_of::<$integer>()) {
-                    // SAFETY: the caller vouches for both, and for the alignment of `to`.
-                    unsafe { $stream(to.cast::<$integer>().add(i), from.cast::<$integer>().add(i).read_unaligned()) }
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn fence() {
-                // SAFETY: every x86-64 processor has the fence.
-                unsafe { _mm_sfence() };
-            }
         }
     };
 }
 
 instructions!(
-    Avx2, "avx2,f16c", 8, __m128i, __m256, __m256i, select: select_avx2, apply: apply_avx2, settle: settle_avx2,
+    Avx2, "avx2,f16c", 8, __m128i, __m256, select: select_avx2, apply: apply_avx2, settle: settle_avx2,
     widen: _mm256_cvtph_ps, narrow: _mm256_cvtps_ph, add: _mm256_add_ps, mul: _mm256_mul_ps, min: _mm256_min_ps,
     max: _mm256_max_ps, or: _mm256_or_ps, and: _mm256_and_ps, set: _mm256_set1_ps,
-    canonical: _mm256_castsi256_ps(_mm256_set1_epi32(CANONICAL_NAN)), stream: _mm256_stream_si256
+    canonical: _mm256_castsi256_ps(_mm256_set1_epi32(CANONICAL_NAN))
 );
 instructions!(
-    Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl", 16, __m256i, __m512, __m512i, select: select_avx512,
+    Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl", 16, __m256i, __m512, select: select_avx512,
     apply: apply_avx512, settle: settle_avx512, widen: _mm512_cvtph_ps, narrow: _mm512_cvtps_ph, add: _mm512_add_ps,
     mul: _mm512_mul_ps, min: _mm512_min_ps, max: _mm512_max_ps, or: _mm512_or_ps, and: _mm512_and_ps,
-    set: _mm512_set1_ps, canonical: _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN)), stream: _mm512_stream_si512
+    set: _mm512_set1_ps, canonical: _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN))
 );
+
+/// Copies lines around the caches. The stores are ordered before everything that this thread stores later, such as the
+/// flag that tells a peer that the data is there.
+///
+/// # Safety
+/// The processor must have AVX2. `to` must be aligned to a line; both must be valid for `lines` lines and not overlap.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn stream_lines(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
+    for i in 0..lines * (LINE_BYTES / size_of::<__m256i>()) {
+        // SAFETY: the caller vouches for both, and for the alignment of `to`.
+        unsafe { _mm256_stream_si256(to.cast::<__m256i>().add(i), from.cast::<__m256i>().add(i).read_unaligned()) }
+    }
+    // Every x86-64 processor has the fence.
+    _mm_sfence();
+}
