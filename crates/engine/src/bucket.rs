@@ -24,8 +24,7 @@ use farandole_plan::agree::{Bucket, RequestId};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::item::Item;
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Shape, Span};
-use farandole_tensor::pack::{pack, unpack};
-use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_scaled, scale};
+use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_finished, copy_scaled, scale};
 
 use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::{Buffers, Halves};
@@ -318,8 +317,8 @@ fn load_in_place(plan: &BucketPlan, here: GroupRank, pending: &mut Pending) {
 fn load_part(plan: &BucketPlan, part: usize, here: GroupRank, carrier: Dtype, work: &mut [u8], input: &[u8]) {
     match plan.collective {
         Collective::Allreduce { prescale, .. } => {
-            let offset = range(carrier, plan.parts[part].span).start;
-            pack(work, carrier, [(offset, input)], plan.dtype, prescale);
+            let target = &mut work[range(carrier, plan.parts[part].span)];
+            copy_finished(target, carrier, input, plan.dtype, Finish::factor(prescale));
         }
         Collective::Broadcast { root } if root == here.me => {
             work[range(carrier, plan.parts[part].span)].copy_from_slice(input);
@@ -330,7 +329,8 @@ fn load_part(plan: &BucketPlan, part: usize, here: GroupRank, carrier: Dtype, wo
             for rank in 0..here.size {
                 let piece = plan.piece(part, Rank::from(rank));
                 let (rows, after) = rest.split_at(bytes_of(plan.dtype, piece.len));
-                pack(work, carrier, [(range(carrier, piece).start, rows)], plan.dtype, prescale);
+                let target = &mut work[range(carrier, piece)];
+                copy_finished(target, carrier, rows, plan.dtype, Finish::factor(prescale));
                 rest = after;
             }
         }
@@ -363,8 +363,8 @@ fn unload_part(
 ) {
     match plan.collective {
         Collective::Allreduce { .. } => {
-            let offset = range(carrier, plan.parts[part].span).start;
-            unpack(work, carrier, [(offset, pending.target())], plan.dtype, finish);
+            let result = &work[range(carrier, plan.parts[part].span)];
+            copy_finished(pending.target(), plan.dtype, result, carrier, finish);
         }
         Collective::Broadcast { .. } => {
             pending.target().copy_from_slice(&work[range(carrier, plan.parts[part].span)]);
@@ -383,7 +383,7 @@ fn unload_part(
         Collective::ReduceScatter { .. } => {
             let piece = plan.piece(part, here.me);
             let mut output = OwnedBytes::zeroed(bytes_of(plan.dtype, piece.len));
-            unpack(work, carrier, [(range(carrier, piece).start, &mut output[..])], plan.dtype, finish);
+            copy_finished(&mut output, plan.dtype, &work[range(carrier, piece)], carrier, finish);
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         _ => {}

@@ -8,9 +8,13 @@
 //! * bool is never scaled.
 //!
 //! Which operation wants which finish is decided in [`Finish::new`]. Folding itself is in `reduce`.
+//!
+//! A tensor is copied into a bucket and out of it once ([`copy_finished`]), so whatever is done to every element
+//! (prescale, conversion to the wire type, average, postscale) is done in that copy.
 
 use farandole_plan::{Dtype, ReduceOp};
 
+use crate::cast;
 use crate::simd::{self, Level, Streams};
 
 /// What to do to a result before it is stored.
@@ -66,16 +70,28 @@ pub fn scale(dtype: Dtype, data: &mut [u8], factor: f64) {
 /// # Panics
 /// If `dst` and `src` differ in length.
 pub fn copy_scaled(dst: &mut [u8], src: &[u8], dtype: Dtype, factor: f64) {
-    copy_finished(dst, src, dtype, &Finish::factor(factor));
+    copy_finished(dst, dtype, src, dtype, Finish::factor(factor));
 }
 
-/// Copies data of one element type and finishes it on the way.
-pub(crate) fn copy_finished(dst: &mut [u8], src: &[u8], dtype: Dtype, finish: &Finish) {
-    if *finish == Finish::Nothing || dtype == Dtype::Bool {
+/// Copies elements of the type `from` to memory of the type `to`, finished on the way. With equal types and nothing to
+/// do to them it is a plain copy.
+///
+/// # Panics
+/// If `dst` and `src` differ in their number of elements, or the types differ and are not both floats.
+pub fn copy_finished(dst: &mut [u8], to: Dtype, src: &[u8], from: Dtype, finish: Finish) {
+    if from != to {
+        let factor = match finish {
+            Finish::Nothing => 1.0,
+            Finish::Multiply(factor) => factor,
+            // Only floats change their type, and for them a division is a multiplication by the inverse.
+            Finish::Divide(divisor) => 1.0 / divisor.value() as f64,
+        };
+        cast::cast(dst, to, src, from, factor);
+    } else if finish == Finish::Nothing || to == Dtype::Bool {
         dst.copy_from_slice(src);
     } else {
-        let streams = Streams::new(dtype).read(src).write(dst);
-        simd::Kernel::pass(dtype, Level::current()).run(streams, finish);
+        let streams = Streams::new(to).read(src).write(dst);
+        simd::Kernel::pass(to, Level::current()).run(streams, &finish);
     }
 }
 
@@ -137,6 +153,8 @@ impl Divisor {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::element::{as_bytes, as_bytes_mut};
 
@@ -196,5 +214,23 @@ mod tests {
         let mut flags = [0u8, 1, 1];
         scale(Dtype::Bool, &mut flags, 0.0);
         assert_eq!(flags, [0, 1, 1]);
+    }
+
+    #[test]
+    fn a_conversion_scales_before_it_rounds() {
+        let src = [1.0f32, 3.0, -256.0, 1e-3];
+        let mut halves = [bf16::ZERO; 4];
+        copy_finished(as_bytes_mut(&mut halves), Dtype::BF16, as_bytes(&src), Dtype::F32, Finish::Multiply(0.1));
+        assert_eq!(halves, src.map(|x| bf16::from_f32(x * 0.1)));
+        let mut back = [0.0f32; 4];
+        let half = Finish::Divide(Divisor::new(2));
+        copy_finished(as_bytes_mut(&mut back), Dtype::F32, as_bytes(&halves), Dtype::BF16, half);
+        assert_eq!(back, halves.map(|x| x.to_f32() * 0.5));
+    }
+
+    #[test]
+    #[should_panic(expected = "int32 does not travel as float16")]
+    fn integers_are_not_converted() {
+        copy_finished(&mut [0; 8], Dtype::F16, &[0u8; 16], Dtype::I32, Finish::Nothing);
     }
 }

@@ -23,7 +23,6 @@ pub mod element;
 pub mod finish;
 #[allow(unsafe_code)]
 pub mod owned;
-pub mod pack;
 pub mod reduce;
 #[allow(unsafe_code)]
 pub mod region;
@@ -32,7 +31,7 @@ pub mod simd;
 pub mod verifiable;
 
 pub use element::Element;
-pub use finish::{Finish, copy_scaled, scale};
+pub use finish::{Finish, copy_finished, copy_scaled, scale};
 pub use owned::OwnedBytes;
 pub use reduce::Fold;
 pub use region::Region;

@@ -7,8 +7,7 @@ use farandole_plan::algorithm::{self, Algorithm};
 use farandole_plan::plane::{Folding, Movement, Plane, carrier};
 use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span};
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
-use farandole_tensor::pack::unpack;
-use farandole_tensor::{Element, Finish, Fold, OwnedBytes, scale};
+use farandole_tensor::{Element, Finish, Fold, OwnedBytes, copy_finished, scale};
 use farandole_transport::shm::Windows;
 
 use super::descriptor::Detail;
@@ -16,7 +15,7 @@ use super::exchange::Exchange;
 use super::small::{self, Parts};
 use super::{Call, Communicator, Descriptor, Kind};
 use crate::error::{Error, Result};
-use crate::exec::buffers::widened;
+use crate::exec::buffers::{scaled, widened};
 use crate::exec::links::LinkRun;
 use crate::exec::windows::WindowRun;
 use crate::exec::{Buffers, Execution, Halves};
@@ -60,7 +59,7 @@ impl Communicator {
         if carrier(dtype, op, prescale, Folding::AllAtOnce) != dtype {
             let mut wide = widened(data, dtype, prescale);
             self.reduce(call, &mut wide, Dtype::F32)?;
-            unpack(&wide, Dtype::F32, [(0, data)], dtype, Finish::Nothing);
+            copy_finished(data, dtype, &wide, Dtype::F32, Finish::Nothing);
             return Ok(());
         }
         if prescale != 1.0 {
@@ -116,7 +115,7 @@ impl Communicator {
             return self.over_links(task, buffers, Finish::Nothing);
         }
         self.over_links(task, Buffers { fold, ..Buffers::new(&mut wide, travels_as) }, Finish::Nothing)?;
-        unpack(&wide, travels_as, [(0, data)], dtype, finish);
+        copy_finished(data, dtype, &wide, travels_as, finish);
         Ok(())
     }
 
@@ -243,8 +242,8 @@ impl Communicator {
         let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(source) } else { widened(source, T::DTYPE, 1.0) };
         let buffers = Buffers { fold: Some(Fold::new(dtype, op)), ..Buffers::new(&mut work, dtype) };
         self.over_links(task, buffers, Finish::Nothing)?;
-        let start = mine.start as usize * dtype.size_bytes();
-        with_bytes_mut(own, |bytes| unpack(&work, dtype, [(start, bytes)], T::DTYPE, finish));
+        let mine = scaled(mine, dtype.size_bytes());
+        with_bytes_mut(own, |bytes| copy_finished(bytes, T::DTYPE, &work[mine], dtype, finish));
         Ok(())
     }
 

@@ -19,9 +19,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use farandole_plan::{Arrival, Buffer, Dtype, Rank, Results, Schedule, Span, Step};
-use farandole_tensor::Stores;
-use farandole_tensor::pack::unpack;
+use farandole_plan::{Arrival, Buffer, Rank, Results, Schedule, Span, Step};
+use farandole_tensor::{Stores, copy_finished};
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
@@ -53,10 +52,10 @@ impl Buffers<'_> {
 
     /// Finishes and rounds elements whose last fold is done.
     fn round(&mut self, span: Span) {
-        let (work, elem_bytes) = (&*self.work, self.elem_bytes());
+        let (range, carrier) = (self.range(span), self.dtype);
         let halves = self.halves.as_mut().expect("invariant: a run that rounds is lent a place for results");
         let target = &mut halves.results[scaled(span, halves.dtype.size_bytes())];
-        unpack(work, Dtype::F32, [(span.start as usize * elem_bytes, target)], halves.dtype, halves.finish);
+        copy_finished(target, halves.dtype, &self.work[range], carrier, halves.finish);
     }
 
     fn halves(&self) -> &Halves<'_> {
