@@ -22,8 +22,7 @@ use std::ops::Range;
 
 use farandole_plan::agree::{Bucket, RequestId};
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::item::Item;
-use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Shape, Span};
+use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Span};
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_finished, copy_scaled, scale};
 
 use crate::exec::fusion_buffer::FusionBuffer;
@@ -102,7 +101,7 @@ impl Workspace {
             Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
             Collective::Allgather | Collective::ReduceScatter { .. } => staging(bytes),
             Collective::Alltoall { .. } => {
-                fresh(bytes_of(carrier, Exchange::of(&plan.parts[0].item, here).received_elems()))
+                fresh(bytes_of(carrier, plan.parts[0].item.exchange(here.me, here.size).received_elems()))
             }
         };
         let finish = match plan.collective {
@@ -209,13 +208,13 @@ impl Workspace {
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
-            let mut outcome = Outcome { shape: result_shape(item, here), ..Outcome::default() };
+            let mut outcome = Outcome { shape: item.result_shape(here.me, here.size), ..Outcome::default() };
             // It stays in the table, where a failure finds it, until its result is there.
             let pending = table.get_mut(id);
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
-                Collective::Alltoall { .. } => outcome.received_splits = Exchange::of(item, here).received_rows,
+                Collective::Alltoall { .. } => outcome.received_splits = item.exchange(here.me, here.size).received_rows,
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }
             let mut pending = table.take(id);
@@ -236,40 +235,6 @@ impl Workspace {
         if let (Memory::Fresh(bytes), Some((_, outcome)), true) = (self.memory, last, is_result) {
             outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
         }
-    }
-}
-
-/// Which rows of an alltoall come from and go where, for one rank.
-#[derive(Debug)]
-pub(crate) struct Exchange {
-    /// What goes to each rank, in the input.
-    pub(crate) send: Vec<Span>,
-    /// What comes from each rank, in the output.
-    pub(crate) recv: Vec<Span>,
-    /// The same in rows.
-    pub(crate) received_rows: Vec<u64>,
-}
-
-impl Exchange {
-    pub(crate) fn of(item: &Item, GroupRank { me, size }: GroupRank) -> Exchange {
-        let row_elems = item.row_elems();
-        let ranks = || (0..size).map(Rank::from);
-        let (mut sent, mut received) = (0, 0);
-        let span_after = |before: &mut u64, rows: u64, gap_rows: u64| {
-            let span = Span { start: *before, len: rows * row_elems };
-            *before += gap_rows * row_elems;
-            span
-        };
-        // Rows meant for a rank that has joined stay where they are in the input.
-        let set_apart = |to: Rank| item.rows[me.index() * size + to.index()];
-        let send = ranks().map(|to| span_after(&mut sent, item.rows_sent(me, to, size), set_apart(to))).collect();
-        let received_rows: Vec<u64> = ranks().map(|from| item.rows_sent(from, me, size)).collect();
-        let recv = received_rows.iter().map(|&rows| span_after(&mut received, rows, rows)).collect();
-        Exchange { send, recv, received_rows }
-    }
-
-    fn received_elems(&self) -> u64 {
-        self.recv.iter().map(|span| span.len).sum()
     }
 }
 
@@ -387,18 +352,5 @@ fn unload_part(
             pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         _ => {}
-    }
-}
-
-fn result_shape(item: &Item, here: GroupRank) -> Shape {
-    let with_rows = |rows: u64| std::iter::once(rows).chain(item.shape.iter().skip(1).copied()).collect();
-    match item.collective {
-        Collective::Allgather => with_rows(item.rows.iter().sum()),
-        Collective::Alltoall { .. } => {
-            let ranks = (0..here.size).map(Rank::from);
-            with_rows(ranks.map(|from| item.rows_sent(from, here.me, here.size)).sum())
-        }
-        Collective::ReduceScatter { .. } => with_rows(item.rows_kept(here.me, here.size)),
-        _ => item.shape.clone(),
     }
 }

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::Span;
 use crate::request::{Batch, Collective, Device, Dtype, Rank, Request, Shape};
 
 /// What all ranks agreed to do under one name.
@@ -44,6 +45,24 @@ pub enum Placement {
     Gpu,
 }
 
+/// Which rows of an alltoall come from and go where, for one rank.
+#[derive(Debug)]
+pub struct Exchange {
+    /// What goes to each rank, in the input.
+    pub send: Vec<Span>,
+    /// What comes from each rank, in the output.
+    pub recv: Vec<Span>,
+    /// The same in rows.
+    pub received_rows: Vec<u64>,
+}
+
+impl Exchange {
+    /// Elements of the output.
+    pub fn received_elems(&self) -> u64 {
+        self.recv.iter().map(|span| span.len).sum()
+    }
+}
+
 impl Item {
     /// Elements of one row: the product of all dimensions but the first.
     pub fn row_elems(&self) -> u64 {
@@ -59,6 +78,35 @@ impl Item {
     pub fn rows_kept(&self, rank: Rank, size: usize) -> u64 {
         let rows = self.shape.first().copied().unwrap_or(0);
         rows / size as u64 + u64::from((rank.index() as u64) < rows % size as u64)
+    }
+
+    /// Dimensions of the result on one rank.
+    pub fn result_shape(&self, me: Rank, size: usize) -> Shape {
+        let with_rows = |rows: u64| std::iter::once(rows).chain(self.shape.iter().skip(1).copied()).collect();
+        match self.collective {
+            Collective::Allgather => with_rows(self.rows.iter().sum()),
+            Collective::Alltoall { .. } => with_rows((0..size).map(|from| self.rows_sent(from.into(), me, size)).sum()),
+            Collective::ReduceScatter { .. } => with_rows(self.rows_kept(me, size)),
+            _ => self.shape.clone(),
+        }
+    }
+
+    /// Alltoall: what one rank sends and receives.
+    pub fn exchange(&self, me: Rank, size: usize) -> Exchange {
+        let row_elems = self.row_elems();
+        let ranks = || (0..size).map(Rank::from);
+        let (mut sent, mut received) = (0, 0);
+        let span_after = |before: &mut u64, rows: u64, gap_rows: u64| {
+            let span = Span { start: *before, len: rows * row_elems };
+            *before += gap_rows * row_elems;
+            span
+        };
+        // Rows meant for a rank that has joined stay where they are in the input.
+        let set_apart = |to: Rank| self.rows[me.index() * size + to.index()];
+        let send = ranks().map(|to| span_after(&mut sent, self.rows_sent(me, to, size), set_apart(to))).collect();
+        let received_rows: Vec<u64> = ranks().map(|from| self.rows_sent(from, me, size)).collect();
+        let recv = received_rows.iter().map(|&rows| span_after(&mut received, rows, rows)).collect();
+        Exchange { send, recv, received_rows }
     }
 
     /// Whether `request`, made on rank `me`, asks for exactly what was agreed. This is the whole check that a request

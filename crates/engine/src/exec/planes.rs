@@ -20,7 +20,7 @@ use super::links::LinkRun;
 use super::schedule_cache::ScheduleCache;
 use super::store_policy::{Choice, StorePolicies};
 use super::windows::WindowRun;
-use crate::bucket::{Exchange, GroupRank};
+use crate::bucket::GroupRank;
 use crate::plane::PlaneGroup;
 
 /// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on
@@ -139,7 +139,7 @@ impl Planes {
             Collective::Allgather => Movement::Allgather { blocks: &plan.blocks },
             Collective::ReduceScatter { .. } => Movement::ReduceScatter { blocks: &plan.blocks },
             Collective::Alltoall { .. } => {
-                exchange = Exchange::of(&plan.parts[0].item, self.here);
+                exchange = plan.parts[0].item.exchange(self.here.me, self.here.size);
                 Movement::Alltoall { send: &exchange.send, recv: &exchange.recv }
             }
             Collective::Barrier | Collective::Join => Movement::Barrier,
