@@ -214,7 +214,9 @@ impl Workspace {
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
-                Collective::Alltoall { .. } => outcome.received_splits = item.exchange(here.me, here.size).received_rows,
+                Collective::Alltoall { .. } => {
+                    outcome.received_splits = item.exchange(here.me, here.size).received_rows
+                }
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }
             let mut pending = table.take(id);

@@ -3,7 +3,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Failure};
 use crate::group::{GroupError, TurnInput};
-use crate::owed::take_orphans;
+use crate::pending::take_orphans;
 use crate::submission::Returned;
 use farandole_plan::GroupId;
 use farandole_plan::stall::DirectWait;

@@ -18,8 +18,7 @@ use crate::connector::Connector;
 use crate::driver::{Command, OnStall};
 use crate::driver_lock::Push;
 use crate::error::{Error, Result};
-use crate::owed::{Owed, Recipient};
-use crate::pending::Pending;
+use crate::pending::{Pending, Promise, Recipient};
 use crate::plane::Plane;
 use crate::record::group::{Mark, Start};
 use crate::shared::Shared;
@@ -231,9 +230,9 @@ impl Engine {
             Err(error) => return Err(Returned::of(submission, error)),
         };
         let name = Arc::clone(&submission.request.name);
-        let promise = Arc::new(Slot::new());
-        let after = self.hand_over(submission, name_id, Recipient::Ticket(Arc::clone(&promise)), push);
-        Ok((Ticket { name, name_id, promise, shared: Arc::clone(&self.shared) }, after))
+        let slot = Arc::new(Slot::new());
+        let after = self.hand_over(submission, name_id, Recipient::Ticket(Arc::clone(&slot)), push);
+        Ok((Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) }, after))
     }
 
     /// Finds wrong use, and enters the request's name among those under way.
@@ -247,7 +246,7 @@ impl Engine {
         let Submission { group, request, input, output } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
-        let mut pending = Pending { name, mark, promise: Owed::new(recipient), input, output };
+        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
         if push != Push::Quiet && self.recorder.is_on() {
             let stamped = |time_ns| {

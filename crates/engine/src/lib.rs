@@ -52,7 +52,6 @@ mod engine;
 pub mod error;
 mod exec;
 mod group;
-mod owed;
 mod pending;
 pub mod plane;
 mod process_sets;

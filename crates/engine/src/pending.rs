@@ -1,21 +1,38 @@
-//! Requests that were submitted and are not done, with their memory.
+//! Requests that were submitted and are not done: their memory, and the answer that is owed to their callers.
+//!
+//! A [`Pending`] request passes through many hands on its way (command queue, table, bucket). If one of them panics,
+//! unwinding drops whatever it held, and with it the only means of telling the caller. So dropping a [`Promise`] that
+//! was not fulfilled does not lose it:
+//!
+//! - *unwinding*: why the driver panics is known only to whoever catches the panic, further out on this thread. The
+//!   recipient is put aside, and [`take_orphans`] gives it to that one, who answers with the text of the panic.
+//! - *dropped with the driver*: nobody will work on the request any more. The answer is [`Error::ShutDown`].
+//!
+//! The memory of a request that unwinding drops is freed.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use farandole_plan::agree::RequestId;
 use farandole_tensor::Region;
 
+use crate::completion_queue::{Completion, Queue};
 use crate::error::Error;
-use crate::owed::Owed;
 use crate::record::group::Mark;
-use crate::submission::Returned;
+use crate::submission::{Outcome, Returned};
+use crate::ticket::OutcomeSlot;
+
+thread_local! {
+    /// Recipients of promises that unwinding of this thread has dropped, until whoever catches the panic takes them.
+    static ORPHANS: RefCell<Vec<Recipient>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A request that has been submitted and is not done.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) name: Arc<str>,
     pub(crate) mark: Mark,
-    pub(crate) promise: Owed,
+    pub(crate) promise: Promise,
     pub(crate) input: Option<Region>,
     pub(crate) output: Option<Region>,
 }
@@ -45,6 +62,58 @@ impl Pending {
             None => (None, input.as_bytes_mut()),
         }
     }
+}
+
+/// Who is waiting for the answer.
+#[derive(Debug)]
+pub(crate) enum Recipient {
+    /// A ticket.
+    Ticket(Arc<OutcomeSlot>),
+    /// A queue, under this key.
+    Queue(Arc<Queue>, u64),
+}
+
+impl Recipient {
+    pub(crate) fn answer(self, result: Result<Outcome, Box<Returned>>) {
+        match self {
+            Recipient::Ticket(slot) => slot.fulfil(result),
+            Recipient::Queue(queue, key) => queue.put(Completion { key, result }),
+        }
+    }
+}
+
+/// The driver's end of a ticket or of a place in a queue. However the driver loses it, there is an answer.
+#[derive(Debug)]
+pub(crate) struct Promise(Option<Recipient>);
+
+impl Promise {
+    pub(crate) fn new(recipient: Recipient) -> Promise {
+        Promise(Some(recipient))
+    }
+
+    /// Gives the answer.
+    pub(crate) fn fulfil(mut self, result: Result<Outcome, Box<Returned>>) {
+        if let Some(recipient) = self.0.take() {
+            recipient.answer(result);
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        let Some(recipient) = self.0.take() else { return };
+        if std::thread::panicking() {
+            // A thread that ends has nobody left who could take it.
+            let _ = ORPHANS.try_with(|orphans| orphans.borrow_mut().push(recipient));
+        } else {
+            recipient.answer(Err(Returned::without_memory(Error::ShutDown)));
+        }
+    }
+}
+
+/// The recipients of promises that a panic on this thread has dropped.
+pub(crate) fn take_orphans() -> Vec<Recipient> {
+    ORPHANS.take()
 }
 
 /// The requests of a group, by their ids.
@@ -105,5 +174,34 @@ impl PendingTable {
 
     pub(crate) fn get_mut(&mut self, id: RequestId) -> &mut Pending {
         self.places[id.index()].as_mut().expect("invariant: an agreed id is in the table")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::completion::Slot;
+
+    #[test]
+    fn a_promise_that_unwinding_drops_can_still_be_kept() {
+        let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
+        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)));
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            let _held = promise;
+            panic!("for the test");
+        }));
+        assert!(panicked.is_err() && !slot.is_fulfilled());
+        let orphans = take_orphans();
+        assert!(matches!(&orphans[..], [Recipient::Ticket(orphan)] if Arc::ptr_eq(orphan, &slot)));
+        assert!(take_orphans().is_empty());
+    }
+
+    #[test]
+    fn a_promise_that_nobody_works_on_any_more_is_answered() {
+        let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
+        drop(Promise::new(Recipient::Ticket(Arc::clone(&slot))));
+        assert!(matches!(slot.take(), Some(Err(returned)) if matches!(returned.error, Error::ShutDown)));
     }
 }

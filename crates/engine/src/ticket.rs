@@ -20,7 +20,7 @@ use crate::shared::Shared;
 use crate::submission::{Outcome, Returned};
 
 /// The slot through which an outcome reaches its ticket.
-pub(crate) type Promise = Slot<std::result::Result<Outcome, Box<Returned>>>;
+pub(crate) type OutcomeSlot = Slot<std::result::Result<Outcome, Box<Returned>>>;
 
 /// The promise of an outcome.
 #[must_use = "a ticket that is dropped gives its result up"]
@@ -28,7 +28,7 @@ pub struct Ticket {
     pub(crate) name: Arc<str>,
     /// The name's number in the recorder.
     pub(crate) name_id: NameId,
-    pub(crate) promise: Arc<Promise>,
+    pub(crate) slot: Arc<OutcomeSlot>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -40,7 +40,7 @@ impl Ticket {
 
     /// Whether the outcome, good or bad, is there.
     pub fn is_done(&self) -> bool {
-        self.promise.is_fulfilled()
+        self.slot.is_fulfilled()
     }
 
     /// The outcome, if it is there. Costs next to nothing; does not drive.
@@ -76,7 +76,7 @@ impl Ticket {
     pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
-        Ok(self.shared.driver_lock.wait(&*self.promise, deadline, After::Nothing, None))
+        Ok(self.shared.driver_lock.wait(&*self.slot, deadline, After::Nothing, None))
     }
 
     /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait:
@@ -111,11 +111,11 @@ impl Ticket {
     fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
         let recorder = &*self.shared.recorder;
         let note = recorder.is_on().then_some(Note { name: self.name_id, recorder });
-        self.shared.driver_lock.wait(&*self.promise, deadline, after, note)
+        self.shared.driver_lock.wait(&*self.slot, deadline, after, note)
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {
-        self.promise.take().unwrap_or_else(|| Err(Returned::without_memory(Error::Taken)))
+        self.slot.take().unwrap_or_else(|| Err(Returned::without_memory(Error::Taken)))
     }
 }
 
