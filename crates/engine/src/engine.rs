@@ -1,4 +1,6 @@
-//! The engine itself: starting, submitting, groups, shutting down.
+//! One rank's engine: what it holds, what can be asked of it, and its end.
+//!
+//! Not here: how it starts (`start`), how requests are handed in (`submission`), groups (`process_sets`).
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -7,25 +9,19 @@ use std::time::Duration;
 use farandole_plan::table::Table;
 use farandole_plan::{GroupId, Rank};
 use farandole_trace::Recorder;
-use farandole_trace::event::{NameId, ThreadId};
 
 use crate::abort::AbortHandle;
-use crate::command_queue::After;
-use crate::completion::Slot;
-use crate::completion_queue::{CompletionQueue, Sleeper};
+use crate::completion_queue::CompletionQueue;
 use crate::config::Config;
 use crate::connector::Connector;
 use crate::driver::{Command, OnStall};
 use crate::driver_lock::Push;
 use crate::error::{Error, Result};
-use crate::pending::{Pending, Promise, Recipient};
 use crate::plane::Plane;
-use crate::record::group::{Mark, Start};
+use crate::record::group::Start;
 use crate::shared::Shared;
 use crate::start::wait_limits;
 use crate::status_reporter::Stacks;
-use crate::submission::{Outcome, Returned, Submission};
-use crate::ticket::{QuietTickets, Ticket};
 use crate::wait_limits::WaitLimits;
 
 /// One rank's engine. See the crate's text.
@@ -146,116 +142,9 @@ impl Engine {
         self.abort.clone()
     }
 
-    /// Hands a request in. Returns at once; the ticket tells how it went.
-    ///
-    /// # Errors
-    /// Wrong use is found here and costs nothing: memory that does not fit, a name that is still under way, an unknown
-    /// or foreign group, an engine that is shut down. The submission's memory is dropped then;
-    /// [`Engine::submit_returning`] gives it back.
-    pub fn submit(&self, submission: Submission) -> Result<Ticket> {
-        Ok(self.submit_returning(submission)?)
-    }
-
-    /// As [`Engine::submit`], but whoever is refused gets the submission's memory back, untouched.
-    ///
-    /// # Errors
-    /// As [`Engine::submit`].
-    pub fn submit_returning(&self, submission: Submission) -> std::result::Result<Ticket, Box<Returned>> {
-        self.push(submission, Push::Ringing).map(|(ticket, _)| ticket)
-    }
-
-    /// Hands a request in and waits for it. Cheaper than submitting and waiting: nobody is woken for it.
-    ///
-    /// # Errors
-    /// As [`Engine::submit`], and whatever goes wrong with the request.
-    pub fn run(&self, submission: Submission) -> Result<Outcome> {
-        let (ticket, after) = self.push(submission, Push::Quiet)?;
-        ticket.wait_after(after)
-    }
-
-    /// Hands requests in that the caller waits for at once: nobody is woken for them. Whatever is refused is answered
-    /// when they are waited for, in its place.
-    pub fn submit_quietly(&self, submissions: impl IntoIterator<Item = Submission>) -> QuietTickets {
-        let mut all = After::Nothing;
-        let tickets = submissions.into_iter().map(|submission| {
-            let (ticket, after) = self.push(submission, Push::Quiet)?;
-            all = if after == After::Ring { after } else { all };
-            Ok(ticket)
-        });
-        let tickets = tickets.collect();
-        QuietTickets::new(tickets, all)
-    }
-
     /// A queue for the completions of many requests, for a thread that learns of each as it is done.
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue::new(Arc::clone(&self.shared))
-    }
-
-    /// Hands requests in whose outcomes come out of a queue of this engine: the first with this key, the others with
-    /// those that follow it. Whoever drives is woken once, after the last. Returns those that were refused, by their
-    /// place; nothing comes out of the queue for them.
-    pub fn submit_to(
-        &self,
-        queue: &CompletionQueue,
-        first_key: u64,
-        submissions: impl ExactSizeIterator<Item = Submission>,
-    ) -> Vec<(usize, Box<Returned>)> {
-        let mut refused = Vec::new();
-        let mut all = After::Nothing;
-        // Before the first push: a driver may be quicker than we are.
-        let sleeper = queue.queue().owe(submissions.len());
-        for (place, submission) in submissions.enumerate() {
-            let name_id = match self.enter(&submission) {
-                Ok(name_id) => name_id,
-                Err(error) => {
-                    refused.push((place, Returned::of(submission, error)));
-                    continue;
-                }
-            };
-            let recipient = Recipient::Queue(Arc::clone(queue.queue()), first_key + place as u64);
-            let after = self.hand_over(submission, name_id, recipient, Push::Later);
-            all = if after == After::Ring { after } else { all };
-        }
-        queue.queue().take_back(refused.len());
-        match sleeper {
-            Sleeper::Drives => queue.queue().wake(all),
-            Sleeper::None => self.shared.driver_lock.make_up_for(all),
-        }
-        refused
-    }
-
-    fn push(&self, submission: Submission, push: Push) -> std::result::Result<(Ticket, After), Box<Returned>> {
-        let name_id = match self.enter(&submission) {
-            Ok(name_id) => name_id,
-            Err(error) => return Err(Returned::of(submission, error)),
-        };
-        let name = Arc::clone(&submission.request.name);
-        let slot = Arc::new(Slot::new());
-        let after = self.hand_over(submission, name_id, Recipient::Ticket(Arc::clone(&slot)), push);
-        Ok((Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) }, after))
-    }
-
-    /// Finds wrong use, and enters the request's name among those under way.
-    fn enter(&self, submission: &Submission) -> Result<NameId> {
-        self.shared.check_fork()?;
-        submission.check()?;
-        self.shared.tensor_table.enter(submission.group, &submission.request, &self.recorder)
-    }
-
-    fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
-        let Submission { group, request, input, output } = submission;
-        let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
-        let name = Arc::clone(&request.name);
-        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output };
-        // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
-        if push != Push::Quiet && self.recorder.is_on() {
-            let stamped = |time_ns| {
-                pending.mark.time_ns = Some(time_ns);
-                Command::Submit { group, request, pending }
-            };
-            return self.shared.driver_lock.push_stamped(stamped, push);
-        }
-        self.shared.driver_lock.push(Command::Submit { group, request, pending }, push)
     }
 
     /// Shuts the engine down on all ranks: what all ranks have agreed on still runs, everything else ends with

@@ -4,7 +4,7 @@
 //! name, so ranks may submit in any order; they run as soon as every rank of the group has asked for them. From the
 //! second iteration on the ranks know the order and no longer talk about it.
 //!
-//! The path of a gradient: `engine` (checks, enters the name) → `command_queue` → `driver` (the loop) → `group`
+//! The path of a gradient: `submission` (checks, enters the name) → `command_queue` → `driver` (the loop) → `group`
 //! (agreement, the active bucket) → `bucket` (into the fusion buffer) → `exec` (plane, schedule, steps) and back
 //! through `bucket` and `completion` to the `ticket`. `driver_lock` says which thread drives; ARCHITECTURE.md has every
 //! file.
