@@ -1,27 +1,29 @@
 //! The memory of a bucket: from the callers' regions into the buffer that the ranks work on, and back.
 //!
-//! Where the ranks work is the bucket's [`Workspace`]:
+//! Where the ranks work, and in which element type, is the bucket's [`Layout`]. It follows from the bucket's plan and
+//! plane. The [`Memory`] of one run is one of these:
 //! - the *fusion buffer* of the group, for requests that travel together and for small ones. Packing copies the tensors
 //!   in with the prescale applied, unpacking copies them out with average and postscale applied; both copies were
 //!   needed anyway.
 //! - the *mapped* fusion buffer, the same in memory that all ranks of the host see.
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all. If the result is to lie elsewhere
-//!   than the input, windows read the one and write the other; other roads, and a prescale, need a copy of the input.
+//!   than the input, windows read the one and write the other; other planes, and a prescale, need a copy of the input.
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
 //!
-//! The elements in it have the type of the reduction's *carrier* (`carrier`), which is wider than the callers' where
-//! half precision is added over links or has a prescale; then the callers' memory is not worked in. Over links results
-//! are finished (average, postscale) as they are unloaded; in shared memory whoever folds has finished them.
+//! The elements in it have the type of the reduction's *carrier* (`plan::plane`), which is wider than the callers'
+//! where half precision is added over links or has a prescale; then the callers' memory is not worked in. Over links
+//! results are finished (average, postscale) as they are unloaded; in shared memory whoever folds has finished them.
 //!
 //! A rank that has joined has no regions. It contributes what changes nothing, and drops what it gets.
 //!
-//! [`Workspace::load`] reads the callers' memory, and in the caller's workspace also writes it, so the driver runs the
-//! entry barrier of a bucket that has one before it loads. Until then a bucket can be abandoned without a trace.
+//! [`Layout::load`] reads the callers' memory, and writes it too if the ranks work there, so the driver runs the entry
+//! barrier of a bucket that has one before it loads. Until then a bucket can be abandoned without a trace.
 
 use std::ops::Range;
 
 use farandole_plan::agree::{Bucket, RequestId};
 use farandole_plan::fuse::BucketPlan;
+use farandole_plan::plane::Plane;
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Span};
 use farandole_tensor::{Finish, Fold, OwnedBytes, Region, copy_finished, copy_scaled, scale};
 
@@ -29,7 +31,6 @@ use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::{Buffers, Halves};
 use crate::pending::{Pending, PendingTable};
 use crate::submission::Outcome;
-use farandole_plan::plane::Plane;
 
 /// This rank's place in the group.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +41,40 @@ pub(crate) struct GroupRank {
 
 /// Where the ranks work on a bucket, and in which element type.
 #[derive(Debug)]
-pub(crate) struct Workspace {
-    memory: Memory,
-    /// The element type of what lies in this memory.
+pub(crate) struct Layout {
+    here: GroupRank,
+    place: Place,
+    /// Bytes of the work buffer.
+    bytes: usize,
+    /// Whether the fusion buffer may grow to as many.
+    fits_fusion: bool,
+    /// The element type of what lies in the work buffer.
     carrier: Dtype,
+    /// How contributions are folded, if they are.
+    fold: Option<Fold>,
     /// What is done to results as they are folded: by windows, where one fold takes all contributions.
     finish_in_fold: Finish,
     /// What is done to results as they are unloaded.
     finish_in_unload: Finish,
     /// Whether the input of a request that has an output is read where it lies, and not copied to the output first.
     reads_input: bool,
-    /// If results are halves and partial results are not, what lies behind them in this memory: the halves.
+    /// If results are halves and partial results are not, what lies behind them in the work buffer: the halves.
     halves: Option<Behind>,
+}
+
+/// Where the ranks work, whatever requests are in the bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: there are no elements.
+    Nowhere,
+    /// In a fusion buffer, or in memory made for the bucket if that is too small.
+    Staging,
+    /// In the mapped fusion buffer.
+    Mapped,
+    /// In the memory of the only request; a rank that has joined has none and works as in [`Place::Staging`].
+    Caller,
+    /// In memory made for the bucket.
+    Fresh,
 }
 
 /// Results of half precision behind partial results in single precision.
@@ -64,46 +87,46 @@ struct Behind {
     finish: Finish,
 }
 
+/// Where one run of a bucket works.
 #[derive(Debug)]
-enum Memory {
+pub(crate) enum Memory {
     /// Nowhere: there are no elements.
     Nothing,
-    /// In the first bytes of the group's own fusion buffer.
-    Fusion(usize),
-    /// In the first bytes of the mapped one.
-    Mapped(usize),
+    /// In the group's own fusion buffer.
+    Fusion,
+    /// In the mapped one.
+    Mapped,
     /// In the memory of this request.
     Caller(RequestId),
-    /// In memory made for this bucket.
+    /// In memory made for this run.
     Fresh(OwnedBytes),
 }
 
-impl Workspace {
-    /// Decides where to work on a bucket. Nothing is read or written.
-    pub(crate) fn choose(bucket: &Bucket, plane: Plane, here: GroupRank, fusion_limit_bytes: usize) -> Workspace {
-        let plan = &*bucket.plan;
+impl Layout {
+    /// Decides where to work on buckets of this plan.
+    pub(crate) fn new(plan: &BucketPlan, plane: Plane, here: GroupRank, fusion_limit_bytes: usize) -> Layout {
         let carrier = plane.carrier(plan);
         let offset = bytes_of(carrier, plan.elems);
         let apart = plane.rounds_results(plan);
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
-        // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
-        let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
-        let staging = |bytes: usize| if bytes <= kept_bytes { Memory::Fusion(bytes) } else { fresh(bytes) };
-        let memory = match &plan.collective {
-            _ if plane == Plane::Mapped => Memory::Mapped(bytes),
-            Collective::Barrier | Collective::Join => Memory::Nothing,
+        let (place, bytes) = match &plan.collective {
+            _ if plane == Plane::Mapped => (Place::Mapped, bytes),
+            Collective::Barrier | Collective::Join => (Place::Nowhere, 0),
             // One half is combined with the other.
-            Collective::Allreduce { op: ReduceOp::Adasum, .. } => staging(2 * bytes),
-            Collective::Allreduce { .. } | Collective::Broadcast { .. } => match bucket.requests[..] {
-                [Some(id)] if !plan.staged && carrier == plan.dtype => Memory::Caller(id),
-                _ => staging(bytes),
-            },
-            Collective::Allgather if plan.parts.len() == 1 => fresh(bytes),
-            Collective::Allgather | Collective::ReduceScatter { .. } => staging(bytes),
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => (Place::Staging, 2 * bytes),
+            Collective::Allreduce { .. } | Collective::Broadcast { .. } => {
+                let in_place = plan.parts.len() == 1 && !plan.staged && carrier == plan.dtype;
+                (if in_place { Place::Caller } else { Place::Staging }, bytes)
+            }
+            Collective::Allgather if plan.parts.len() == 1 => (Place::Fresh, bytes),
+            Collective::Allgather | Collective::ReduceScatter { .. } => (Place::Staging, bytes),
             Collective::Alltoall { .. } => {
-                fresh(bytes_of(carrier, plan.parts[0].item.exchange(here.me, here.size).received_elems()))
+                let received = plan.parts[0].item.exchange(here.me, here.size).received_elems();
+                (Place::Fresh, bytes_of(carrier, received))
             }
         };
+        // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
+        let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
         let finish = match plan.collective {
             Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
                 Finish::new(plan.dtype, op, here.size as u64, postscale)
@@ -119,22 +142,45 @@ impl Workspace {
         let reads_input = plane == Plane::Windows
             && prescale_of(plan) == 1.0
             && matches!(plan.collective, Collective::Allreduce { .. });
-        Workspace { memory, carrier, finish_in_fold, finish_in_unload, reads_input, halves }
+        let (fold, fits_fusion) = (fold_of(plan, carrier), bytes <= kept_bytes);
+        Layout { here, place, bytes, fits_fusion, carrier, fold, finish_in_fold, finish_in_unload, reads_input, halves }
+    }
+
+    /// The element type in which the bucket is reduced.
+    pub(crate) fn carrier(&self) -> Dtype {
+        self.carrier
+    }
+
+    /// Whether partial results are singles and results halves.
+    pub(crate) fn rounds_results(&self) -> bool {
+        self.halves.is_some()
+    }
+
+    /// The memory of one run. Nothing is read or written.
+    pub(crate) fn memory(&self, bucket: &Bucket) -> Memory {
+        match (self.place, &bucket.requests[..]) {
+            (Place::Nowhere, _) => Memory::Nothing,
+            (Place::Mapped, _) => Memory::Mapped,
+            (Place::Caller, [Some(id)]) => Memory::Caller(*id),
+            (Place::Caller | Place::Staging, _) if self.fits_fusion => Memory::Fusion,
+            _ => Memory::Fresh(OwnedBytes::zeroed(self.bytes)),
+        }
     }
 
     /// Lends everything that the bucket's execution works on.
     pub(crate) fn buffers<'a>(
-        &'a mut self,
+        &self,
+        memory: &'a mut Memory,
         bucket: &Bucket,
         table: &'a mut PendingTable,
         fusion: &'a mut FusionBuffer,
     ) -> Buffers<'a> {
         let mut buffers = Buffers::new(&mut [], self.carrier);
-        (buffers.fold, buffers.finish) = (fold_of(&bucket.plan, self.carrier), self.finish_in_fold);
-        match &mut self.memory {
+        (buffers.fold, buffers.finish) = (self.fold, self.finish_in_fold);
+        match memory {
             Memory::Nothing => {}
-            Memory::Fusion(bytes) => buffers.work = fusion.own(*bytes),
-            Memory::Mapped(_) => buffers.mapped = Some(fusion.mapped()),
+            Memory::Fusion => buffers.work = fusion.own(self.bytes),
+            Memory::Mapped => buffers.mapped = Some(fusion.mapped()),
             Memory::Caller(id) => {
                 let (input, target) = table.get_mut(*id).apart();
                 (buffers.contribution, buffers.work) = (input.filter(|_| self.reads_input), target);
@@ -157,24 +203,24 @@ impl Workspace {
 
     /// Brings this rank's contribution in.
     pub(crate) fn load(
-        &mut self,
+        &self,
+        memory: &mut Memory,
         bucket: &Bucket,
-        here: GroupRank,
         table: &mut PendingTable,
         fusion: &mut FusionBuffer,
     ) {
         let (plan, carrier) = (&*bucket.plan, self.carrier);
-        let work = match &mut self.memory {
+        let work = match memory {
             Memory::Nothing => return,
             Memory::Caller(_) if self.reads_input => return,
-            Memory::Caller(id) => return load_in_place(plan, here, table.get_mut(*id)),
-            Memory::Fusion(bytes) => fusion.own(*bytes),
-            Memory::Mapped(bytes) => &mut fusion.mapped().own_mut()[..*bytes],
+            Memory::Caller(id) => return load_in_place(plan, self.here, table.get_mut(*id)),
+            Memory::Fusion => fusion.own(self.bytes),
+            Memory::Mapped => &mut fusion.mapped().own_mut()[..self.bytes],
             Memory::Fresh(bytes) => &mut bytes[..],
         };
         for (part, id) in bucket.requests.iter().enumerate() {
             match id {
-                Some(id) => load_part(plan, part, here, carrier, work, table.input(*id)),
+                Some(id) => load_part(plan, part, self.here, carrier, work, table.input(*id)),
                 None => load_neutral(plan, part, carrier, work),
             }
         }
@@ -182,21 +228,20 @@ impl Workspace {
 
     /// Takes the results out and makes the outcome of every request, for its promise.
     pub(crate) fn unload(
-        self,
+        &self,
+        memory: Memory,
         bucket: &Bucket,
-        here: GroupRank,
         table: &mut PendingTable,
         fusion: &mut FusionBuffer,
         done: &mut Vec<(Pending, Outcome)>,
     ) {
-        let plan = &*bucket.plan;
-        let finish = self.finish_in_unload;
-        if let Memory::Caller(id) = &self.memory {
+        let (plan, here, finish) = (&*bucket.plan, self.here, self.finish_in_unload);
+        if let Memory::Caller(id) = &memory {
             finish.apply(plan.dtype, table.get_mut(*id).target());
         }
-        let work: &[u8] = match &self.memory {
-            Memory::Fusion(bytes) => fusion.own(*bytes),
-            Memory::Mapped(bytes) => &fusion.mapped().own()[..*bytes],
+        let work: &[u8] = match &memory {
+            Memory::Fusion => fusion.own(self.bytes),
+            Memory::Mapped => &fusion.mapped().own()[..self.bytes],
             Memory::Fresh(bytes) => bytes,
             Memory::Nothing | Memory::Caller(_) => &[],
         };
@@ -204,7 +249,7 @@ impl Workspace {
             Some(behind) => (&work[behind.offset..], behind.dtype),
             None => (work, self.carrier),
         };
-        let in_place = matches!(self.memory, Memory::Caller(_));
+        let in_place = matches!(memory, Memory::Caller(_));
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
@@ -215,7 +260,7 @@ impl Workspace {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
                 Collective::Alltoall { .. } => {
-                    outcome.received_splits = item.exchange(here.me, here.size).received_rows
+                    outcome.received_splits = item.exchange(here.me, here.size).received_rows;
                 }
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }
@@ -224,9 +269,11 @@ impl Workspace {
             outcome.output = pending.output.take();
             done.push((pending, outcome));
         }
-        self.hand_over(plan, done.last_mut());
+        memory.hand_over(plan, done.last_mut());
     }
+}
 
+impl Memory {
     /// Fresh memory becomes the result where nothing was copied out of it.
     fn hand_over(self, plan: &BucketPlan, last: Option<&mut (Pending, Outcome)>) {
         let is_result = match plan.collective {
@@ -234,7 +281,7 @@ impl Workspace {
             Collective::Allgather => plan.parts.len() == 1,
             _ => false,
         };
-        if let (Memory::Fresh(bytes), Some((_, outcome)), true) = (self.memory, last, is_result) {
+        if let (Memory::Fresh(bytes), Some((_, outcome)), true) = (self, last, is_result) {
             outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
         }
     }
@@ -247,10 +294,6 @@ fn fold_of(plan: &BucketPlan, dtype: Dtype) -> Option<Fold> {
         Collective::Allreduce { op, .. } | Collective::ReduceScatter { op, .. } => Some(Fold::new(dtype, op)),
         _ => None,
     }
-}
-
-fn fresh(bytes: usize) -> Memory {
-    Memory::Fresh(OwnedBytes::zeroed(bytes))
 }
 
 fn bytes_of(dtype: Dtype, elems: u64) -> usize {

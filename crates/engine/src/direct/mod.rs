@@ -40,7 +40,7 @@ use crate::connector::Connector;
 use crate::error::{Error, Failure, Result};
 use crate::exec::backoff::{Backoff, LONGEST_SLEEP, Next, Wait};
 use crate::exec::crowd::Crowd;
-use crate::exec::schedule_cache::ScheduleCache;
+use crate::exec::plan_cache::PlanCache;
 use crate::exec::store_policy::StorePolicies;
 use crate::exec::{Buffers, Execution, step_trace};
 use crate::record::call::CallRecord;
@@ -109,7 +109,7 @@ pub struct Communicator {
     crowd: Crowd,
     chooser: Chooser,
     operation: u64,
-    schedules: ScheduleCache<Call>,
+    schedules: PlanCache<Call, Schedule>,
     store_policies: StorePolicies,
     fork: ForkGuard,
     abort: AbortHandle,
@@ -144,7 +144,7 @@ impl Communicator {
             crowd: Crowd::default(),
             chooser,
             operation: 0,
-            schedules: ScheduleCache::new(),
+            schedules: PlanCache::new(),
             store_policies: StorePolicies::default(),
             fork,
             abort,

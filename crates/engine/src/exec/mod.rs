@@ -8,7 +8,7 @@
 //! - `planes`: the planes of a group, and the execution of a bucket on one of them.
 //! - `links`: steps over links; `windows`: steps through shared memory; `reads`: out of the peers' own memory;
 //!   `adasum`: exchanges of whole vectors.
-//! - `fusion_buffer`: the group's own memory for buckets; `schedule_cache`: schedules that were made.
+//! - `fusion_buffer`: the group's own memory for buckets; `plan_cache`: what was worked out for collectives that repeat.
 //! - `backoff`: spin, yield, sleep; `crowd`: whether others compute on this rank's cores.
 //! - `store_policy`: whether bytes for other ranks leave around the cache; `step_trace`: which steps were taken when.
 //!
@@ -21,9 +21,9 @@ pub(crate) mod crowd;
 pub(crate) mod execution;
 pub(crate) mod fusion_buffer;
 pub(crate) mod links;
+pub(crate) mod plan_cache;
 pub(crate) mod planes;
 pub(crate) mod reads;
-pub(crate) mod schedule_cache;
 pub(crate) mod step_trace;
 pub(crate) mod store_policy;
 pub(crate) mod windows;

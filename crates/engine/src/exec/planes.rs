@@ -1,8 +1,9 @@
 //! The planes of one group: which one a bucket takes, and the execution that carries it out there.
 //!
-//! The choice is `plan::plane`'s, from what all ranks know. Schedules are kept for as long as buckets repeat. Adasum is
-//! the exception: it does not fold element by element, so it is not a schedule but a series of exchanges of whole
-//! vectors with arithmetic in between (`adasum`).
+//! The choice is `plan::plane`'s, from what all ranks know. It is made once for each plan of a bucket, with the schedule
+//! and the layout of the memory ([`Prepared`]), and kept for as long as buckets repeat. Adasum is the exception: it does
+//! not fold element by element, so it is not a schedule but a series of exchanges of whole vectors with arithmetic in
+//! between (`adasum`).
 
 use std::sync::Arc;
 
@@ -17,21 +18,36 @@ use farandole_transport::Mesh;
 use super::Execution;
 use super::adasum::Adasum;
 use super::links::LinkRun;
-use super::schedule_cache::ScheduleCache;
+use super::plan_cache::PlanCache;
 use super::store_policy::{Choice, StorePolicies};
 use super::windows::WindowRun;
-use crate::bucket::GroupRank;
+use crate::bucket::{GroupRank, Layout};
 use crate::plane::PlaneGroup;
 
 /// Longest tile of window schedules, as that of direct calls; `plan::window` makes them shorter where many ranks are on
 /// a host.
 const TILE_BYTES: usize = 512 << 10;
 
+/// What follows from the plan of a bucket, and is the same each time that the bucket runs.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) plane: Plane,
+    pub(crate) layout: Layout,
+    /// The steps on a built-in plane.
+    schedule: Arc<Schedule>,
+    /// The mapped buffer that the bucket would like; zero: none.
+    pub(crate) wants_mapped_bytes: usize,
+    /// The mapped buffer that there was.
+    mapped_bytes: usize,
+}
+
 /// See the module's text.
 pub(crate) struct Planes {
     here: GroupRank,
     choices: Choices,
-    schedules: ScheduleCache<(u64, Plane)>,
+    /// Larger buffers than this are not kept.
+    fusion_limit_bytes: usize,
+    prepared: PlanCache<u64, Prepared>,
     barrier: Arc<Schedule>,
     store_policies: StorePolicies,
     offers: Vec<Offer>,
@@ -42,18 +58,41 @@ pub(crate) struct Planes {
 
 impl Planes {
     /// The built-in planes, and those that were added.
-    pub(crate) fn new(here: GroupRank, choices: Choices, added: Vec<(Offer, Box<dyn PlaneGroup>)>) -> Planes {
+    pub(crate) fn new(
+        here: GroupRank,
+        choices: Choices,
+        fusion_limit_bytes: usize,
+        added: Vec<(Offer, Box<dyn PlaneGroup>)>,
+    ) -> Planes {
         let (offers, added): (Vec<Offer>, _) = added.into_iter().unzip();
         let hash = choices.hash() ^ plane::hash(&offers);
-        let (schedules, barrier) = (ScheduleCache::new(), Arc::new(algorithm::barrier(here.size, here.me)));
+        let (prepared, barrier) = (PlanCache::new(), Arc::new(algorithm::barrier(here.size, here.me)));
         let store_policies = StorePolicies::default();
-        Planes { here, choices, schedules, barrier, store_policies, offers, hash, added }
+        Planes { here, choices, fusion_limit_bytes, prepared, barrier, store_policies, offers, hash, added }
     }
 
-    /// The plane of a bucket.
-    pub(crate) fn choose(&self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Plane {
+    /// Chooses the plane of a bucket, its schedule and its memory; or finds what was chosen the last time.
+    pub(crate) fn prepare(&mut self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Arc<Prepared> {
+        match self.prepared.get(&plan.hash) {
+            Some(prepared) if prepared.mapped_bytes == mapped_bytes => prepared,
+            _ => {
+                let prepared = self.prepare_anew(plan, mesh, mapped_bytes);
+                self.prepared.put(plan.hash, prepared)
+            }
+        }
+    }
+
+    fn prepare_anew(&self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Prepared {
         let reach = Reach { windows: shares_memory(mesh), mapped_bytes: mapped_bytes as u64 };
-        plane::choose(plan, reach, &self.offers, &self.choices)
+        let plane = plane::choose(plan, reach, &self.offers, &self.choices);
+        let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
+        let schedule = match plane {
+            Plane::Added(_) => Arc::new(Schedule::default()),
+            _ => Arc::new(self.make_schedule(plan, plane, mesh)),
+        };
+        let wants_mapped = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
+        let wants_mapped_bytes = if wants_mapped { Plane::Mapped.bytes(plan) as usize } else { 0 };
+        Prepared { plane, layout, schedule, wants_mapped_bytes, mapped_bytes }
     }
 
     /// What a rank takes a bucket to be, for its peers to compare: the bucket itself, and what its plane is chosen by.
@@ -68,23 +107,28 @@ impl Planes {
     }
 
     /// The execution of a bucket, after its entry barrier if it had one.
-    pub(crate) fn execution(&mut self, bucket: &Bucket, plane: Plane, mesh: &Mesh, entry: Execution) -> Execution {
+    pub(crate) fn execution(&mut self, bucket: &Bucket, prepared: &Prepared, entry: Execution) -> Execution {
         let plan = &*bucket.plan;
-        if matches!(plan.collective, Collective::Barrier) && shares_memory(mesh) {
-            return Execution::Nothing;
+        let Prepared { plane, layout, schedule, .. } = prepared;
+        let schedule = Arc::clone(schedule);
+        match *plane {
+            Plane::Added(number) => {
+                let added = &mut self.added[usize::from(number)];
+                Execution::Added(added.begin(bucket.operation.0, plan.elems, layout.carrier()))
+            }
+            Plane::Mapped => Execution::Windows(WindowRun::new(schedule, Choice::default())),
+            // That all have come is all there is; they have shown it in their windows.
+            Plane::Windows if matches!(plan.collective, Collective::Barrier) => Execution::Nothing,
+            Plane::Windows => {
+                let stores = self.store_policies.begin(kind_of(&plan.collective), plan.bytes() as usize);
+                Execution::Windows(WindowRun::new(schedule, stores))
+            }
+            Plane::Links => self.over_links(bucket, layout, schedule, entry),
         }
-        if let Plane::Added(number) = plane {
-            let added = &mut self.added[usize::from(number)];
-            return Execution::Added(added.begin(bucket.operation.0, plan.elems, plane.carrier(plan)));
-        }
-        let schedule = self.schedule(plan, plane, mesh);
-        if plane != Plane::Links {
-            let stores = match plane {
-                Plane::Windows => self.store_policies.begin(kind_of(&plan.collective), plan.bytes() as usize),
-                _ => Choice::default(),
-            };
-            return Execution::Windows(WindowRun::new(schedule, stores));
-        }
+    }
+
+    fn over_links(&self, bucket: &Bucket, layout: &Layout, schedule: Arc<Schedule>, entry: Execution) -> Execution {
+        let plan = &*bucket.plan;
         let mut run = match entry {
             Execution::Links(mut run) => {
                 run.then(schedule);
@@ -92,7 +136,7 @@ impl Planes {
             }
             _ => LinkRun::new(schedule, self.here.size, bucket.operation.0, self.descriptor(plan)),
         };
-        if plane.rounds_results(plan) {
+        if layout.rounds_results() {
             run.round_results(plan.elems);
         }
         match plan.collective {
@@ -114,15 +158,6 @@ impl Planes {
         Site { topology: mesh.topology(), me: self.here.me, choices: &self.choices }
     }
 
-    fn schedule(&mut self, plan: &BucketPlan, plane: Plane, mesh: &Mesh) -> Arc<Schedule> {
-        let key = (plan.hash, plane);
-        if let Some(schedule) = self.schedules.get(&key) {
-            return schedule;
-        }
-        let schedule = self.make_schedule(plan, plane, mesh);
-        self.schedules.put(key, schedule)
-    }
-
     fn make_schedule(&self, plan: &BucketPlan, plane: Plane, mesh: &Mesh) -> Schedule {
         let dtype = plane.carrier(plan);
         let mut tuning = Tuning::for_dtype(dtype);
@@ -142,6 +177,7 @@ impl Planes {
                 exchange = plan.parts[0].item.exchange(self.here.me, self.here.size);
                 Movement::Alltoall { send: &exchange.send, recv: &exchange.recv }
             }
+            Collective::Barrier | Collective::Join if plane == Plane::Windows => return Schedule::default(),
             Collective::Barrier | Collective::Join => Movement::Barrier,
         };
         self.site(mesh).schedule(plane, movement, dtype, tuning)

@@ -1,25 +1,26 @@
 //! The bucket that runs: from the agreement's word to start it until its tickets are done.
 //!
-//! A bucket has a *plane* (`exec::planes`), a *workspace* (`bucket`) and a *stage*. If it must not touch memory before
-//! all ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
+//! A bucket has a *plane* (`exec::planes`), *memory* (`bucket`) and a *stage*. If it must not touch memory before all
+//! ranks have come to it, it begins with an *entry*; then the memory is loaded and the bytes travel.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use farandole_plan::Rank;
 use farandole_plan::agree::Bucket;
 use farandole_plan::plane::Plane;
-use farandole_plan::{Collective, Rank};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
-use crate::bucket::Workspace;
-use crate::exec::planes::shares_memory;
+use crate::bucket::Memory;
+use crate::exec::planes::{Prepared, shares_memory};
 use crate::exec::{Buffers, Execution};
 
 /// See the module's text.
 pub(super) struct ActiveBucket {
     pub(super) bucket: Bucket,
-    plane: Plane,
-    workspace: Workspace,
+    prepared: Arc<Prepared>,
+    memory: Memory,
     stage: Stage,
     execution: Execution,
     pub(super) began: Duration,
@@ -57,8 +58,8 @@ impl Group {
     pub(super) fn start(&mut self, bucket: Bucket, now: Duration) {
         assert!(self.active.is_none(), "invariant: one bucket runs at a time");
         self.record.started(&bucket, &self.table, now);
-        let plane = self.planes.choose(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
-        let mut workspace = Workspace::choose(&bucket, plane, self.here, self.settings.fusion_limit_bytes);
+        let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
+        let mut memory = prepared.layout.memory(&bucket);
         let number = self.window_operation(&bucket);
         let shares_memory = shares_memory(&self.mesh);
         if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
@@ -66,16 +67,17 @@ impl Group {
         }
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the flags overwritten. Steps through windows see to that themselves.
-        let gathers = shares_memory && (matches!(plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
+        let gathers =
+            shares_memory && (matches!(prepared.plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
         let (stage, execution) = if bucket.entry_barrier || gathers {
             let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
             (Stage::Entry, entry)
         } else {
-            workspace.load(&bucket, self.here, &mut self.table, &mut self.fusion);
+            prepared.layout.load(&mut memory, &bucket, &mut self.table, &mut self.fusion);
             (Stage::Work, Execution::Nothing)
         };
         let (moved, tell_again) = (now, Duration::ZERO);
-        let active = ActiveBucket { bucket, plane, workspace, stage, execution, began: now, moved, tell_again };
+        let active = ActiveBucket { bucket, prepared, memory, stage, execution, began: now, moved, tell_again };
         let mut active = Box::new(active);
         if stage == Stage::Work {
             self.begin_work(&mut active, now);
@@ -88,7 +90,7 @@ impl Group {
         let bucket = &active.bucket;
         self.record.packed(bucket, now);
         let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
-        active.execution = self.planes.execution(bucket, active.plane, &self.mesh, entry);
+        active.execution = self.planes.execution(bucket, &active.prepared, entry);
         if self.record.wants_step_trace(bucket) {
             active.execution.trace_steps();
         }
@@ -118,12 +120,14 @@ impl Group {
             if progress == Progress::Done {
                 self.record.moved(&active.bucket, now);
                 self.record.entered(&active.bucket, now);
-                active.workspace.load(&active.bucket, self.here, &mut self.table, &mut self.fusion);
+                let (layout, memory) = (&active.prepared.layout, &mut active.memory);
+                layout.load(memory, &active.bucket, &mut self.table, &mut self.fusion);
                 self.begin_work(active, now);
             }
         }
         if active.stage == Stage::Work {
-            let mut buffers = active.workspace.buffers(&active.bucket, &mut self.table, &mut self.fusion);
+            let (layout, memory) = (&active.prepared.layout, &mut active.memory);
+            let mut buffers = layout.buffers(memory, &active.bucket, &mut self.table, &mut self.fusion);
             progress = active.execution.advance(&mut self.mesh, &mut buffers)?;
             if progress != Progress::Pending {
                 self.record.moved(&active.bucket, now);
@@ -151,10 +155,10 @@ impl Group {
 
     /// The running bucket is done on this rank.
     pub(super) fn complete(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
-        let ActiveBucket { bucket, workspace, .. } =
+        let ActiveBucket { bucket, prepared, memory, .. } =
             *self.active.take().expect("invariant: a bucket that is done was running");
         self.record.travelled(&bucket, turn.now);
-        workspace.unload(&bucket, self.here, &mut self.table, &mut self.fusion, &mut self.done);
+        prepared.layout.unload(memory, &bucket, &mut self.table, &mut self.fusion, &mut self.done);
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);
         turn.tensor_table.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
@@ -163,19 +167,16 @@ impl Group {
         while let Some((pending, outcome)) = self.done.pop() {
             pending.promise.fulfil(Ok(outcome));
         }
-        self.prepare_mapped(&bucket)
+        self.grow_mapped(&prepared)
     }
 
     /// Lets the mapped fusion buffer grow to what this bucket would have liked.
-    fn prepare_mapped(&mut self, bucket: &Bucket) -> Result<(), GroupError> {
+    fn grow_mapped(&mut self, prepared: &Prepared) -> Result<(), GroupError> {
         self.window_operations += 1;
         if !shares_memory(&self.mesh) {
             return Ok(());
         }
-        let plan = &bucket.plan;
-        let wants = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
-        let wanted_bytes = if wants { Plane::Mapped.bytes(plan) as usize } else { 0 };
         let windows = self.mesh.windows.as_mut().expect("invariant: ranks that share memory have windows");
-        Ok(self.fusion.after_bucket(wanted_bytes, windows)?)
+        Ok(self.fusion.after_bucket(prepared.wants_mapped_bytes, windows)?)
     }
 }

@@ -132,7 +132,7 @@ impl Group {
         let member = Member::new(here.me, here.size, settings.agree.clone());
         let limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
         let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
-        let planes = Planes::new(here, choices, added);
+        let planes = Planes::new(here, choices, settings.fusion_limit_bytes, added);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
             settings,
