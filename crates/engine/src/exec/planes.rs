@@ -1,9 +1,9 @@
 //! The planes of one group: which one a bucket takes, and the execution that carries it out there.
 //!
-//! The choice is `plan::plane`'s, from what all ranks know. It is made once for each plan of a bucket, with the schedule
-//! and the layout of the memory ([`Prepared`]), and kept for as long as buckets repeat. Adasum is the exception: it does
-//! not fold element by element, so it is not a schedule but a series of exchanges of whole vectors with arithmetic in
-//! between (`adasum`).
+//! The choice is `plan::plane`'s, from what all ranks know. It is made once for each plan of a bucket, with the
+//! schedule and the layout of the memory ([`Prepared`]), and kept for as long as buckets repeat. Adasum is the
+//! exception: it does not fold element by element, so it is not a schedule but a series of exchanges of whole vectors
+//! with arithmetic in between (`adasum`).
 
 use std::sync::Arc;
 

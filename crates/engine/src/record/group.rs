@@ -1,9 +1,8 @@
 //! What a group's driver writes down: one line for each boundary that a request or a bucket passes.
 //!
-//! This is the one place that says the engine's words in those of `trace`. A record has a ring writer of its own,
-//! because the driver has the group to itself. Every entry takes the time from the turn that it belongs to, which costs
-//! nothing; where a bucket is so large that packing or unpacking it takes longer than some turns, the clock is looked
-//! at. Times of one record never go backwards.
+//! A record has a ring writer of its own, because the driver has the group to itself. Every entry takes the time from
+//! the turn that it belongs to, which costs nothing; where a bucket is so large that packing or unpacking it takes
+//! longer than some turns, the clock is looked at. Times of one record never go backwards.
 //!
 //! Entries about a request are written before its ticket is done: whoever has the result finds them.
 //!
@@ -23,11 +22,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::agree::Bucket;
-use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_plan::{GroupId, Rank, Request};
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::{self, GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
+use farandole_trace::event::{GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
 use farandole_trace::{BucketTimes, Event, Recorder, RingWriter};
 
+use super::turn_length::TurnLength;
+use super::{collective, dtype};
 use crate::exec::step_trace::{self, StepTrace};
 use crate::pending::{Pending, PendingTable};
 use crate::tensor_table::QuickHasher;
@@ -43,34 +44,6 @@ const MOMENT_NS: u64 = 5_000;
 /// The turn in which a bucket of up to this size ends takes less than a microsecond, and about as long as the last one
 /// did.
 const TINY_BYTES: u64 = 4 << 10;
-
-/// Of waits for such buckets one in so many looks at the clock when it is over.
-const SHARING: u32 = 8;
-
-/// How long turns take in which tiny buckets end: from their begin, which is known, until the waiting thread goes on. A
-/// look at the clock costs as much as everything else that is recorded of a tiny bucket, so waits share them.
-#[derive(Debug, Default)]
-struct LastTurns {
-    length_ns: u64,
-    /// Waits since the last look.
-    since: u32,
-}
-
-impl LastTurns {
-    /// When a turn that began then was over.
-    fn end_ns(&mut self, begun_ns: u64, clock: impl FnOnce() -> u64) -> u64 {
-        self.since += 1;
-        if self.length_ns > 0 && self.since < SHARING {
-            return begun_ns + self.length_ns;
-        }
-        self.since = 0;
-        let now_ns = clock().max(begun_ns);
-        // One that was interrupted says nothing about the next, so the length shrinks at once and grows slowly.
-        let most_ns = if self.length_ns == 0 { u64::MAX } else { self.length_ns + self.length_ns / 8 + 1 };
-        self.length_ns = (now_ns - begun_ns).min(most_ns);
-        now_ns
-    }
-}
 
 /// What a submission leaves for the record: who asked, when, and the number of the name.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +87,7 @@ pub(crate) struct GroupRecord {
     held: Option<Held>,
     /// The begin of the turn in which a tiny bucket ended.
     tiny_ended_ns: Option<u64>,
-    last_turns: LastTurns,
+    last_turns: TurnLength,
     /// The requests of the running bucket, if they are in the recorder's table.
     template: Option<TemplateId>,
     /// Templates by the hash of their bucket's plan.
@@ -157,7 +130,7 @@ impl GroupRecord {
             still_since_ns: None,
             held: None,
             tiny_ended_ns: None,
-            last_turns: LastTurns::default(),
+            last_turns: TurnLength::default(),
             template: None,
             templates: HashMap::default(),
             latest: None,
@@ -187,12 +160,12 @@ impl GroupRecord {
         self.start_ns + self.slept_ns + now.as_nanos() as u64
     }
 
-    /// Enters something about the running bucket.
     /// This process has been asleep for so long in all.
     pub(crate) fn slept(&mut self, slept: Duration) {
         self.slept_ns = slept.as_nanos() as u64;
     }
 
+    /// Enters something about the running bucket.
     pub(super) fn enter(&mut self, now: Duration, event: Event) {
         self.look(now);
         self.writer.write(self.last_ns, event);
@@ -409,48 +382,4 @@ fn requests_of(bucket: &Bucket, table: &PendingTable) -> impl Iterator<Item = Te
         let Pending { mark, input, .. } = table.get(*id);
         TemplateEntry { name: mark.name, bytes: input.as_ref().map_or(0, |region| region.len_bytes() as u64) }
     })
-}
-
-/// A collective in the words of `trace`.
-pub(crate) fn collective(collective: &Collective) -> event::Collective {
-    match collective {
-        Collective::Allreduce { op: ReduceOp::Adasum, .. } => event::Collective::Adasum,
-        Collective::Allreduce { .. } => event::Collective::Allreduce,
-        Collective::Allgather => event::Collective::Allgather,
-        Collective::Broadcast { .. } => event::Collective::Broadcast,
-        Collective::Alltoall { .. } => event::Collective::Alltoall,
-        Collective::ReduceScatter { .. } => event::Collective::ReduceScatter,
-        Collective::Barrier => event::Collective::Barrier,
-        Collective::Join => event::Collective::Join,
-    }
-}
-
-/// An element type in the words of `trace`, which has the same numbers.
-pub(crate) fn dtype(dtype: Dtype) -> event::Dtype {
-    event::Dtype::from_code(dtype as u8).expect("invariant: trace knows every element type")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_for_tiny_buckets_share_looks_and_one_that_was_interrupted_spoils_none() {
-        let mut turns = LastTurns::default();
-        let ends = |turns: &mut LastTurns, length_ns: u64| -> Vec<u64> {
-            (0..SHARING).map(|_| turns.end_ns(1000, || 1000 + length_ns)).collect()
-        };
-        assert_eq!(ends(&mut turns, 300), [1300; SHARING as usize], "the first is measured, the others are like it");
-        let interrupted = ends(&mut turns, 5_000_000);
-        assert_eq!((interrupted[0], interrupted[1]), (5_001_000, 1338), "what is measured is told as it is");
-        assert_eq!(ends(&mut turns, 200), [1200; SHARING as usize]);
-    }
-
-    #[test]
-    fn trace_has_the_same_element_types() {
-        for plan in Dtype::ALL {
-            assert_eq!(dtype(plan).word(), plan.name());
-        }
-        assert_eq!(event::Dtype::ALL.len(), Dtype::ALL.len());
-    }
 }
