@@ -8,7 +8,8 @@
 //! - `planes`: the planes of a group, and the execution of a bucket on one of them.
 //! - `links`: steps over links; `windows`: steps through shared memory; `reads`: out of the peers' own memory;
 //!   `adasum`: exchanges of whole vectors.
-//! - `fusion_buffer`: the group's own memory for buckets; `plan_cache`: what was worked out for collectives that repeat.
+//! - `fusion_buffer`: the group's own memory for buckets; `plan_cache`: what was worked out for collectives that
+//!   repeat.
 //! - `backoff`: spin, yield, sleep; `crowd`: whether others compute on this rank's cores.
 //! - `store_policy`: whether bytes for other ranks leave around the cache; `step_trace`: which steps were taken when.
 //!
