@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use farandole_plan::{Dtype, ReduceOp};
-use farandole_tensor::{Finish, Fold, Level, OwnedBytes, adasum, cast, copy_streaming};
+use farandole_tensor::{Finish, Fold, Level, OwnedBytes, adasum, cast};
 
 const SMALL_BYTES: usize = 64 << 10;
 const LARGE_BYTES: usize = 64 << 20;
@@ -23,7 +23,7 @@ fn main() {
     println!("level in use: {}", Level::current());
     let wants = |name: &str| what == name || what == "all";
     if wants("stores") {
-        stores(seconds);
+        beyond_caches(seconds);
     }
     if wants("ranks") {
         ranks(seconds);
@@ -80,13 +80,12 @@ fn folds(seconds: f64) {
     }
 }
 
-/// Copies with cached and with streaming stores, and folds, beyond the caches: in pieces as a pipeline moves them.
-fn stores(seconds: f64) {
+/// Copies and folds beyond the caches: in pieces as a pipeline moves them.
+fn beyond_caches(seconds: f64) {
     println!("\nf32 Sum in pieces of {} KB of {} MB, GB/s of one contribution", PIECE_BYTES >> 10, LARGE_BYTES >> 20);
     let [mut a, mut b, mut c] = [0; 3].map(|_| buffer(LARGE_BYTES));
     let cached = walk(seconds, |piece| black_box(&mut a[piece.clone()]).copy_from_slice(black_box(&b[piece])));
-    let streaming = walk(seconds, |piece| copy_streaming(black_box(&mut a[piece.clone()]), black_box(&b[piece])));
-    println!("copy             {cached:6.2}, with streaming stores {streaming:6.2}");
+    println!("copy             {cached:6.2}");
     let fold = Fold::new(Dtype::F32, ReduceOp::Sum);
     let apart = walk(seconds, |piece| {
         let sources = [&a[piece.clone()], &b[piece.clone()]];

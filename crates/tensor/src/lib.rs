@@ -35,4 +35,4 @@ pub use finish::{Finish, copy_finished, copy_scaled, scale};
 pub use owned::OwnedBytes;
 pub use reduce::Fold;
 pub use region::Region;
-pub use simd::{Level, Stores, copy_streaming};
+pub use simd::Level;

@@ -3,7 +3,7 @@
 //! A kernel is ordinary Rust over fixed-size blocks (`block`), which the compiler turns into vector instructions; the
 //! entry points here compile it with and without AVX2 and AVX-512 (`#[target_feature]`), and the best level that the
 //! processor has is chosen at run time. Hand-written instructions remain for what the compiler cannot find by itself:
-//! half-precision conversion and streaming stores (`x86`). Because all levels share one body, and because Rust never
+//! half-precision conversion (`x86`). Because all levels share one body, and because Rust never
 //! contracts `a * b + c`, all levels give the same bits.
 //!
 //! The modules: `number` says what adding, multiplying and comparing mean; `block` how memory becomes blocks of numbers
@@ -24,21 +24,9 @@ use farandole_plan::{Dtype, ReduceOp};
 
 use crate::finish::Finish;
 
-pub use level::{Level, copy_streaming};
+pub use level::Level;
 pub(crate) use streams::Streams;
 pub(crate) use vectors::Vectors;
-
-/// How a copy goes to memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stores {
-    /// Through the caches: right for everything that is read again soon, and for everything that fits.
-    #[default]
-    Cached,
-    /// Around the caches, for targets far larger than them ([`copy_streaming`]). Saves reading each line before it is
-    /// written. Folds always store through the caches: one that reads two contributions for each output would gain
-    /// little.
-    Streaming,
-}
 
 /// The code that folds one element type with one operation on one level of instruction set.
 #[derive(Clone, Copy)]

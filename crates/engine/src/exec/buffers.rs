@@ -7,8 +7,10 @@ use std::ops::Range;
 
 use farandole_plan::{Dtype, Span};
 use farandole_tensor::cast::cast;
-use farandole_tensor::{Finish, Fold, OwnedBytes, Stores};
+use farandole_tensor::{Finish, Fold, OwnedBytes};
 use farandole_transport::shm::Mapped;
+
+use super::store_policy::Stores;
 
 /// Why a schedule with folds may expect an operation.
 pub(super) const FOLDS: &str = "invariant: a schedule that folds comes with an operation";

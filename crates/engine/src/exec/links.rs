@@ -20,12 +20,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farandole_plan::{Arrival, Buffer, Rank, Results, Schedule, Span, Step};
-use farandole_tensor::{Stores, copy_finished};
+use farandole_tensor::copy_finished;
 use farandole_transport::shm::{Pass, Point, Windows};
 use farandole_transport::{Link, Progress, RecvCursor, Result, SendCursor, Tag};
 
 use super::buffers::{Buffers, FOLDS, Halves, scaled};
 use super::step_trace::{StepTrace, Taken};
+use super::store_policy::Stores;
 use super::windows as window_steps;
 
 /// The links of one rank to its peers in a group.

@@ -16,7 +16,17 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use farandole_tensor::Stores;
+/// How a copy goes to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// Through the caches: right for everything that is read again soon, and for everything that fits.
+    #[default]
+    Cached,
+    /// Around the caches (`shm::copy_out`), for targets far larger than them: saves reading each line before it is
+    /// written. Folds always store through the caches: one that reads two contributions for each output would gain
+    /// little.
+    Streaming,
+}
 
 /// Smaller operations always go through the cache: looking at the clock would cost more than the better way brings.
 pub(crate) const LEAST_BYTES: usize = 16 << 10;

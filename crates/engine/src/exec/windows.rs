@@ -9,13 +9,12 @@
 use std::sync::Arc;
 
 use farandole_plan::{Buffer, Rank, Schedule, Span, Step};
-use farandole_tensor::Stores;
 use farandole_transport::shm::{Pass, Point, Windows, copy_out};
 use farandole_transport::{Progress, Result};
 
 use super::Buffers;
 use super::step_trace::{StepTrace, Taken};
-use super::store_policy::Choice;
+use super::store_policy::{Choice, Stores};
 
 /// Results that leave around the cache are folded in blocks of this size: what has just been folded is still in the
 /// first-level cache when it is copied for the peers, half of which is left for the contributions.

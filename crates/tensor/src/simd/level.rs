@@ -1,5 +1,4 @@
-//! The levels of instruction set, which of them this processor has, and the few things written with instructions by
-//! hand.
+//! The levels of instruction set, and which of them this processor has.
 //!
 //! The level is found once per process. The environment variable `FARANDOLE_SIMD` (`portable`, `avx2` or `avx512`)
 //! holds it down, for tests and for finding out whether a level is at fault; it never raises it above what the
@@ -13,9 +12,6 @@ use half::f16;
 use super::block::fold_straight;
 use super::half_float;
 use super::number::{Number, Op};
-#[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-use super::x86::stream_lines;
-use crate::owned::LINE_BYTES;
 
 /// A level of instruction set. Higher levels include the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,33 +142,9 @@ pub(super) struct Portable;
 
 impl Instructions for Portable {}
 
-/// Copies around the caches: for copies far larger than them whose destination is not read soon. Where the processor
-/// or the build has no such stores it is an ordinary copy.
-///
-/// # Panics
-/// If the slices differ in length.
-pub fn copy_streaming(dst: &mut [u8], src: &[u8]) {
-    assert!(dst.len() == src.len(), "a copy of {} bytes does not fit {} bytes", src.len(), dst.len());
-    #[cfg(all(target_arch = "x86_64", not(farandole_portable), not(miri)))]
-    if Level::current() >= Level::Avx2 {
-        let head = dst.as_ptr().align_offset(LINE_BYTES).min(dst.len());
-        let (dst_head, dst_rest) = dst.split_at_mut(head);
-        let (src_head, src_rest) = src.split_at(head);
-        dst_head.copy_from_slice(src_head);
-        let whole = dst_rest.len() / LINE_BYTES * LINE_BYTES;
-        // SAFETY: the processor has AVX2; the destination is aligned to a line and both are `whole` bytes long.
-        unsafe { stream_lines(dst_rest.as_mut_ptr().cast(), src_rest.as_ptr().cast(), whole / LINE_BYTES) };
-        dst_rest[whole..].copy_from_slice(&src_rest[whole..]);
-        return;
-    }
-    let _ = LINE_BYTES;
-    dst.copy_from_slice(src);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owned::OwnedBytes;
 
     #[test]
     fn the_current_level_is_one_that_is_there() {
@@ -180,18 +152,5 @@ mod tests {
         assert!(Level::Portable.is_available());
         assert!(Level::ALL.into_iter().all(|level| Level::from_name(level.name()) == Some(level)));
         assert_eq!(Level::from_name("sse9"), None);
-    }
-
-    #[test]
-    fn streaming_copies_every_byte_and_no_other() {
-        let src: Vec<u8> = (0..700).map(|i| (i % 251) as u8).collect();
-        for start in [0, 1, 63] {
-            for len in [0, 1, 63, 64, 65, 127, 128, 300, 513] {
-                let mut dst = OwnedBytes::zeroed(640);
-                copy_streaming(&mut dst[start..start + len], &src[7..7 + len]);
-                assert_eq!(dst[start..start + len], src[7..7 + len]);
-                assert!(dst[..start].iter().chain(&dst[start + len..]).all(|&byte| byte == 0));
-            }
-        }
     }
 }

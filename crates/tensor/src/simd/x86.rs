@@ -1,19 +1,18 @@
-//! What the x86 levels do by hand: conversion of IEEE half precision, and streaming stores.
+//! What the x86 levels do by hand: conversion of IEEE half precision, which the compiler does not find by itself.
 //!
-//! The compiler finds neither by itself. Both levels are the same text with different vectors; what a vector cannot
+//! Both levels are the same text with different vectors; what a vector cannot
 //! take is left to `Portable`, which gives the same bits.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, __m512, _CMP_EQ_OQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence, _mm256_add_ps,
+    __m128i, __m256, __m256i, __m512, _CMP_EQ_OQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps,
     _mm256_and_ps, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph,
-    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_stream_si256,
-    _mm512_add_ps, _mm512_and_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph,
-    _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm512_add_ps,
+    _mm512_and_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_mask_mov_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_ps, _mm512_set1_epi32, _mm512_set1_ps,
 };
 
 use super::level::{Instructions, Portable};
 use super::number::{Op, OpKind};
-use crate::owned::LINE_BYTES;
 
 /// The only rounding there is here, whatever the thread has set for its own arithmetic.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
@@ -150,18 +149,3 @@ instructions!(
     mul: _mm512_mul_ps, min: _mm512_min_ps, max: _mm512_max_ps, or: _mm512_or_ps, and: _mm512_and_ps,
     set: _mm512_set1_ps, canonical: _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN))
 );
-
-/// Copies lines around the caches. The stores are ordered before everything that this thread stores later, such as the
-/// flag that tells a peer that the data is there.
-///
-/// # Safety
-/// The processor must have AVX2. `to` must be aligned to a line; both must be valid for `lines` lines and not overlap.
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn stream_lines(to: *mut [u8; LINE_BYTES], from: *const [u8; LINE_BYTES], lines: usize) {
-    for i in 0..lines * (LINE_BYTES / size_of::<__m256i>()) {
-        // SAFETY: the caller vouches for both, and for the alignment of `to`.
-        unsafe { _mm256_stream_si256(to.cast::<__m256i>().add(i), from.cast::<__m256i>().add(i).read_unaligned()) }
-    }
-    // Every x86-64 processor has the fence.
-    _mm_sfence();
-}
