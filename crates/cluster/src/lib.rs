@@ -1,11 +1,20 @@
-//! Who is in the job: how a process learns which rank it is, how ranks find each other, and how jobs are started.
+//! Processes of a job: which rank a process is, how ranks find each other, how a job is started, watched and ended.
 //!
-//! - [`Environment`] reads what a launcher, ours or another, has set for a process; [`RendezvousAccess`] is what a rank
-//!   needs to join its job.
-//! - [`Rendezvous`] lets all ranks exchange one message each before they know each other's addresses.
-//! - [`launch`] starts jobs on one host or many, [`live`] shows running ones.
-//! - [`channel`] connects the processes of a job outside collectives: encrypted, and closed to processes without the
-//!   job's key. It carries bytes; what they mean is the caller's business.
+//! - [`Environment`] reads what a launcher has set: `farandole run`, `mpirun`, `torchrun`, `srun` or `horovodrun`.
+//!   [`Environment::open`] gives a [`RendezvousAccess`]: the job's key, the rendezvous, and an address to listen at.
+//! - [`Rendezvous`]: all ranks exchange one message each, before they know each other's addresses. The connection stays
+//!   open as the [`Lifeline`]: by it a rank that dies or falls silent is noticed, and the others get a
+//!   [`FailureNotice`]. A [`Server`] hosts the rendezvous.
+//! - [`launch`]: starts a job on one host or many ([`launch::run`] with a [`launch::JobSpec`]). The launcher decides;
+//!   an agent on each host obeys.
+//! - [`live`]: the state of a running job for `farandole top` and for Prometheus.
+//! - [`channel`]: encrypted messages between processes that hold the job's key.
+//!
+//! Invariants: the key is never on a command line. A process without the key learns nothing and changes nothing. Agents
+//! end their ranks when the launcher is gone. No process outlives its job, except grandchildren of a rank whose agent
+//! got SIGKILL. Watching a job changes nothing in it.
+//!
+//! Not here: tensor data (`farandole-transport`), and reading command lines (`farandole-cli`).
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,20 @@
-//! Data parallelism for Rust programs: many processes that train as one.
+//! Data-parallel training for Rust programs: the public API of Farandole.
 //!
-//! [`init`] makes this process a rank of the job that it was started in; without a launcher it is a world of one, so
-//! the same program runs alone. A [`World`] then offers two ways to combine data. *Direct* collectives run on the
-//! caller's thread, in the caller's order, as in MPI: every rank makes the same calls. *Named* requests
-//! ([`World::named`] and the [`Engine`] behind it) may come in any order and run in the background; requests of the
-//! same name meet, small ones travel together, and the order that a training loop settles into is learned and replayed
-//! without any negotiation. Both are there for the whole world; a [`ProcessSet`] is a part of it.
+//! [`init`] makes this process a rank of its job, whichever launcher started it; without a launcher it is a world of
+//! one rank, so the same program runs alone. [`Setup`] does the same with settings of the program. A [`World`] has two
+//! kinds of collectives:
 //!
-//! Networks of Burn and of Candle are trained on many ranks by the modules `burn` and `candle`, each with the feature
-//! of its name.
+//! - *Direct* calls run on the caller's thread, as in MPI: all ranks make the same calls in the same order.
+//! - *Named* requests ([`World::named`], or the [`Engine`] itself) may come in any order and from any thread, and run
+//!   in the background. Requests of one name on all ranks belong together; small ones are fused. The order of a
+//!   training loop is learned, and then no longer negotiated.
+//!
+//! A [`ProcessSet`] is a part of the world with collectives of its own. The modules `burn` and `candle`, each behind
+//! the feature of its name, train networks of Burn and Candle on many ranks.
+//!
+//! This crate joins the others: it reads the environment, meets the other ranks, starts the engine and the recorder,
+//! and re-exports every type that its own API shows. The algorithms and the data path are in the crates below it. When
+//! a rank is lost, every call fails with the same cause ([`Error`]).
 //!
 //! ```
 //! use farandole::{ReduceOp, init};

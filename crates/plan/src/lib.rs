@@ -1,16 +1,26 @@
-//! Decides what the ranks of a job do: which requests are ready everywhere, in what order they run,
-//! which of them travel together, and the exact steps of every rank.
+//! Decides what the ranks of a job do: which requests are ready on all ranks, in which order they run, which are fused
+//! into one bucket, which plane and algorithm a bucket uses, and the steps of each rank.
 //!
-//! Everything here is a function from values to values. There is no I/O, no clock (time is a parameter called `now`),
-//! no thread, no unsafe code and no tensor memory: a [`Request`] describes a tensor, it does not hold one. This is why
-//! every algorithm can be proved by running all ranks symbolically (`tests/schedules`) and why tests drive the very
-//! code that production drives, without a socket or a thread: `tests/agree` runs agreement among ranks over a simulated
-//! network.
+//! Invariant: every decision is a function of values. There is no I/O, no clock (time is a parameter called `now`), no
+//! thread, no unsafe code and no tensor memory: a [`Request`] describes a tensor, it does not hold one. For equal
+//! arguments the schedules of all ranks fit together. So tests run the production code without sockets and threads:
+//! `tests/schedules` proves every algorithm by executing all ranks symbolically, `tests/agree` runs the agreement over
+//! a simulated network.
 //!
-//! The words used throughout: a *rank* is one process of the job; a *group* is a set of ranks that talk to
-//! each other, numbered anew from zero inside the group; a *request* is what a rank asks for; a *bucket* is a set of
-//! requests that travel together; a *chunk* is the part of a buffer that one rank is responsible for; a *schedule* is
-//! the list of *steps* of one rank.
+//! Terms: a *rank* is a process of the job. A *group* is a set of ranks, numbered from zero inside the group. A
+//! *request* is what a rank asks for. A *bucket* is a set of requests that are reduced together. A *chunk* is the part
+//! of a buffer that one rank reduces. A *schedule* is the list of *steps* of one rank for one collective.
+//!
+//! Entry points:
+//!
+//! - [`Request`]: one tensor, one collective.
+//! - [`agree::Member`]: one rank's side of the agreement, a state machine; it gives out buckets ([`fuse`]).
+//! - [`plane`]: the plane, the element type and the schedule of a bucket; [`choose`] has the limits, [`table`] what was
+//!   measured.
+//! - [`algorithm`]: the [`Schedule`] of one rank, by algorithm.
+//! - [`stall`]: who waits for whom, and the report about it.
+//!
+//! Not here: carrying out steps (`farandole-engine`), arithmetic (`farandole-tensor`), links (`farandole-transport`).
 
 #![forbid(unsafe_code)]
 

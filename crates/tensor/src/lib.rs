@@ -1,18 +1,26 @@
-//! Tensor memory: regions that someone else owns, and the arithmetic on them.
+//! Tensor memory and the arithmetic on it: regions that somebody else owns, reduction, scaling, conversion, packing.
 //!
-//! Everything here works on bytes plus a [`Dtype`](farandole_plan::Dtype): the front ends know Rust or Python types,
-//! the wire knows only bytes, and this crate is the one place where the two meet. It keeps three promises.
+//! Everything works on bytes and a [`Dtype`](farandole_plan::Dtype): front ends know Rust or Python types, the wire
+//! knows bytes, and this crate converts between the two. Invariants:
 //!
-//! * **The same bits everywhere.** The portable code and every SIMD level give identical results, bit for bit, so
-//!   ranks on different machines may fold the same contributions and agree. Nothing is contracted into fused
-//!   multiply-adds, and every calculation whose result is not a number stores the one canonical NaN of its type.
-//! * **Alignment does not matter.** Byte slices may start anywhere, as tensors of callers do. In a bucket of several
-//!   tensors each starts at a multiple of 64 bytes (`farandole_plan::fuse`), for speed and not because anything here
-//!   needs it.
-//! * **Half precision is added in single precision** and rounded once per fold, however many contributions there are.
+//! - **The same bits everywhere.** Portable code and every SIMD level give identical results, so ranks on different
+//!   machines may fold the same contributions and agree. Nothing is contracted into fused multiply-adds, and every
+//!   result that is not a number is the one canonical NaN of its type.
+//! - **Any alignment.** Byte slices may start anywhere, as callers' tensors do. In a bucket of several tensors each
+//!   starts at a multiple of 64 bytes (`farandole_plan::fuse`); this is for speed only.
+//! - **Half precision is added in single precision** and rounded once per fold, however many contributions there are.
 //!
-//! There is no I/O, no thread and no allocation in the hot paths. Unsafe code lives in `element`, `owned`, `region` and
-//! `simd` only; what they export is safe to call, except [`Region::from_raw_parts`], where foreign memory comes in.
+//! Entry points:
+//!
+//! - [`Region`]: memory that is lent to the engine; [`OwnedBytes`]: memory of our own.
+//! - [`Fold`]: reduces contributions; [`Finish`]: scales or averages in the same pass; [`adasum`]: adaptive summation.
+//! - [`pack`]: copies regions into a bucket and back; [`cast`]: converts between float types.
+//! - [`Level`]: the SIMD levels of this processor.
+//!
+//! There is no I/O and no thread, and hot paths allocate nothing. Unsafe code is in `element`, `owned`, `region` and
+//! `simd`; what they export is safe, except [`Region::from_raw_parts`], which takes foreign memory.
+//!
+//! Not here: what is reduced when (`farandole-plan`), and shared memory (`farandole-transport`).
 
 #![deny(unsafe_code)]
 

@@ -1,10 +1,21 @@
-//! The built-in trainer: networks, data for them, and the loop that trains them on many ranks.
+//! The built-in trainer: networks, data sets, and the loop that trains a network on many ranks.
 //!
-//! Everything here is ordinary use of the crate `farandole` with its adapter for Burn; nothing reaches below it. A
-//! *model* turns images into outputs; a *data set* makes samples by number; a *loader* turns its share of them into
-//! batches; a *task* says what the outputs mean, how wrong they are, and what is counted to judge them. The *trainer*
-//! puts them together, the same on one rank as on many: what the ranks of a job compute together in one step is what
-//! one rank would compute with all their batches.
+//! This crate uses the public API of `farandole` with its adapter for Burn, and nothing below it. The parts:
+//!
+//! - a *model* ([`model`], made of [`layer`] and [`kernel`]) turns images into outputs;
+//! - a *data set* ([`data`]) makes samples by number, generated or read from a folder; a *loader* makes batches of this
+//!   rank's share of them, ahead of time;
+//! - a *task* ([`task`]) says what outputs mean: the loss, and what is counted to judge a network;
+//! - the *trainer* ([`trainer`]) puts them together; [`checkpoint`] saves everything that it needs to go on.
+//!
+//! Invariants: what a step learns from follows from seed, epoch, step and global batch, not from the number of ranks or
+//! threads. What a network computes for a sample depends on neither. Ranks decide by sums over all ranks, before they
+//! change their weights, so they continue or stop together.
+//!
+//! Entry points: [`job::TrainJob`] says what to train; [`check`] tells whether that is possible; [`run`] trains as one
+//! rank of the job.
+//!
+//! Not here: the command line and starting ranks (`farandole-cli`).
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,28 @@
-//! Moves bytes between two ranks.
+//! Moves bytes between two ranks, and waits for all of them at once.
 //!
-//! This crate knows what a link is ([`Link`], [`Control`]) and how to wait for any of them at once ([`Waiter`]). There
-//! is one folder for each place bytes can go: `memory` (threads of one process, for tests), `shm` (processes of one
-//! host), `stream` (anything that has an address). It does not know what the bytes mean: no dtype, no arithmetic, no
-//! schedule.
+//! A [`Link`] carries frames of tensor data to and from one peer, a [`Control`] small messages; a [`Mesh`] has both for
+//! every peer of a group. There is one module for each medium: `memory` (threads of one process, for tests), `shm`
+//! (processes of one host: shared windows and rings) and `stream` (TCP and Unix sockets). A link does not know what its
+//! bytes mean: no dtype, no arithmetic, no schedule.
 //!
-//! Connections come about in [`Mesh::connect`], which blocks until the mesh is there. After that nothing in here blocks
-//! except [`Waiter::wait`]. Every operation on a link does what can be done now and says whether it
-//! is finished; a driver goes round its links, and when nothing moves it waits, once, for all of them.
+//! Invariants:
+//!
+//! - Nothing blocks except [`Waiter::wait`], and [`Mesh::connect`], which has a deadline. Every call on a link does
+//!   what can be done now and says whether it is finished. When nothing moves, the driver waits once for all its links;
+//!   a [`Bell`] wakes it.
+//! - Decoders are total. From a process that has not proved to hold the job's [`Key`], only a hello of fixed size is
+//!   decoded. Control messages between hosts are always encrypted; data is if [`Protection`] says so.
+//! - Limits on a peer's silence count only time in which this process was awake ([`AwakeClock`]).
+//!
+//! Entry points:
+//!
+//! - [`Mesh::connect`] with [`Options`], a [`Listener`] and the [`Contact`] of each rank.
+//! - [`link`]: the contract that every medium keeps.
+//! - [`shm::Windows`]: memory that all ranks of a host read, and the flags by which they hand it over.
+//! - [`fault`]: makes a link or a window fail at a chosen step, for tests.
+//!
+//! Unsafe code is in `shm` and `credentials`. Not here: how ranks find each other (`farandole-cluster`), and when to
+//! send what (`farandole-engine`).
 
 #![deny(unsafe_code)]
 
