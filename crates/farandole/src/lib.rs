@@ -46,6 +46,7 @@ mod measured;
 mod named;
 mod records;
 mod sets;
+mod setup;
 #[cfg(any(feature = "burn", feature = "candle"))]
 mod wire;
 mod world;
@@ -68,7 +69,8 @@ pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
 pub use farandole_transport::{Error as TransportError, JobId, Protection};
 pub use named::{Named, Pending};
 pub use sets::ProcessSet;
-pub use world::{Setup, World, init};
+pub use setup::{Setup, init};
+pub use world::World;
 
 /// How ranks are connected ([`Setup::options`]).
 pub mod connect {
