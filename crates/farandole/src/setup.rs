@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
-use farandole_cluster::{Environment, Lifeline, Rendezvous};
+use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
@@ -95,10 +95,36 @@ impl Setup {
         settings::log_to_stderr();
         let environment = Environment::from_process()?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
-        let mut config = match self.config {
-            Some(config) => config,
-            None => Config::from_lookup(|variable| std::env::var(variable).ok())?,
-        };
+        let settled = self.settle()?;
+        environment.log();
+        environment.warn_of_settings();
+        let peers = Peers::meet(environment, &settled, self.address, self.patience)?;
+        let Settled { config, direct, options, .. } = settled;
+        let lost = |error: Error| with_verdict(error, peers.lifeline.as_ref());
+        let communicator = Communicator::join(&mut peers.connector(options, 0), direct, self.patience);
+        let mut communicator = communicator.map_err(|error| lost(error.into()))?;
+        peers.end_on_failure(communicator.abort_handle());
+        let topology = peers.topology();
+        let records = peers.start_records(&topology, &config);
+        communicator.record_with(records.recorder());
+        let shelf = self.tables.unwrap_or_else(Shelf::from_env);
+        let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
+        let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
+        let hooks = Hooks { table, recorder, stacks, on_stall, ..Hooks::default() };
+        let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
+        let engine = engine.map_err(|error| lost(error.into()))?;
+        peers.end_on_failure(engine.abort_handle());
+        communicator.report_stalls_with(&engine);
+        let Peers { environment, lifeline, access, .. } = peers;
+        let world = World::new(environment.rank, topology, communicator, engine, records, lifeline, access);
+        self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
+        Ok(world)
+    }
+
+    /// All settings, from this setup and from the environment.
+    fn settle(&self) -> Result<Settled> {
+        let lookup = |variable| std::env::var(variable).ok();
+        let mut config = self.config.clone().map_or_else(|| Config::from_lookup(lookup), Ok)?;
         // A timeout that the user has set counts for direct calls as for named requests.
         let mut direct = self.direct;
         if direct.deadline.is_zero() {
@@ -109,73 +135,101 @@ impl Setup {
             protection => self.options.with_protection(protection),
         };
         config.wire_protection = options.protection();
-        let silence = silence_from_lookup(|variable| std::env::var(variable).ok())?;
-        environment.log();
-        environment.warn_of_settings();
-        // In awake time; each step is told what is left.
-        let countdown = Countdown::new(self.patience);
+        Ok(Settled { config, direct, options, silence: silence_from_lookup(lookup)? })
+    }
+}
+
+/// The settings that hold.
+struct Settled {
+    config: Config,
+    direct: DirectSettings,
+    options: Options,
+    /// How long a rank may be silent before it is missed; `None`: for ever.
+    silence: Option<Duration>,
+}
+
+/// The ranks of this job after they have met.
+struct Peers {
+    /// Hears of the others' end; `None` in a world of one.
+    lifeline: Option<Lifeline>,
+    environment: Environment,
+    /// Where each rank is reached, in rank order.
+    contacts: Vec<Contact>,
+    listener: Arc<Listener>,
+    /// Dropped last: rank 0 may host the rendezvous for all.
+    access: RendezvousAccess,
+}
+
+impl Peers {
+    /// Meets the other ranks at the rendezvous. All of it takes at most `patience` of awake time.
+    fn meet(environment: Environment, settled: &Settled, address: Option<IpAddr>, patience: Duration) -> Result<Peers> {
+        let countdown = Countdown::new(patience);
         let access = environment.open(Instant::now() + countdown.left())?;
-        let listen_at = match self.address {
+        let listen_at = match address {
             Some(address) => vec![SocketAddr::new(address, 0)],
             None => access.listen_at.clone(),
         };
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
-        let own = listener.contact(environment.host.clone());
-        let way = access.rendezvous.clone().map(|way| way.with_silence(silence));
-        let own = Introduction::new(own, &config);
-        let (contacts, lifeline) = exchange(way.as_ref(), environment.rank, own, Instant::now() + countdown.left())?;
-        let meeting = |epoch| ProcessConnector {
-            rank: environment.rank,
-            contacts: contacts.clone(),
-            listener: Arc::clone(&listener),
-            options,
-            epoch,
-        };
+        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config);
+        let rendezvous = access.rendezvous.clone().map(|rendezvous| rendezvous.with_silence(settled.silence));
+        let deadline = Instant::now() + countdown.left();
+        let (contacts, lifeline) = exchange(rendezvous.as_ref(), environment.rank, own, deadline)?;
         if let Some(lifeline) = &lifeline {
             let listener = Arc::downgrade(&listener);
-            lifeline.on_failure(move |verdict| {
+            lifeline.on_failure(move |notice| {
                 if let Some(listener) = listener.upgrade() {
-                    listener.interrupt(verdict.rank, verdict.to_string());
+                    listener.interrupt(notice.rank, notice.to_string());
                 }
             });
         }
-        let lost = |error: Error| with_verdict(error, lifeline.as_ref());
-        let mut communicator =
-            Communicator::join(&mut meeting(0), direct, self.patience).map_err(|error| lost(error.into()))?;
-        heed(lifeline.as_ref(), communicator.abort_handle());
-        let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
+        Ok(Peers { lifeline, environment, contacts, listener, access })
+    }
+
+    /// Connects the ranks: for direct calls in epoch 0, for the engine in epoch 1.
+    fn connector(&self, options: Options, epoch: u32) -> ProcessConnector {
+        ProcessConnector {
+            rank: self.environment.rank,
+            contacts: self.contacts.clone(),
+            listener: Arc::clone(&self.listener),
+            options,
+            epoch,
+        }
+    }
+
+    /// Lets the failure of a rank end collectives.
+    fn end_on_failure(&self, abort: AbortHandle) {
+        if let Some(lifeline) = &self.lifeline {
+            lifeline.on_failure(move |notice| abort.abort(notice.rank, notice.to_string()));
+        }
+    }
+
+    fn topology(&self) -> Topology {
+        let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
+        Topology::from_host_names(&hosts)
+    }
+
+    /// Starts recording what this rank does, and showing it to live views.
+    fn start_records(&self, topology: &Topology, config: &Config) -> Records {
+        let Environment { rank, host, .. } = &self.environment;
         let identity = Identity {
-            rank: environment.rank.0,
-            size: contacts.len() as u32,
-            host: environment.host.clone(),
+            rank: rank.0,
+            size: self.contacts.len() as u32,
+            host: host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: config.shown(),
         };
-        let hosts: Vec<&str> = contacts.iter().map(|contact| contact.host.as_str()).collect();
-        let topology = Topology::from_host_names(&hosts);
         let place = Place {
-            job: number_of_job(&contacts),
-            local_size: topology.local_size(environment.rank),
-            local_rank: topology.local_rank(environment.rank),
+            job: number_of_job(&self.contacts),
+            local_size: topology.local_size(*rank),
+            local_rank: topology.local_rank(*rank),
         };
-        let recorder = Recorder::new(identity, config.recorder_records as usize);
-        let records = Records::start(recorder, &wishes, place);
-        let recorder = records.recorder();
-        communicator.record_with(recorder);
-        if let Some(lifeline) = &lifeline {
-            let mut sampler = Sampler::new(Arc::clone(recorder));
+        let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
+        let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes, place);
+        if let Some(lifeline) = &self.lifeline {
+            let mut sampler = Sampler::new(Arc::clone(records.recorder()));
             lifeline.observe(move || sampler.sample().encode());
         }
-        let shelf = self.tables.unwrap_or_else(Shelf::from_env);
-        let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
-        let (stacks, on_stall) = (self.stacks, self.on_stall);
-        let hooks = Hooks { table, recorder: Some(Arc::clone(recorder)), stacks, on_stall, ..Hooks::default() };
-        let engine = Engine::start_with(meeting(1), config, hooks).map_err(|error| lost(error.into()))?;
-        heed(lifeline.as_ref(), engine.abort_handle());
-        communicator.report_stalls_with(&engine);
-        let world = World::new(environment.rank, topology, communicator, engine, records, lifeline, access);
-        self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
-        Ok(world)
+        records
     }
 }
 
@@ -210,13 +264,6 @@ fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
     let (teller, told) = mpsc::channel();
     lifeline.on_failure(move |verdict| drop(teller.send(verdict.clone())));
     told.recv_timeout(VERDICT_MAY_FOLLOW).map_or(error, Error::Lost)
-}
-
-/// Lets a verdict end collectives.
-fn heed(lifeline: Option<&Lifeline>, abort: AbortHandle) {
-    if let Some(lifeline) = lifeline {
-        lifeline.on_failure(move |verdict| abort.abort(verdict.rank, verdict.to_string()));
-    }
 }
 
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
