@@ -81,6 +81,13 @@ pub mod connect {
     pub use farandole_transport::stream::FrameOptions;
 }
 
+/// What a program needs to add a plane of its own ([`Setup::planes`]).
+pub mod plane {
+    pub use farandole_engine::plane::{GroupSeat, Offer, Plane, PlaneGroup, PlaneRun};
+    pub use farandole_tensor::Fold;
+    pub use farandole_transport::{Bell, Progress, Result};
+}
+
 /// What ranks find out about a stall, and how a program's interpreter takes part.
 pub mod stall {
     pub use farandole_engine::{OnStall, Stacks, StallNotice};

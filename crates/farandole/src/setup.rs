@@ -1,9 +1,9 @@
 //! From a process to a rank of its job: [`Setup`], and the steps by which it makes a [`World`].
 //!
-//! What a process can get wrong by itself (settings that cannot be read) is found before it meets anybody. Then it meets
-//! the other ranks at the rendezvous, joins the communicator of direct calls, starts recording, agrees on the measured
-//! table, and starts the engine of named requests. From the rendezvous on, a rank that is lost ends the attempt with
-//! its cause.
+//! What a process can get wrong by itself (settings that cannot be read) is found before it meets anybody. Then it
+//! meets the other ranks at the rendezvous, joins the communicator of direct calls, starts recording, agrees on the
+//! measured table, and starts the engine of named requests. From the rendezvous on, a rank that is lost ends the
+//! attempt with its cause.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
 use farandole_engine::connector::ProcessConnector;
+use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
 use farandole_plan::{Rank, Topology};
@@ -58,6 +59,9 @@ pub struct Setup {
     /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all
     /// ranks.
     pub process_sets: Vec<Vec<usize>>,
+    /// Planes for named allreduces besides the built-in ones; the first whose offer carries a bucket takes it. The same
+    /// on all ranks, in the same order. docs/planes.md shows how one is written.
+    pub planes: Vec<Arc<dyn Plane>>,
 }
 
 impl fmt::Debug for Setup {
@@ -79,6 +83,7 @@ impl Default for Setup {
             stacks: None,
             on_stall: None,
             process_sets: Vec::new(),
+            planes: Vec::new(),
         }
     }
 }
@@ -110,7 +115,7 @@ impl Setup {
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
-        let hooks = Hooks { table, recorder, stacks, on_stall, ..Hooks::default() };
+        let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());

@@ -1,8 +1,8 @@
 //! A process as a rank of its job: [`World`].
 //!
-//! A world holds what `setup` has started: the communicator of direct calls, the engine of named requests, the recorder,
-//! and the connection to the rendezvous. Dropping it leaves the job in order. The collectives are in `direct`, `named`
-//! and `sets`.
+//! A world holds what `setup` has started: the communicator of direct calls, the engine of named requests, the
+//! recorder, and the connection to the rendezvous. Dropping it leaves the job in order. The collectives are in
+//! `direct`, `named` and `sets`.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

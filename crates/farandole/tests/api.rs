@@ -31,6 +31,7 @@ fn setup() -> Setup {
         stacks: None::<farandole::stall::Stacks>,
         on_stall: None::<farandole::stall::OnStall>,
         process_sets: vec![vec![0]],
+        planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
     }
 }
 

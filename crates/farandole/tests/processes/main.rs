@@ -4,22 +4,30 @@
 
 #![allow(clippy::print_stdout, reason = "what a rank says is how it is heard")]
 
-#[path = "../../cluster/tests/host/mod.rs"]
+mod file_plane;
+#[path = "../../../cluster/tests/host/mod.rs"]
 mod host;
 
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole::{Algorithm, Error, ReduceOp, Shelf, Table, World};
+use farandole::plane::Plane;
+use farandole::{Algorithm, Error, ReduceOp, Setup, Shelf, Table, World};
 use farandole_cluster::environment;
 use farandole_cluster::{Address, Server};
 use farandole_engine::tables::this_machine;
 use farandole_plan::table::{Class, Measurement, Way};
 use farandole_transport::Key;
 
+use crate::file_plane::{FilePlane, MIN_BYTES};
+
 /// What a copy of this program is to do; unset in the test run itself.
 const ROLE: &str = "FARANDOLE_TEST_ROLE";
+
+/// Where ranks with a plane of their own exchange contributions.
+const EXCHANGE: &str = "FARANDOLE_TEST_EXCHANGE";
 
 /// The longest that any role may take.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -150,6 +158,18 @@ fn processes_that_find_different_tables_choose_by_that_of_rank_0() {
     assert!(words[0].contains("farandole calibrate") && words[1].contains("role done"), "{words:?}");
 }
 
+#[test]
+fn a_plane_of_the_program_reduces_named_requests_of_processes() {
+    let folder = farandole_testing::Folder::new();
+    let exchange = |_: usize, command: &mut Command| {
+        command.env(EXCHANGE, folder.as_os_str());
+    };
+    for (output, _) in Job::start_with(3, "plane", exchange).finish() {
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("role done"), "{}", said(&output));
+    }
+}
+
 /// The program of a rank.
 #[test]
 #[ignore = "role program: other tests start it"]
@@ -157,6 +177,11 @@ fn a_rank_plays_its_role() {
     let role = std::env::var(ROLE).expect("a test starts this, with a role");
     if role == "differ" {
         println!("{}", farandole::init().expect_err("the ranks have different settings"));
+        return;
+    }
+    if role == "plane" {
+        reduce_on_a_plane();
+        println!("role done");
         return;
     }
     let mut world = farandole::init().expect("ranks find each other");
@@ -201,6 +226,29 @@ fn work(world: &mut World) {
                 assert!(mean.iter().all(|&x| x == (size - 1.0) / 2.0 + iteration as f32 + i as f32));
             }
         }
+    }
+}
+
+/// Allreduces of f32 from a size on take the plane that the program adds, all others a built-in one.
+fn reduce_on_a_plane() {
+    let folder = std::env::var_os(EXCHANGE).expect("the test has set it");
+    let files = Arc::new(FilePlane::new(folder.into()));
+    let planes: Vec<Arc<dyn Plane>> = vec![Arc::clone(&files) as Arc<dyn Plane>];
+    let world = Setup { planes, ..Setup::default() }.init().expect("ranks find each other");
+    let expected = (1..=world.size()).sum::<usize>() as f32;
+    let mut reduced = 0;
+    for round in 0..5 {
+        for (bytes, carries) in [(MIN_BYTES, 1), (MIN_BYTES - 4, 0), (400_000, 1)] {
+            let data = vec![world.rank() as f32 + 1.0; bytes as usize / size_of::<f32>()];
+            let sum = world.named(&format!("{bytes} bytes")).allreduce(data, ReduceOp::Sum).expect("submit");
+            let sum: Vec<f32> = sum.wait().expect("named");
+            assert!(sum.iter().all(|&x| x == expected), "{bytes} bytes in round {round}");
+            reduced += carries;
+            assert_eq!(files.reduced(), reduced, "{bytes} bytes in round {round}");
+        }
+        let data = vec![world.rank() as f64; 1000];
+        world.named("doubles").allreduce(data, ReduceOp::Sum).expect("submit").wait().expect("named");
+        assert_eq!(files.reduced(), reduced, "the plane has offered to carry f32 only");
     }
 }
 
