@@ -1,4 +1,4 @@
-//! As `faults`, for direct collectives: the small road, tiles in windows, buffers that all ranks map, rings, and links.
+//! As `faults`, for direct collectives: the small path, tiles in windows, buffers that all ranks map, rings, and links.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::sync::mpsc;
@@ -18,7 +18,7 @@ const HANGS: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// An allreduce of this many elements: up to a thousand on the small road, beyond in tiles.
+    /// An allreduce of this many elements: up to a thousand on the small path, beyond in tiles.
     Allreduce(usize),
     /// The same with an algorithm that is not chosen by itself.
     Forced(Algorithm, usize),
@@ -157,10 +157,10 @@ fn strike_all(medium: Medium, sizes: std::ops::RangeInclusive<usize>, whats: &[W
     before.assert_unchanged();
 }
 
-// A fault at any point ends in a named error on all survivors. One test for each road, so that they share the cores.
+// A fault at any point ends in a named error on all survivors. One test for each path, so that they share the cores.
 
 #[test]
-fn faults_on_the_small_road_are_named() {
+fn faults_on_the_small_path_are_named() {
     strike_all(Medium::Windows, 2..=4, &[What::Allreduce(1), What::Allreduce(100), What::Barrier], 300);
 }
 

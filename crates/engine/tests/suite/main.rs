@@ -18,7 +18,7 @@ mod planes;
 mod programs;
 mod queue;
 mod recording;
-mod roads;
+mod same_bits;
 mod stalls;
 mod stalls_direct;
 mod tables;

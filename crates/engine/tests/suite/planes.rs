@@ -1,5 +1,5 @@
 //! A plane that is added gets agreement, fusion, factors, deadlines, aborts and faults with the seam. That results are
-//! the same bits as on the other planes is `programs`' and `roads`' to show.
+//! the same bits as on the other planes is `programs`' and `same_bits`' to show.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::sync::Arc;

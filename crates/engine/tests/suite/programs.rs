@@ -1,8 +1,8 @@
 //! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of
-//! waiting, on two to eight ranks. Each program is run on every road: its requests in memory, in shared memory, over
+//! waiting, on two to eight ranks. Each program is run on every path: its requests in memory, in shared memory, over
 //! TCP, on two hosts and on a plane that was added, with different limits of fusion; and those of the first iteration
 //! that concern the whole world also as direct calls, on each of these and by each algorithm. Results are compared with
-//! a plain reference and between the roads, bit by bit.
+//! a plain reference and between the paths, bit by bit.
 //!
 //! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order
 //! and replay it; now and then an iteration differs from the others, so that they have to talk again. At the end of a
@@ -15,7 +15,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use crate::harness;
-use crate::harness::direct_roads;
+use crate::harness::direct_paths;
 use crate::harness::reference;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -302,7 +302,7 @@ fn config(transport: Transport) -> Config {
     Config { fusion_threshold_bytes, ..harness::config() }
 }
 
-/// Runs a program on every road. Says how many results of direct calls were compared.
+/// Runs a program on every path. Says how many results of direct calls were compared.
 fn try_program(seed: u64) -> usize {
     let program = Arc::new(Program::new(seed));
     let solved = Arc::new(program.solve());
@@ -328,8 +328,8 @@ fn try_program(seed: u64) -> usize {
             assert_eq!(first, hash, "call {serial} gave rank {rank} another result in {transport:?} than before");
         }
         let direct = Arc::clone(&direct);
-        let made = direct_ranks(program.size, transport, direct_roads::settings(), move |mut communicator| {
-            direct.iter().map(|solved| direct_roads::check(&mut communicator, solved)).sum::<usize>()
+        let made = direct_ranks(program.size, transport, direct_paths::settings(), move |mut communicator| {
+            direct.iter().map(|solved| direct_paths::check(&mut communicator, solved)).sum::<usize>()
         });
         directly += made.iter().sum::<usize>();
     }
@@ -354,12 +354,12 @@ fn check_ranks_agree(program: &Program, results: &HashMap<(usize, usize), u64>) 
 // Two tests, so that they share the cores.
 
 #[test]
-fn random_programs_give_the_same_bits_on_every_road() {
+fn random_programs_give_the_same_bits_on_every_path() {
     assert!(try_programs(0) > 0, "a run without a program shows nothing");
 }
 
 #[test]
-fn more_random_programs_give_the_same_bits_on_every_road() {
+fn more_random_programs_give_the_same_bits_on_every_path() {
     try_programs(1);
 }
 

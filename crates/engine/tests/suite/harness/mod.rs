@@ -5,7 +5,7 @@
 //! process with a report, because a thread that hangs cannot be stopped.
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
-pub mod direct_roads;
+pub mod direct_paths;
 pub mod named_strikes;
 pub mod reference;
 pub mod strikes;

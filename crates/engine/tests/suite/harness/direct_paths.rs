@@ -1,4 +1,4 @@
-//! One call on every direct road: small, window, mapped, and over links by each algorithm. Each result is compared with
+//! One call on every direct path: small, window, mapped, and over links by each algorithm. Each result is compared with
 //! the one right result, bit by bit.
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
@@ -11,22 +11,22 @@ use half::{bf16, f16};
 
 use super::reference::Solved;
 
-/// Small enough that tensors of some kilobytes take every road, and have several tiles.
+/// Small enough that tensors of some kilobytes take every path, and have several tiles.
 pub fn settings() -> DirectSettings {
     let deadline = std::time::Duration::from_secs(20);
     DirectSettings { deadline, small_bytes: 2048, tile_bytes: 4096, ..DirectSettings::default() }
 }
 
-/// Makes a call, of all ranks of the world, on every direct road that there is for it. Says how many there were.
+/// Makes a call, of all ranks of the world, on every direct path that there is for it. Says how many there were.
 pub fn check(communicator: &mut Communicator, solved: &Solved) -> usize {
     let (call, me) = (&solved.call, communicator.rank().index());
     let Some(expected) = &solved.expected else { return 0 };
     let (input, expected) = (&solved.inputs[me][..], &expected[me][..]);
     let right =
-        |road: &str, result: &[u8]| assert!(result == expected, "rank {me} got a wrong result by {road} of {call:?}");
+        |path: &str, result: &[u8]| assert!(result == expected, "rank {me} got a wrong result by {path} of {call:?}");
     match call.collective {
         Collective::Allreduce { op, prescale, postscale } => {
-            let mut roads = 0;
+            let mut paths = 0;
             let ways = std::iter::once(None).chain(Algorithm::ALL.into_iter().map(Some));
             for algorithm in ways {
                 if algorithm.is_some_and(|algorithm| !algorithm.fits(communicator.topology())) {
@@ -36,7 +36,7 @@ pub fn check(communicator: &mut Communicator, solved: &Solved) -> usize {
                 let mut data = input.to_vec();
                 communicator.allreduce_bytes(&mut data, call.dtype, op, prescale, postscale).unwrap();
                 right(algorithm.map_or("a direct call", Algorithm::word), &data);
-                roads += 1;
+                paths += 1;
             }
             communicator.set_algorithm(None);
             if prescale == 1.0 && postscale == 1.0 {
@@ -45,9 +45,9 @@ pub fn check(communicator: &mut Communicator, solved: &Solved) -> usize {
                 communicator.allreduce_shared(&mut buffer, call.dtype, op).unwrap();
                 right("a shared buffer", buffer.bytes());
                 communicator.drop_shared_buffer(buffer);
-                roads += 1;
+                paths += 1;
             }
-            roads
+            paths
         }
         Collective::ReduceScatter { op, prescale: 1.0, postscale: 1.0 } => {
             let elems_of = |rank: usize| solved.expected.as_ref().unwrap()[rank].len() / call.dtype.size_bytes();

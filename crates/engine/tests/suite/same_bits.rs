@@ -1,11 +1,11 @@
-//! The road does not show in the result: named requests (alone, fused, large, in batches, in process sets) and direct
+//! The path does not show in the result: named requests (alone, fused, large, in batches, in process sets) and direct
 //! calls (small, window, mapped, each algorithm over links), in memory, in shared memory, over TCP and on two hosts,
 //! give the same bits.
 //!
 //! `programs.rs` does the same at random; this goes through element types, operations, factors and sizes one by one.
 #![allow(clippy::unwrap_used)]
 
-use crate::harness::direct_roads;
+use crate::harness::direct_paths;
 use std::sync::Arc;
 
 use crate::harness::reference::{Call, Inputs, Solved};
@@ -95,22 +95,22 @@ fn check_everywhere(size: usize, solved: Vec<Solved>) {
             }
         });
         let direct = Arc::clone(&solved);
-        let roads = direct_ranks(size, transport, direct_roads::settings(), move |mut communicator| {
-            direct.iter().map(|solved| direct_roads::check(&mut communicator, solved)).sum::<usize>()
+        let paths = direct_ranks(size, transport, direct_paths::settings(), move |mut communicator| {
+            direct.iter().map(|solved| direct_paths::check(&mut communicator, solved)).sum::<usize>()
         });
-        assert!(roads[0] > solved.len(), "there are more direct roads than calls");
+        assert!(paths[0] > solved.len(), "there are more direct paths than calls");
     }
 }
 
 #[test]
-fn every_road_gives_the_same_bits_for_every_type_operation_and_factor() {
+fn every_path_gives_the_same_bits_for_every_type_operation_and_factor() {
     for size in [3, 4] {
         check_everywhere(size, reductions(&[1, 130, 3000], size));
     }
 }
 
 #[test]
-fn large_tensors_of_half_precision_take_every_road_to_the_same_bits() {
+fn large_tensors_of_half_precision_take_every_path_to_the_same_bits() {
     let size = 4;
     let mut solved = Vec::new();
     for dtype in [Dtype::F16, Dtype::BF16] {
@@ -124,7 +124,7 @@ fn large_tensors_of_half_precision_take_every_road_to_the_same_bits() {
 }
 
 #[test]
-fn large_tensors_take_every_road_to_the_same_bits() {
+fn large_tensors_take_every_path_to_the_same_bits() {
     for size in [2, 3] {
         let mut solved = Vec::new();
         // Staged, beyond that in one tile and in several, and in tiles that the last does not fill.
@@ -139,7 +139,7 @@ fn large_tensors_take_every_road_to_the_same_bits() {
 
 /// What started this: four ranks with 30000 gave infinity when the tensor was small or fused.
 #[test]
-fn the_f16_average_of_four_times_30000_is_30000_on_every_road() {
+fn the_f16_average_of_four_times_30000_is_30000_on_every_path() {
     let thirty_thousand = |elems: usize| vec![f16::from_f32(30000.0); elems];
     // Small, staged and large.
     const SIZES: [usize; 3] = [3, 40_000, 200_000];
@@ -185,7 +185,7 @@ fn the_f16_average_of_four_times_30000_is_30000_on_every_road() {
             // A rank that leaves ends what the others have under way.
             all_are_done.wait();
         });
-        direct_ranks(4, transport, direct_roads::settings(), move |mut communicator| {
+        direct_ranks(4, transport, direct_paths::settings(), move |mut communicator| {
             for elems in SIZES {
                 for (prescale, postscale) in factors {
                     let mut data = thirty_thousand(elems);
