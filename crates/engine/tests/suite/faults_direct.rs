@@ -1,10 +1,10 @@
 //! As `faults`, for direct collectives: the small path, tiles in windows, buffers that all ranks map, rings, and links.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::harness::strikes::{Holdings, Run, strike_everywhere};
+use crate::harness::strikes::{Run, strike_all, strike_everywhere};
 use farandole_engine::connector::Medium;
 use farandole_engine::{Communicator, DirectSettings, Error, Result};
 use farandole_plan::algorithm::Algorithm;
@@ -137,55 +137,45 @@ fn ranks(run: &Run, what: What) -> Vec<Option<Error>> {
     errors
 }
 
-/// Strikes every point of these collectives, each in a thread of its own, and checks that nothing is left.
-fn strike_all(medium: Medium, sizes: std::ops::RangeInclusive<usize>, whats: &[What], at_least: usize) {
-    let before = Holdings::now();
-    let strikes: usize = std::thread::scope(|scope| {
-        let workers: Vec<_> = whats
-            .iter()
-            .map(|&what| {
-                let text = format!("direct {what:?} over {medium:?}");
-                let strike = move |size| strike_everywhere(&text, size, medium, &|run| ranks(run, what));
-                let sizes = sizes.clone();
-                scope.spawn(move || sizes.map(strike).sum::<usize>())
-            })
-            .collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
-    });
-    println!("{strikes} faults struck");
-    assert!(strikes > at_least, "only {strikes} faults struck");
-    before.assert_unchanged();
+/// Strikes every point of this collective in worlds of these sizes.
+fn strike(medium: Medium, sizes: std::ops::RangeInclusive<usize>, what: What) -> usize {
+    let text = format!("direct {what:?} over {medium:?}");
+    sizes.map(|size| strike_everywhere(&text, size, medium, &|run| ranks(run, what))).sum()
+}
+
+fn strike_in_windows(what: What) -> usize {
+    strike(Medium::Windows, 2..=4, what)
 }
 
 // A fault at any point ends in a named error on all survivors. One test for each path, so that they share the cores.
 
 #[test]
 fn faults_on_the_small_path_are_named() {
-    strike_all(Medium::Windows, 2..=4, &[What::Allreduce(1), What::Allreduce(100), What::Barrier], 300);
+    strike_all(&[What::Allreduce(1), What::Allreduce(100), What::Barrier], 300, strike_in_windows);
 }
 
 #[test]
 fn faults_between_tiles_are_named() {
     // Six tiles, which is more than there are slots.
     let whats = [What::Allreduce(6_000), What::Forced(Algorithm::WindowWhole, 1500)];
-    strike_all(Medium::Windows, 2..=4, &whats, 300);
+    strike_all(&whats, 300, strike_in_windows);
 }
 
 #[test]
 fn faults_around_shared_buffers_are_named() {
-    strike_all(Medium::Windows, 2..=4, &[What::Mapped(2_000)], 100);
+    strike_all(&[What::Mapped(2_000)], 100, strike_in_windows);
 }
 
 #[test]
 fn faults_around_reads_of_other_ranks_memory_are_named() {
     let whats = [What::Read(Copied::Allgather), What::Read(Copied::Alltoall)];
-    strike_all(Medium::Windows, 2..=4, &whats, 200);
+    strike_all(&whats, 200, strike_in_windows);
 }
 
 #[test]
 fn faults_in_windows_of_other_collectives_are_named() {
     let whats = [What::Broadcast, What::Allgather, What::ReduceScatter, What::Alltoall];
-    strike_all(Medium::Windows, 2..=4, &whats, 300);
+    strike_all(&whats, 300, strike_in_windows);
 }
 
 #[test]
@@ -195,5 +185,5 @@ fn faults_on_links_are_named() {
     let allreduces = [What::Allreduce(1), What::Allreduce(100), What::Allreduce(6_000)];
     let others = [What::Broadcast, What::Allgather, What::ReduceScatter, What::Alltoall, What::Barrier];
     // The schedules are those of named collectives, so one world will do.
-    strike_all(pipes, 3..=3, &[&allreduces[..], &others].concat(), 300);
+    strike_all(&[&allreduces[..], &others].concat(), 300, |what| strike(pipes, 3..=3, what));
 }

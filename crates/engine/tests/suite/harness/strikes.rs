@@ -6,7 +6,7 @@
 //! What must hold: with a fault that ends something, every survivor fails, with words that name the fault, long before
 //! the deadline unless the deadline is the only thing that can tell; with a mere delay nobody fails; and a result that
 //! a rank does get is right (the programs check that).
-#![allow(unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::print_stdout)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -84,6 +84,20 @@ impl Run {
 
 /// Runs a program on all ranks of a run and says how each ended.
 pub type Program<'a> = &'a (dyn Fn(&Run) -> Vec<Option<Error>> + Sync);
+
+/// Calls `strike` for each of these cases, on threads of their own. At least so many faults must strike in all, and
+/// nothing may be left behind.
+pub fn strike_all<C: Copy + Send>(cases: &[C], at_least: usize, strike: impl Fn(C) -> usize + Sync) {
+    let before = Holdings::now();
+    let strikes: usize = std::thread::scope(|scope| {
+        let strike = &strike;
+        let workers: Vec<_> = cases.iter().map(|&case| scope.spawn(move || strike(case))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    println!("{strikes} faults struck");
+    assert!(strikes > at_least, "only {strikes} faults struck");
+    before.assert_unchanged();
+}
 
 /// Strikes a program at every event. Says how many faults struck.
 pub fn strike_everywhere(what: &str, size: usize, medium: Medium, program: Program<'_>) -> usize {
