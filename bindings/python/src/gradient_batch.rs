@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
-use crate::lent_memory::{Loan, Piece, Pieces};
+use crate::lent_memory::{LentMemory, Piece, Pieces};
 use crate::request::{element_type, len_bytes, read_group, read_op};
 use crate::waiting::wait_until_done;
 use crate::world::{self, Job};
@@ -84,10 +84,10 @@ impl GradientBatch {
         });
         // One hold on all owners, which every region shares.
         let pieces = Pieces::Many(pieces.collect::<PyResult<_>>()?);
-        let loan = Loan::begin(owners.clone().into_any().unbind(), pieces);
-        let submissions: Vec<Submission> = (self.members.iter().zip(loan.pieces()))
+        let memory = LentMemory::register(owners.clone().into_any().unbind(), pieces);
+        let submissions: Vec<Submission> = (self.members.iter().zip(memory.pieces()))
             .map(|(member, piece)| {
-                let input = loan.region(piece, member.dtype)?;
+                let input = memory.region(piece, member.dtype)?;
                 Ok(Submission::new(member.request.clone(), input).in_group(self.group))
             })
             .collect::<PyResult<_>>()?;

@@ -1,4 +1,4 @@
-//! Memory of Python objects that is lent to the engine: [`Loan`].
+//! Memory of Python objects that is lent to the engine: [`LentMemory`].
 //!
 //! The invariant is that of [`Region`]: from the making of a region to its drop nobody else writes these bytes, and
 //! nobody reads them while they are written. No compiler can hold a Python program to that, so this module does what
@@ -14,7 +14,7 @@
 //! The rest is the promise that a Horovod user has always given: not to touch a tensor between submitting it and
 //! `synchronize`.
 //!
-//! Memory of a [`Loan`] is found as long as a region of it lives. Loans that are over are removed when others are
+//! [`LentMemory`] is found as long as a region of it lives. Entries without a region are removed when others are
 //! added, so that a thread of the engine, which drops most of them, takes no lock here. Only threads that hold the
 //! interpreter's lock do, and no Python code runs under it: a forked child finds it free.
 //!
@@ -29,12 +29,12 @@ use farandole::{Dtype, Region};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// How many loans are registered before the first removal of old ones. Later removals come when there are twice as
-/// many as the last one left, so registering one costs the same however many there are.
+/// How many entries the registry has before the first removal of old ones. Later removals come when there are twice as
+/// many as the last one left, so adding one costs the same however many there are.
 const FIRST_REMOVAL: usize = 64;
 
-/// Memory that was submitted with one call, and the Python objects that own it. Every region of it holds the loan.
-pub(crate) struct Loan {
+/// Memory that was submitted with one call, and the Python objects that own it. Every region of it holds this.
+pub(crate) struct LentMemory {
     _owner: Py<PyAny>,
     pieces: Pieces,
 }
@@ -53,24 +53,24 @@ pub(crate) struct Piece {
 }
 
 /// Changed by threads that hold the interpreter's lock.
-static LOANS: Mutex<Register> = Mutex::new(Register { loans: Vec::new(), remove_at: FIRST_REMOVAL });
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { entries: Vec::new(), remove_at: FIRST_REMOVAL });
 
-struct Register {
-    loans: Vec<Weak<Loan>>,
+struct Registry {
+    entries: Vec<Weak<LentMemory>>,
     remove_at: usize,
 }
 
-impl Loan {
+impl LentMemory {
     /// Registers memory that is about to be lent. `owner` owns all of it; a tuple of owners is fine.
-    pub(crate) fn begin(owner: Py<PyAny>, pieces: Pieces) -> Arc<Loan> {
-        let loan = Arc::new(Loan { _owner: owner, pieces });
-        let mut register = LOANS.lock().unwrap_or_else(PoisonError::into_inner);
-        if register.loans.len() >= register.remove_at {
-            register.loans.retain(|loan| loan.strong_count() > 0);
-            register.remove_at = FIRST_REMOVAL.max(2 * register.loans.len());
+    pub(crate) fn register(owner: Py<PyAny>, pieces: Pieces) -> Arc<LentMemory> {
+        let memory = Arc::new(LentMemory { _owner: owner, pieces });
+        let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        if registry.entries.len() >= registry.remove_at {
+            registry.entries.retain(|memory| memory.strong_count() > 0);
+            registry.remove_at = FIRST_REMOVAL.max(2 * registry.entries.len());
         }
-        register.loans.push(Arc::downgrade(&loan));
-        loan
+        registry.entries.push(Arc::downgrade(&memory));
+        memory
     }
 
     pub(crate) fn pieces(&self) -> &[Piece] {
@@ -80,8 +80,8 @@ impl Loan {
         }
     }
 
-    /// The bytes of one of this loan's pieces, for the engine.
-    pub(crate) fn region(self: &Arc<Loan>, piece: &Piece, dtype: Dtype) -> PyResult<Region> {
+    /// The bytes of one of these pieces, for the engine.
+    pub(crate) fn region(self: &Arc<LentMemory>, piece: &Piece, dtype: Dtype) -> PyResult<Region> {
         let &Piece { address, len_bytes, .. } = piece;
         if len_bytes > 0 && address == 0 {
             return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
@@ -91,9 +91,8 @@ impl Loan {
             return Err(PyValueError::new_err(format!("there is no memory of {len_bytes} bytes at {address:#x}")));
         }
         let start = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the Python package passes the address and size of contiguous memory that the loan's owner owns; the
-        // loan lives as long as the region, and the user leaves the tensor alone until the request is done (see the
-        // module's text).
+        // SAFETY: the Python package passes the address and size of contiguous memory of the owner, which lives as long
+        // as the region; the user leaves the tensor alone until the request is done (see the module's text).
         Ok(unsafe { Region::from_raw_parts(start, len_bytes, dtype, Arc::clone(self)) })
     }
 
@@ -112,18 +111,18 @@ pub(crate) fn lend(
     dtype: Dtype,
     owner: Py<PyAny>,
 ) -> PyResult<Region> {
-    let loan = Loan::begin(owner, Pieces::One(Piece { address, len_bytes, name: Arc::clone(name) }));
-    loan.region(&loan.pieces()[0], dtype)
+    let memory = LentMemory::register(owner, Pieces::One(Piece { address, len_bytes, name: Arc::clone(name) }));
+    memory.region(&memory.pieces()[0], dtype)
 }
 
 /// The name of a request that is in the engine, or whose result nobody has fetched, and that has memory in this range.
 #[pyfunction]
 pub(crate) fn lent(address: usize, len_bytes: usize) -> Option<String> {
     let end = address.saturating_add(len_bytes);
-    // One of these may become the last hold on a loan, and dropping an owner runs Python code: not under the lock.
-    let loans: Vec<Arc<Loan>> = {
-        let register = LOANS.lock().unwrap_or_else(PoisonError::into_inner);
-        register.loans.iter().filter_map(Weak::upgrade).collect()
+    // One of these may become the last hold on an owner, and dropping an owner runs Python code: not under the lock.
+    let all: Vec<Arc<LentMemory>> = {
+        let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.entries.iter().filter_map(Weak::upgrade).collect()
     };
-    loans.iter().find_map(|loan| loan.name_within(address, end)).map(|name| name.to_string())
+    all.iter().find_map(|memory| memory.name_within(address, end)).map(|name| name.to_string())
 }

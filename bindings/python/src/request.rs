@@ -33,7 +33,7 @@ pub(crate) struct Tensor<'a, 'py> {
 }
 
 impl Tensor<'_, '_> {
-    /// What it is, how large it is, and its memory on loan.
+    /// What it is, how large it is, and the memory that is lent.
     pub(crate) fn lend(&self) -> PyResult<(Vec<u64>, Dtype, Region)> {
         let shape = read_shape(self.shape)?;
         let dtype = element_type(self.dtype)?;
