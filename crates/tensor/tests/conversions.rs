@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{FLOATS, FOLDS, Random, Skewed, from_f64, reference, to_f64};
+use common::{FLOATS, FOLDS, Random, Skewed, brief_lengths, from_f64, is_brief, reference, to_f64};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::{Finish, Fold, Level, cast, copy_scaled, scale, verifiable};
 
@@ -18,7 +18,8 @@ fn cast_reference(from: Dtype, to: Dtype, src: &[u8], factor: f64) -> Vec<u8> {
 
 #[test]
 fn every_pair_of_floats_converts_on_every_level() {
-    let lengths = if cfg!(miri) { vec![0, 1, 18] } else { (0..70).chain([127, 128, 129, 1024, 1027, 3000]).collect() };
+    let all = || (0..70).chain([127, 128, 129, 1024, 1027, 3000]).collect();
+    let lengths = if is_brief() { brief_lengths() } else { all() };
     for level in Level::available() {
         for from in FLOATS {
             for to in FLOATS {
@@ -39,7 +40,7 @@ fn every_pair_of_floats_converts_on_every_level() {
 
 #[test]
 fn every_half_converts_on_every_level() {
-    let step = if cfg!(miri) { 397 } else { 1 };
+    let step = if is_brief() { 397 } else { 1 };
     let halves: Vec<u8> = (0..=u16::MAX).step_by(step).flat_map(u16::to_ne_bytes).collect();
     for level in Level::available() {
         for from in [Dtype::F16, Dtype::BF16] {
@@ -75,7 +76,7 @@ fn scaling_is_the_finish_of_a_single_contribution() {
 
 #[test]
 fn verifiable_data_is_exact_in_any_order() {
-    let (len, worlds): (usize, &[u64]) = if cfg!(miri) { (5, &[1, 3]) } else { (97, &[1, 2, 3, 4, 7, 16, 33, 300]) };
+    let (len, worlds): (usize, &[u64]) = if is_brief() { (5, &[1, 3]) } else { (97, &[1, 2, 3, 4, 7, 16, 33, 300]) };
     for dtype in Dtype::ALL {
         for op in FOLDS {
             for &ranks in worlds {

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{FOLDS, Random, Skewed, reference};
+use common::{FOLDS, Random, Skewed, brief_lengths, is_brief, reference};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::finish::Divisor;
 use farandole_tensor::{Finish, Fold, Level};
 
-/// Lengths around every vector and tile boundary; Miri is slow and gets a few.
+/// Lengths around every vector and tile boundary.
 fn lengths() -> Vec<usize> {
-    if cfg!(miri) { vec![0, 1, 17] } else { (0..=130).chain([255, 256, 257, 1023, 1024, 1025, 2500]).collect() }
+    if is_brief() { brief_lengths() } else { (0..=130).chain([255, 256, 257, 1023, 1024, 1025, 2500]).collect() }
 }
 
 fn finishes(dtype: Dtype) -> Vec<Finish> {
@@ -51,8 +51,7 @@ fn two_contributions_fold_in_place_and_apart_at_every_length() {
 
 #[test]
 fn ranks_fold_in_order_with_any_position_of_the_own_one() {
-    // Under Miri and valgrind every path is walked once; the numbers are for a processor.
-    let brief = cfg!(miri) || std::env::var_os("FARANDOLE_MEMCHECK").is_some();
+    let brief = is_brief();
     let lengths: &[usize] = if cfg!(miri) {
         &[5]
     } else if brief {
@@ -88,10 +87,17 @@ fn ranks_fold_in_order_with_any_position_of_the_own_one() {
 
 #[test]
 fn all_parts_get_the_result_and_sources_stay() {
+    // Elements, and parts that have so many each.
+    let shapes: &[(usize, usize)] = if cfg!(miri) {
+        &[(3, 1), (3, 18)]
+    } else if is_brief() {
+        &[(1100, 1), (1100, 3), (70, 18)]
+    } else {
+        &[(1100, 1), (1100, 2), (1100, 3), (1100, 5), (1100, 18)]
+    };
     for_all(|dtype, op, fold, what| {
         let mut random = Random(13);
-        let (len, worlds): (usize, &[usize]) = if cfg!(miri) { (3, &[1, 18]) } else { (1100, &[1, 2, 3, 5, 18]) };
-        for &parts in worlds {
+        for &(len, parts) in shapes {
             let sources: Vec<Vec<u8>> = (0..parts).map(|_| random.elements(dtype, len)).collect();
             let borrowed: Vec<&[u8]> = sources.iter().map(|source| &source[..]).collect();
             for finish in finishes(dtype) {
@@ -109,9 +115,16 @@ fn all_parts_get_the_result_and_sources_stay() {
 
 #[test]
 fn a_copy_of_the_result_may_have_any_alignment() {
+    let lengths: &[usize] = if cfg!(miri) {
+        &[70]
+    } else if is_brief() {
+        &[0, 1, 63, 64, 200, 1025]
+    } else {
+        &[0, 1, 63, 64, 200, 1025, 5000]
+    };
     for_all(|dtype, op, fold, what| {
         let mut random = Random(17);
-        for len in if cfg!(miri) { vec![70] } else { vec![0, 1, 63, 64, 200, 1025, 5000] } {
+        for &len in lengths {
             let (a, b) = (random.elements(dtype, len), random.elements(dtype, len));
             let expected = reference(dtype, op, &[&a, &b], &Finish::Nothing);
             for skew in [0, 1, 8] {

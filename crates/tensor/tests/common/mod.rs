@@ -6,6 +6,20 @@ use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
 use half::{bf16, f16};
 
+/// Whether Miri or valgrind looks on: every path is walked, around every boundary of vectors and tiles; the breadth of
+/// numbers is for a processor.
+pub fn is_brief() -> bool {
+    cfg!(miri) || std::env::var_os("FARANDOLE_MEMCHECK").is_some()
+}
+
+/// Lengths around every boundary of vectors and tiles, for [`is_brief`]; Miri is slower still and gets a few.
+pub fn brief_lengths() -> Vec<usize> {
+    if cfg!(miri) {
+        return vec![0, 1, 17];
+    }
+    (0..=17).chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 1024, 1027]).collect()
+}
+
 /// Every operation that is a fold.
 pub const FOLDS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 

@@ -11,8 +11,13 @@ use farandole_transport::memory::pipe;
 use farandole_transport::stream::{Connection, FrameOptions, Sealed, SessionKeys, Socket, StreamControl, StreamLink};
 use farandole_transport::{Control, Link, Progress, RecvCursor, Result, SendCursor, Tag, Waiter};
 
-/// Nothing in these tests takes longer unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Whether valgrind looks on: large payloads are smaller then, and still pass in many pieces.
+pub(crate) fn is_brief() -> bool {
+    std::env::var_os("FARANDOLE_MEMCHECK").is_some()
+}
+
+/// Nothing in these tests takes longer unless it hangs, not even under valgrind beside others.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) const ONE: Rank = Rank(0);
 pub(crate) const OTHER: Rank = Rank(1);
