@@ -229,11 +229,11 @@ pub(crate) fn doc(words: &[String]) -> Result<()> {
 }
 
 /// Everything that the legs need. Packages and PyTorch are downloaded and unpacked, which mostly waits for the network
-/// and the disk, so cargo's subcommands are compiled meanwhile.
+/// and the disk, so nextest is compiled meanwhile.
 fn install_tools() -> Result<Tally> {
     let (downloaded, compiled) = thread::scope(|scope| {
         let downloading = scope.spawn(download_tools);
-        let compiled = tools::need_subcommand(tools::NEXTEST).and_then(|()| tools::need_subcommand(tools::DENY));
+        let compiled = tools::need_subcommand(tools::NEXTEST);
         (downloading.join(), compiled)
     });
     downloaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
