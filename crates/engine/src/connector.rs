@@ -161,7 +161,7 @@ impl Connector for ThreadConnector {
             }
             let left = at_most.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                let waiting_for = "not all ranks came to the hall".to_owned();
+                let waiting_for = "not all ranks came".to_owned();
                 return Err(Error::Deadline { peer: None, waiting_for, waited: begun.elapsed() });
             }
             let woken = self.thread_world.tables.1.wait_timeout(tables, left);

@@ -61,7 +61,7 @@ impl StatusReporter {
                 bell.ring();
             }
         };
-        let started = std::thread::Builder::new().name("farandole-witness".to_owned()).spawn(work);
+        let started = std::thread::Builder::new().name("farandole-status".to_owned()).spawn(work);
         if started.is_err() {
             // A process that gets no thread any more says what it can.
             let rank_status = RankStatus { pid: std::process::id(), groups: known, ..RankStatus::default() };
@@ -81,7 +81,7 @@ fn rank_status(recorder: &Recorder, stacks: Option<&Stacks>, groups: Vec<GroupSt
     if !recorder.is_on() {
         return base;
     }
-    let lately = farandole_trace::RecentActivity::of(&recorder.snapshot("inquest"), now_ns());
+    let lately = farandole_trace::RecentActivity::of(&recorder.snapshot("stall probe"), now_ns());
     let named = |(what, ago): (Arc<str>, Duration)| Lately { what: cut(&what), ago };
     RankStatus {
         records: true,

@@ -314,9 +314,9 @@ fn a_process_plays_its_role() {
 fn meet_and_be_lost() {
     let environment = Environment::from_process().expect("the test has set everything");
     let deadline = Instant::now() + DEADLINE;
-    let venue = environment.open(deadline).expect("there is a rendezvous");
-    let listener = Listener::bind_for(venue.job, venue.listen_at.clone(), &venue.key).expect("a free port");
-    let way = venue.rendezvous.as_ref().expect("a rendezvous").clone().with_silence(Some(SILENCE));
+    let access = environment.open(deadline).expect("there is a rendezvous");
+    let listener = Listener::bind_for(access.job, access.listen_at.clone(), &access.key).expect("a free port");
+    let way = access.rendezvous.as_ref().expect("a rendezvous").clone().with_silence(Some(SILENCE));
     let introduction = introduce(&listener.contact(environment.host.clone()).encode());
     let _lifeline = way.join(environment.rank, &introduction, deadline).expect("all come");
     println!("ready");

@@ -9,9 +9,9 @@
 //! **Invariant:** whoever slept judges nobody. Silence is measured in awake time (`farandole_transport::awake`), which
 //! stands still while this process is stopped or the machine is suspended.
 //!
-//! **A keeper that is stopped is not lost** if it is no rank: an agent that somebody has suspended together with its
-//! launcher goes on when it is continued, and until then the collectives do without it. Only a process of the same host
-//! can be seen to be stopped.
+//! **A server that is stopped is not lost** if its process is no rank: an agent that somebody has suspended together
+//! with its launcher goes on when it is continued, and until then the collectives do without it. Only a process of the
+//! same host can be seen to be stopped.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::Stream;
 use super::liveness::{host_name, words_for};
-use super::message::{Down, Keeper, Up};
+use super::message::{Down, ServerProcess, Up};
 use crate::channel::{Polled, Received};
 use crate::error::{Error, Result};
 use crate::failure_notice::{FailureKind, FailureNotice};
@@ -89,7 +89,7 @@ struct News {
 impl Lifeline {
     pub(super) fn start(
         channel: Polled<Stream>,
-        keeper: Keeper,
+        server_process: ServerProcess,
         own_host: String,
         silence: Option<Duration>,
     ) -> Result<Lifeline> {
@@ -101,7 +101,7 @@ impl Lifeline {
         let (observer, next_sample) = (None, heard);
         let watch = Watch {
             channel,
-            keeper,
+            server_process,
             own_host,
             silence,
             commands: commands_too,
@@ -185,7 +185,7 @@ impl News {
 /// The state of the lifeline's thread.
 struct Watch {
     channel: Polled<Stream>,
-    keeper: Keeper,
+    server_process: ServerProcess,
     own_host: String,
     silence: Option<Duration>,
     commands: Mailbox<Command>,
@@ -225,9 +225,9 @@ impl Watch {
             if self.obey() == After::Nothing || self.listen(now) == After::Nothing {
                 return;
             }
-            self.excuse_stopped_keeper(now);
+            self.excuse_stopped_server(now);
             if self.silence.is_some_and(|silence| now.saturating_duration_since(self.heard) > silence) {
-                return self.news.tell(self.silent_keeper(now));
+                return self.news.tell(self.silent_server(now));
             }
             if next_beat.is_some_and(|next| next <= now) {
                 // A server that is stopped for hours needs no more of them than it can take.
@@ -242,21 +242,21 @@ impl Watch {
         }
     }
 
-    /// A keeper that is seen to be stopped is not held to its silence. It is looked at well before the limit: when it
+    /// A server that is seen to be stopped is not held to its silence. It is looked at well before the limit: when it
     /// goes on it has time to answer.
-    fn excuse_stopped_keeper(&mut self, now: Instant) {
+    fn excuse_stopped_server(&mut self, now: Instant) {
         let Some(silence) = self.silence else { return };
-        if self.keeper.rank.is_none()
+        if self.server_process.rank.is_none()
             && now.saturating_duration_since(self.heard) > silence / 2
-            && self.state_of_keeper() == Some(ProcessState::Stopped)
+            && self.state_of_server() == Some(ProcessState::Stopped)
         {
             self.heard = now;
         }
     }
 
-    /// What the keeper's process is seen to be, if it is on this host.
-    fn state_of_keeper(&self) -> Option<ProcessState> {
-        (self.keeper.host == self.own_host).then(|| ProcessState::of(self.keeper.pid))
+    /// What the server's process is seen to be, if it is on this host.
+    fn state_of_server(&self) -> Option<ProcessState> {
+        (self.server_process.host == self.own_host).then(|| ProcessState::of(self.server_process.pid))
     }
 
     /// Sends a sample, if it is time. While the server does not take what it was sent there is no use in sending more.
@@ -311,11 +311,11 @@ impl Watch {
                 }
                 Ok(Received::NothingYet) => return After::More,
                 Ok(Received::Closed) => {
-                    self.news.tell(self.lost_keeper("its connection was closed without a goodbye"));
+                    self.news.tell(self.lost_server("its connection was closed without a goodbye"));
                     return After::Nothing;
                 }
                 Err(error) => {
-                    self.news.tell(self.lost_keeper(&format!("its connection broke: {error}")));
+                    self.news.tell(self.lost_server(&format!("its connection broke: {error}")));
                     return After::Nothing;
                 }
             }
@@ -323,26 +323,27 @@ impl Watch {
     }
 
     /// The server's process has closed the connection: it is gone, or it broke.
-    fn lost_keeper(&self, how: &str) -> FailureNotice {
-        let kind = if self.keeper.rank.is_some() { FailureKind::Gone } else { FailureKind::LauncherLost };
-        self.notice_on_keeper(kind).saying(how)
+    fn lost_server(&self, how: &str) -> FailureNotice {
+        let kind = if self.server_process.rank.is_some() { FailureKind::Gone } else { FailureKind::LauncherLost };
+        self.notice_on_server(kind).saying(how)
     }
 
     /// The server has not answered for too long.
-    fn silent_keeper(&self, now: Instant) -> FailureNotice {
+    fn silent_server(&self, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
-        if self.state_of_keeper() == Some(ProcessState::Stopped) {
-            return self.notice_on_keeper(FailureKind::Stopped).saying(format!("not heard of for {quiet}"));
+        if self.state_of_server() == Some(ProcessState::Stopped) {
+            return self.notice_on_server(FailureKind::Stopped).saying(format!("not heard of for {quiet}"));
         }
-        let kind = if self.keeper.rank.is_some() { FailureKind::Silent } else { FailureKind::LauncherLost };
-        self.notice_on_keeper(kind).saying(format!(
+        let kind = if self.server_process.rank.is_some() { FailureKind::Silent } else { FailureKind::LauncherLost };
+        self.notice_on_server(kind).saying(format!(
             "nothing for {quiet}: it hangs or is stopped, its host is down, or the network between is cut"
         ))
     }
 
-    fn notice_on_keeper(&self, kind: FailureKind) -> FailureNotice {
-        let notice = FailureNotice::new(kind).on_host(host_name(&self.keeper.host)).on_process(self.keeper.pid);
-        match self.keeper.rank {
+    fn notice_on_server(&self, kind: FailureKind) -> FailureNotice {
+        let notice =
+            FailureNotice::new(kind).on_host(host_name(&self.server_process.host)).on_process(self.server_process.pid);
+        match self.server_process.rank {
             Some(rank) => notice.on_rank(rank),
             None => notice,
         }

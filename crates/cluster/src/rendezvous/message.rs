@@ -66,7 +66,7 @@ pub(super) enum Stay {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Down {
     /// The messages of all ranks, and who keeps the rendezvous.
-    Everybody { keeper: Keeper, blobs: Arc<Vec<Vec<u8>>> },
+    Everybody { server_process: ServerProcess, blobs: Arc<Vec<Vec<u8>>> },
     /// Who was not there at this rank's deadline.
     Missing(Vec<Rank>),
     /// Why this rank cannot take part.
@@ -83,7 +83,7 @@ pub(super) enum Down {
 
 /// The process in which a server runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Keeper {
+pub(super) struct ServerProcess {
     /// The rank that this process is, if it is one.
     pub(super) rank: Option<Rank>,
     pub(super) pid: u32,
@@ -175,11 +175,11 @@ impl Down {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Down::Everybody { keeper, blobs } => {
+            Down::Everybody { server_process, blobs } => {
                 bytes.push(0);
-                put_option(&mut bytes, keeper.rank, |bytes, rank| put_u32(bytes, rank.0));
-                put_u32(&mut bytes, keeper.pid);
-                put_text(&mut bytes, &keeper.host);
+                put_option(&mut bytes, server_process.rank, |bytes, rank| put_u32(bytes, rank.0));
+                put_u32(&mut bytes, server_process.pid);
+                put_text(&mut bytes, &server_process.host);
                 blobs.iter().for_each(|blob| put_bytes(&mut bytes, blob));
             }
             Down::Missing(ranks) => {
@@ -210,12 +210,12 @@ impl Down {
         let down = match reader.byte()? {
             0 => {
                 let rank = reader.option(Reader::u32)?.map(Rank);
-                let keeper = Keeper { rank, pid: reader.u32()?, host: reader.text()? };
+                let server_process = ServerProcess { rank, pid: reader.u32()?, host: reader.text()? };
                 let mut blobs = Vec::new();
                 while !reader.is_empty() {
                     blobs.push(reader.bytes()?.to_vec());
                 }
-                Down::Everybody { keeper, blobs: Arc::new(blobs) }
+                Down::Everybody { server_process, blobs: Arc::new(blobs) }
             }
             1 => {
                 let mut ranks = Vec::new();
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn messages_of_the_corpus_decode_or_are_refused() {
-        let keeper = Keeper { rank: Some(Rank(0)), pid: 77, host: "höst".into() };
+        let server_process = ServerProcess { rank: Some(Rank(0)), pid: 77, host: "höst".into() };
         let silence = Some(Duration::from_secs(5));
         let made = [
             ("arrival", arrival(Stay::No).encode()),
@@ -274,7 +274,10 @@ mod tests {
             ("blame", Up::Blame { peer: Some(Rank(2)), cause: "connection reset".into() }.encode()),
             ("seen", Up::Seen { rank: Rank(2), state: ProcessState::Stopped }.encode()),
             ("sample", Up::Sample(vec![1, 2, 3]).encode()),
-            ("everybody", Down::Everybody { keeper, blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]) }.encode()),
+            (
+                "everybody",
+                Down::Everybody { server_process, blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]) }.encode(),
+            ),
             ("missing", Down::Missing(vec![Rank(1), Rank(70_000)]).encode()),
             ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
             ("pulse", Down::Pulse.encode()),

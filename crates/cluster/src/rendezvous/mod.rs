@@ -36,7 +36,7 @@ use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::environment;
 use crate::error::{Error, Result};
 use address::Stream;
-use message::{Arrival, Down, Keeper, Stay, Up};
+use message::{Arrival, Down, ServerProcess, Stay, Up};
 
 /// Longest message of a rank: room for hundreds of addresses.
 pub const MOST_BLOB_BYTES: usize = 64 << 10;
@@ -59,7 +59,7 @@ pub struct Rendezvous {
     key: Key,
     host: String,
     silence: Option<Duration>,
-    keeper: Option<Rank>,
+    hosted_by: Option<Rank>,
 }
 
 impl Rendezvous {
@@ -72,7 +72,7 @@ impl Rendezvous {
             key,
             host: environment::host_identity(),
             silence: Some(farandole_settings::HEARTBEAT_TIMEOUT.default_value()),
-            keeper: None,
+            hosted_by: None,
         }
     }
 
@@ -88,7 +88,7 @@ impl Rendezvous {
 
     /// The same where it is known which rank hosts the meeting: should nobody answer, it is that one who has not come.
     pub fn kept_by(self, rank: Rank) -> Rendezvous {
-        Rendezvous { keeper: Some(rank), ..self }
+        Rendezvous { hosted_by: Some(rank), ..self }
     }
 
     /// The same with another limit for the silence of either side of a lifeline; `None`: no heartbeats.
@@ -106,9 +106,9 @@ impl Rendezvous {
     /// The same, and keeps the connection: from now on either side notices when the other is gone.
     pub fn join(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<(Vec<Vec<u8>>, Lifeline)> {
         let stay = Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() };
-        let (channel, keeper, blobs) = self.meet(rank, blob, &stay, &Countdown::until(deadline))?;
+        let (channel, server_process, blobs) = self.meet(rank, blob, &stay, &Countdown::until(deadline))?;
         let channel = channel.into_polled().map_err(|error| Error::local("keeping a lifeline", error))?;
-        let lifeline = Lifeline::start(channel, keeper, self.host.clone(), self.silence)?;
+        let lifeline = Lifeline::start(channel, server_process, self.host.clone(), self.silence)?;
         Ok((blobs, lifeline))
     }
 
@@ -118,7 +118,7 @@ impl Rendezvous {
         blob: &[u8],
         stay: &Stay,
         deadline: &Countdown,
-    ) -> Result<(Channel<Stream>, Keeper, Vec<Vec<u8>>)> {
+    ) -> Result<(Channel<Stream>, ServerProcess, Vec<Vec<u8>>)> {
         if blob.len() > MOST_BLOB_BYTES {
             return Err(Error::TooLong { bytes: blob.len(), most: MOST_BLOB_BYTES });
         }
@@ -127,8 +127,8 @@ impl Rendezvous {
         loop {
             let error = match self.visit(rank, blob, stay, deadline) {
                 Ok((channel, reply)) => {
-                    let (keeper, blobs) = self.understand(&reply, began.elapsed())?;
-                    return Ok((channel, keeper, blobs));
+                    let (server_process, blobs) = self.understand(&reply, began.elapsed())?;
+                    return Ok((channel, server_process, blobs));
                 }
                 Err(error) => error,
             };
@@ -140,7 +140,7 @@ impl Rendezvous {
                 _ => {}
             }
             if deadline.left() <= pause {
-                let address = match self.keeper {
+                let address = match self.hosted_by {
                     Some(rank) => format!("{at}, which rank {rank} opens"),
                     None => at,
                 };
@@ -172,10 +172,10 @@ impl Rendezvous {
         }
     }
 
-    fn understand(&self, reply: &[u8], waited: Duration) -> Result<(Keeper, Vec<Vec<u8>>)> {
+    fn understand(&self, reply: &[u8], waited: Duration) -> Result<(ServerProcess, Vec<Vec<u8>>)> {
         match Down::decode(reply) {
-            Some(Down::Everybody { keeper, blobs }) if blobs.len() == self.ranks => {
-                Ok((keeper, Arc::try_unwrap(blobs).unwrap_or_else(|shared| shared.to_vec())))
+            Some(Down::Everybody { server_process, blobs }) if blobs.len() == self.ranks => {
+                Ok((server_process, Arc::try_unwrap(blobs).unwrap_or_else(|shared| shared.to_vec())))
             }
             Some(Down::Missing(ranks)) => Err(Error::Missing { ranks, waited }),
             Some(Down::Refused(why)) => Err(Error::Refused { why }),

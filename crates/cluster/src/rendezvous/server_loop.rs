@@ -24,7 +24,7 @@ use super::MOST_BLOB_BYTES;
 use super::address::{Listener, Stream};
 use super::arrivals::{Arrivals, Arrived, ConnectionId};
 use super::liveness::{Blame, Member, SilenceAction, host_name, judge};
-use super::message::{Arrival, Down, Keeper, Stay, Up};
+use super::message::{Arrival, Down, ServerProcess, Stay, Up};
 use super::server::{Command, OnEvent, RendezvousEvent};
 use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::environment;
@@ -73,7 +73,7 @@ pub(super) struct ServerLoop {
     key: Key,
     rule: Rule,
     commands: Mailbox<Command>,
-    keeper: Keeper,
+    server_process: ServerProcess,
     arrivals: Arrivals,
     connections: BTreeMap<ConnectionId, Connection>,
     next_id: ConnectionId,
@@ -125,7 +125,7 @@ impl ServerLoop {
             key,
             rule,
             commands,
-            keeper: Keeper { rank: None, pid: std::process::id(), host },
+            server_process: ServerProcess { rank: None, pid: std::process::id(), host },
             arrivals,
             connections: BTreeMap::new(),
             next_id: 0,
@@ -286,9 +286,9 @@ impl ServerLoop {
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if let Stay::Yes { pid, host, .. } = &stay
-            && (*pid, host) == (self.keeper.pid, &self.keeper.host)
+            && (*pid, host) == (self.server_process.pid, &self.server_process.host)
         {
-            self.keeper.rank = Some(rank);
+            self.server_process.rank = Some(rank);
         }
         connection.stage = Stage::Waiting { rank, until: now + patience, stay, overdue: Overdue::No };
         if self.arrivals.is_full() {
@@ -302,7 +302,7 @@ impl ServerLoop {
 
     /// Everybody at the table gets all messages, and goes or stays.
     fn complete(&mut self, blobs: Vec<Vec<u8>>, now: Instant) {
-        let answer = Down::Everybody { keeper: self.keeper.clone(), blobs: Arc::new(blobs) };
+        let answer = Down::Everybody { server_process: self.server_process.clone(), blobs: Arc::new(blobs) };
         let answer = answer.encode();
         for id in self.arrivals.clear() {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
@@ -509,7 +509,7 @@ impl ServerLoop {
                 self.stop_looking(id, now + allowed);
             }
             Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
-            Rule::Whole(_) if silent.host == self.keeper.host => {
+            Rule::Whole(_) if silent.host == self.server_process.host => {
                 self.stop_looking(id, now + allowed);
                 let notice = silent.notice_on(ProcessState::of(silent.pid), now);
                 self.pronounce_in(silent.epoch, &notice);
@@ -566,11 +566,12 @@ impl ServerLoop {
         let epoch = self.epoch.saturating_sub(1);
         let members = self.members().map(|(_, member)| member).filter(|member| member.epoch == epoch);
         let peer = members.into_iter().find(|member| Some(member.rank) == blame.peer);
-        let seen =
-            peer.filter(|peer| peer.host == self.keeper.host).and_then(|peer| match ProcessState::of(peer.pid) {
+        let seen = peer.filter(|peer| peer.host == self.server_process.host).and_then(|peer| {
+            match ProcessState::of(peer.pid) {
                 ProcessState::Alive => None,
                 state => Some(peer.notice_on(state, now)),
-            });
+            }
+        });
         let notice =
             seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
         self.pronounce_in(epoch, &notice);

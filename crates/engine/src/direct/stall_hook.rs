@@ -34,7 +34,7 @@ pub(super) struct StallHook {
 
 impl std::fmt::Debug for StallHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Outcry").field("after", &self.after).finish_non_exhaustive()
+        f.debug_struct("StallHook").field("after", &self.after).finish_non_exhaustive()
     }
 }
 

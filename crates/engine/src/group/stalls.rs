@@ -42,7 +42,7 @@ const ALL_PRINT_UP_TO: usize = 8;
 pub(super) struct Stalls {
     /// What is being looked into, on the coordinator.
     probe: Option<StallProbe>,
-    /// Inquests so far.
+    /// Probes so far.
     opened: u64,
     /// Who wants to know what this rank does, and the question's number.
     question: Option<(Rank, u64)>,
@@ -88,7 +88,7 @@ impl Group {
         self.answer(turn)?;
         self.watch_running(turn);
         if self.stalls.probe.as_ref().is_some_and(|probe| probe.is_over(turn.now)) {
-            self.close_inquest(turn)?;
+            self.close_probe(turn)?;
         }
         if turn.now < self.next_stall_check {
             return Ok(());
@@ -119,7 +119,7 @@ impl Group {
         if shut_down {
             // Whoever has not answered by now is too late.
             if self.stalls.probe.is_some() {
-                self.close_inquest(turn)?;
+                self.close_probe(turn)?;
             }
             let verdict = self.stalls.verdict.as_deref().unwrap_or_default();
             return Err(GroupError::Stalled(format!("{text}\n{verdict}")));
@@ -301,7 +301,7 @@ impl Group {
         }
     }
 
-    fn close_inquest(&mut self, turn: &TurnInput<'_>) -> Result<(), TransportError> {
+    fn close_probe(&mut self, turn: &TurnInput<'_>) -> Result<(), TransportError> {
         let Some(probe) = self.stalls.probe.take() else { return Ok(()) };
         let direct_call = probe.direct_call();
         let places = Places { world_ranks: &self.settings.ranks, hosts: &self.settings.hosts };

@@ -252,7 +252,7 @@ fn direct_calls_are_recorded_or_counted() {
         let operation = OperationNumber(CALLS + 1);
         assert!(
             events_of(trace, GroupNumber::DIRECT, operation).len() >= 4,
-            "the last one is large and left footprints"
+            "the last one is large and left a step trace"
         );
     }
 }

@@ -89,7 +89,7 @@ enum Subject {
 }
 
 impl StallProbe {
-    /// Looks into what is reported. `number` must differ from those of earlier inquests of the group.
+    /// Looks into what is reported. `number` must differ from those of earlier probes of the group.
     pub fn open(number: u64, report: Report, now: Duration) -> StallProbe {
         let mut missing: Vec<(usize, Rank)> = Vec::new();
         for rank in report.stalled.iter().flat_map(|waiting| &waiting.missing) {
