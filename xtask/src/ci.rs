@@ -54,7 +54,7 @@ impl Leg {
 const TIMED_IN_PYTHON: &str = "Python, one at a time";
 
 /// All legs. Cheap and likely to fail comes first. The tools are mostly downloaded, and the tests are the first to need
-/// them; what fills has target directories of its own, so that nobody waits for cargo's locks.
+/// them. What fills compiles for itself alone. Jobs of "wheels" have deadlines, so that leg does not fill.
 const LEGS: [Leg; 14] = [
     Leg::new("tools", "ci --only tools", install_tools).turn(Turn::Until("tests")),
     Leg::new("format", "fmt", check_format),
@@ -65,10 +65,10 @@ const LEGS: [Leg; 14] = [
     Leg::new("tests on the portable path", "ci --only 'tests on the portable path'", run_portable_tests)
         .turn(Turn::FillUntil(TIMED_IN_PYTHON)),
     Leg::new("model checks", "model", model::check).turn(Turn::FillUntil(TIMED_IN_PYTHON)),
+    Leg::new("wheels", "wheel", wheel::check).turn(Turn::Until(TIMED_IN_PYTHON)),
+    Leg::new("documents", "doc", build_documents).turn(Turn::FillUntil(TIMED_IN_PYTHON)),
     Leg::new("Python", "python", python::check),
     Leg::new(TIMED_IN_PYTHON, "python", python::check_times),
-    Leg::new("wheels", "wheel", wheel::check),
-    Leg::new("documents", "doc", build_documents),
     Leg::new("licences and sources of dependencies", "deny", deny::check),
     Leg::new("memory checks", "memcheck", memcheck::check),
 ];

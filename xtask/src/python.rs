@@ -195,8 +195,9 @@ pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
 }
 
 /// Copies a file beside its place and moves it there, so that no program that has the old one mapped sees it change.
+/// Legs that run beside each other may do so at the same time.
 pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
-    let beside = to.with_extension("new");
+    let beside = to.with_extension(format!("new-{}", std::process::id()));
     let copied = std::fs::copy(from, &beside).and_then(|_| std::fs::rename(&beside, to));
     copied.with_context(|| format!("copying {} to {}", from.display(), to.display()))
 }
