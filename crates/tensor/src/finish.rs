@@ -52,9 +52,15 @@ impl Finish {
         if factor == 1.0 { Finish::Nothing } else { Finish::Multiply(factor) }
     }
 
+    /// The finish, if it changes elements of this type. Bool is never scaled.
+    #[inline]
+    pub(crate) fn of(&self, dtype: Dtype) -> Option<&Finish> {
+        (*self != Finish::Nothing && dtype != Dtype::Bool).then_some(self)
+    }
+
     /// Applies the finish to data in place.
     pub fn apply(&self, dtype: Dtype, data: &mut [u8]) {
-        if *self != Finish::Nothing && dtype != Dtype::Bool {
+        if self.of(dtype).is_some() {
             simd::Kernel::pass(dtype, Level::current()).run(Streams::new(dtype).update(data), self);
         }
     }
@@ -87,11 +93,10 @@ pub fn copy_finished(dst: &mut [u8], to: Dtype, src: &[u8], from: Dtype, finish:
             Finish::Divide(divisor) => 1.0 / divisor.value() as f64,
         };
         cast::cast(dst, to, src, from, factor);
-    } else if finish == Finish::Nothing || to == Dtype::Bool {
+    } else if finish.of(to).is_none() {
         dst.copy_from_slice(src);
     } else {
-        let streams = Streams::new(to).read(src).write(dst);
-        simd::Kernel::pass(to, Level::current()).run(streams, &finish);
+        simd::Kernel::pass(to, Level::current()).run(Streams::new(to).read(src).write(dst), &finish);
     }
 }
 

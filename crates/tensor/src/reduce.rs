@@ -80,13 +80,17 @@ impl Fold {
         if let (([other], []) | ([], [other]), None) = ((before, after), &copy) {
             return self.kernel.run_pair(self.dtype, own, other, finish);
         }
-        let streams = Streams::new(self.dtype).read_all(before).update(own).read_all(after);
-        self.run(if let Some(copy) = copy { streams.write(copy) } else { streams }, finish);
+        let mut streams = Streams::new(self.dtype);
+        streams.read_all(before).update(own).read_all(after);
+        if let Some(copy) = copy {
+            streams.write(copy);
+        }
+        self.run(&streams, finish);
     }
 
     /// Folds all parts in order and stores the finished result in each of them.
     pub fn fold_all(&self, parts: &mut [&mut [u8]], finish: Finish) {
-        self.run(parts.iter_mut().fold(Streams::new(self.dtype), |streams, part| streams.update(part)), finish);
+        self.run(Streams::new(self.dtype).update_all(parts), finish);
     }
 
     /// Folds the parts in order, with `own` between `before` and `after`, and stores the finished result in each part
@@ -99,9 +103,7 @@ impl Fold {
         after: &mut [&mut [u8]],
         finish: Finish,
     ) {
-        let streams = before.iter_mut().fold(Streams::new(self.dtype), |streams, part| streams.update(part));
-        let streams = after.iter_mut().fold(streams.read(own), |streams, part| streams.update(part));
-        self.run(streams.write(out), finish);
+        self.run(Streams::new(self.dtype).update_all(before).read(own).update_all(after).write(out), finish);
     }
 
     /// `out = sources[0] ∘ sources[1] ∘ …`, finished. Without any source it is the neutral element.
@@ -121,7 +123,7 @@ impl Fold {
         }
     }
 
-    fn run(&self, streams: Streams<'_>, finish: Finish) {
+    fn run(&self, streams: &Streams<'_>, finish: Finish) {
         self.kernel.run(streams, &finish);
     }
 }

@@ -58,7 +58,7 @@ impl Kernel {
             sources: &[output.cast_const(), other.as_ptr()],
             outputs: &[output],
             len_elems: own.len() / dtype.size_bytes(),
-            finish: if dtype == Dtype::Bool { Finish::Nothing } else { finish },
+            finish: finish.of(dtype),
         };
         // SAFETY: the processor has the level (checked in `fold`); `own` and `other` are borrowed for the call, equally
         // long (asserted), and the output is the first source.
@@ -66,8 +66,8 @@ impl Kernel {
     }
 
     /// Folds the sources of `streams` in order and stores the finished result in all its outputs.
-    pub(crate) fn run(&self, streams: Streams<'_>, finish: &Finish) {
-        if let Some(job) = streams.job(*finish) {
+    pub(crate) fn run(&self, streams: &Streams<'_>, finish: &Finish) {
+        if let Some(job) = streams.job(finish) {
             // SAFETY: the processor has the level (checked in `fold`), and the streams hold borrows of
             // sources and outputs of the job's length that overlap only where a source is an output.
             unsafe { (self.run)(&job) }

@@ -16,7 +16,7 @@ pub(super) trait Number: Copy {
     /// This factor in the precision of the number.
     fn factor(factor: f64) -> Self::Factor;
     /// The finish as a factor, if it is one. Multiplying a float by one changes nothing.
-    fn as_factor(finish: &Finish) -> Option<Self::Factor>;
+    fn as_factor(finish: Option<&Finish>) -> Option<Self::Factor>;
     fn times(self, factor: Self::Factor) -> Self;
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
@@ -38,8 +38,8 @@ macro_rules! integer {
             #[inline(always)]
             fn factor(_: f64) {}
             #[inline(always)]
-            fn as_factor(finish: &Finish) -> Option<()> {
-                (*finish == Finish::Nothing).then_some(())
+            fn as_factor(finish: Option<&Finish>) -> Option<()> {
+                finish.is_none().then_some(())
             }
             #[inline(always)]
             fn times(self, (): ()) -> Self {
@@ -110,11 +110,11 @@ macro_rules! float {
                 factor as $type
             }
             #[inline(always)]
-            fn as_factor(finish: &Finish) -> Option<$type> {
-                Some(match *finish {
-                    Finish::Nothing => 1.0,
-                    Finish::Multiply(factor) => factor as $type,
-                    Finish::Divide(ref divisor) => (1.0 / divisor.value() as f64) as $type,
+            fn as_factor(finish: Option<&Finish>) -> Option<$type> {
+                Some(match finish {
+                    None | Some(Finish::Nothing) => 1.0,
+                    Some(Finish::Multiply(factor)) => *factor as $type,
+                    Some(Finish::Divide(divisor)) => (1.0 / divisor.value() as f64) as $type,
                 })
             }
             #[inline(always)]

@@ -35,26 +35,32 @@ impl<'a> Streams<'a> {
     }
 
     /// Adds a source.
-    pub(crate) fn read(mut self, source: &'a [u8]) -> Self {
+    #[inline]
+    pub(crate) fn read(&mut self, source: &'a [u8]) -> &mut Self {
         self.check(source.len());
         self.sources.push(source.as_ptr());
         self
     }
 
     /// Adds sources, in this order.
-    pub(crate) fn read_all(self, sources: &[&'a [u8]]) -> Self {
-        sources.iter().fold(self, |streams, source| streams.read(source))
+    #[inline]
+    pub(crate) fn read_all(&mut self, sources: &[&'a [u8]]) -> &mut Self {
+        for source in sources {
+            self.read(source);
+        }
+        self
     }
 
     /// Adds an output.
-    pub(crate) fn write(mut self, output: &'a mut [u8]) -> Self {
+    pub(crate) fn write(&mut self, output: &'a mut [u8]) -> &mut Self {
         self.check(output.len());
         self.outputs.push(output.as_mut_ptr());
         self
     }
 
     /// Adds a source that is an output as well.
-    pub(crate) fn update(mut self, both: &'a mut [u8]) -> Self {
+    #[inline]
+    pub(crate) fn update(&mut self, both: &'a mut [u8]) -> &mut Self {
         self.check(both.len());
         let start = both.as_mut_ptr();
         self.sources.push(start.cast_const());
@@ -62,19 +68,27 @@ impl<'a> Streams<'a> {
         self
     }
 
+    /// Adds sources that are outputs as well, in this order.
+    pub(crate) fn update_all(&mut self, parts: &'a mut [&mut [u8]]) -> &mut Self {
+        for part in parts {
+            self.update(part);
+        }
+        self
+    }
+
     /// The job for a kernel, or `None` if there is nothing to do.
-    pub(super) fn job(&self, finish: Finish) -> Option<Job<'_>> {
+    pub(super) fn job<'s>(&'s self, finish: &'s Finish) -> Option<Job<'s>> {
         let len_bytes = self.len_bytes.filter(|&len_bytes| len_bytes > 0)?;
         assert!(!self.sources.as_slice().is_empty(), "a fold has at least one contribution");
         Some(Job {
             sources: self.sources.as_slice(),
             outputs: self.outputs.as_slice(),
             len_elems: len_bytes / self.dtype.size_bytes(),
-            // Bool is never scaled.
-            finish: if self.dtype == Dtype::Bool { Finish::Nothing } else { finish },
+            finish: finish.of(self.dtype),
         })
     }
 
+    #[inline]
     fn check(&mut self, len_bytes: usize) {
         let expected = *self.len_bytes.get_or_insert(len_bytes);
         assert!(len_bytes == expected, "contributions of {len_bytes} and {expected} bytes cannot be folded");
@@ -98,16 +112,22 @@ impl<T: Copy> List<T> {
         List { inline: [filler; INLINE], len: 0, spilled: Vec::new() }
     }
 
+    #[inline]
     fn push(&mut self, item: T) {
-        if self.len < INLINE {
-            self.inline[self.len] = item;
+        if let Some(place) = self.inline.get_mut(self.len) {
+            *place = item;
         } else {
-            if self.len == INLINE {
-                self.spilled.extend_from_slice(&self.inline);
-            }
-            self.spilled.push(item);
+            self.spill(item);
         }
         self.len += 1;
+    }
+
+    #[cold]
+    fn spill(&mut self, item: T) {
+        if self.len == INLINE {
+            self.spilled.extend_from_slice(&self.inline);
+        }
+        self.spilled.push(item);
     }
 
     fn as_slice(&self) -> &[T] {
