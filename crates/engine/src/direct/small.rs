@@ -92,11 +92,23 @@ pub(super) fn fold_chunk_shown(
     fold: &Fold,
     finish: Finish,
 ) {
-    let mut inline = vec![[0; INLINE_BYTES]; windows.size() - 1];
-    let part = |(local_rank, inline)| &windows.small(local_rank, shown, inline)[offset..offset + chunk.len()];
-    let others: Vec<&[u8]> = windows.peers().zip(&mut inline).map(part).collect();
-    let (before, after) = others.split_at(windows.me());
-    fold.fold_ranks(chunk, before, after, None, finish);
+    let peers = windows.size() - 1;
+    with_list(peers, [0; INLINE_BYTES], |inline| {
+        with_list(peers, &[][..], |others| {
+            for ((local_rank, inline), other) in windows.peers().zip(inline).zip(&mut *others) {
+                *other = &windows.small(local_rank, shown, inline)[offset..offset + chunk.len()];
+            }
+            let (before, after) = others.split_at(windows.me());
+            fold.fold_ranks(chunk, before, after, None, finish);
+        });
+    });
+}
+
+/// Calls `with` with a list of `len` items. A short list is not allocated: that would take longer than folding.
+#[inline]
+fn with_list<T: Copy>(len: usize, item: T, with: impl FnOnce(&mut [T])) {
+    const SHORT: usize = 8;
+    if len <= SHORT { with(&mut [item; SHORT][..len]) } else { with(&mut vec![item; len]) }
 }
 
 /// Copies what a rank shows to its place; likewise.
