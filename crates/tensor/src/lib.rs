@@ -1,4 +1,4 @@
-//! Tensor memory and the arithmetic on it: regions that somebody else owns, reduction, scaling, conversion, packing.
+//! Tensor memory and the arithmetic on it: regions that somebody else owns, reduction, scaling, conversion.
 //!
 //! Everything works on bytes and a [`Dtype`](farandole_plan::Dtype): front ends know Rust or Python types, the wire
 //! knows bytes, and this crate converts between the two. Invariants:
@@ -14,7 +14,7 @@
 //!
 //! - [`Region`]: memory that is lent to the engine; [`OwnedBytes`]: memory of our own.
 //! - [`Fold`]: reduces contributions; [`Finish`]: scales or averages in the same pass; [`adasum`]: adaptive summation.
-//! - [`pack`]: copies regions into a bucket and back; [`cast`]: converts between float types.
+//! - [`copy_finished`]: copies a tensor into a bucket or out of it; [`cast`]: converts between float types.
 //! - [`Level`]: the SIMD levels of this processor.
 //!
 //! There is no I/O and no thread, and hot paths allocate nothing. Unsafe code is in `element`, `owned`, `region` and
