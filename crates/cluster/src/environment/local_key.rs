@@ -62,7 +62,7 @@ pub(super) fn socket_name(launch: &Launch) -> String {
 #[derive(Debug)]
 pub(super) struct KeyServer {
     stop: Bell,
-    /// Set by the dropping owner before it rings; read by the keeper's thread each time it wakes.
+    /// Set by the dropping owner before it rings; read by the server's thread each time it wakes.
     closing: Arc<AtomicBool>,
     /// The process that has the thread: a fork of it has a copy of this handle alone.
     pid: u32,
@@ -175,9 +175,9 @@ fn fetch_once(key_socket: &str, rank: Rank, deadline: &Countdown) -> io::Result<
     let _ = bind(&socket, &SocketAddrUnix::new_abstract_name(visitor_name(key_socket, rank.0).as_bytes())?);
     connect(&socket, &SocketAddrUnix::new_abstract_name(key_socket.as_bytes())?)?;
     let mut stream = UnixStream::from(socket);
-    let keeper = Credentials::of_peer(&stream)?;
-    if keeper.uid != geteuid().as_raw() {
-        return Ok(Err(keeper));
+    let server = Credentials::of_peer(&stream)?;
+    if server.uid != geteuid().as_raw() {
+        return Ok(Err(server));
     }
     // A timeout of zero would mean none.
     let left = deadline.left().max(Duration::from_millis(1));
@@ -236,7 +236,7 @@ mod tests {
             move || fetch(&key_socket, Rank(1), soon()).unwrap()
         });
         std::thread::sleep(Duration::from_millis(30));
-        let _keeper = KeyServer::start(&key_socket, &key, 1).unwrap();
+        let _server = KeyServer::start(&key_socket, &key, 1).unwrap();
         assert_eq!(early.join().unwrap(), key);
     }
 
@@ -245,7 +245,7 @@ mod tests {
         let key_socket = unused_socket("once");
         let first = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap();
         fetch(&key_socket, Rank(1), soon()).unwrap();
-        // The visitor may be back before the keeper has left its thread.
+        // The visitor may be back before the server has left its thread.
         let closed = soon();
         while UnixStream::connect_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).is_ok() {
             assert!(Instant::now() < closed, "the key socket stays open");
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(
             fetch(&key_socket, Rank(1), soon()).unwrap(),
             key,
-            "the key of this time, while the first keeper still lives"
+            "the key of this time, while the first server still lives"
         );
         drop(first);
     }
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_who_says_nothing_is_left_at_the_deadline() {
+    fn a_server_that_says_nothing_is_left_at_the_deadline() {
         let key_socket = unused_socket("mute");
         let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).unwrap();
         let began = Instant::now();

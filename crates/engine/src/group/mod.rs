@@ -246,7 +246,7 @@ impl Group {
             .active
             .as_ref()
             .map_or(Duration::MAX, |active| active.moved.saturating_add(self.settings.wait.shortest()));
-        agreement.min(deadline).min(self.next_stall_check).min(self.inquest_due())
+        agreement.min(deadline).min(self.next_stall_check).min(self.probe_due())
     }
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there

@@ -160,7 +160,7 @@ impl Group {
     }
 
     /// When a stall probe must be closed at the latest.
-    pub(super) fn inquest_due(&self) -> Duration {
+    pub(super) fn probe_due(&self) -> Duration {
         self.stalls.probe.as_ref().map_or(Duration::MAX, StallProbe::due)
     }
 
