@@ -12,8 +12,7 @@ Not here: compression, which the caller chooses (`compression.py`), and sparse t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -40,9 +39,9 @@ def differentiable(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """How tensors are reduced: what all forms of allreduce have in common."""
+class _Reduction(NamedTuple):
+    """How tensors are reduced: what all forms of allreduce have in common. A tuple, because every call makes one, and
+    making a frozen dataclass takes twice as long."""
 
     op: int
     prescale_factor: float
@@ -55,44 +54,42 @@ class _Reduction:
         return int(self.op), float(self.prescale_factor), float(self.postscale_factor)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A tensor in the engine. The result is in place, in `output`, or where the engine has read a copy of it."""
-
-    name: str
-    loan: lent_memory.Loan
-    in_place: bool
-    output: Optional[torch.Tensor]
-
-    @staticmethod
-    def of(name: str, tensor: torch.Tensor, *, in_place: bool) -> _Request:
-        """Lends a tensor."""
-        loan, output = (lent_memory.lend_to_write(tensor), None) if in_place else lent_memory.lend_for_copy(tensor)
-        return _Request(name, loan, in_place, output)
-
-    def result(self) -> torch.Tensor:
-        """The result, once the request is done."""
-        if self.in_place:
-            return self.loan.copy_back(self.name)
-        return self.loan.result() if self.output is None else self.output
+def _lend(tensor: torch.Tensor, *, in_place: bool) -> tuple[lent_memory.Loan, Optional[torch.Tensor]]:
+    """Lends a tensor; and where its result goes, unless in place or where the engine has read a copy of it."""
+    return (lent_memory.lend_to_write(tensor), None) if in_place else lent_memory.lend_for_copy(tensor)
 
 
-def _submit(
-    requests: Sequence[_Request], reduction: _Reduction, group: int, batch: Optional[tuple[str, int]]
-) -> staging.AnyWork:
-    """Asks for the reduction of tensors, which are members of one batch if there are several."""
-    how = (*reduction.native_arguments(), group, batch, reduction.priority)
-    arguments = []
-    for request in requests:
-        destination = None if request.output is None else (request.output.data_ptr(), request.output)
-        arguments.append((request.name, *request.loan.native_arguments(), *how, destination))
-    return staging.submit([request.loan for request in requests], lambda: _native.allreduce_many(arguments))
+def _native_request(
+    name: str,
+    loan: lent_memory.Loan,
+    output: Optional[torch.Tensor],
+    reduction: _Reduction,
+    group: int,
+    batch: Optional[tuple[str, int]],
+) -> tuple[Any, ...]:
+    """What the engine is told of one tensor; `batch` is a group's name and the number of its members."""
+    op, prescale, postscale, _, priority = reduction
+    destination = None if output is None else (output.data_ptr(), output)
+    factors = float(prescale), float(postscale)
+    return (name, *loan.native_arguments(), int(op), *factors, group, batch, priority, destination)
+
+
+def _result(
+    name: str, loan: lent_memory.Loan, output: Optional[torch.Tensor], *, in_place: bool
+) -> torch.Tensor:
+    """The result of one tensor, once the request is done."""
+    if in_place:
+        return loan.copy_back(name)
+    return loan.result() if output is None else output
 
 
 def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
     group = group_for(reduction.process_set, "Allreduce")
-    request = _Request.of(handles.name_of("allreduce", name, group), tensor, in_place=in_place)
-    return handles.put(_submit([request], reduction, group, None), lambda _results: request.result())
+    full_name = handles.name_of("allreduce", name, group)
+    loan, output = _lend(tensor, in_place=in_place)
+    request = _native_request(full_name, loan, output, reduction, group, None)
+    work = staging.submit((loan,), lambda: _native.allreduce_many((request,)))
+    return handles.put(work, lambda _results: _result(full_name, loan, output, in_place=in_place))
 
 
 def _start_group(
@@ -104,9 +101,13 @@ def _start_group(
     names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
     if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
-    requests = [_Request.of(name, tensor, in_place=in_place) for name, tensor in zip(names, tensors)]
-    work = _submit(requests, reduction, group, (base_name, len(tensors)))
-    return handles.put(work, lambda _results: [request.result() for request in requests])
+    lent = [_lend(tensor, in_place=in_place) for tensor in tensors]
+    batch = (base_name, len(tensors))
+    requests = [_native_request(name, *one, reduction, group, batch) for name, one in zip(names, lent)]
+    work = staging.submit([loan for loan, _ in lent], lambda: _native.allreduce_many(requests))
+    return handles.put(
+        work, lambda _results: [_result(name, *one, in_place=in_place) for name, one in zip(names, lent)]
+    )
 
 
 def _start_plain_group(
