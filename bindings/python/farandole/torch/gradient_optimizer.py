@@ -187,6 +187,11 @@ class _DistributedOptimizer:
         self._gradient_queue.set_passes(passes)
 
     @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter. Scripts read it, and Horovod's tests: it has this name there."""
+        return self._parameter_registry.names
+
+    @property
     def backward_passes_per_step(self) -> int:
         """After how many backward passes a gradient is ready."""
         return self._gradient_queue.passes

@@ -28,14 +28,15 @@ class ParameterRegistry:
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     ) -> None:
         self._queue = queue
-        self._names = name_parameters(param_groups, named_parameters)
+        #: The name of each parameter.
+        self.names = name_parameters(param_groups, named_parameters)
         #: Parameters that do not require gradients, by name.
         self.frozen: dict[torch.Tensor, str] = {}
 
     def register(self, group_number: int, parameters: Iterable[torch.Tensor]) -> None:
         """Registers the parameters of one of the optimizer's groups with the queue. One without a name is numbered."""
         for number, parameter in enumerate(parameters):
-            name = self._names.setdefault(parameter, numbered(group_number, number))
+            name = self.names.setdefault(parameter, numbered(group_number, number))
             if parameter.requires_grad:
                 self._queue.register(parameter, name)
             else:
@@ -57,5 +58,5 @@ class ParameterRegistry:
                 "groups need the same parameters on all ranks; these are not everywhere: "
                 + ", ".join(sorted(set(order) ^ set(names)))
             )
-        for group in named_groups(groups, self._names, order):
+        for group in named_groups(groups, self.names, order):
             self._queue.group(group, key="group." + group[0])

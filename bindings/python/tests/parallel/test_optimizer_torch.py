@@ -37,6 +37,15 @@ def test_it_is_an_optimizer_of_the_users_class_with_its_state() -> None:
     assert "lr: 0.3" in repr(optimizer)
 
 
+def test_parameters_without_names_are_numbered_and_can_be_read_as_with_horovod() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    groups = [{"params": layer.parameters()} for layer in network]
+    names = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))._parameter_names
+    assert set(names) == set(network.parameters())
+    assert len(set(names.values())) == 4
+    assert hvd.allgather_object(sorted(names.values())) == [sorted(names.values())] * hvd.size()
+
+
 def test_an_optimizer_with_needed_arguments_can_be_wrapped() -> None:
     class Picky(torch.optim.SGD):
         def __init__(self, params, lr: float, motto: str) -> None:
