@@ -86,10 +86,15 @@ def _result(
 def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
     group = group_for(reduction.process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
-    loan, output = _lend(tensor, in_place=in_place)
+    if in_place:
+        loan, output = lent_memory.lend_to_write(tensor), None
+    else:
+        loan, output = lent_memory.lend_for_copy(tensor)
     request = _native_request(full_name, loan, output, reduction, group, None)
     work = staging.submit((loan,), lambda: _native.allreduce_many((request,)))
-    return handles.put(work, lambda _results: _result(full_name, loan, output, in_place=in_place))
+    if in_place:
+        return handles.put(work, lambda _results: loan.copy_back(full_name))
+    return handles.put(work, lambda _results: loan.result() if output is None else output)
 
 
 def _start_group(
