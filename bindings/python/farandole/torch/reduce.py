@@ -86,6 +86,7 @@ def _result(
 def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
     group = group_for(reduction.process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
+    # Not through `_lend` and `_result`: a script makes this call for each of a thousand tensors, and notices both.
     if in_place:
         loan, output = lent_memory.lend_to_write(tensor), None
     else:
