@@ -19,7 +19,7 @@
 //! launcher is stopped, neither an agent's silence nor the end of a phase comes nearer.
 //!
 //! **Everybody hears of the first failure** at once, as a failure notice, so that ranks that wait for the dead one stop
-//! waiting.
+//! waiting. The notice, too, follows the reports: if the rank that ended has blamed another, it is on that other.
 
 mod agents;
 mod exit_report;
@@ -472,7 +472,7 @@ impl Supervision {
         }
         self.ending = Ending::Badly;
         if matches!(self.phase, Phase::Running) {
-            let notice = self.failures[0].notice();
+            let notice = self.first_notice(&self.failures[0]);
             self.tell_all(&Directive::Pronounce { notice, epoch: None }, now);
             self.phase = Phase::Settling { until: now + SETTLE };
         } else {

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use farandole_plan::Rank;
 use rustix::process::{Signal, WaitOptions};
 
 use super::rank::RankProcess;
@@ -59,6 +60,18 @@ impl Children {
     /// Takes the file with a rank's result.
     pub(super) fn take_result(&mut self, rank: u32) -> Option<File> {
         self.ranks.iter_mut().find(|process| process.slot.rank == rank)?.result.take()
+    }
+
+    /// The connection of a rank to this host's rendezvous has been opened or closed.
+    pub(super) fn set_connected(&mut self, rank: Rank, connected: bool) {
+        if let Some(process) = self.ranks.iter_mut().find(|process| process.slot.rank == rank.0) {
+            process.connected = connected;
+        }
+    }
+
+    /// Whether the connection of a rank to this host's rendezvous is open.
+    pub(super) fn is_connected(&self, rank: u32) -> bool {
+        self.ranks.iter().any(|process| process.slot.rank == rank && process.connected)
     }
 
     /// Reads what ranks have written.

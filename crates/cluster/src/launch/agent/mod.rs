@@ -14,6 +14,7 @@
 mod alias;
 mod children;
 mod connect;
+mod held;
 mod rank;
 mod ranks;
 mod retransmits;
@@ -40,6 +41,7 @@ use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::rendezvous::{RendezvousEvent, Server};
 use children::{Children, Reaped};
+use held::HeldReports;
 use task::{PendingStart, ResultQueue};
 
 /// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow
@@ -83,6 +85,7 @@ struct Agent {
     /// The order to start, while its task is on the way.
     awaited: Option<PendingStart>,
     results: ResultQueue,
+    held: HeldReports,
     server: Option<Server>,
     prober: Option<ProbeListener>,
     mailbox: Mailbox<News>,
@@ -139,6 +142,7 @@ pub fn serve() -> Result<()> {
         presence: Presence::Unstarted,
         awaited: None,
         results: ResultQueue::default(),
+        held: HeldReports::default(),
         server: None,
         prober: None,
         mailbox: Mailbox::new().map_err(|error| Error::local("making a mailbox", error))?,
@@ -173,12 +177,14 @@ impl Agent {
                 self.children.read(&mut reports);
             }
             let reaped = self.children.reap(&mut reports);
+            let release_at = self.held.hold(&mut reports, |rank| self.children.is_connected(rank), now);
             for report in reports.drain(..) {
                 self.pass_on(report);
             }
             self.send_results();
             self.send_samples(now);
-            if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && self.results.is_empty() {
+            let all_told = self.results.is_empty() && self.held.is_empty();
+            if reaped == Reaped::NoneLeft && self.presence == Presence::Inhabited && all_told {
                 self.presence = Presence::Empty;
                 self.tell(&AgentReport::Empty);
             }
@@ -188,14 +194,14 @@ impl Agent {
                 return Ok(());
             }
             self.flush();
-            at_most = self.wait(now, kill_at);
+            at_most = self.wait(now, kill_at.into_iter().chain(release_at).min());
         }
     }
 
-    /// Waits until there is something to do. Says for how long it would have waited.
-    fn wait(&self, now: Instant, kill_at: Option<Instant>) -> Duration {
+    /// Waits until there is something to do, which is at `due` at the latest. Says for how long it would have waited.
+    fn wait(&self, now: Instant, due: Option<Instant>) -> Duration {
         let beat = if self.silence.is_zero() { Duration::from_secs(1) } else { self.silence / BEATS };
-        let until = kill_at.map_or(now + beat, |kill_at| kill_at.min(now + beat));
+        let until = due.map_or(now + beat, |due| due.min(now + beat));
         let until = if self.samples.is_empty() { until } else { until.min(self.samples_told + SAMPLES_PERIOD) };
         let left = until.saturating_duration_since(now);
         let mut fds: Vec<PollFd<'_>> = Vec::new();
@@ -300,6 +306,7 @@ impl Agent {
             match news {
                 News::Probed(attempts) => reports.push(AgentReport::Probed(attempts)),
                 News::Rendezvous(RendezvousEvent::Gathered { epoch, blobs }) => {
+                    blobs.iter().for_each(|(rank, _)| self.children.set_connected(*rank, true));
                     let messages = blobs.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect();
                     reports.push(AgentReport::Gathered { epoch, messages });
                 }
@@ -321,7 +328,10 @@ impl Agent {
                 News::Rendezvous(RendezvousEvent::Sampled { rank, sample }) => {
                     drop(self.samples.insert(rank.0, sample))
                 }
-                // A rank that left, or whose connection broke: its process will say how it ended.
+                // Its process will say how it ended.
+                News::Rendezvous(RendezvousEvent::Left { rank } | RendezvousEvent::Lost { rank, .. }) => {
+                    self.children.set_connected(rank, false);
+                }
                 News::Rendezvous(_) => {}
             }
         }

@@ -22,6 +22,8 @@ pub(super) struct RankProcess {
     pub(super) pid: Pid,
     pub(super) stopped: bool,
     pub(super) ended: Option<HowEnded>,
+    /// Whether its connection to this host's rendezvous is open: what it said there may not have been read.
+    pub(super) connected: bool,
     /// What it has made of its task.
     pub(super) result: Option<File>,
     started: Instant,
@@ -54,7 +56,8 @@ impl RankProcess {
             pipes.push(pipe(stderr.into(), OutputStream::Stderr)?);
         }
         // Dropping the handle does not wait: the agent has one place that reaps, for orphans too.
-        Ok(RankProcess { slot, pid, stopped: false, ended: None, result: None, started: Instant::now(), pipes })
+        let started = Instant::now();
+        Ok(RankProcess { slot, pid, stopped: false, ended: None, connected: false, result: None, started, pipes })
     }
 
     /// What to poll for reading.

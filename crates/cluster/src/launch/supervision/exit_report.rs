@@ -4,6 +4,7 @@ use super::{Ending, Presence, Supervision};
 use crate::launch::failure::{Failure, What};
 use crate::launch::message::HowEnded;
 use crate::launch::signal;
+use crate::rendezvous::{FailureKind, FailureNotice};
 
 impl Supervision {
     /// The failure that the others followed from.
@@ -19,6 +20,27 @@ impl Supervision {
             }
         }
         Some(root)
+    }
+
+    /// What all ranks are told when the first failure is known. The rank that ended first may have followed another,
+    /// whose own end has not been reported yet: then they are told what was seen of that one.
+    pub(super) fn first_notice(&self, first: &Failure) -> FailureNotice {
+        let (mut rank, mut seen) = (first.rank, None);
+        for _ in 0..self.ranks.len() {
+            match rank.and_then(|rank| self.blamed.get(&rank)) {
+                Some((Some(peer), cause)) if Some(*peer) != first.rank => (rank, seen) = (Some(*peer), Some(cause)),
+                _ => break,
+            }
+        }
+        let (Some(rank), Some(cause)) = (rank, seen) else { return first.notice() };
+        let Some(state) = self.ranks.get(rank as usize) else { return first.notice() };
+        FailureNotice {
+            rank: Some(farandole_plan::Rank(rank)),
+            host: Some(self.settings.hosts[state.host].clone()),
+            pid: state.pid,
+            kind: FailureKind::Gone,
+            text: format!("{}: {cause}", self.name_of(rank)),
+        }
     }
 
     /// The launcher's exit code: that of the rank that failed first.

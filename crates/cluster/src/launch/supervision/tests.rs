@@ -161,6 +161,21 @@ fn fingers_lead_to_the_rank_that_failed_first() {
 }
 
 #[test]
+fn ranks_are_told_of_the_rank_that_failed_first_though_another_ended_first() {
+    let mut story = Story::running(&[1, 1, 1]);
+    story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: "rank 1 is gone".into() });
+    story.hear(1, AgentReport::Blamed { by: 1, peer: Some(2), cause: "rank 2 closed the connection".into() });
+    story.ended(0, 0, HowEnded::Exited(1));
+    let told = story.done.iter().find_map(|action| match action {
+        Action::Send(_, Directive::Pronounce { notice, .. }) => Some(notice.clone()),
+        _ => None,
+    });
+    let told = told.expect("all ranks are told of the first failure");
+    assert_eq!((told.rank, told.kind), (Some(farandole_plan::Rank(2)), FailureKind::Gone));
+    assert_eq!(told.text, "rank 2 on h2 (pid 1002): rank 2 closed the connection");
+}
+
+#[test]
 fn fingers_in_a_circle_end_somewhere() {
     let mut story = Story::running(&[2]);
     story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: "cut off".into() });
