@@ -9,6 +9,7 @@
 
 #[path = "../../cluster/tests/host/mod.rs"]
 mod host;
+mod variables;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
@@ -105,19 +106,10 @@ impl Drop for Process {
     }
 }
 
-fn variables_of(rank: usize, ranks: usize, at: &Address, key: &Key) -> [(&'static str, String); 4] {
-    [
-        (environment::RANK, rank.to_string()),
-        (environment::SIZE, ranks.to_string()),
-        (environment::RENDEZVOUS, at.to_string()),
-        (environment::KEY, key.to_hex()),
-    ]
-}
-
 /// Starts ranks that meet at `at`, and waits until they have done their first collective.
 fn start_ranks(ranks: usize, role: &str, at: &Address, key: &Key) -> Vec<Process> {
     let mut processes: Vec<Process> =
-        (0..ranks).map(|rank| Process::start(role, &variables_of(rank, ranks, at, key))).collect();
+        (0..ranks).map(|rank| Process::start(role, &variables::of_rank(rank, ranks, at, key))).collect();
     processes.iter_mut().for_each(Process::await_ready);
     processes
 }
@@ -246,7 +238,7 @@ fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
         let mut ranks: Vec<Process> = ["direct-early", "lost-early", "direct-early"]
             .into_iter()
             .enumerate()
-            .map(|(rank, role)| Process::start(role, &variables_of(rank, 3, server.address(), &key)))
+            .map(|(rank, role)| Process::start(role, &variables::of_rank(rank, 3, server.address(), &key)))
             .collect();
         let mut victim = ranks.remove(1);
         victim.await_ready();

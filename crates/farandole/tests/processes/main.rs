@@ -7,6 +7,8 @@
 mod file_plane;
 #[path = "../../../cluster/tests/host/mod.rs"]
 mod host;
+#[path = "../variables/mod.rs"]
+mod variables;
 
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -15,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use farandole::plane::Plane;
 use farandole::{Algorithm, Error, ReduceOp, Setup, Shelf, Table, World};
-use farandole_cluster::environment;
 use farandole_cluster::{Address, Server};
 use farandole_engine::tables::this_machine;
 use farandole_plan::table::{Class, Measurement, Way};
@@ -53,10 +54,7 @@ impl Job {
             command
                 .args(["--ignored", "--exact", "a_rank_plays_its_role", "--nocapture"])
                 .env(ROLE, role)
-                .env(environment::RANK, rank.to_string())
-                .env(environment::SIZE, ranks.to_string())
-                .env(environment::RENDEZVOUS, server.address().to_string())
-                .env(environment::KEY, key.to_hex())
+                .envs(variables::of_rank(rank, ranks, server.address(), &key))
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()

@@ -2,12 +2,14 @@
 
 #[path = "../../../cluster/tests/host/mod.rs"]
 mod host;
+#[path = "../variables/mod.rs"]
+mod variables;
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::{Address, environment};
+use farandole_cluster::Address;
 use farandole_transport::Key;
 
 /// What a copy of this program is to do; unset in the test run itself.
@@ -26,10 +28,7 @@ pub(crate) fn play(ranks: usize, role: &str) -> Vec<String> {
         Command::new(std::env::current_exe().expect("this program has a path"))
             .args(["--ignored", "--exact", "a_rank_plays_its_role", "--nocapture"])
             .env(ROLE, role)
-            .env(environment::RANK, rank.to_string())
-            .env(environment::SIZE, ranks.to_string())
-            .env(environment::RENDEZVOUS, server.address().to_string())
-            .env(environment::KEY, key.to_hex())
+            .envs(variables::of_rank(rank, ranks, server.address(), &key))
             .env("RAYON_NUM_THREADS", "1")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -19,7 +19,7 @@ use super::rank::RankProcess;
 use crate::launch::message::{AgentReport, HowEnded, RankSlot};
 use crate::launch::process_tree::ProcessTree;
 
-/// While a children is being cleared, orphans appear as their parents die; it is looked at this often.
+/// While children are being cleared, orphans appear as their parents die; they are looked for this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The ranks of a host, and their descendants.

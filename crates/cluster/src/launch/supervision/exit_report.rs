@@ -7,32 +7,25 @@ use crate::launch::signal;
 use crate::rendezvous::{FailureKind, FailureNotice};
 
 impl Supervision {
+    /// Whom a rank blames, and what it saw; then whom that one blames, and so on. Blames may go round in a circle:
+    /// every rank is visited once at most.
+    fn blames(&self, from: Option<u32>) -> impl Iterator<Item = (u32, &str)> {
+        let blamed = |rank| self.blamed.get(&rank).and_then(|(peer, cause)| Some(((*peer)?, cause.as_str())));
+        let steps = std::iter::successors(from.and_then(blamed), move |(rank, _)| blamed(*rank));
+        steps.take(self.ranks.len()).take_while(move |(rank, _)| Some(*rank) != from)
+    }
+
     /// The failure that the others followed from.
     fn root(&self) -> Option<&Failure> {
         let of = |rank: u32| self.failures.iter().find(|failure| failure.rank == Some(rank));
-        let mut root = self.failures.first()?;
-        // Fingers may point in a circle; every rank is visited once at most.
-        for _ in 0..self.failures.len() {
-            let pointed_at = root.rank.and_then(|rank| self.blamed.get(&rank)).and_then(|(peer, _)| *peer);
-            match pointed_at.and_then(of) {
-                Some(failure) => root = failure,
-                None => break,
-            }
-        }
-        Some(root)
+        let first = self.failures.first()?;
+        Some(self.blames(first.rank).map_while(|(rank, _)| of(rank)).last().unwrap_or(first))
     }
 
     /// What all ranks are told when the first failure is known. The rank that ended first may have followed another,
     /// whose own end has not been reported yet: then they are told what was seen of that one.
     pub(super) fn first_notice(&self, first: &Failure) -> FailureNotice {
-        let (mut rank, mut seen) = (first.rank, None);
-        for _ in 0..self.ranks.len() {
-            match rank.and_then(|rank| self.blamed.get(&rank)) {
-                Some((Some(peer), cause)) if Some(*peer) != first.rank => (rank, seen) = (Some(*peer), Some(cause)),
-                _ => break,
-            }
-        }
-        let (Some(rank), Some(cause)) = (rank, seen) else { return first.notice() };
+        let Some((rank, cause)) = self.blames(first.rank).last() else { return first.notice() };
         let Some(state) = self.ranks.get(rank as usize) else { return first.notice() };
         FailureNotice {
             rank: Some(farandole_plan::Rank(rank)),
