@@ -2,12 +2,15 @@
 //!
 //! All ranks of the world add and remove groups together and in the same order; they make sure by collectives of the
 //! world that they mean the same members and that every member has made its connections.
+//!
+//! Where only the members know of a group (`torch.distributed`), they *join* and *leave* it without the others. Its
+//! number must then come from outside.
 
 use crate::completion::Slot;
 use crate::connector::number_in;
 use crate::driver::Command;
 use crate::driver_lock::Push;
-use crate::engine::Engine;
+use crate::engine::{Engine, Forming};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::record::group::GroupRecord;
@@ -25,6 +28,78 @@ impl Engine {
     /// [`Error::InvalidGroup`] if these ranks do not make a group or the ranks do not ask for the same one,
     /// [`Error::ExistingGroup`] if there is one of exactly these ranks.
     pub fn add_group(&self, ranks: &[Rank]) -> Result<GroupId> {
+        let sorted = self.checked_members(ranks)?;
+        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = self.shared.tensor_table.find(&sorted) {
+            return Err(Error::ExistingGroup(group));
+        }
+        forming.rounds += 1;
+        let (group, round) = (self.shared.tensor_table.lowest_free(), GroupId(forming.rounds));
+        self.agree_on_members(round, &sorted)?;
+        let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
+        let ranks: Arc<[Rank]> = sorted.into();
+        let met = me.map(|_| self.meet(&mut forming, group, round, &ranks));
+        self.agree_on_success(round, matches!(met, Some(Err(_))))?;
+        self.shared.tensor_table.add(group, ranks, me);
+        if let Some(Ok(met)) = met {
+            let _ = self.shared.driver_lock.push(Command::AddGroup(Box::new(met)), Push::Ringing);
+        }
+        Ok(group)
+    }
+
+    /// Makes a group of these world ranks, among which this one is, without the other ranks of the world: its members
+    /// call this, each with the same number, which the job has not used before. Returns when all of them have met.
+    ///
+    /// # Errors
+    /// [`Error::InvalidGroup`] if these ranks do not make a group, the number is not below 2^31, or the members do not
+    /// meet; whatever ended the new group.
+    pub fn join_group(&self, number: u32, ranks: &[Rank]) -> Result<GroupId> {
+        let ranks: Arc<[Rank]> = self.checked_members(ranks)?.into();
+        let invalid = |why: String| Error::InvalidGroup(why.into());
+        if number & GroupId::JOINED != 0 || !ranks.contains(&self.rank) {
+            return Err(invalid(format!(
+                "rank {} cannot join a group of {ranks:?} with the number {number}",
+                self.rank
+            )));
+        }
+        let group = GroupId(GroupId::JOINED | number);
+        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        let met = self
+            .meet(&mut forming, group, group, &ranks)
+            .map_err(|error| invalid(format!("the members of {ranks:?} did not meet: {error}")))?;
+        drop(forming);
+        let me = number_in(&ranks, self.rank);
+        self.shared.tensor_table.add(group, ranks, Some(me));
+        let _ = self.shared.driver_lock.push(Command::AddGroup(Box::new(met)), Push::Ringing);
+        // A member that has reached this one may have failed to reach a third.
+        let joined = request(format!("farandole.group.{group}.joined"), Collective::Barrier, 0);
+        match self.run(Submission::without_memory(joined).in_group(group)) {
+            Ok(_) => Ok(group),
+            Err(error) => {
+                self.shared.tensor_table.remove(group);
+                Err(error)
+            }
+        }
+    }
+
+    /// Leaves a group that was joined, and ends it for its other members: what all of them have agreed on still runs.
+    ///
+    /// # Errors
+    /// [`Error::UnknownGroup`] if there is none.
+    pub fn leave_group(&self, group: GroupId) -> Result<()> {
+        if group.0 & GroupId::JOINED == 0 {
+            return Err(Error::InvalidGroup(
+                format!("the group {group} is the whole world's, not its members'").into(),
+            ));
+        }
+        self.shared.tensor_table.members(group)?;
+        self.shared.tensor_table.end(group, &Error::UnknownGroup(group));
+        self.close_group(group);
+        Ok(())
+    }
+
+    /// The members of a group in order, if these can be the members of one.
+    fn checked_members(&self, ranks: &[Rank]) -> Result<Vec<Rank>> {
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
@@ -35,30 +110,32 @@ impl Engine {
         if let Some(rank) = sorted.iter().find(|rank| rank.index() >= self.size()) {
             return invalid(format!("there is no rank {rank} in a world of {}", self.size()));
         }
-        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = self.shared.tensor_table.find(&sorted) {
-            return Err(Error::ExistingGroup(group));
-        }
-        forming.rounds += 1;
-        let (group, round) = (self.shared.tensor_table.lowest_free(), GroupId(forming.rounds));
-        self.agree_on_members(round, &sorted)?;
-        let me = sorted.contains(&self.rank).then(|| number_in(&sorted, self.rank));
-        let ranks: Arc<[Rank]> = sorted.into();
+        Ok(sorted)
+    }
+
+    /// Connects this rank to the other members of a group.
+    fn meet(
+        &self,
+        forming: &mut Forming,
+        group: GroupId,
+        round: GroupId,
+        ranks: &Arc<[Rank]>,
+    ) -> farandole_transport::Result<Group> {
         let waiter = self.shared.driver_lock.waiter();
-        let joined = me.map(|_| {
-            let mesh = forming.connector.mesh(round, &ranks, waiter, self.config.meet_deadline)?;
-            let added = join_planes(&self.planes, round, &mesh, waiter)?;
-            farandole_transport::Result::Ok((mesh, added))
-        });
-        self.agree_on_success(round, matches!(joined, Some(Err(_))))?;
-        self.shared.tensor_table.add(group, Arc::clone(&ranks), me);
-        if let Some(Ok((mesh, added))) = joined {
-            let record = GroupRecord::new(&self.recorder, round, &ranks, self.start);
-            let settings = settings(&self.config, self.table.clone(), group, &ranks, &self.host_names);
-            let group = Box::new(Group::new(settings, mesh, record, added));
-            let _ = self.shared.driver_lock.push(Command::AddGroup(group), Push::Ringing);
-        }
-        Ok(group)
+        let mesh = forming.connector.mesh(round, ranks, waiter, self.config.meet_deadline)?;
+        let added = join_planes(&self.planes, round, &mesh, waiter)?;
+        let record = GroupRecord::new(&self.recorder, recorded(round), ranks, self.start);
+        let settings = settings(&self.config, self.table.clone(), group, ranks, &self.host_names);
+        Ok(Group::new(settings, mesh, record, added))
+    }
+
+    /// Waits until this rank has left a group, if it is a member.
+    fn close_group(&self, group: GroupId) {
+        let done = Arc::new(Slot::new());
+        let command = Command::RemoveGroup { group, done: Arc::clone(&done) };
+        let after = self.shared.driver_lock.push(command, Push::Quiet);
+        self.shared.driver_lock.wait(&*done, None, after, None);
+        self.shared.tensor_table.remove(group);
     }
 
     /// Ends a group. All ranks of the world call this; requests that are still under way in it end with
@@ -68,20 +145,14 @@ impl Engine {
             return Err(Error::InvalidGroup("the world ends with the engine".into()));
         }
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, me) = self.shared.tensor_table.members(group)?;
+        self.shared.tensor_table.members(group)?;
         self.shared.tensor_table.end(group, &Error::UnknownGroup(group));
         self.run(Submission::without_memory(request(
             format!("farandole.group.{group}.remove"),
             Collective::Barrier,
             0,
         )))?;
-        if me.is_some() {
-            let done = Arc::new(Slot::new());
-            let after =
-                self.shared.driver_lock.push(Command::RemoveGroup { group, done: Arc::clone(&done) }, Push::Quiet);
-            self.shared.driver_lock.wait(&*done, None, after, None);
-        }
-        self.shared.tensor_table.remove(group);
+        self.close_group(group);
         drop(forming);
         Ok(())
     }
@@ -114,6 +185,12 @@ impl Engine {
             Some(rank) => Err(Error::InvalidGroup(format!("rank {rank} did not reach all its members").into())),
         }
     }
+}
+
+/// The number under which a group is recorded: records have 16 bits for it. Groups that were joined have the upper half.
+fn recorded(round: GroupId) -> GroupId {
+    const UPPER_HALF: u32 = 1 << 15;
+    GroupId(if round.0 & GroupId::JOINED == 0 { round.0 } else { UPPER_HALF + (round.0 & !GroupId::JOINED) })
 }
 
 fn request(name: String, collective: Collective, rows: u64) -> Request {

@@ -122,9 +122,10 @@ impl TensorTable {
         self.lock().get(&group).and_then(|entry| entry.ended.clone())
     }
 
-    /// The group of exactly these world ranks, if there is one.
+    /// The group of exactly these world ranks that the whole world knows, if there is one.
     pub(crate) fn find(&self, ranks: &[Rank]) -> Option<GroupId> {
-        self.lock().iter().find(|(_, entry)| *entry.ranks == *ranks).map(|(&group, _)| group)
+        let is_it = |group: GroupId, entry: &Entry| group.0 & GroupId::JOINED == 0 && *entry.ranks == *ranks;
+        self.lock().iter().find(|&(&group, entry)| is_it(group, entry)).map(|(&group, _)| group)
     }
 
     /// World ranks of a group, and this rank's number in it if it is a member.

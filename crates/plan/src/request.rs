@@ -37,6 +37,9 @@ pub struct GroupId(pub u32);
 impl GroupId {
     /// The group that holds every rank.
     pub const WORLD: GroupId = GroupId(0);
+
+    /// The bit of numbers that only the members of a group know; groups that the whole world adds do not have it.
+    pub const JOINED: u32 = 1 << 31;
 }
 
 impl fmt::Display for GroupId {

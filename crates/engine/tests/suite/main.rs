@@ -12,6 +12,7 @@ mod faults;
 mod faults_direct;
 mod faults_windows;
 mod fork;
+mod joined;
 mod misuse;
 mod panics;
 mod planes;
