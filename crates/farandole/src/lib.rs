@@ -52,7 +52,9 @@ mod wire;
 mod world;
 
 pub use error::{Error, Result};
-pub use farandole_cluster::{Error as ClusterError, FailureKind, FailureNotice, Lifeline};
+pub use farandole_cluster::environment::{StoreRank, host_identity};
+pub use farandole_cluster::rendezvous::Address;
+pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
     Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError, Failure, Outcome,

@@ -35,6 +35,8 @@ use crate::world::World;
 /// How a world is set up, where the defaults do not do.
 #[derive(Clone)]
 pub struct Setup {
+    /// Which rank of which job this process is; what the environment says by default.
+    pub environment: Option<Environment>,
     /// Settings of the engine; from the environment by default.
     pub config: Option<Config>,
     /// Settings of direct collectives. Without a deadline among them, the one of `config` counts.
@@ -73,6 +75,7 @@ impl fmt::Debug for Setup {
 impl Default for Setup {
     fn default() -> Setup {
         Setup {
+            environment: None,
             config: None,
             direct: DirectSettings::default(),
             options: Options::default(),
@@ -98,7 +101,7 @@ impl Setup {
     /// Makes this process a rank of its job.
     pub fn init(self) -> Result<World> {
         settings::log_to_stderr();
-        let environment = Environment::from_process()?;
+        let environment = self.environment.clone().map_or_else(Environment::from_process, Ok)?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
         let settled = self.settle()?;
         environment.log();

@@ -86,7 +86,7 @@ fn how_to_give_one(launcher: Launcher) -> String {
         Launcher::Mpich => " and mpirun -genvlist FARANDOLE_KEY",
         Launcher::Slurm => " and srun --export=ALL",
         Launcher::Torchrun => ", the same for torchrun on every host",
-        Launcher::Nobody | Launcher::Farandole | Launcher::Horovod => ", the same for every rank",
+        Launcher::Nobody | Launcher::Farandole | Launcher::Horovod | Launcher::Store => ", the same for every rank",
     };
     format!(
         "is not set, and the ranks of this job, on several hosts, need a common key. Once for all jobs, in a home that all hosts \

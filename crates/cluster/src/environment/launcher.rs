@@ -43,6 +43,8 @@ pub enum Launcher {
     Mpich,
     /// Slurm's `srun`.
     Slurm,
+    /// Whatever it was: the ranks know each other through a store.
+    Store,
 }
 
 impl fmt::Display for Launcher {
@@ -55,6 +57,7 @@ impl fmt::Display for Launcher {
             Launcher::OpenMpi => "Open MPI's mpirun",
             Launcher::Mpich => "MPICH's mpirun",
             Launcher::Slurm => "Slurm's srun",
+            Launcher::Store => "torch.distributed's store",
         })
     }
 }
@@ -88,6 +91,30 @@ pub(super) struct Launch {
     pub(super) rendezvous: Option<Address>,
 }
 
+/// What the ranks of a job have told each other through a store that they share. Nothing of it is a secret: a store
+/// answers whoever asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreRank {
+    /// This process's rank.
+    pub rank: Rank,
+    /// How many ranks there are, above `rank`.
+    pub size: usize,
+    /// A word that all ranks have in common and no other job has: rank 0 made it up.
+    pub job: String,
+    /// Where rank 0 can be met, if ranks are on several hosts.
+    pub rank_zero: Option<Address>,
+}
+
+impl StoreRank {
+    pub(super) fn launch(self) -> Launch {
+        let StoreRank { rank, size, job, rank_zero: rendezvous } = self;
+        let on_one_host = rendezvous.is_none();
+        let local = on_one_host.then_some(RankPosition { index: rank.index(), of: size });
+        let (launcher, job) = (Launcher::Store, Some(job));
+        Launch { launcher, rank, size, local, cross: None, job, attempt: None, rendezvous }
+    }
+}
+
 impl Launch {
     /// What this job is called, for those who meet it: no other job of the same launcher has this name.
     pub(super) fn job_id(&self) -> Option<JobId> {
@@ -97,7 +124,7 @@ impl Launch {
             Launcher::OpenMpi => format!("mpirun {job}"),
             Launcher::Torchrun => format!("torchrun {job}"),
             Launcher::Horovod => format!("horovodrun {job}"),
-            Launcher::Nobody | Launcher::Farandole | Launcher::Mpich => job.clone(),
+            Launcher::Nobody | Launcher::Farandole | Launcher::Mpich | Launcher::Store => job.clone(),
         }))
     }
 
@@ -411,5 +438,14 @@ mod tests {
             }
         }
         assert_eq!(launch(&[("RANK", "first"), ("LOCAL_RANK", "1")]).unwrap(), None, "a word that anybody may use");
+    }
+
+    #[test]
+    fn ranks_of_a_store_meet_on_their_host_or_at_rank_zero() {
+        let known = |rank_zero| StoreRank { rank: Rank(1), size: 2, job: "w".into(), rank_zero };
+        let here = known(None).launch();
+        assert!(here.is_on_one_host() && here.job_id().unwrap().as_str() == "w");
+        let apart = known(Some(Address::Tcp("h:1".into()))).launch();
+        assert!(!apart.is_on_one_host() && apart.rendezvous == Some(Address::Tcp("h:1".into())));
     }
 }

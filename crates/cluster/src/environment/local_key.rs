@@ -50,7 +50,7 @@ pub(super) fn socket_name(launch: &Launch) -> String {
         Launcher::OpenMpi => "OMPI_COMM_WORLD_RANK",
         Launcher::Mpich => "PMI_RANK",
         Launcher::Slurm => "SLURM_PROCID",
-        Launcher::Farandole | Launcher::Nobody => super::RANK,
+        Launcher::Farandole | Launcher::Nobody | Launcher::Store => super::RANK,
     };
     let job = launch.job.clone().unwrap_or_else(|| ancestor::without(variable));
     let attempt = launch.attempt.as_deref().unwrap_or_default();

@@ -46,7 +46,7 @@ use farandole_plan::Rank;
 use farandole_settings as settings;
 use farandole_transport::{JobId, Key};
 
-pub use launcher::{Launcher, RankPosition};
+pub use launcher::{Launcher, RankPosition, StoreRank};
 pub use rendezvous_access::RendezvousAccess;
 
 use crate::error::{Error, Result};
@@ -138,9 +138,23 @@ impl Environment {
     /// Reads an environment that is given as a function.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Environment> {
         let variables = Variables::new(&lookup);
+        Environment::of_launch(variables, launcher::detect(variables)?)
+    }
+
+    /// The environment of a rank that knows its number, and where to meet the others, from elsewhere: a store that they
+    /// share. What a launcher says is not asked for; addresses and the key are.
+    ///
+    /// # Errors
+    /// If the ranks are on several hosts and there is no key, or a variable makes no sense.
+    pub fn from_store(known: StoreRank) -> Result<Environment> {
+        let lookup = |variable: &'static str| env::var(variable).ok();
+        Environment::of_launch(Variables::new(&lookup), Some(known.launch()))
+    }
+
+    fn of_launch(variables: Variables<'_>, launch: Option<Launch>) -> Result<Environment> {
         let host = variables.text(HOST).unwrap_or_else(host_identity);
         let mut addresses = read_addresses(variables.text(ADDRESS))?;
-        let Some(launch) = launcher::detect(variables)? else {
+        let Some(launch) = launch else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
             let (local, cross, job, rendezvous) = (None, None, None, None);
@@ -257,7 +271,7 @@ fn how_to_name_one(launcher: Launcher) -> String {
         Launcher::Torchrun => {
             return "is not set, and neither are MASTER_ADDR and MASTER_PORT, which would do as well".into();
         }
-        Launcher::Nobody | Launcher::Farandole | Launcher::Horovod | Launcher::Slurm => {
+        Launcher::Nobody | Launcher::Farandole | Launcher::Horovod | Launcher::Slurm | Launcher::Store => {
             "export FARANDOLE_RENDEZVOUS=tcp:HOST:PORT"
         }
     };
