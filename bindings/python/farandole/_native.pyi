@@ -17,9 +17,26 @@ from typing import Any
 class HorovodInternalError(RuntimeError):
     """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
 
-def init(process_sets: Sequence[Sequence[int]], *, dynamic: bool, wire_protection: str | None = None) -> None:
+def init(
+    process_sets: Sequence[Sequence[int]],
+    *,
+    dynamic: bool,
+    wire_protection: str | None = None,
+    store_rank: tuple[int, int, str, str | None] | None = None,
+) -> None:
     """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
-    nothing while it is one; may be called again after shutdown."""
+    nothing while it is one; may be called again after shutdown. store_rank: rank, size, a word that all ranks of this
+    job and no others have, and tcp:HOST:PORT for the meeting in rank 0 (None: all ranks are on this host), for a
+    process that knows them from a store and not from a launcher."""
+
+def launched() -> tuple[int, int, bool] | None:
+    """Rank and size that a launcher has given this process, and whether it is a launcher of ours."""
+
+def host_identity() -> str:
+    """What processes of one host have in common, and of different hosts not."""
+
+def abort(cause: str) -> None:
+    """Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told."""
 
 def shutdown() -> None:
     """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by
@@ -41,6 +58,13 @@ def cross_size() -> int: ...
 def is_homogeneous() -> bool: ...
 def add_process_set(ranks: Sequence[int]) -> int: ...
 def remove_process_set(process_set_id: int) -> None: ...
+def join_group(number: int, ranks: Sequence[int]) -> int:
+    """Makes a group of these ranks of the world. Its members call this, each with the same number, which was not used
+    before in this job. Returns the id for requests."""
+
+def leave_group(group: int) -> None:
+    """Leaves a group that was joined, which ends it for its other members."""
+
 def process_sets() -> dict[int, list[int]]:
     """World ranks of every process set, by its number; zero is the world."""
 
@@ -75,6 +99,8 @@ class Handle:
         """Whether the request is done, well or not."""
     def wait(self) -> Result:
         """Waits until it is done. A second call gives the same. Ctrl-C ends the wait, not the request."""
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until it is done or so many seconds have passed, and says whether it is done."""
 
 def allreduce(
     name: str,

@@ -70,6 +70,7 @@ class HorovodBasics:
         process_sets: Union[Sequence[ProcessSet], str, None] = None,
         *,
         wire_protection: Optional[str] = None,
+        store_rank: Optional[tuple[int, int, str, Optional[str]]] = None,
     ) -> None:
         """Makes this process a rank of its job.
 
@@ -80,6 +81,8 @@ class HorovodBasics:
             proper list.
         wire_protection: how tensors are protected between hosts, the same on all ranks: `"off"`, `"checksum"` (CRC32C)
             or `"encrypt"` (AES-256-GCM). `None`: what FARANDOLE_WIRE_PROTECTION says. Not in Horovod.
+        store_rank: for processes that know each other through a store: rank, size, a word that all ranks of this job
+            and no others have, and where rank 0 can be met if there are several hosts. Not in Horovod.
 
         Does nothing to the engine if it runs already. May be called again after `shutdown`.
         """
@@ -98,7 +101,7 @@ class HorovodBasics:
             _reset()
             _process_sets.forget()
             dynamic = _native.switch_setting("FARANDOLE_DYNAMIC_PROCESS_SETS")
-            _native.init(distinct, dynamic=dynamic, wire_protection=wire_protection)
+            _native.init(distinct, dynamic=dynamic, wire_protection=wire_protection, store_rank=store_rank)
             try:
                 _check_covers_job(comm)
             except ValueError:

@@ -6,6 +6,7 @@
 //! Dropping a handle gives up the result, not the request: other ranks depend on it, and the engine keeps the memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use farandole::{EngineError, Outcome, Ticket};
 use pyo3::prelude::*;
@@ -14,7 +15,7 @@ use pyo3::types::PyList;
 
 use crate::errors;
 use crate::result::{Payload, Result};
-use crate::waiting::wait_until_done;
+use crate::waiting::{wait_until_done, wait_within};
 use crate::world::Job;
 
 /// Whose memory holds the result.
@@ -101,6 +102,12 @@ impl Handle {
     fn wait(&self, py: Python<'_>) -> PyResult<Py<Result>> {
         wait_until_done(py, |_| &self.ticket, 1)?;
         self.take(py)
+    }
+
+    /// Waits until the request is done or so many seconds have passed; says whether it is done.
+    fn wait_for(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let limit = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        wait_within(py, &self.ticket, limit)
     }
 
     fn __repr__(&self) -> String {

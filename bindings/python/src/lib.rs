@@ -42,7 +42,9 @@ mod _native {
     #[pymodule_export]
     use crate::lent_memory::lent;
     #[pymodule_export]
-    use crate::lifecycle::{add_process_set, init, remove_process_set, shutdown};
+    use crate::lifecycle::{
+        abort, add_process_set, host_identity, init, join_group, launched, leave_group, remove_process_set, shutdown,
+    };
     #[pymodule_export]
     use crate::records::{
         mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use farandole::{EngineError, Protection, Rank, Setup, World};
+use farandole::{Address, EngineError, Environment, Launcher, Protection, Rank, Setup, StoreRank, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -54,11 +54,17 @@ fn change_sets<T: Send>(
     doing: &str,
     change: impl FnOnce(&World) -> Result<T, EngineError> + Send,
 ) -> PyResult<T> {
+    check_dynamic(&*current()?, doing)?;
+    change_groups(py, change)
+}
+
+/// Changes the groups of the job, as the whole world or its members alone know them, while no other thread does or ends
+/// it.
+fn change_groups<T: Send>(py: Python<'_>, change: impl FnOnce(&World) -> Result<T, EngineError> + Send) -> PyResult<T> {
     let job = current()?;
     if job.world.engine().is_forked() {
         return Err(errors::forked());
     }
-    check_dynamic(&job, doing)?;
     let weak = Arc::downgrade(&job);
     drop(job);
     py.detach(move || {
@@ -73,15 +79,18 @@ fn change_sets<T: Send>(
 }
 
 /// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
-/// nothing while it is one.
+/// nothing while it is one. `store_rank` has rank, size, the job's word and the address of rank 0, for a process that
+/// knows them from a store and not from a launcher.
 #[pyfunction]
-#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None))]
+#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None, store_rank=None))]
 pub(crate) fn init(
     py: Python<'_>,
     process_sets: Vec<Vec<u32>>,
     dynamic: bool,
     wire_protection: Option<&str>,
+    store_rank: Option<(u32, usize, String, Option<String>)>,
 ) -> PyResult<()> {
+    let environment = store_rank.map(read_store_rank).transpose()?;
     let wire_protection = wire_protection.map(read_protection).transpose()?;
     if let Some(job) = peek() {
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
@@ -96,7 +105,8 @@ pub(crate) fn init(
         if Python::attach(|_| peek()).is_some() {
             return Ok(());
         }
-        let world = Setup { stacks, wire_protection, ..Setup::default() }.init().map_err(errors::raised)?;
+        let world =
+            Setup { environment, stacks, wire_protection, ..Setup::default() }.init().map_err(errors::raised)?;
         add_initial_sets(&world, &process_sets)?;
         let job = Arc::new(Job { world, dynamic });
         tensorflow::begin(&job);
@@ -193,6 +203,48 @@ pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> 
 pub(crate) fn remove_process_set(py: Python<'_>, process_set_id: i64) -> PyResult<()> {
     let group = read_group(process_set_id)?;
     change_sets(py, "removing", move |world| world.engine().remove_group(group))
+}
+
+/// Makes a group of these ranks of the world. Its members call this, each with the same number, which was not used
+/// before.
+#[pyfunction]
+pub(crate) fn join_group(py: Python<'_>, number: u32, ranks: Vec<u32>) -> PyResult<u32> {
+    let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+    change_groups(py, move |world| world.engine().join_group(number, &ranks).map(|group| group.0))
+}
+
+/// Leaves a group that was joined, which ends it.
+#[pyfunction]
+pub(crate) fn leave_group(py: Python<'_>, group: i64) -> PyResult<()> {
+    let group = read_group(group)?;
+    change_groups(py, move |world| world.engine().leave_group(group))
+}
+
+/// Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told.
+#[pyfunction]
+pub(crate) fn abort(cause: String) -> PyResult<()> {
+    let job = current()?;
+    job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), cause);
+    Ok(())
+}
+
+/// Rank and size that a launcher has given this process, and whether it is a launcher of ours; `None` without one.
+#[pyfunction]
+pub(crate) fn launched() -> Option<(u32, usize, bool)> {
+    let (launcher, rank, size) = Environment::launched()?;
+    Some((rank.0, size, launcher == Launcher::Farandole))
+}
+
+/// What processes of one host have in common, and of different hosts not.
+#[pyfunction]
+pub(crate) fn host_identity() -> String {
+    farandole::this_host()
+}
+
+fn read_store_rank((rank, size, job, address): (u32, usize, String, Option<String>)) -> PyResult<Environment> {
+    let rank_zero = address.map(|text| text.parse::<Address>()).transpose().map_err(PyValueError::new_err)?;
+    let known = StoreRank { rank: Rank(rank), size, job, rank_zero };
+    Environment::from_store(known).map_err(|error| errors::raised(error.into()))
 }
 
 fn read_protection(word: &str) -> PyResult<Protection> {

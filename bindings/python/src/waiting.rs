@@ -44,6 +44,26 @@ where
     Ok(())
 }
 
+/// Waits until a ticket is done or the time is up, and says whether it is done.
+pub(crate) fn wait_within(py: Python<'_>, ticket: &Ticket, limit: Duration) -> PyResult<bool> {
+    let begun = Instant::now();
+    loop {
+        let left = limit.saturating_sub(begun.elapsed());
+        let done = py.detach(|| {
+            let _waiting = Waiting::begin();
+            ticket.is_done_within(left.min(SIGNAL_CHECK_INTERVAL))
+        });
+        if done.map_err(errors::of_engine)? {
+            ticket.note_waited(begun);
+            return Ok(true);
+        }
+        if left.is_zero() {
+            return Ok(false);
+        }
+        py.check_signals()?;
+    }
+}
+
 /// Waits until it is time to check for signals, and returns how many tickets it has not seen done. The last comes
 /// first: it is most likely the last to be done, so that this thread drives without interruption. `since` is when the
 /// wait for that one began; it is recorded once, when it is over, however many checks were in between.

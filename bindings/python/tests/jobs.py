@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,21 @@ from dataclasses import dataclass
 import farandole
 
 PACKAGE = pathlib.Path(farandole.__file__).parent.parent
+
+
+# Variables that launchers set. The tests may themselves run under one of them.
+OF_LAUNCHERS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "HYDI_", "SLURM_", "TORCHELASTIC_")
+OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of these tests without what a launcher has put there."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(OF_LAUNCHERS) and name not in OF_TORCHRUN
+    }
+    return {**clean, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **variables}
 
 
 @dataclass
@@ -40,6 +56,12 @@ def command() -> str:
     found = os.environ.get("FARANDOLE_COMMAND") or shutil.which("farandole")
     assert found, "there is no command `farandole`: run `cargo xtask python`, or set FARANDOLE_COMMAND"
     return found
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def run_job(

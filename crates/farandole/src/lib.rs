@@ -52,7 +52,7 @@ mod wire;
 mod world;
 
 pub use error::{Error, Result};
-pub use farandole_cluster::environment::{StoreRank, host_identity};
+pub use farandole_cluster::environment::{StoreRank, this_host};
 pub use farandole_cluster::rendezvous::Address;
 pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
 pub use farandole_engine::tables::Shelf;

@@ -43,6 +43,11 @@ class Work:
         """Their results, when all are done."""
         return _native.wait_all(self.handles)
 
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until all are done, or for so long, and says whether they are."""
+        deadline = time.monotonic() + seconds
+        return all(handle.wait_for(max(0.0, deadline - time.monotonic())) for handle in reversed(self.handles))
+
 
 class BatchWork:
     """Requests that the engine has, with one handle for all of them; their results are in place."""
@@ -110,6 +115,16 @@ class StagedWork:
             raise self._error
         return self._work.wait()
 
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until all are done, or for so long, and says whether they are."""
+        begun = time.monotonic()
+        # In slices, so that Ctrl-C is heard.
+        while not self._settled.wait(min(0.1, max(0.0, begun + seconds - time.monotonic()))):
+            if time.monotonic() >= begun + seconds:
+                return False
+        assert not isinstance(self._work, BatchWork), "invariant: batches are waited for without a limit"
+        return self._work is None or self._work.wait_for(max(0.0, begun + seconds - time.monotonic()))
+
     def _wait_for_data(self) -> None:
         """Waits until the data are on the host, and marks why."""
         _wait_for_carried_over()
@@ -169,6 +184,9 @@ def _wait_for_carried_over() -> None:
 
 AnyWork = Union[Work, BatchWork, StagedWork]
 
+RequestWork = Union[Work, StagedWork]
+"""What can be waited for with a limit."""
+
 
 class _StagingThread:
     """The thread that submits requests when their data are there. It starts with the first request that needs it."""
@@ -201,7 +219,7 @@ class _StagingThread:
 _staging_thread = _StagingThread()
 
 
-def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) -> AnyWork:
+def submit(loans: Sequence[Loan], call: Callable[[], Sequence[_native.Handle]]) -> RequestWork:
     """Submits requests by `call`, now if all data are in host memory and otherwise as soon as they are. What is
     wrong with a request is raised here in the first case, and by `wait` in the second."""
     for loan in loans:

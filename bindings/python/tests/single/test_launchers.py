@@ -67,25 +67,11 @@ main()
 print(f"rank {hvd.rank()} of {hvd.size()} is well", flush=True)
 """
 
-# Variables that launchers set. The tests may themselves run under one of them.
-OF_LAUNCHERS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "HYDI_", "SLURM_", "TORCHELASTIC_")
-OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def environment(**variables: str) -> dict[str, str]:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(OF_LAUNCHERS) and name not in OF_TORCHRUN
-    }
-    return {**clean, "PYTHONPATH": str(jobs.PACKAGE), "OMP_NUM_THREADS": "1", **variables}
-
-
 def start(words: Sequence[str], **variables: str) -> subprocess.Popen[str]:
     """Starts a launcher."""
     return subprocess.Popen(
         words,
-        env=environment(**variables),
+        env=jobs.environment(**variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

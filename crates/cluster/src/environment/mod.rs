@@ -151,8 +151,16 @@ impl Environment {
         Environment::of_launch(Variables::new(&lookup), Some(known.launch()))
     }
 
+    /// Who has started this process, as which rank of how many, if somebody has and says so completely. Where the ranks
+    /// meet is not asked, and neither is the key.
+    pub fn launched() -> Option<(Launcher, Rank, usize)> {
+        let lookup = |variable: &'static str| env::var(variable).ok();
+        let launch = launcher::detect(Variables::new(&lookup)).ok()??;
+        Some((launch.launcher, launch.rank, launch.size))
+    }
+
     fn of_launch(variables: Variables<'_>, launch: Option<Launch>) -> Result<Environment> {
-        let host = variables.text(HOST).unwrap_or_else(host_identity);
+        let host = host_of(variables);
         let mut addresses = read_addresses(variables.text(ADDRESS))?;
         let Some(launch) = launch else {
             let (rank, size) = (Rank(0), 1);
@@ -279,6 +287,15 @@ fn how_to_name_one(launcher: Launcher) -> String {
         "is not set, and {launcher} cannot tell the ranks of several hosts where to meet: {pass_on}, with the host of \
          rank 0 and a free port"
     )
+}
+
+/// Which host this process is on: what the user says, or what the machine says.
+pub fn this_host() -> String {
+    host_of(Variables::new(&|variable| env::var(variable).ok()))
+}
+
+fn host_of(variables: Variables<'_>) -> String {
+    variables.text(HOST).unwrap_or_else(host_identity)
 }
 
 /// What two processes have in common exactly if they run on one machine since the same boot, in one network: the

@@ -1,0 +1,465 @@
+"""What each operation of `torch.distributed` asks the engine for: `FarandoleBackend`.
+
+Tensors are lent as one dimension, so ranks need not agree on shapes; where they must agree on sizes, the engine checks.
+Tensors that are not contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the engine
+does not compute with travel as bytes; complex numbers are reduced as pairs of real ones.
+
+Gather and scatter are alltoalls in which everything goes to, or comes from, the root. Reduce is an allreduce whose result
+only the root takes.
+
+Roots and peers are ranks of the process group here, as torch gives them.
+
+Not here: how calls are named (`call_names`), and how their results are waited for (`work`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+
+from farandole import _native
+from farandole.exceptions import HorovodInternalError
+from farandole.exports import Average, Max, Min, Product, Sum
+from farandole.torch import lent_memory, staging
+from farandole.torch.distributed.call_names import CallNames
+from farandole.torch.distributed.membership import Membership
+from farandole.torch.distributed.work import Finish, FutureThread, Work, as_backend_error, timeout_of
+from farandole.torch.lent_memory import Loan
+
+__all__ = ["FarandoleBackend", "NAME"]
+
+NAME = "farandole"
+
+Tensor = torch.Tensor
+
+_OPERATIONS = {
+    dist.ReduceOp.SUM: Sum,
+    dist.ReduceOp.AVG: Average,
+    dist.ReduceOp.PRODUCT: Product,
+    dist.ReduceOp.MIN: Min,
+    dist.ReduceOp.MAX: Max,
+    dist.ReduceOp.PREMUL_SUM: Sum,
+}
+"""The engine's operation for each of torch's."""
+
+_OF_BOOL = {dist.ReduceOp.BAND: Min, dist.ReduceOp.BOR: Max}
+"""The engine has no bitwise operations; of bool, these are the same."""
+
+_LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
+"""What may be done to real and imaginary parts apart."""
+
+
+class FarandoleBackend(Backend):
+    """The operations of one process group."""
+
+    def __init__(self, membership: Membership, store: Any, timeout: timedelta) -> None:
+        super().__init__(membership.rank, membership.size)
+        self._membership = membership
+        self._store = store
+        self._timeout = timeout
+        self._names = CallNames()
+        self._under_name: dict[str, staging.RequestWork] = {}
+        """The last requests under each name that may come again."""
+        self._futures = FutureThread()
+        self._barriers = itertools.count()
+
+    # Reductions.
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """Each tensor becomes the combination of all ranks' tensors, in place."""
+        return self.allreduce_coalesced(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """As `allreduce`, for tensors that are reduced together."""
+        op, prescale = self._reduction(opts, tensors)
+        views = [_as_numbers(tensor) for tensor in tensors]
+        loans = [lent_memory.lend_to_write(view) for view in views]
+        name = self._name("allreduce", op, *map(_form, views))
+        batch = (name, len(loans)) if len(loans) > 1 else None
+
+        def ask() -> list[_native.Handle]:
+            how = (op, prescale, 1.0, self._membership.group, batch, 0, None)
+            return _native.allreduce_many(
+                [(_member(name, batch, index), *_flat(loan), *how) for index, loan in enumerate(loans)]
+            )
+
+        def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
+            for loan in loans:
+                loan.copy_back(name)
+            return tensors
+
+        return self._submit(name, loans, ask, finish, opts)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:
+        """The root's tensor becomes the combination of all ranks' tensors. The others stay as they are."""
+        [tensor] = tensors
+        op, prescale = self._reduction(opts, tensors)
+        view = _as_numbers(tensor)
+        name = self._name("reduce", op, opts.rootRank, _form(view))
+        if self.rank() == opts.rootRank:
+            loan, output = lent_memory.lend_to_write(view), None
+        else:
+            loan, output = lent_memory.lend_for_copy(view)
+        destination = None if output is None else (output.data_ptr(), output)
+        group = self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [_native.allreduce(name, *_flat(loan), op, prescale, 1.0, group, None, 0, destination)]
+
+        def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
+            if self.rank() == opts.rootRank:
+                loan.copy_back(name)
+            return tensors
+
+        return self._submit(name, [loan], ask, finish, opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """The output becomes this rank's part of the combination of all ranks' inputs."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """As `reduce_scatter_single`, for tensors that are reduced together."""
+        for output, tensor in zip(outputs, inputs):
+            if output.numel() * self.size() != tensor.numel() or output.dtype != tensor.dtype:
+                raise ValueError(
+                    f"reduce_scatter: the input ({tensor.numel()} of {tensor.dtype}) must be {self.size()} times as "
+                    f"large as the output ({output.numel()} of {output.dtype})."
+                )
+        op, prescale = self._reduction(opts, inputs)
+        loans = [lent_memory.lend(_as_numbers(tensor)) for tensor in inputs]
+        name = self._name("reduce_scatter", op, *(_form(loan.host) for loan in loans))
+        batch = (name, len(loans)) if len(loans) > 1 else None
+
+        def ask() -> list[_native.Handle]:
+            group, rows = self._membership.group, self.size()
+            return [
+                _native.reducescatter(_member(name, batch, at), *_flat(loan, rows), op, prescale, 1.0, group, batch)
+                for at, loan in enumerate(loans)
+            ]
+
+        def finish(results: list[_native.Result]) -> Sequence[Tensor]:
+            for result, output in zip(results, outputs):
+                _fill([_as_numbers(output)], _tensor_of(result))
+            return outputs
+
+        return self._submit(name, loans, ask, finish, opts)
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
+        """The output becomes the combination of the tensors that all ranks have for this rank."""
+        [output], [parts] = outputs, inputs
+        if all(part.numel() == output.numel() for part in parts):
+            return self.reduce_scatter_single(output, _joined(parts), opts)
+        # The engine deals rows out evenly; for uneven parts every rank gets everything and takes its own.
+        whole = _joined(parts)
+        work = self.allreduce_coalesced([whole], opts)
+        start = sum(part.numel() for part in parts[: self.rank()])
+
+        def finish(_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            _fill([output], whole[start : start + parts[self.rank()].numel()])
+            return outputs
+
+        return work.then(finish)
+
+    # Moves.
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Work:
+        """Each tensor becomes the root's."""
+        [tensor] = tensors
+        view = _as_travelling(tensor)
+        loan = lent_memory.lend_to_write(view)
+        name = self._name("broadcast", opts.rootRank, _form(view))
+        root, group = self._membership.ranks[opts.rootRank], self._membership.group
+
+        def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
+            loan.copy_back(name)
+            return tensors
+
+        return self._submit(name, [loan], lambda: [_native.broadcast(name, *_flat(loan), root, group, None)], finish, opts)
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """Each list of outputs becomes the inputs of all ranks, which may differ in size."""
+        return self._allgather(list(outputs), inputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """As `allgather`, for tensors that are gathered together. outputs: for each rank, a tensor for each input."""
+        return self._allgather([list(of_input) for of_input in zip(*outputs)], inputs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """The output becomes the inputs of all ranks, one after the other."""
+        return self._allgather([[output]], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """As `all_gather_single`, for tensors that are gathered together."""
+        return self._allgather([[output] for output in outputs], inputs, opts)
+
+    def _allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
+        """outputs: for each input, the tensors that take the result, in order."""
+        loans = [lent_memory.lend(_as_travelling(tensor)) for tensor in inputs]
+        name = self._name("allgather", *(loan.host.dtype for loan in loans))
+        batch = (name, len(loans)) if len(loans) > 1 else None
+
+        def ask() -> list[_native.Handle]:
+            group = self._membership.group
+            return [
+                _native.allgather(_member(name, batch, index), *_flat(loan), group, batch)
+                for index, loan in enumerate(loans)
+            ]
+
+        def finish(results: list[_native.Result]) -> Sequence[Tensor]:
+            for result, targets in zip(results, outputs):
+                _fill([_as_travelling(target) for target in targets], _tensor_of(result))
+            return list(itertools.chain.from_iterable(outputs))
+
+        return self._submit(name, loans, ask, finish, opts)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
+        """On the root, the outputs become the inputs of all ranks."""
+        [tensor] = inputs
+        targets = list(outputs[0]) if self.rank() == opts.rootRank else []
+        splits = [tensor.numel() if to == opts.rootRank else 0 for to in range(self.size())]
+        name = self._name("gather", opts.rootRank, tensor.dtype)
+        return self._exchange(name, tensor, splits, targets, opts)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Work:
+        """The output becomes the root's input for this rank."""
+        [output] = outputs
+        parts = list(inputs[0]) if self.rank() == opts.rootRank else []
+        source = _joined(parts) if parts else output.new_empty(0)
+        splits = [part.numel() for part in parts] or [0] * self.size()
+        name = self._name("scatter", opts.rootRank, output.dtype)
+        return self._exchange(name, source, splits, [output], opts)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """Each output becomes the input that its rank has for this one."""
+        name = self._name("alltoall", inputs[0].dtype)
+        return self._exchange(name, _joined(inputs), [part.numel() for part in inputs], list(outputs), opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """Rows of the input go to all ranks, and theirs for this rank come into the output. Without sizes, in equal
+        parts."""
+        name = self._name("alltoall", input.dtype)
+        sent = self._row_splits("input", input, input_split_sizes)
+        received = self._row_splits("output", output, output_split_sizes)
+        return self._exchange(name, input, sent, [output], opts, received)
+
+    def _row_splits(self, role: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        """How many elements of a tensor each rank has."""
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not splits:
+            if rows % self.size():
+                raise ValueError(f"alltoall: {rows} rows of the {role} cannot be dealt to {self.size()} ranks evenly.")
+            splits = [rows // self.size()] * self.size()
+        if sum(splits) != rows or len(splits) != self.size():
+            raise ValueError(f"alltoall: the {role} has {rows} rows, its sizes are {list(splits)}.")
+        row = tensor.numel() // rows if rows else 0
+        return [count * row for count in splits]
+
+    def _exchange(
+        self,
+        name: str,
+        source: Tensor,
+        splits: Sequence[int],
+        targets: Sequence[Tensor],
+        opts: Any,
+        received: Optional[Sequence[int]] = None,
+    ) -> Work:
+        """Sends `splits` elements of the source to each rank; what comes in fills the targets, in order. received: how
+        much must come from each rank."""
+        view = _as_travelling(source)
+        # Bytes where the type only travels: as many for each element.
+        scale = view.numel() // source.numel() if source.numel() else 1
+        splits = [count * scale for count in splits]
+        loan = lent_memory.lend(view)
+
+        def finish(results: list[_native.Result]) -> Sequence[Tensor]:
+            [result] = results
+            came = [count // scale for count in result.received_splits]
+            if received is not None and came != list(received):
+                raise ValueError(f"alltoall: {list(received)} elements were expected from the ranks, {came} came.")
+            _fill([_as_travelling(target) for target in targets], _tensor_of(result))
+            return targets
+
+        def ask() -> list[_native.Handle]:
+            return [_native.alltoall(name, *_flat(loan), splits, self._membership.group)]
+
+        return self._submit(name, [loan], ask, finish, opts)
+
+    # Barriers.
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Complete when all ranks have called it."""
+        name = self._name("barrier")
+        return self._submit(name, [], lambda: [_native.barrier(name, self._membership.group)], lambda _results: [], opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Returns when all ranks have called it. Rank 0 raises the ranks that have not come in time, all of them with
+        `wait_all_ranks`. It goes through the store, so that the job can go on."""
+        limit = timeout_of(getattr(timeout, "timeout", timeout), self._timeout)
+        prefix = f"farandole/barrier/{next(self._barriers)}"
+        if self.rank() != 0:
+            self._store.set(f"{prefix}/{self.rank()}", "here")
+            if not _is_set_within(self._store, f"{prefix}/go", limit):
+                raise RuntimeError(
+                    f"[Rank {self.rank()}]: monitoredBarrier: rank 0 has not let it pass within {limit}."
+                )
+            return
+        missing = []
+        for rank in range(1, self.size()):
+            if not _is_set_within(self._store, f"{prefix}/{rank}", limit):
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            which = ", ".join(map(str, missing))
+            raise RuntimeError(f"[Rank 0]: Ranks {which} failed to pass monitoredBarrier in {limit}.")
+        self._store.set(f"{prefix}/go", "go")
+
+    # Point to point.
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> Work:
+        """Not yet."""
+        raise NotImplementedError("The backend farandole has no send and recv yet.")
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> Work:
+        """Not yet."""
+        raise NotImplementedError("The backend farandole has no send and recv yet.")
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
+        """Not yet."""
+        raise NotImplementedError("The backend farandole has no send and recv yet.")
+
+    # The group itself.
+
+    def getBackendName(self) -> str:
+        """The name of the backend."""
+        return NAME
+
+    def name(self) -> str:
+        """The name of the backend."""
+        return NAME
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The timeout of operations that have none of their own."""
+        self._timeout = timeout
+
+    def abort(self) -> None:
+        """Ends all collectives of the job: those under way fail on all ranks."""
+        if _native.is_initialized():
+            _native.abort(f"the process group was aborted on rank {self.rank()}")
+
+    def shutdown(self) -> None:
+        """Ends the group. The world ends with the process group that made it."""
+        self._futures.stop()
+        self._under_name.clear()
+        self._membership.leave()
+
+    # How it is done.
+
+    def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> tuple[int, float]:
+        """The engine's operation, and the factor of contributions."""
+        asked = dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
+        kind = asked.op if isinstance(asked, dist.ReduceOp) else asked
+        operations = _OPERATIONS
+        if all(tensor.dtype == torch.bool for tensor in tensors):
+            operations = {**_OPERATIONS, **_OF_BOOL}
+        if kind not in operations:
+            raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
+        if kind not in _LINEAR and any(tensor.is_complex() for tensor in tensors):
+            raise ValueError(f"all_reduce does not support {kind} on complex tensors")
+        factor = asked.factor if kind == dist.ReduceOp.PREMUL_SUM else 1.0
+        return operations[kind], float(factor)
+
+    def _name(self, *signature: Any) -> str:
+        """The name of the next call. One that is still under way under this name is waited for."""
+        name, may_be_under_way = self._names.next(signature)
+        if may_be_under_way:
+            earlier = self._under_name.pop(name, None)
+            if earlier is not None and not earlier.poll():
+                earlier.wait_for(self._timeout.total_seconds())
+        return name
+
+    def _submit(
+        self, name: str, loans: Sequence[Loan], ask: Callable[[], Sequence[_native.Handle]], finish: Finish, opts: Any
+    ) -> Work:
+        try:
+            requests = staging.submit(loans, ask)
+        except HorovodInternalError as error:
+            raise as_backend_error(error) from None
+        if name.count(".") > 1:
+            self._under_name[name] = requests
+        return Work(name, requests, finish, timeout_of(getattr(opts, "timeout", None), self._timeout), self._futures)
+
+
+def _as_travelling(tensor: Tensor) -> Tensor:
+    """A tensor of a type that the engine knows, with the same bytes."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor if tensor.dtype in lent_memory.DTYPE_CODES or tensor.is_sparse else tensor.view(torch.uint8)
+
+
+def _as_numbers(tensor: Tensor) -> Tensor:
+    """A tensor that the engine can compute with."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _form(view: Tensor) -> tuple[torch.dtype, int]:
+    """What ranks must agree on."""
+    return view.dtype, view.numel()
+
+
+def _flat(loan: Loan, rows: int = 0) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
+    """The arguments of calls of the engine for a tensor as one dimension, or as so many rows."""
+    address, _, code, owner = loan.native_arguments()
+    elements = loan.host.numel()
+    return address, (rows, elements // rows) if rows else (elements,), code, owner
+
+
+def _member(name: str, batch: Optional[tuple[str, int]], index: int) -> str:
+    return name if batch is None else f"{name}_{index}"
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def _tensor_of(result: _native.Result) -> Tensor:
+    return torch.from_dlpack(result).view(-1)
+
+
+def _fill(targets: Sequence[Tensor], source: Tensor) -> None:
+    """Puts what came in into the tensors that take it."""
+    needed = sum(target.numel() for target in targets)
+    if needed != source.numel():
+        raise ValueError(f"The outputs take {needed} elements, but {source.numel()} came from the ranks.")
+    start = 0
+    for target in targets:
+        piece = source[start : start + target.numel()]
+        target.copy_(piece.view(target.shape), non_blocking=True)
+        start += target.numel()
+
+
+def _is_set_within(store: Any, key: str, limit: timedelta) -> bool:
+    try:
+        store.wait([key], limit)
+    except dist.DistStoreError:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""What an operation of the backend returns: `Work`.
+
+A `Work` stands for requests of the engine. Whoever waits for it drives the engine. Results that the engine could not put
+into the caller's tensors are put there by *finishing*, once, by the first thread that finds the requests done.
+
+A future is made when somebody asks for it, and completed by a thread of the process group (`FutureThread`), in the order
+in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes on while
+buckets are reduced.
+
+An operation that takes longer than its timeout ends the job's collectives with that cause on all ranks: its tensors are
+still in use, and the ranks no longer agree on what comes next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work as _TorchWork
+
+from farandole import _native
+from farandole.exceptions import HorovodInternalError
+from farandole.torch import staging
+
+__all__ = ["Finish", "FutureThread", "Work", "as_backend_error", "timeout_of"]
+
+Finish = Callable[[list[_native.Result]], Sequence[torch.Tensor]]
+
+
+class Work(_TorchWork):
+    """An operation under way."""
+
+    def __init__(
+        self,
+        name: str,
+        requests: staging.RequestWork,
+        finish: Finish,
+        timeout: timedelta,
+        futures: FutureThread,
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._requests: Optional[staging.RequestWork] = requests
+        self._finish: Optional[Finish] = finish
+        """Holds the tensors until they are finished."""
+        self._timeout = timeout
+        self._futures = futures
+        self._lock = threading.Lock()
+        self._tensors: list[torch.Tensor] = []
+        self._error: Optional[BaseException] = None
+        self._future: Optional[torch.futures.Future[list[torch.Tensor]]] = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when the operation is complete; raises what went wrong. timeout: zero for the operation's own."""
+        requests = self._requests
+        if requests is not None:
+            limit = timeout if timeout > timedelta(0) else self._timeout
+            if not requests.wait_for(limit.total_seconds()):
+                _native.abort(f"{self._name} was not complete after {limit.total_seconds():g} s, its timeout")
+            self._settle(requests)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the operation is complete, well or not."""
+        requests = self._requests
+        if requests is not None and requests.poll():
+            self._settle(requests)
+        return self._requests is None
+
+    def is_success(self) -> bool:
+        """Whether the operation is complete and nothing went wrong."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Optional[BaseException]:
+        """What went wrong, if the operation is complete."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                self._futures.put(self)
+            return self._future
+
+    def then(self, finish: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Work:
+        """The same operation with another end: `finish` makes the output of this one's. This one is given up."""
+        assert self._requests is not None and self._finish is not None, "invariant: nobody has waited for it yet"
+        first = self._finish
+        return Work(self._name, self._requests, lambda results: finish(first(results)), self._timeout, self._futures)
+
+    def complete_future(self) -> None:
+        """For the thread that completes futures."""
+        assert self._future is not None, "invariant: a work comes to the thread when its future is made"
+        try:
+            self.wait()
+        except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
+            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
+        else:
+            self._future.set_result(self._tensors)
+
+    def _settle(self, requests: staging.RequestWork) -> None:
+        """Finishes the operation, whose requests are done or about to fail. Once, whichever thread comes first."""
+        with self._lock:
+            if self._requests is None:
+                return
+            assert self._finish is not None, "invariant: what is not settled can be finished"
+            try:
+                self._tensors = list(self._finish(requests.wait()))
+            except KeyboardInterrupt:
+                raise
+            except HorovodInternalError as error:
+                self._error = as_backend_error(error)
+            except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
+                self._error = error
+            self._requests = self._finish = None
+
+
+class FutureThread:
+    """The thread that completes the futures of one process group. It starts with the first future."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Optional[Work]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def put(self, work: Work) -> None:
+        """Has the future of a work completed when the work is."""
+        with self._lock:
+            if self._thread is None:
+                # A daemon: a process that ends with operations under way is over all the same.
+                self._thread = threading.Thread(target=self._run, name="farandole-futures", daemon=True)
+                self._thread.start()
+        self._queue.put(work)
+
+    def stop(self) -> None:
+        """Lets the thread end when all futures are complete."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.complete_future()
+            # Not kept until the next one comes.
+            del work
+
+
+def as_backend_error(error: HorovodInternalError) -> dist.DistBackendError:
+    """What callers of `torch.distributed` expect in place of an error of the engine."""
+    backend_error = dist.DistBackendError(str(error))
+    backend_error.__cause__ = error
+    return backend_error
+
+
+def timeout_of(timeout: Any, default: timedelta) -> timedelta:
+    """The timeout of an operation's options, or the group's where they have none."""
+    return timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else default

@@ -1,0 +1,293 @@
+"""The backend of `torch.distributed`: every operation, on the world and on its parts, against results worked out here."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import farandole.torch as hvd
+import farandole.torch.distributed  # noqa: F401 - makes the backend known
+
+DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
+TRAVELLING = [*DTYPES, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    """The default process group, for the tests of this file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("farandole", timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    assert not hvd.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def groups(world):
+    """The groups that this rank is in, with their global ranks: the world, every other rank, all but the last, one."""
+    size = dist.get_world_size()
+    wanted = [list(range(0, size, 2)), list(range(1, size, 2)), list(range(size - 1)), [0], list(range(size))]
+    made = [(dist.new_group(ranks), ranks) for ranks in wanted]
+    return [(dist.group.WORLD, list(range(size)))] + [(group, ranks) for group, ranks in made if dist.get_rank() in ranks]
+
+
+def values(rank, dtype, count=5):
+    """What a rank contributes; all sums of them are exact in every type."""
+    return (torch.arange(count) % 3 + rank % 3).to(dtype)
+
+
+def same(one, other):
+    assert one.dtype == other.dtype and one.shape == other.shape
+    assert torch.equal(one.to(torch.complex128), other.to(torch.complex128)), (one, other)
+
+
+def as_list(tensor):
+    return tensor.to(torch.complex128).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce(groups, dtype):
+    for group, ranks in groups:
+        rows = torch.stack([values(rank, dtype).to(torch.float64) for rank in ranks])
+        expected = {
+            dist.ReduceOp.SUM: rows.sum(0),
+            dist.ReduceOp.MIN: rows.min(0).values,
+            dist.ReduceOp.MAX: rows.max(0).values,
+            dist.ReduceOp.PRODUCT: rows.prod(0),
+        }
+        for op, result in expected.items():
+            tensor = values(dist.get_rank(), dtype)
+            dist.all_reduce(tensor, op=op, group=group)
+            same(tensor, result.to(dtype))
+
+
+def test_all_reduce_of_average_and_scaled_sum(groups):
+    for group, ranks in groups:
+        total = torch.stack([values(rank, torch.float32) for rank in ranks]).sum(0)
+        tensor = values(dist.get_rank(), torch.float32)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=group)
+        torch.testing.assert_close(tensor, total / len(ranks))
+        tensor = values(dist.get_rank(), torch.float32)
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5), group=group)
+        same(tensor, total * 0.5)
+
+
+def test_all_reduce_of_bool_and_complex(groups):
+    for group, ranks in groups:
+        me = dist.get_rank()
+        for op, expected in [(dist.ReduceOp.BAND, [True, False]), (dist.ReduceOp.BOR, [True, len(ranks) > 1])]:
+            flags = torch.tensor([True, me != ranks[0]])
+            dist.all_reduce(flags, op=op, group=group)
+            assert flags.tolist() == expected
+        numbers = torch.tensor([1 + 2j, 3 - 1j]) * (me + 1)
+        dist.all_reduce(numbers, group=group)
+        same(numbers, torch.tensor([1 + 2j, 3 - 1j]) * sum(rank + 1 for rank in ranks))
+        with pytest.raises(ValueError, match="complex"):
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+
+
+def test_tensors_that_are_not_contiguous(groups):
+    for group, ranks in groups:
+        tensor = torch.arange(12.0).view(3, 4).t()[1:]
+        expected = tensor.clone() * len(ranks)
+        dist.all_reduce(tensor, group=group)
+        same(tensor, expected)
+        output = torch.zeros(2, 2 * len(ranks)).t()
+        dist.all_gather_into_tensor(output, torch.full((2, 2), float(dist.get_rank())), group=group)
+        assert output[:, 0].tolist() == [float(rank) for rank in ranks for _ in range(2)]
+
+
+def test_nothing_at_all(groups):
+    for group, ranks in groups:
+        dist.all_reduce(torch.empty(0), group=group)
+        dist.broadcast(torch.empty(0), ranks[0], group=group)
+        dist.all_gather([torch.empty(0) for _ in ranks], torch.empty(0), group=group)
+        dist.all_to_all_single(torch.empty(0), torch.empty(0), group=group)
+
+
+@pytest.mark.parametrize("dtype", TRAVELLING)
+def test_broadcast_gather_and_scatter(groups, dtype):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        for root in ranks:
+            tensor = values(me, dtype)
+            dist.broadcast(tensor, root, group=group)
+            same(tensor, values(root, dtype))
+            outputs = [torch.zeros(5, dtype=dtype) for _ in ranks] if me == root else None
+            dist.gather(values(me, dtype), outputs, root, group=group)
+            for rank, output in zip(ranks, outputs or []):
+                same(output, values(rank, dtype))
+            output = torch.zeros(5, dtype=dtype)
+            dist.scatter(output, [values(rank, dtype) for rank in ranks] if me == root else None, root, group=group)
+            same(output, values(me, dtype))
+
+
+@pytest.mark.parametrize("dtype", TRAVELLING)
+def test_all_gather_and_all_to_all(groups, dtype):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        outputs = [torch.zeros(5, dtype=dtype) for _ in ranks]
+        dist.all_gather(outputs, values(me, dtype), group=group)
+        for rank, output in zip(ranks, outputs):
+            same(output, values(rank, dtype))
+        whole = torch.zeros(5 * len(ranks), dtype=dtype)
+        dist.all_gather_into_tensor(whole, values(me, dtype), group=group)
+        assert as_list(whole) == [value for rank in ranks for value in as_list(values(rank, dtype))]
+        # Rank i sends i + j + 1 elements to rank j.
+        outputs = [torch.zeros(rank + me + 1, dtype=dtype) for rank in ranks]
+        dist.all_to_all(outputs, [values(me, dtype, rank + me + 1) for rank in ranks], group=group)
+        for rank, output in zip(ranks, outputs):
+            same(output, values(rank, dtype, rank + me + 1))
+
+
+def test_all_to_all_single_with_rows_of_unequal_number(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        sizes = [rank + me + 1 for rank in ranks]
+        rows = torch.full((sum(sizes), 2), float(me))
+        output = torch.zeros(sum(sizes), 2)
+        dist.all_to_all_single(output, rows, sizes, sizes, group=group)
+        assert output[:, 1].tolist() == [float(rank) for rank, size in zip(ranks, sizes) for _ in range(size)]
+        even = torch.zeros(2 * len(ranks))
+        dist.all_to_all_single(even, torch.full((2 * len(ranks),), float(me)), group=group)
+        assert even.tolist() == [float(rank) for rank in ranks for _ in range(2)]
+
+
+def test_reduce_leaves_the_tensors_of_others_as_they_are(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        for root in ranks:
+            tensor = values(me, torch.float32)
+            dist.reduce(tensor, root, group=group)
+            total = torch.stack([values(rank, torch.float32) for rank in ranks]).sum(0)
+            same(tensor, total if me == root else values(me, torch.float32))
+
+
+def test_reduce_scatter(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        place, size = ranks.index(me), len(ranks)
+        whole = torch.arange(3.0 * size) + me
+        total = torch.stack([torch.arange(3.0 * size) + rank for rank in ranks]).sum(0)
+        output = torch.zeros(3)
+        dist.reduce_scatter_tensor(output, whole, group=group)
+        same(output, total[3 * place : 3 * place + 3])
+        output = torch.zeros(3)
+        dist.reduce_scatter(output, list(whole.chunk(size)), group=group)
+        same(output, total[3 * place : 3 * place + 3])
+        uneven = [torch.full((rank + 1,), float(me)) for rank in ranks]
+        output = torch.zeros(me + 1)
+        dist.reduce_scatter(output, uneven, group=group)
+        same(output, torch.full((me + 1,), float(sum(ranks))))
+
+
+def test_coalesced_operations(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        tensors = [torch.full((count,), float(me)) for count in (1, 70, 3)]
+        with dist._coalescing_manager(group=group):
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=group)
+        assert all(tensor.eq(sum(ranks)).all() for tensor in tensors)
+        outputs = [torch.zeros(count * len(ranks)) for count in (2, 5)]
+        with dist._coalescing_manager(group=group):
+            for output in outputs:
+                dist.all_gather_into_tensor(output, torch.full((len(output) // len(ranks),), float(me)), group=group)
+        assert [output[-1].item() for output in outputs] == [float(ranks[-1])] * 2
+        parts = [torch.zeros(count) for count in (2, 5)]
+        with dist._coalescing_manager(group=group):
+            for part in parts:
+                dist.reduce_scatter_tensor(part, torch.full((len(part) * len(ranks),), float(me)), group=group)
+        assert all(part.eq(sum(ranks)).all() for part in parts)
+
+
+def test_objects(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        gathered = [None] * len(ranks)
+        dist.all_gather_object(gathered, {"rank": me, "text": "x" * me}, group=group)
+        assert gathered == [{"rank": rank, "text": "x" * rank} for rank in ranks]
+        words = [f"of {me}"]
+        dist.broadcast_object_list(words, ranks[-1], group=group)
+        assert words == [f"of {ranks[-1]}"]
+        received = [None]
+        dist.scatter_object_list(received, ranks if me == ranks[0] else None, ranks[0], group=group)
+        assert received == [me]
+
+
+def test_work_and_futures(groups):
+    for group, ranks in groups:
+        tensor = torch.ones(4)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert work.result()[0] is tensor
+        futures = [dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future() for _ in range(5)]
+        futures = [future.then(lambda done: done.value()[0] + 1) for future in futures]
+        for result in torch.futures.wait_all(futures):
+            assert result.tolist() == [len(ranks) + 1.0] * 2
+        work = dist.all_gather([torch.zeros(1) for _ in ranks], torch.ones(1), group=group, async_op=True)
+        while not work.is_completed():
+            pass
+        assert [output.item() for output in work.result()] == [1.0] * len(ranks)
+
+
+def test_many_operations_under_way_at_once(groups):
+    for group, ranks in groups:
+        tensors = [torch.full((3,), float(number)) for number in range(300)]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        for work in works:
+            work.wait()
+        assert all(tensor.eq(number * len(ranks)).all() for number, tensor in enumerate(tensors))
+
+
+def test_groups_that_are_made_and_destroyed(groups):
+    size = dist.get_world_size()
+    for _ in range(3):
+        group = dist.new_group(list(range(size)))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == size
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+    for group, _ in groups:
+        dist.barrier(group=group)
+        dist.monitored_barrier(group=group)
+
+
+def test_the_engine_is_shared_with_horovods_functions():
+    assert (hvd.rank(), hvd.size()) == (dist.get_rank(), dist.get_world_size())
+    total = hvd.allreduce(torch.ones(2), op=hvd.Sum, name="beside")
+    assert total.tolist() == [float(hvd.size())] * 2
+
+
+def test_calls_that_do_not_fit_together_are_refused_and_the_job_goes_on():
+    tensor = torch.ones(2 + dist.get_rank())
+    with pytest.raises(dist.DistBackendError, match="c10d"):
+        dist.all_reduce(tensor)
+    with pytest.raises(ValueError, match="times as large"):
+        dist.reduce_scatter_tensor(torch.zeros(3), torch.zeros(3 * dist.get_world_size() + 1))
+    with pytest.raises(ValueError, match="does not reduce"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.BXOR)
+    dist.barrier()
+
+
+def test_the_default_group_can_be_made_again():
+    for _ in range(2):
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+        dist.init_process_group("farandole", timeout=timedelta(seconds=60))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == dist.get_world_size()
