@@ -38,6 +38,7 @@ mod halving;
 mod hierarchical;
 pub mod item;
 pub mod message;
+pub mod p2p;
 pub mod plane;
 pub mod request;
 mod ring;

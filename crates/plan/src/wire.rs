@@ -63,6 +63,11 @@ impl<'a> Reader<'a> {
         if self.left() == 0 { Ok(()) } else { Err(self.malformed("the end of the message")) }
     }
 
+    /// All that is left.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        &self.bytes[self.offset..]
+    }
+
     pub(crate) fn take(&mut self, len: usize, expected: &'static str) -> Result<&'a [u8], Malformed> {
         if len > self.left() {
             return Err(self.malformed(expected));
