@@ -29,6 +29,7 @@ use crate::group::{Group, Look, StallNotice, TurnInput};
 use crate::pending::Pending;
 use crate::status_reporter::StatusReporter;
 use crate::tensor_table::TensorTable;
+use crate::transfer::Transfer;
 
 /// What threads ask of the driver. Nearly all orders are submissions, so nothing is gained by making the others' size
 /// theirs.
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Submit { group: GroupId, request: Request, pending: Pending },
     /// Take this group in.
     AddGroup(Box<Group>),
+    /// Send to, or receive from, another rank of a group.
+    Transfer { group: GroupId, transfer: Transfer, pending: Pending },
     /// Leave this group, and say when it is done.
     RemoveGroup { group: GroupId, done: Arc<Slot<()>> },
     /// A direct call of this rank waits: look into it.
@@ -204,6 +207,12 @@ impl Driver {
                         let error = self.tensor_table.ended(group).unwrap_or(Error::UnknownGroup(group));
                         pending.fail(error);
                     }
+                }
+            }
+            Command::Transfer { group, transfer, pending } => {
+                match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
+                    Some(found) => found.begin_transfer(transfer, pending, &self.tensor_table),
+                    None => pending.fail(self.tensor_table.ended(group).unwrap_or(Error::UnknownGroup(group))),
                 }
             }
             Command::AddGroup(mut group) => {

@@ -64,6 +64,7 @@ mod sync;
 pub mod tables;
 mod tensor_table;
 mod ticket;
+mod transfer;
 mod wait_limits;
 
 pub use abort::AbortHandle;

@@ -113,6 +113,8 @@ pub struct Outcome {
     pub received_splits: Vec<u64>,
     /// For join: the last rank (inside the group) to join.
     pub last_joined: Option<Rank>,
+    /// For a message between two ranks: the other one (inside the group).
+    pub source: Option<Rank>,
 }
 
 /// What a request that was not carried out leaves: why, and its memory.

@@ -68,13 +68,7 @@ impl TensorTable {
     pub(crate) fn enter(&self, group: GroupId, request: &Request, recorder: &Recorder) -> Result<NameId> {
         let name = &request.name;
         let mut groups = self.lock();
-        let entry = groups.get_mut(&group).ok_or(Error::UnknownGroup(group))?;
-        if let Some(error) = &entry.ended {
-            return Err(error.clone());
-        }
-        if entry.me.is_none() {
-            return Err(Error::ForeignGroup(group));
-        }
+        let entry = open_entry(&mut groups, group)?;
         if let Some(known) = entry.names.get_mut(name) {
             if std::mem::replace(&mut known.under_way, true) {
                 return Err(Error::Duplicate { name: Arc::clone(name), group });
@@ -89,6 +83,19 @@ impl TensorTable {
         }
         let id = recorder.intern(name, &request.shape);
         entry.names.insert(Arc::clone(name), Name { id, under_way: true });
+        Ok(id)
+    }
+
+    /// The number under which a send or a receive is recorded, or why there can be none. Any number of them may have one
+    /// name.
+    pub(crate) fn enter_transfer(&self, group: GroupId, name: &Arc<str>, recorder: &Recorder) -> Result<NameId> {
+        let mut groups = self.lock();
+        let entry = open_entry(&mut groups, group)?;
+        if let Some(known) = entry.names.get(name).filter(|known| recorder.knows(known.id)) {
+            return Ok(known.id);
+        }
+        let id = recorder.intern(name, &[]);
+        entry.names.insert(Arc::clone(name), Name { id, under_way: false });
         Ok(id)
     }
 
@@ -145,6 +152,16 @@ impl TensorTable {
     fn lock(&self) -> MutexGuard<'_, HashMap<GroupId, Entry>> {
         // Valid between any two statements, also if a holder panicked.
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A group in which this rank may ask for something.
+fn open_entry(groups: &mut HashMap<GroupId, Entry>, group: GroupId) -> Result<&mut Entry> {
+    let entry = groups.get_mut(&group).ok_or(Error::UnknownGroup(group))?;
+    match &entry.ended {
+        Some(error) => Err(error.clone()),
+        None if entry.me.is_none() => Err(Error::ForeignGroup(group)),
+        None => Ok(entry),
     }
 }
 

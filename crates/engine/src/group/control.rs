@@ -1,4 +1,5 @@
-//! What the ranks of a group say to each other over their control lines: agreement, stalls, goodbyes.
+//! What the ranks of a group say to each other over their control lines: agreement, stalls, messages between two of
+//! them, goodbyes.
 
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ pub(super) const SAYS_GOODBYE: u8 = 1;
 
 /// First byte of a control message about a stall.
 pub(super) const SAYS_STALL: u8 = 2;
+
+/// First byte of a control message about a message between two ranks.
+pub(super) const SAYS_TRANSFER: u8 = 3;
 
 impl Group {
     pub(super) fn hear(&mut self, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
@@ -41,6 +45,7 @@ impl Group {
                         let word = Word::decode(body).map_err(|bad| garbled(bad.to_string()))?;
                         about_stalls.push((peer.rank, word));
                     }
+                    Some((&SAYS_TRANSFER, body)) => self.transfers.hear(peer.rank, body).map_err(garbled)?,
                     _ => return Err(garbled("a control message of no known kind".to_owned()).into()),
                 }
             }

@@ -1,7 +1,7 @@
 //! How a group ends: in good order, or for a cause.
 //!
-//! A rank that wants to leave says so to the agreement (*closing*), which lets it go when no request is under way. It
-//! then says goodbye and *lingers*: it waits for the goodbyes of its peers, so that nobody takes the end of a
+//! A rank that wants to leave waits until the messages that it has sent were received. Then it says so to the agreement
+//! (*closing*), which lets it go when no request is under way. When its own messages are done, it says goodbye and *lingers*: it waits for the goodbyes of its peers, so that nobody takes the end of a
 //! connection for a failure. A group that fails tells its peers the cause first, fails all requests, and lingers, too.
 
 use std::sync::Arc;
@@ -26,13 +26,59 @@ const LINGER: Duration = Duration::from_secs(2);
 /// heard it themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
 const ABORTED_LINGER: Duration = Duration::from_millis(200);
 
+/// How far leaving has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    No,
+    /// This rank wants to, and waits for those who receive what it has sent.
+    Wanted,
+    /// It has asked the agreement.
+    Asked,
+    /// The ranks have agreed; messages between them may still be under way.
+    Agreed,
+}
+
 impl Group {
     /// Wants to leave in good order.
     pub(crate) fn close(&mut self, now: Duration) {
         if self.state == State::Open {
             self.state = State::Closing(now);
+            self.leaving = Leaving::Wanted;
+            self.ask_to_leave(now);
+        }
+    }
+
+    /// Goes on with leaving, now that messages between ranks may be done. Says whether anything moved.
+    pub(super) fn go_on_leaving(&mut self, turn: &TurnInput<'_>) -> bool {
+        match self.leaving {
+            Leaving::No | Leaving::Asked => false,
+            Leaving::Wanted => self.ask_to_leave(turn.now),
+            Leaving::Agreed => {
+                let is_idle = self.transfers.is_idle();
+                if is_idle {
+                    self.say_goodbye(turn);
+                }
+                is_idle
+            }
+        }
+    }
+
+    fn ask_to_leave(&mut self, now: Duration) -> bool {
+        let all_received = self.transfers.all_received();
+        if all_received {
+            self.leaving = Leaving::Asked;
             self.member.close(now);
         }
+        all_received
+    }
+
+    /// The ranks have agreed that the group ends.
+    pub(super) fn agree_to_leave(&mut self, turn: &TurnInput<'_>) {
+        if self.state == State::Open {
+            self.state = State::Closing(turn.now);
+        }
+        self.leaving = Leaving::Agreed;
+        self.go_on_leaving(turn);
     }
 
     /// Whether waiting for an orderly end has become pointless: the coordinator does not answer.
@@ -65,6 +111,7 @@ impl Group {
         for pending in self.table.take_all() {
             pending.fail(Error::ShutDown);
         }
+        self.transfers.fail_all(&Error::ShutDown);
         for peer in self.mesh.peers_mut() {
             // A peer that cannot be told has left already.
             self.left[peer.rank.index()] |= peer.control.send(&[SAYS_GOODBYE]).is_err();
@@ -104,6 +151,7 @@ impl Group {
             self.record.failed(&pending, now);
             pending.fail(error.clone());
         }
+        self.transfers.fail_all(error);
     }
 
     /// A world rank is lost: its last words are not waited for.

@@ -14,6 +14,7 @@ mod control;
 mod group_error;
 mod lifecycle;
 mod stalls;
+mod transfers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,13 +37,15 @@ use crate::plane::{Offer, PlaneGroup};
 use crate::record::group::GroupRecord;
 use crate::submission::Outcome;
 use crate::tensor_table::TensorTable;
+use crate::transfer::Transfer;
 
 pub(crate) use group_error::GroupError;
 pub use stalls::StallNotice;
 
 use active_bucket::ActiveBucket;
-use lifecycle::CLOSE_LIMIT;
+use lifecycle::{CLOSE_LIMIT, Leaving};
 use stalls::{Stalls, check_interval};
+use transfers::Transfers;
 
 /// A driver that spins on a running bucket hears the control lines this seldom: each look is a system call for each
 /// peer, and the bucket is what is waited for.
@@ -90,7 +93,9 @@ pub(crate) struct Group {
     /// Buckets that have ended here, if the ranks share memory.
     window_operations: u64,
     active: Option<Box<ActiveBucket>>,
+    transfers: Transfers,
     state: State,
+    leaving: Leaving,
     /// Peers that have said goodbye or are gone.
     left: Vec<bool>,
     /// Whether a control line still holds messages back.
@@ -133,6 +138,7 @@ impl Group {
         let limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
         let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
         let planes = Planes::new(here, choices, settings.fusion_limit_bytes, added);
+        let transfers = Transfers::new(here.me, &settings.ranks);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
             settings,
@@ -145,7 +151,9 @@ impl Group {
             fusion: FusionBuffer::new(),
             window_operations: 0,
             active: None,
+            transfers,
             state: State::Open,
+            leaving: Leaving::No,
             left: vec![false; here.size],
             unflushed: false,
             glances: 0,
@@ -176,6 +184,14 @@ impl Group {
                 let name = Arc::clone(&pending.name);
                 pending.fail(Error::Refused { name, explanation: reason });
             }
+        }
+    }
+
+    /// Takes a send or a receive in.
+    pub(crate) fn begin_transfer(&mut self, transfer: Transfer, pending: Pending, tensor_table: &TensorTable) {
+        match self.state {
+            State::Ended(_) => pending.fail(tensor_table.ended(self.id()).unwrap_or(Error::ShutDown)),
+            State::Open | State::Closing(_) => self.transfers.begin(transfer, pending),
         }
     }
 
@@ -219,6 +235,11 @@ impl Group {
             self.member.handle_timeout(turn.now);
         }
         moved |= self.act(turn)?;
+        moved |= self.transfers.advance(&mut self.mesh, &self.left, &mut self.unflushed)?;
+        moved |= self.go_on_leaving(turn);
+        if let State::Ended(_) = self.state {
+            return Ok(true);
+        }
         moved |= self.speak(turn.now)?;
         if self.cannot_close(turn.now) {
             self.say_goodbye(turn);
@@ -229,7 +250,11 @@ impl Group {
 
     /// Whether somebody waits for this group to go on.
     pub(crate) fn has_work(&self) -> bool {
-        self.state != State::Open || self.active.is_some() || !self.table.is_empty() || self.unflushed
+        self.state != State::Open
+            || self.active.is_some()
+            || !self.table.is_empty()
+            || self.transfers.has_work()
+            || self.unflushed
     }
 
     /// When [`Group::turn`] is due at the latest, even if nothing happens.
@@ -316,7 +341,7 @@ impl Group {
             Action::Closed { .. } => {
                 // The last messages of the agreement go before the goodbye. Whoever cannot be told has left.
                 let _ = self.speak(turn.now);
-                self.say_goodbye(turn);
+                self.agree_to_leave(turn);
             }
         }
     }

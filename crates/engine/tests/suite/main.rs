@@ -23,3 +23,4 @@ mod same_bits;
 mod stalls;
 mod stalls_direct;
 mod tables;
+mod transfers;
