@@ -78,6 +78,9 @@ class Result:
     def last_joined(self) -> int:
         """For join: the last rank (inside the process set) to join. Otherwise -1."""
     @property
+    def source(self) -> int:
+        """For a message between two ranks: the other one (inside the group). Otherwise -1."""
+    @property
     def dtype(self) -> int | None:
         """Number of the element type of memory that the engine made; None where the result lies in the caller's
         tensor."""
@@ -202,6 +205,17 @@ def reducescatter(
     group: int,
     batch: tuple[str, int] | None,
 ) -> Handle: ...
+def send(
+    what: str, address: int, shape: Sequence[int], dtype: int, owner: object, to: int, tag: int, group: int
+) -> Handle:
+    """Sends to a rank of the group, by its number there. It must receive the same number of elements of this type.
+    what: names the memory while it is lent."""
+
+def recv(
+    what: str, address: int, shape: Sequence[int], dtype: int, owner: object, source: int | None, tag: int, group: int
+) -> Handle:
+    """Receives what a rank of the group, or any, sends with this tag. Result.source says which."""
+
 def barrier(name: str, group: int) -> Handle: ...
 def join(group: int) -> Handle: ...
 def lent(address: int, len_bytes: int) -> str | None:

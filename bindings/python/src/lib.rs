@@ -52,7 +52,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::request::{
-        allgather, allreduce, allreduce_batch, allreduce_many, alltoall, barrier, broadcast, join, reducescatter,
+        allgather, allreduce, allreduce_batch, allreduce_many, alltoall, barrier, broadcast, join, recv, reducescatter,
+        send,
     };
     #[pymodule_export]
     use crate::result::Result;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use farandole::{Batch, Collective, Dtype, GroupId, Rank, ReduceOp, Region, Request, Submission};
+use farandole::{Batch, Collective, Dtype, EngineError, GroupId, Rank, ReduceOp, Region, Request, Submission, Ticket};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -223,6 +223,44 @@ pub(crate) fn reducescatter(
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
+/// Sends a tensor to a rank of the group, by its number there. `what` names the memory while it is lent.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
+pub(crate) fn send(
+    what: &str,
+    address: usize,
+    shape: &Bound<'_, PyAny>,
+    dtype: u8,
+    owner: &Bound<'_, PyAny>,
+    to: u32,
+    tag: u32,
+    group: i64,
+) -> PyResult<Handle> {
+    let (job, name) = (world::current()?, &Arc::from(what));
+    let (_, _, memory) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let ticket = job.world.engine().send(read_group(group)?, Rank(to), tag, memory);
+    handle_of(&job, ticket, ResultMemory::Caller)
+}
+
+/// Receives into a tensor what a rank of the group, by its number there, sends with this tag; any rank, without one.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
+pub(crate) fn recv(
+    what: &str,
+    address: usize,
+    shape: &Bound<'_, PyAny>,
+    dtype: u8,
+    owner: &Bound<'_, PyAny>,
+    from: Option<u32>,
+    tag: u32,
+    group: i64,
+) -> PyResult<Handle> {
+    let (job, name) = (world::current()?, &Arc::from(what));
+    let (_, _, memory) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let ticket = job.world.engine().recv(read_group(group)?, from.map(Rank), tag, memory);
+    handle_of(&job, ticket, ResultMemory::Caller)
+}
+
 /// Done when all ranks of the group have asked for it.
 #[pyfunction]
 pub(crate) fn barrier(name: &str, group: i64) -> PyResult<Handle> {
@@ -242,7 +280,11 @@ fn without_memory(name: &str, collective: Collective, group: i64) -> PyResult<Ha
 }
 
 fn submit(job: &Arc<Job>, submission: Submission, memory: ResultMemory) -> PyResult<Handle> {
-    match job.world.engine().submit(submission) {
+    handle_of(job, job.world.engine().submit(submission), memory)
+}
+
+fn handle_of(job: &Arc<Job>, ticket: Result<Ticket, EngineError>, memory: ResultMemory) -> PyResult<Handle> {
+    match ticket {
         Ok(ticket) => Ok(Handle::new(ticket, job, memory)),
         Err(error) => Err(errors::raised(job.world.report(error))),
     }

@@ -18,6 +18,7 @@ pub(crate) struct Payload {
     pub(crate) shape: Vec<u64>,
     pub(crate) received_splits: Vec<u64>,
     pub(crate) last_joined: i64,
+    pub(crate) source: i64,
     pub(crate) memory: Option<Memory>,
 }
 
@@ -33,6 +34,7 @@ impl Payload {
             shape: std::mem::take(&mut outcome.shape),
             received_splits: std::mem::take(&mut outcome.received_splits),
             last_joined: outcome.last_joined.map_or(-1, |rank| i64::from(rank.0)),
+            source: outcome.source.map_or(-1, |rank| i64::from(rank.0)),
             memory: None,
         }
     }
@@ -60,6 +62,12 @@ impl Result {
     #[getter]
     fn last_joined(&self) -> i64 {
         self.0.last_joined
+    }
+
+    /// For a message between two ranks: the other one (inside the group). Otherwise -1.
+    #[getter]
+    fn source(&self) -> i64 {
+        self.0.source
     }
 
     /// The number of the element type; `None` where the result lies in the caller's memory.

@@ -226,6 +226,69 @@ def test_objects(groups):
         assert received == [me]
 
 
+@pytest.mark.parametrize("count", [0, 1, 5000, 300_000])
+def test_send_and_recv(groups, count):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        place = ranks.index(me)
+        after, before = ranks[(place + 1) % len(ranks)], ranks[place - 1]
+        sends = [dist.isend(values(me + tag, torch.float32, count), after, group=group, tag=tag) for tag in range(3)]
+        for tag in [2, 0, 1]:
+            received = torch.full((2, count), -1.0)[0]
+            dist.recv(received, before, group=group, tag=tag) if before != me else dist.irecv(
+                received, before, group=group, tag=tag
+            ).wait()
+            same(received, values(before + tag, torch.float32, count))
+        for send in sends:
+            send.wait()
+            assert send.is_completed()
+
+
+@pytest.mark.parametrize("dtype", TRAVELLING)
+def test_batched_messages_of_every_type(groups, dtype):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        others = [rank for rank in ranks if rank != me]
+        if not others:
+            continue
+        received = {rank: torch.zeros(6, 2, dtype=dtype).t()[:, 1:] for rank in others}
+        messages = [dist.P2POp(dist.irecv, received[rank], rank, group) for rank in others]
+        messages += [dist.P2POp(dist.isend, values(me, dtype, 10).view(2, 5), rank, group) for rank in others]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        for rank in others:
+            same(received[rank], values(rank, dtype, 10).view(2, 5))
+
+
+def test_receiving_from_anybody_and_objects():
+    me, size = dist.get_rank(), dist.get_world_size()
+    if me == 0:
+        heard = {}
+        for _ in range(size - 1):
+            tensor = torch.zeros(1)
+            source = dist.recv(tensor)
+            heard[source] = tensor.item()
+        assert heard == {rank: float(rank) for rank in range(1, size)}
+        dist.send_object_list(["for", {"rank": 1}], 1)
+    else:
+        dist.send(torch.full((1,), float(me)), 0)
+    if me == 1:
+        received = [None, None]
+        dist.recv_object_list(received, 0)
+        assert received == ["for", {"rank": 1}]
+
+
+def test_messages_that_do_not_fit_are_refused_and_the_job_goes_on():
+    me = dist.get_rank()
+    if me == 0:
+        with pytest.raises(dist.DistBackendError, match="rank 0 sends 400000 bytes"):
+            dist.send(torch.zeros(100_000), 1)
+    elif me == 1:
+        with pytest.raises(dist.DistBackendError, match="rank 1 receives 40 bytes"):
+            dist.recv(torch.zeros(10), 0)
+    dist.barrier()
+
+
 def test_work_and_futures(groups):
     for group, ranks in groups:
         tensor = torch.ones(4)

@@ -58,6 +58,15 @@ _LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 class FarandoleBackend(Backend):
     """The operations of one process group."""
 
+    # What torch asks a backend for. All of them must be here: torch's own properties ask themselves without end in a
+    # subclass that is written in Python.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
+
     def __init__(self, membership: Membership, store: Any, timeout: timedelta) -> None:
         super().__init__(membership.rank, membership.size)
         self._membership = membership
@@ -334,16 +343,39 @@ class FarandoleBackend(Backend):
     # Point to point.
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> Work:
-        """Not yet."""
-        raise NotImplementedError("The backend farandole has no send and recv yet.")
+        """Sends a tensor to a rank, which receives as many elements with this tag."""
+        [tensor] = tensors
+        loan = lent_memory.lend(_as_travelling(tensor))
+        name, group = f"send to {dst}, tag {tag}", self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [_native.send(name, *_flat(loan), dst, tag, group)]
+
+        return self._submit(name, [loan], ask, lambda _results: tensors, None)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> Work:
-        """Not yet."""
-        raise NotImplementedError("The backend farandole has no send and recv yet.")
+        """Receives a tensor that a rank sends with this tag."""
+        return self._recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
-        """Not yet."""
-        raise NotImplementedError("The backend farandole has no send and recv yet.")
+        """Receives a tensor that any rank sends with this tag; the work has the `source_rank`."""
+        return self._recv(tensors, None, tag)
+
+    def _recv(self, tensors: Sequence[Tensor], src: Optional[int], tag: int) -> Work:
+        [tensor] = tensors
+        loan = lent_memory.lend_to_write(_as_travelling(tensor))
+        name, group = f"recv from {'anybody' if src is None else src}, tag {tag}", self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [_native.recv(name, *_flat(loan), src, tag, group)]
+
+        def finish(results: list[_native.Result]) -> Sequence[Tensor]:
+            loan.copy_back(name)
+            work.source = results[0].source
+            return tensors
+
+        work = self._submit(name, [loan], ask, finish, None)
+        return work
 
     # The group itself.
 
@@ -402,7 +434,7 @@ class FarandoleBackend(Backend):
             requests = staging.submit(loans, ask)
         except HorovodInternalError as error:
             raise as_backend_error(error) from None
-        if name.count(".") > 1:
+        if self._names.comes_again(name):
             self._under_name[name] = requests
         return Work(name, requests, finish, timeout_of(getattr(opts, "timeout", None), self._timeout), self._futures)
 

@@ -59,6 +59,10 @@ class CallNames:
         place = number - first
         return f"c10d.{self._series}.{place % cycle}", place >= cycle
 
+    def comes_again(self, name: str) -> bool:
+        """Whether a later call may have this name."""
+        return name.startswith("c10d.") and name.count(".") == 2
+
     def _cycle(self) -> int:
         return self._period * -(-_SHORTEST_CYCLE // self._period) if self._period else 0
 

@@ -54,6 +54,8 @@ class Work(_TorchWork):
         self._tensors: list[torch.Tensor] = []
         self._error: Optional[BaseException] = None
         self._future: Optional[torch.futures.Future[list[torch.Tensor]]] = None
+        self.source = -1
+        """Of a message that was received: who sent it."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when the operation is complete; raises what went wrong. timeout: zero for the operation's own."""
@@ -86,6 +88,13 @@ class Work(_TorchWork):
         """The output tensors."""
         self.wait()
         return self._tensors
+
+    def source_rank(self) -> int:
+        """Who sent a message that was received."""
+        self.wait()
+        return self.source
+
+    _source_rank = source_rank
 
     def synchronize(self) -> None:
         """As `wait`."""
