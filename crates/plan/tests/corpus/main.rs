@@ -5,6 +5,7 @@
 
 mod agree;
 mod message;
+mod note;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 mod stall;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
+use farandole_plan::p2p::{self, Note};
 use farandole_plan::request::Batch;
 use farandole_plan::stall::{
     DirectCall, DirectWait, GroupState, Interpreter, Lately, MainThread, RankStatus, RunningBucket, StallFinding,
@@ -93,6 +95,27 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("a_list_longer_than_the_message", vec![3, 5, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
     ]);
     replay("message", &made, message::check);
+}
+
+#[test]
+fn notes_of_the_corpus_decode_or_are_refused() {
+    let form = p2p::Form { dtype: Dtype::BF16, bytes: 1 << 40 };
+    let notes = [
+        ("offer", Note::Offer { number: 300, tag: 7, form }),
+        ("accept", Note::Accept { number: 0 }),
+        ("piece", Note::Piece { number: 1 << 40 }),
+        ("refuse", Note::Refuse { number: 1, form }),
+    ];
+    let mut made: Vec<Seed> = notes
+        .map(|(name, note)| {
+            let mut bytes = Vec::new();
+            note.encode(&mut bytes);
+            bytes.extend_from_slice(b"bytes");
+            (name, bytes)
+        })
+        .into();
+    made.extend([("empty", Vec::new()), ("unknown_kind", vec![4, 0]), ("unknown_type", vec![0, 0, 0, 13, 0])]);
+    replay("note", &made, note::check);
 }
 
 #[test]
