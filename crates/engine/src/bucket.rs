@@ -120,15 +120,21 @@ impl Layout {
             }
             Collective::Allgather if plan.parts.len() == 1 => (Place::Fresh, bytes),
             Collective::Allgather | Collective::ReduceScatter { .. } => (Place::Staging, bytes),
-            Collective::Alltoall { .. } => {
+            // Others than the root keep their tensors. Windows only read them; over links they take partial results.
+            Collective::Reduce { root, prescale, .. } => {
+                let only_reads = plane == Plane::Windows && *prescale == 1.0;
+                let in_place = carrier == plan.dtype && (*root == here.me || only_reads);
+                (if in_place { Place::Caller } else { Place::Staging }, bytes)
+            }
+            Collective::Alltoall { .. } | Collective::Gather { .. } | Collective::Scatter { .. } => {
                 let received = plan.parts[0].item.exchange(here.me, here.size).received_elems();
                 (Place::Fresh, bytes_of(carrier, received))
             }
         };
         // A bucket that is wider than the callers' memory may be kept like any other of as many elements.
         let kept_bytes = if carrier == plan.dtype { fusion_limit_bytes } else { 3 * fusion_limit_bytes };
-        let finish = match plan.collective {
-            Collective::Allreduce { op, postscale, .. } | Collective::ReduceScatter { op, postscale, .. } => {
+        let finish = match plan.collective.reduction() {
+            Some((op, _, postscale)) if gets_reduction(plan, here) => {
                 Finish::new(plan.dtype, op, here.size as u64, postscale)
             }
             _ => Finish::Nothing,
@@ -141,7 +147,7 @@ impl Layout {
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
         let reads_input = plane == Plane::Windows
             && prescale_of(plan) == 1.0
-            && matches!(plan.collective, Collective::Allreduce { .. });
+            && matches!(plan.collective, Collective::Allreduce { .. } | Collective::Reduce { .. });
         let (fold, fits_fusion) = (fold_of(plan, carrier), bytes <= kept_bytes);
         Layout { here, place, bytes, fits_fusion, carrier, fold, finish_in_fold, finish_in_unload, reads_input, halves }
     }
@@ -187,7 +193,7 @@ impl Layout {
             }
             Memory::Fresh(bytes) => {
                 buffers.work = bytes;
-                // What a rank sends in an alltoall lies in its input, which stays as it is.
+                // What a rank sends in an alltoall, gather or scatter lies in its input, which stays as it is.
                 if let [Some(id)] = bucket.requests[..] {
                     buffers.source = table.input(id);
                 }
@@ -259,7 +265,7 @@ impl Layout {
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
                 _ if in_place => {}
-                Collective::Alltoall { .. } => {
+                _ if plan.collective.exchanges() => {
                     outcome.received_splits = item.exchange(here.me, here.size).received_rows;
                 }
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
@@ -277,9 +283,8 @@ impl Memory {
     /// Fresh memory becomes the result where nothing was copied out of it.
     fn hand_over(self, plan: &BucketPlan, last: Option<&mut (Pending, Outcome)>) {
         let is_result = match plan.collective {
-            Collective::Alltoall { .. } => true,
             Collective::Allgather => plan.parts.len() == 1,
-            _ => false,
+            _ => plan.collective.exchanges(),
         };
         if let (Memory::Fresh(bytes), Some((_, outcome)), true) = (self, last, is_result) {
             outcome.output = Some(Region::from_owned_bytes(bytes, plan.dtype));
@@ -289,11 +294,13 @@ impl Memory {
 
 /// How a bucket is folded, with elements of this type. Adasum is no fold.
 fn fold_of(plan: &BucketPlan, dtype: Dtype) -> Option<Fold> {
-    match plan.collective {
-        Collective::Allreduce { op: ReduceOp::Adasum, .. } => None,
-        Collective::Allreduce { op, .. } | Collective::ReduceScatter { op, .. } => Some(Fold::new(dtype, op)),
-        _ => None,
-    }
+    let (op, ..) = plan.collective.reduction()?;
+    (op != ReduceOp::Adasum).then(|| Fold::new(dtype, op))
+}
+
+/// Whether this rank gets the result of a reduction.
+fn gets_reduction(plan: &BucketPlan, here: GroupRank) -> bool {
+    plan.collective.root().is_none_or(|root| root == here.me)
 }
 
 fn bytes_of(dtype: Dtype, elems: u64) -> usize {
@@ -305,10 +312,7 @@ fn range(dtype: Dtype, span: Span) -> Range<usize> {
 }
 
 fn prescale_of(plan: &BucketPlan) -> f64 {
-    match plan.collective {
-        Collective::Allreduce { prescale, .. } | Collective::ReduceScatter { prescale, .. } => prescale,
-        _ => 1.0,
-    }
+    plan.collective.reduction().map_or(1.0, |(_, prescale, _)| prescale)
 }
 
 fn load_in_place(plan: &BucketPlan, here: GroupRank, pending: &mut Pending) {
@@ -326,7 +330,7 @@ fn load_in_place(plan: &BucketPlan, here: GroupRank, pending: &mut Pending) {
 
 fn load_part(plan: &BucketPlan, part: usize, here: GroupRank, carrier: Dtype, work: &mut [u8], input: &[u8]) {
     match plan.collective {
-        Collective::Allreduce { prescale, .. } => {
+        Collective::Allreduce { prescale, .. } | Collective::Reduce { prescale, .. } => {
             let target = &mut work[range(carrier, plan.parts[part].span)];
             copy_finished(target, carrier, input, plan.dtype, Finish::factor(prescale));
         }
@@ -351,7 +355,9 @@ fn load_part(plan: &BucketPlan, part: usize, here: GroupRank, carrier: Dtype, wo
 /// The contribution of a rank that has joined. It is not scaled: what changes nothing has no factor.
 fn load_neutral(plan: &BucketPlan, part: usize, carrier: Dtype, work: &mut [u8]) {
     let (op, work) = match plan.collective {
-        Collective::Allreduce { op, .. } => (op, &mut work[range(carrier, plan.parts[part].span)]),
+        Collective::Allreduce { op, .. } | Collective::Reduce { op, .. } => {
+            (op, &mut work[range(carrier, plan.parts[part].span)])
+        }
         // All pieces of all parts are neutral, so the first part may fill everything.
         Collective::ReduceScatter { op, .. } if part == 0 => (op, work),
         _ => return,
@@ -372,7 +378,8 @@ fn unload_part(
     pending: &mut Pending,
 ) {
     match plan.collective {
-        Collective::Allreduce { .. } => {
+        Collective::Reduce { .. } if !gets_reduction(plan, here) => {}
+        Collective::Allreduce { .. } | Collective::Reduce { .. } => {
             let result = &work[range(carrier, plan.parts[part].span)];
             copy_finished(pending.target(), plan.dtype, result, carrier, finish);
         }

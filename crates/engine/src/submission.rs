@@ -35,14 +35,14 @@ pub struct Submission {
     pub request: Request,
     /// This rank's tensor. Nothing for barrier and join.
     pub input: Option<Region>,
-    /// Where the result goes, for allreduce and broadcast. Without it the result replaces the input. The other
+    /// Where the result goes, for allreduce, broadcast and reduce. Without it the result replaces the input. The other
     /// collectives bring their own memory.
     pub output: Option<Region>,
 }
 
 impl Submission {
-    /// A request of the whole world whose result replaces the input (allreduce, broadcast) or lies in memory of its own
-    /// (allgather, alltoall, reducescatter).
+    /// A request of the whole world whose result replaces the input (allreduce, broadcast, reduce) or lies in memory of
+    /// its own (allgather, alltoall, reducescatter, gather, scatter).
     pub fn new(request: Request, input: Region) -> Submission {
         Submission { group: GroupId::WORLD, request, input: Some(input), output: None }
     }
@@ -78,7 +78,10 @@ impl Submission {
             let word = request.collective.word();
             return wrong(format!("{word} {} memory", if needs_input { "needs" } else { "takes no" }));
         }
-        let takes_output = matches!(request.collective, Collective::Allreduce { .. } | Collective::Broadcast { .. });
+        let takes_output = matches!(
+            request.collective,
+            Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. }
+        );
         if self.output.is_some() && !takes_output {
             return wrong(format!("the result of {} lies in memory of its own", request.collective.word()));
         }
@@ -109,7 +112,7 @@ pub struct Outcome {
     pub output: Option<Region>,
     /// Dimensions of the result.
     pub shape: Shape,
-    /// For alltoall: how many rows came from each rank.
+    /// For alltoall, gather and scatter: how many rows came from each rank.
     pub received_splits: Vec<u64>,
     /// For join: the last rank (inside the group) to join.
     pub last_joined: Option<Rank>,

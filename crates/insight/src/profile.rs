@@ -183,7 +183,8 @@ fn bus_factor(operation: &OperationHistory) -> f64 {
     match operation.collective {
         Collective::Allreduce | Collective::Adasum => 2.0 * (n - 1.0) / n,
         Collective::Allgather | Collective::ReduceScatter | Collective::Alltoall => (n - 1.0) / n,
-        Collective::Broadcast | Collective::Join | Collective::Internal => 1.0,
+        Collective::Gather | Collective::Scatter => (n - 1.0) / n,
+        Collective::Broadcast | Collective::Reduce | Collective::Join | Collective::Internal => 1.0,
         Collective::Barrier => 0.0,
     }
 }

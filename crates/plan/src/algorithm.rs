@@ -21,6 +21,7 @@ pub use crate::alltoall::{alltoall, alltoall_window};
 pub use crate::barrier::barrier;
 pub use crate::broadcast::{broadcast, broadcast_window};
 pub use crate::gather::{allgather, allgather_window};
+pub use crate::reduce::{reduce, reduce_window};
 pub use crate::scatter::{reduce_scatter, reduce_scatter_window, reduce_scatter_window_apart};
 
 /// A way to carry out an allreduce.

@@ -21,20 +21,23 @@ use crate::topology::Topology;
 
 /// Steps of rank `me` in a broadcast of `elems` elements from `root`, in place in the work buffer.
 pub fn broadcast(elems: u64, root: Rank, topology: &Topology, me: Rank, tuning: &Tuning) -> Schedule {
-    let n = topology.size();
-    if n == 1 || elems == 0 {
+    if topology.size() == 1 || elems == 0 {
         return Schedule::default();
     }
-    let team = Team::by_host_from(topology, root, me);
     let span = Span::between(0, elems);
-    let (parent, children) = if elems <= tuning.small_elems || n == 2 {
-        spreading(&team)
-    } else if segments(span, tuning.segment_elems).len() >= n {
-        chain(&team)
-    } else {
-        binary(&team)
-    };
+    let (parent, children) = flow(&Team::by_host_from(topology, root, me), span, tuning);
     Schedule::new(flow_down(parent, &children, span, tuning))
+}
+
+/// The parent and the children of a member of a team that has the root in front, in the tree for this size.
+pub(crate) fn flow(team: &Team, span: Span, tuning: &Tuning) -> (Option<Rank>, Vec<Rank>) {
+    if span.len <= tuning.small_elems || team.size() == 2 {
+        spreading(team)
+    } else if segments(span, tuning.segment_elems).len() >= team.size() {
+        chain(team)
+    } else {
+        binary(team)
+    }
 }
 
 /// As [`broadcast`], through the windows of the one host on which all `n` ranks run.

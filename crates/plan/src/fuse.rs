@@ -4,7 +4,7 @@
 //! ranks that agree on the items agree on the buckets, down to the position of every element.
 //!
 //! Items fuse if they have the same *key*: collective, operation, factors, element type and kind of memory. Allreduce,
-//! reducescatter and allgather fuse; broadcast, alltoall and barrier travel alone. Adasum fuses too: its parts keep
+//! reducescatter and allgather fuse; everything else travels alone. Adasum fuses too: its parts keep
 //! their boundaries, because it works tensor by tensor. A bucket of more than one tensor never exceeds the threshold,
 //! which therefore bounds the fusion buffer; an item above it travels alone; a threshold of zero turns fusion off.
 //!
@@ -64,7 +64,7 @@ pub enum BatchFusion {
 pub struct Part {
     /// What was agreed about it.
     pub item: Arc<Item>,
-    /// Allreduce and broadcast: where its elements lie in the bucket's buffer. Otherwise empty; see
+    /// Allreduce, broadcast and reduce: where its elements lie in the bucket's buffer. Otherwise empty; see
     /// [`BucketPlan::piece`].
     pub span: Span,
 }
@@ -72,7 +72,7 @@ pub struct Part {
 /// What a bucket consists of; equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketPlan {
-    /// Which collective, with operation, factors or root. Alltoall has its splits in the item.
+    /// Which collective, with operation, factors or root. Alltoall and scatter have their splits in the item.
     pub collective: Collective,
     /// Element type of all parts.
     pub dtype: Dtype,
@@ -80,7 +80,7 @@ pub struct BucketPlan {
     pub device: Placement,
     /// The tensors, in order.
     pub parts: Vec<Part>,
-    /// Elements of the whole buffer, with the padding between tensors. Alltoall and barrier: zero.
+    /// Elements of the whole buffer, with the padding between tensors. Alltoall, gather, scatter and barrier: zero.
     pub elems: u64,
     /// Allgather and reducescatter: the block of each rank in the buffer, one after the other. Otherwise empty.
     pub blocks: Vec<Span>,
@@ -108,9 +108,15 @@ impl BucketPlan {
             pieces: Vec::new(),
         };
         match plan.collective {
-            Collective::Allreduce { .. } | Collective::Broadcast { .. } => plan.lay_out_tensors(),
+            Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+                plan.lay_out_tensors();
+            }
             Collective::Allgather | Collective::ReduceScatter { .. } => plan.lay_out_blocks(limits.size),
-            Collective::Alltoall { .. } | Collective::Barrier | Collective::Join => {}
+            Collective::Alltoall { .. }
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::Barrier
+            | Collective::Join => {}
         }
         let small = plan.elems * plan.dtype.size_bytes() as u64 <= limits.stage_below_bytes;
         plan.staged = plan.parts.len() > 1 || small && matches!(plan.collective, Collective::Allreduce { .. });
@@ -267,7 +273,7 @@ impl Key {
                 Some(Key { reduction, scatters: true, dtype, device })
             }
             Collective::Allgather => Some(Key { reduction: None, scatters: false, dtype, device }),
-            Collective::Broadcast { .. } | Collective::Alltoall { .. } | Collective::Barrier | Collective::Join => None,
+            _ => None,
         }
     }
 }
@@ -280,7 +286,7 @@ fn bytes_in_bucket(item: &Item, size: usize) -> u64 {
             let of_rank = |rank| aligned_elems(item.rows_kept(Rank::from(rank), size) * item.row_elems(), item.dtype);
             (0..size).map(of_rank).sum()
         }
-        Collective::Alltoall { .. } => item.rows.iter().sum::<u64>() * item.row_elems(),
+        _ if item.collective.exchanges() => item.rows.iter().sum::<u64>() * item.row_elems(),
         _ => aligned_elems(item.shape.iter().product(), item.dtype),
     };
     elems * item.dtype.size_bytes() as u64

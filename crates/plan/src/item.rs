@@ -15,17 +15,17 @@ use crate::request::{Batch, Collective, Device, Dtype, Rank, Request, Shape};
 pub struct Item {
     /// The tensor's name.
     pub name: Arc<str>,
-    /// Which collective; for alltoall without splits, which are in `rows`.
+    /// Which collective; for alltoall and scatter without splits, which are in `rows`.
     pub collective: Collective,
     /// Element type.
     pub dtype: Dtype,
-    /// The common shape. For allgather and alltoall the first dimension is that of no rank in particular and holds
+    /// The common shape. For allgather, alltoall, gather and scatter the first dimension is that of no rank in particular and holds
     /// zero.
     pub shape: Shape,
     /// Whether the tensors lie in accelerator memory.
     pub device: Placement,
-    /// Allgather: rows (first dimension) of each rank. Alltoall: rows that rank `i` set apart for rank `j`, at
-    /// `i * size + j`. Otherwise empty.
+    /// Allgather and gather: rows (first dimension) of each rank. Scatter: rows that the root set apart for each rank.
+    /// Alltoall: rows that rank `i` set apart for rank `j`, at `i * size + j`. Otherwise empty.
     pub rows: Vec<u64>,
     /// Ranks that take part without a request of their own, in order.
     pub joined: Vec<Rank>,
@@ -45,7 +45,7 @@ pub enum Placement {
     Gpu,
 }
 
-/// Which rows of an alltoall come from and go where, for one rank.
+/// Which rows of an alltoall, gather or scatter come from and go where, for one rank.
 #[derive(Debug)]
 pub struct Exchange {
     /// What goes to each rank, in the input.
@@ -69,9 +69,31 @@ impl Item {
         self.shape.iter().skip(1).product()
     }
 
-    /// Alltoall: rows that travel from one rank to another. Rows meant for a joined rank stay where they are.
+    /// Alltoall, gather and scatter: rows that travel from one rank to another. Rows meant for a joined rank stay where
+    /// they are.
     pub fn rows_sent(&self, from: Rank, to: Rank, size: usize) -> u64 {
-        if self.joined.contains(&to) { 0 } else { self.rows[from.index() * size + to.index()] }
+        if self.joined.contains(&to) { 0 } else { self.rows_set_apart(from, to, size) }
+    }
+
+    /// The same, whether they travel or not.
+    pub fn rows_set_apart(&self, from: Rank, to: Rank, size: usize) -> u64 {
+        match self.collective {
+            Collective::Gather { root } => {
+                if to == root {
+                    self.rows[from.index()]
+                } else {
+                    0
+                }
+            }
+            Collective::Scatter { root, .. } => {
+                if from == root {
+                    self.rows[to.index()]
+                } else {
+                    0
+                }
+            }
+            _ => self.rows[from.index() * size + to.index()],
+        }
     }
 
     /// Reducescatter: rows of the result that `rank` gets; lower ranks get the extra ones.
@@ -85,13 +107,15 @@ impl Item {
         let with_rows = |rows: u64| std::iter::once(rows).chain(self.shape.iter().skip(1).copied()).collect();
         match self.collective {
             Collective::Allgather => with_rows(self.rows.iter().sum()),
-            Collective::Alltoall { .. } => with_rows((0..size).map(|from| self.rows_sent(from.into(), me, size)).sum()),
             Collective::ReduceScatter { .. } => with_rows(self.rows_kept(me, size)),
+            _ if self.collective.exchanges() => {
+                with_rows((0..size).map(|from| self.rows_sent(from.into(), me, size)).sum())
+            }
             _ => self.shape.clone(),
         }
     }
 
-    /// Alltoall: what one rank sends and receives.
+    /// Alltoall, gather and scatter: what one rank sends and receives.
     pub fn exchange(&self, me: Rank, size: usize) -> Exchange {
         let row_elems = self.row_elems();
         let ranks = || (0..size).map(Rank::from);
@@ -102,7 +126,7 @@ impl Item {
             span
         };
         // Rows meant for a rank that has joined stay where they are in the input.
-        let set_apart = |to: Rank| self.rows[me.index() * size + to.index()];
+        let set_apart = |to: Rank| self.rows_set_apart(me, to, size);
         let send = ranks().map(|to| span_after(&mut sent, self.rows_sent(me, to, size), set_apart(to))).collect();
         let received_rows: Vec<u64> = ranks().map(|from| self.rows_sent(from, me, size)).collect();
         let recv = received_rows.iter().map(|&rows| span_after(&mut received, rows, rows)).collect();
@@ -137,6 +161,18 @@ impl Item {
                             None => agreed.iter().all(|rows| *rows == agreed[0]),
                         }
                 }
+                (Collective::Gather { root }, Collective::Gather { root: asked }) => {
+                    root == asked && self.same_row(request) && request.shape[0] == self.rows[me.index()]
+                }
+                (Collective::Scatter { root, .. }, Collective::Scatter { root: asked, splits }) => {
+                    let rows = if me == *root { self.rows.iter().sum() } else { 0 };
+                    let fit = |splits: &Vec<u64>| *splits == self.rows;
+                    let even = || self.rows.iter().all(|rows| *rows == self.rows[0]);
+                    root == asked
+                        && self.same_row(request)
+                        && request.shape[0] == rows
+                        && (me != *root || splits.as_ref().map_or_else(even, fit))
+                }
                 (agreed, asked) => agreed == asked && self.shape == request.shape,
             }
     }
@@ -156,18 +192,15 @@ impl Item {
     /// ranks exist. Items of our own making always are.
     pub(crate) fn is_sound(&self, size: usize) -> bool {
         let rows = match self.collective {
-            Collective::Allgather => size,
+            Collective::Allgather | Collective::Gather { .. } | Collective::Scatter { .. } => size,
             Collective::Alltoall { .. } => size * size,
             _ => 0,
         };
-        let has_rows = matches!(
-            self.collective,
-            Collective::Allgather | Collective::Alltoall { .. } | Collective::ReduceScatter { .. }
-        );
-        let root_exists = match self.collective {
-            Collective::Broadcast { root } => root.index() < size && !self.joined.contains(&root),
-            Collective::Join => false,
-            _ => true,
+        let has_rows = self.collective.exchanges()
+            || matches!(self.collective, Collective::Allgather | Collective::ReduceScatter { .. });
+        let root_exists = match self.collective.root() {
+            Some(root) => root.index() < size && !self.joined.contains(&root),
+            None => self.collective != Collective::Join,
         };
         self.rows.len() == rows
             && (!has_rows || !self.shape.is_empty())

@@ -40,6 +40,7 @@ pub mod item;
 pub mod message;
 pub mod p2p;
 pub mod plane;
+mod reduce;
 pub mod request;
 mod ring;
 mod scatter;

@@ -347,6 +347,21 @@ fn put_collective(into: &mut Vec<u8>, collective: &Collective) {
             put_f64(into, *prescale);
             put_f64(into, *postscale);
         }
+        Collective::Reduce { root, op, prescale, postscale } => {
+            into.extend_from_slice(&[9, *op as u8]);
+            put_f64(into, *prescale);
+            put_f64(into, *postscale);
+            put_u64(into, u64::from(root.0));
+        }
+        Collective::Gather { root } => {
+            into.push(10);
+            put_u64(into, u64::from(root.0));
+        }
+        Collective::Scatter { root, splits } => {
+            into.push(if splits.is_none() { 11 } else { 12 });
+            put_u64(into, u64::from(root.0));
+            splits.iter().for_each(|splits| put_u64s(into, splits));
+        }
         Collective::Barrier => into.push(7),
         Collective::Join => into.push(8),
     }
@@ -368,6 +383,16 @@ fn read_collective(reader: &mut Reader<'_>) -> Result<Collective, Malformed> {
         }
         7 => Collective::Barrier,
         8 => Collective::Join,
+        9 => {
+            let (op, prescale, postscale) = read_reduction(reader)?;
+            Collective::Reduce { root: Rank(reader.u32("a root rank")?), op, prescale, postscale }
+        }
+        10 => Collective::Gather { root: Rank(reader.u32("a root rank")?) },
+        11 => Collective::Scatter { root: Rank(reader.u32("a root rank")?), splits: None },
+        12 => {
+            let root = Rank(reader.u32("a root rank")?);
+            Collective::Scatter { root, splits: Some(reader.u64s("splits")?) }
+        }
         _ => return Err(reader.malformed("preceded by a collective")),
     })
 }

@@ -73,7 +73,8 @@ pub fn choose(plan: &BucketPlan, reach: Reach, offers: &[Offer], choices: &Choic
         return Plane::Links;
     }
     match plan.collective {
-        Collective::Allreduce { op: ReduceOp::Adasum, .. } | Collective::Alltoall { .. } => Plane::Links,
+        Collective::Allreduce { op: ReduceOp::Adasum, .. } => Plane::Links,
+        _ if plan.collective.exchanges() => Plane::Links,
         Collective::Allreduce { .. } => {
             let bytes = Plane::Windows.bytes(plan);
             let mapped = plan.staged && bytes <= reach.mapped_bytes;
@@ -125,11 +126,9 @@ impl Plane {
             Plane::Links | Plane::Added(_) => Folding::OneByOne,
             Plane::Windows | Plane::Mapped => Folding::AllAtOnce,
         };
-        match plan.collective {
-            Collective::Allreduce { op, prescale, .. } | Collective::ReduceScatter { op, prescale, .. } => {
-                carrier(plan.dtype, op, prescale, folding)
-            }
-            _ => plan.dtype,
+        match plan.collective.reduction() {
+            Some((op, prescale, _)) => carrier(plan.dtype, op, prescale, folding),
+            None => plan.dtype,
         }
     }
 
@@ -158,6 +157,13 @@ pub enum Movement<'a> {
     /// All ranks get the root's buffer.
     Broadcast {
         /// The rank whose buffer is sent.
+        root: Rank,
+        /// Elements of the buffer.
+        elems: u64,
+    },
+    /// The root gets the combination of all buffers.
+    Reduce {
+        /// The rank that gets it.
         root: Rank,
         /// Elements of the buffer.
         elems: u64,
@@ -217,6 +223,8 @@ impl Site<'_> {
             Movement::Broadcast { root, elems } => {
                 algorithm::broadcast_window(elems, root, topology.size(), me, &tuning)
             }
+            Movement::Reduce { root, elems } if links => algorithm::reduce(elems, root, topology, me, &tuning),
+            Movement::Reduce { root, elems } => algorithm::reduce_window(elems, root, topology.size(), me, &tuning),
             Movement::Allgather { blocks } if links => {
                 algorithm::allgather(blocks, topology, me, &tuned(Formed::Allgather, total(blocks)))
             }

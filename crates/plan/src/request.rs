@@ -244,6 +244,29 @@ pub enum Collective {
         /// Factor applied to the result.
         postscale: f64,
     },
+    /// The root gets the combination of all contributions; the others' tensors stay as they are.
+    Reduce {
+        /// The rank (inside the group) that gets the result.
+        root: Rank,
+        /// How contributions are combined.
+        op: ReduceOp,
+        /// Factor applied to each contribution.
+        prescale: f64,
+        /// Factor applied to the result.
+        postscale: f64,
+    },
+    /// The root gets all contributions one after the other along the first dimension, which may differ.
+    Gather {
+        /// The rank (inside the group) that gets them.
+        root: Rank,
+    },
+    /// Every rank gets its part of the root's tensor. The others' tensors have no rows.
+    Scatter {
+        /// The rank (inside the group) whose tensor is dealt out.
+        root: Rank,
+        /// On the root: rows for each rank of the group; `None` splits evenly.
+        splits: Option<Vec<u64>>,
+    },
     /// Nobody leaves before everybody has come.
     Barrier,
     /// This rank has no more data: it contributes neutral values until all ranks have joined.
@@ -256,6 +279,32 @@ impl Collective {
         Collective::Allreduce { op, prescale: 1.0, postscale: 1.0 }
     }
 
+    /// The rank (inside the group) that sends or gets everything, if one does.
+    pub const fn root(&self) -> Option<Rank> {
+        match self {
+            Collective::Broadcast { root }
+            | Collective::Reduce { root, .. }
+            | Collective::Gather { root }
+            | Collective::Scatter { root, .. } => Some(*root),
+            _ => None,
+        }
+    }
+
+    /// How contributions are combined, and the factors before and after that, if they are.
+    pub const fn reduction(&self) -> Option<(ReduceOp, f64, f64)> {
+        match *self {
+            Collective::Allreduce { op, prescale, postscale }
+            | Collective::ReduceScatter { op, prescale, postscale }
+            | Collective::Reduce { op, prescale, postscale, .. } => Some((op, prescale, postscale)),
+            _ => None,
+        }
+    }
+
+    /// Whether rows of different ranks are sent as they are, from many or to many, each straight to its place.
+    pub const fn exchanges(&self) -> bool {
+        matches!(self, Collective::Alltoall { .. } | Collective::Gather { .. } | Collective::Scatter { .. })
+    }
+
     /// The lower-case word users know: `allreduce`, `allgather`, …
     pub const fn word(&self) -> &'static str {
         match self {
@@ -264,6 +313,9 @@ impl Collective {
             Collective::Broadcast { .. } => "broadcast",
             Collective::Alltoall { .. } => "alltoall",
             Collective::ReduceScatter { .. } => "reducescatter",
+            Collective::Reduce { .. } => "reduce",
+            Collective::Gather { .. } => "gather",
+            Collective::Scatter { .. } => "scatter",
             Collective::Barrier => "barrier",
             Collective::Join => "join",
         }

@@ -14,7 +14,9 @@
 //!   group. A joined rank's part of a reducescatter is dropped.
 //! - allgather: an empty part.
 //! - alltoall: they send nothing, and rows that others meant for them are not sent.
-//! - broadcast: they relay and drop; a root that has joined is refused, as it has nothing to send.
+//! - reduce, gather and scatter: as in allreduce, allgather and alltoall.
+//! - broadcast: they relay and drop.
+//! - A root that has joined is refused: it has nothing to send, and nobody to take what it gets.
 //! - barrier: they count as present.
 //!
 //! Horovod has this for allreduce and barrier alone and refuses the others; [`refuse_for_horovod`] does so in its
@@ -97,6 +99,9 @@ pub fn refuse_for_horovod(requests: &[Option<Request>]) -> Result<(), String> {
         Collective::Alltoall { .. } => "Alltoall is not supported with Join at this time.",
         Collective::Broadcast { .. } => "Broadcast is not supported with Join at this time.",
         Collective::ReduceScatter { .. } => "Reducescatter is not supported with Join at this time.",
+        Collective::Reduce { .. } => "Reduce is not supported with Join at this time.",
+        Collective::Gather { .. } => "Gather is not supported with Join at this time.",
+        Collective::Scatter { .. } => "Scatter is not supported with Join at this time.",
     };
     Err(asked.wrong_everywhere(text))
 }
@@ -170,7 +175,10 @@ impl Asked<'_> {
         let kind = kind(first);
         match first.collective {
             Collective::Barrier | Collective::Join => return Ok(()),
-            Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::ReduceScatter { .. } => {
+            Collective::Allreduce { .. }
+            | Collective::Broadcast { .. }
+            | Collective::Reduce { .. }
+            | Collective::ReduceScatter { .. } => {
                 self.same(
                     |r| r.shape.clone(),
                     |a, b| {
@@ -183,9 +191,15 @@ impl Asked<'_> {
                     |shape| list(shape),
                 )?;
             }
-            Collective::Allgather | Collective::Alltoall { .. } => self.check_rows_alike(&kind)?,
+            Collective::Allgather
+            | Collective::Alltoall { .. }
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. } => self.check_rows_alike(&kind)?,
         }
-        let takes_scalars = matches!(first.collective, Collective::Allreduce { .. } | Collective::Broadcast { .. });
+        let takes_scalars = matches!(
+            first.collective,
+            Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. }
+        );
         match self.each().find(|(_, request)| request.shape.is_empty()) {
             Some((rank, _)) if !takes_scalars => {
                 let world_rank = self.world_rank(rank);
@@ -224,9 +238,9 @@ impl Asked<'_> {
 
     fn check_factors(&self) -> Result<(), String> {
         let first = self.first();
-        let Some((op, ..)) = reduction(first) else { return Ok(()) };
+        let Some((op, ..)) = first.collective.reduction() else { return Ok(()) };
         self.same(
-            |r| reduction(r).map(|(op, ..)| op),
+            |r| r.collective.reduction().map(|(op, ..)| op),
             |a, b| {
                 let name = |op: &Option<ReduceOp>| op.map_or("none", ReduceOp::name);
                 format!(
@@ -243,7 +257,7 @@ impl Asked<'_> {
         };
         self.same(
             // Compared bit by bit, so that a factor that is not a number equals itself.
-            |r| reduction(r).map(|(_, prescale, postscale)| (prescale.to_bits(), postscale.to_bits())),
+            |r| r.collective.reduction().map(|(_, prescale, postscale)| (prescale.to_bits(), postscale.to_bits())),
             |a, b| {
                 format!(
                     "Mismatched prescale and/or postscale factors: One rank sent factors {}, but another rank sent \
@@ -254,8 +268,8 @@ impl Asked<'_> {
             },
             |bits| show(bits),
         )?;
-        if op == ReduceOp::Adasum && matches!(first.collective, Collective::ReduceScatter { .. }) {
-            return Err(self.wrong_everywhere("REDUCESCATTER does not support Adasum."));
+        if op == ReduceOp::Adasum && !matches!(first.collective, Collective::Allreduce { .. }) {
+            return Err(self.wrong_everywhere(format!("{} does not support Adasum.", kind(first))));
         }
         if op == ReduceOp::Adasum && !first.dtype.is_float() {
             let text = format!("Adasum needs floating-point tensors, not {}.", first.dtype);
@@ -269,16 +283,13 @@ impl Asked<'_> {
     }
 
     fn check_root(&self) -> Result<(), String> {
-        let Collective::Broadcast { root } = self.first().collective else { return Ok(()) };
-        let of = |request: &Request| match request.collective {
-            Collective::Broadcast { root } => self.world_rank(root.index()),
-            _ => self.world_rank(root.index()),
-        };
+        let Some(root) = self.first().collective.root() else { return Ok(()) };
+        let kind = kind(self.first());
         self.same(
-            of,
+            |request| self.world_rank(request.collective.root().unwrap_or(root).index()),
             |a, b| {
                 format!(
-                    "Mismatched BROADCAST root ranks: One rank specified root rank {a}, but another rank specified \
+                    "Mismatched {kind} root ranks: One rank specified root rank {a}, but another rank specified \
                      root rank {b}."
                 )
             },
@@ -287,11 +298,15 @@ impl Asked<'_> {
         match self.requests.get(root.index()) {
             Some(Some(_)) => Ok(()),
             Some(None) => Err(self.wrong_everywhere(format!(
-                "BROADCAST root rank {} has joined and has nothing to send.",
-                self.world_rank(root.index())
+                "{kind} root rank {} has joined and {}.",
+                self.world_rank(root.index()),
+                match self.first().collective {
+                    Collective::Broadcast { .. } | Collective::Scatter { .. } => "has nothing to send",
+                    _ => "takes no result",
+                }
             ))),
             None => Err(self.wrong_everywhere(format!(
-                "BROADCAST root rank {root} does not exist in a group of {} ranks.",
+                "{kind} root rank {root} does not exist in a group of {} ranks.",
                 self.requests.len()
             ))),
         }
@@ -312,10 +327,10 @@ impl Asked<'_> {
         )
     }
 
-    /// [`Item::rows`], with the splits of an alltoall checked.
+    /// [`Item::rows`], with the splits of an alltoall or a scatter checked.
     fn rows(&self) -> Result<Vec<u64>, String> {
         match self.first().collective {
-            Collective::Allgather => {
+            Collective::Allgather | Collective::Gather { .. } => {
                 Ok(self.requests.iter().map(|request| request.as_ref().map_or(0, |r| r.shape[0])).collect())
             }
             Collective::Alltoall { .. } => {
@@ -326,13 +341,27 @@ impl Asked<'_> {
                 }
                 Ok(rows)
             }
+            Collective::Scatter { root, .. } => {
+                let mut rows = vec![0; self.requests.len()];
+                for (rank, request) in self.each() {
+                    if rank == root.index() {
+                        self.splits(rank, request, &mut rows)?;
+                    } else if request.shape[0] != 0 {
+                        let text = format!("SCATTER takes rows of its root only, not {}.", request.shape[0]);
+                        return Err(self.wrong(rank, text));
+                    }
+                }
+                Ok(rows)
+            }
             _ => Ok(Vec::new()),
         }
     }
 
     fn splits(&self, rank: usize, request: &Request, into: &mut [u64]) -> Result<(), String> {
         let (first_dim, size) = (request.shape[0], into.len());
-        let Collective::Alltoall { splits: Some(splits) } = &request.collective else {
+        let (Collective::Alltoall { splits: Some(splits) } | Collective::Scatter { splits: Some(splits), .. }) =
+            &request.collective
+        else {
             if !first_dim.is_multiple_of(size as u64) {
                 let text = format!(
                     "splits not provided, but first dimension of tensor is not an even multiple of the number of \
@@ -398,6 +427,7 @@ impl Asked<'_> {
         }
         let collective = match &first.collective {
             Collective::Alltoall { .. } => Collective::Alltoall { splits: None },
+            Collective::Scatter { root, .. } => Collective::Scatter { root: *root, splits: None },
             other => other.clone(),
         };
         let joined = self.requests.iter().enumerate().filter(|(_, request)| request.is_none());
@@ -417,13 +447,3 @@ impl Asked<'_> {
 
 /// A quarter of what 64 bits can count, so that sums of a few sizes and roundings to the next multiple fit as well.
 const MOST_BYTES: u64 = 1 << 62;
-
-/// Operation, prescale and postscale of the collectives that combine.
-fn reduction(request: &Request) -> Option<(ReduceOp, f64, f64)> {
-    match request.collective {
-        Collective::Allreduce { op, prescale, postscale } | Collective::ReduceScatter { op, prescale, postscale } => {
-            Some((op, prescale, postscale))
-        }
-        _ => None,
-    }
-}

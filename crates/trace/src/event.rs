@@ -115,6 +115,12 @@ coded! {
         Adasum = 7, "adasum";
         /// Something that the engine does for itself, such as making a shared buffer.
         Internal = 8, "internal";
+        /// Combine, the root gets the result.
+        Reduce = 9, "reduce";
+        /// The root gets everybody's data.
+        Gather = 10, "gather";
+        /// Everybody gets a part of the root's data.
+        Scatter = 11, "scatter";
     }
 }
 

@@ -171,9 +171,10 @@ impl Planes {
                 Movement::Allreduce { algorithm: self.algorithm(plan, plane), elems: plan.elems }
             }
             Collective::Broadcast { root } => Movement::Broadcast { root: *root, elems: plan.elems },
+            Collective::Reduce { root, .. } => Movement::Reduce { root: *root, elems: plan.elems },
             Collective::Allgather => Movement::Allgather { blocks: &plan.blocks },
             Collective::ReduceScatter { .. } => Movement::ReduceScatter { blocks: &plan.blocks },
-            Collective::Alltoall { .. } => {
+            Collective::Alltoall { .. } | Collective::Gather { .. } | Collective::Scatter { .. } => {
                 exchange = plan.parts[0].item.exchange(self.here.me, self.here.size);
                 Movement::Alltoall { send: &exchange.send, recv: &exchange.recv }
             }
@@ -203,7 +204,12 @@ fn kind_of(collective: &Collective) -> u8 {
         Collective::Allgather => 1,
         Collective::Broadcast { .. } => 2,
         Collective::ReduceScatter { .. } => 3,
-        Collective::Alltoall { .. } | Collective::Barrier | Collective::Join => 4,
+        Collective::Reduce { .. } => 4,
+        Collective::Alltoall { .. }
+        | Collective::Gather { .. }
+        | Collective::Scatter { .. }
+        | Collective::Barrier
+        | Collective::Join => 5,
     }
 }
 

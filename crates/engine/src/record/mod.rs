@@ -22,6 +22,9 @@ pub(crate) fn collective(collective: &Collective) -> event::Collective {
         Collective::Broadcast { .. } => event::Collective::Broadcast,
         Collective::Alltoall { .. } => event::Collective::Alltoall,
         Collective::ReduceScatter { .. } => event::Collective::ReduceScatter,
+        Collective::Reduce { .. } => event::Collective::Reduce,
+        Collective::Gather { .. } => event::Collective::Gather,
+        Collective::Scatter { .. } => event::Collective::Scatter,
         Collective::Barrier => event::Collective::Barrier,
         Collective::Join => event::Collective::Join,
     }

@@ -19,6 +19,7 @@ mod planes;
 mod programs;
 mod queue;
 mod recording;
+mod rooted;
 mod same_bits;
 mod stalls;
 mod stalls_direct;

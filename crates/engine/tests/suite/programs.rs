@@ -86,7 +86,7 @@ impl Program {
         if call.group != GroupId::WORLD {
             return true;
         }
-        let root_is_here = !matches!(call.collective, Collective::Broadcast { root } if joined[root.index()]);
+        let root_is_here = call.collective.root().is_none_or(|root| !joined[root.index()]);
         root_is_here && joined.iter().any(|joined| !joined)
     }
 
@@ -164,12 +164,16 @@ fn call(dice: &mut Dice, number: u64, size: usize, groups: &[Vec<Rank>]) -> Call
         _ => (1.0, 1.0),
     };
     let inputs = if dice.below(2) == 0 { Inputs::Small } else { Inputs::Extreme };
-    let collective = match dice.below(12) {
+    let root = Rank(dice.below(members) as u32);
+    let collective = match dice.below(15) {
         0 => Collective::Allgather,
-        1 => Collective::Broadcast { root: Rank(dice.below(members) as u32) },
+        1 => Collective::Broadcast { root },
         2 => Collective::Alltoall { splits: None },
         3 if op != ReduceOp::Adasum => Collective::ReduceScatter { op, prescale, postscale },
         4 => Collective::Barrier,
+        5 if op != ReduceOp::Adasum => Collective::Reduce { root, op, prescale, postscale },
+        6 => Collective::Gather { root },
+        7 => Collective::Scatter { root, splits: None },
         _ => Collective::Allreduce { op, prescale, postscale },
     };
     let row_elems = [1, 1, 3, 5, 64, 1000][dice.below(6) as usize];
@@ -272,6 +276,9 @@ fn submission(solved: &Solved, me: usize, size: usize) -> Submission {
     let rows = call.rows_of(me, size);
     let collective = match call.collective {
         Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
+        Collective::Scatter { root, .. } if root.index() == me => {
+            Collective::Scatter { root, splits: Some(call.splits(me, size)) }
+        }
         ref other => other.clone(),
     };
     let request = Request::new(format!("call{}", call.number), collective, call.dtype, [rows, call.row_elems])
@@ -342,8 +349,10 @@ fn check_ranks_agree(program: &Program, results: &HashMap<(usize, usize), u64>) 
     let calls: Vec<&Call> = program.iterations.iter().flatten().flat_map(|round| &round.calls).collect();
     let mut seen = HashMap::new();
     for (&(rank, serial), &hash) in results {
-        let differs =
-            matches!(calls[serial].collective, Collective::Alltoall { .. } | Collective::ReduceScatter { .. });
+        let differs = match calls[serial].collective {
+            Collective::Reduce { .. } | Collective::ReduceScatter { .. } => true,
+            ref other => other.exchanges(),
+        };
         if !differs {
             let first = *seen.entry(serial).or_insert(hash);
             assert_eq!(first, hash, "call {serial}: rank {rank} got another result than others");

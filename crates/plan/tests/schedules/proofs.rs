@@ -212,6 +212,25 @@ proptest! {
     }
 
     #[test]
+    fn reduce_holds_for_every_root(
+        topology in topologies(33),
+        root in any::<prop::sample::Index>(),
+        elems in sizes(),
+        tuning in tunings(),
+    ) {
+        let n = topology.size();
+        let root = Rank::from(root.index(n));
+        let schedule = |me| algorithm::reduce(elems, root, &topology, me, &tuning);
+        let outcome = verify::reduce(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+        let elems = elems.min(100);
+        let schedule = |me| algorithm::reduce_window(elems, root, n, me, &tuning);
+        let topology = Topology::one_host(n);
+        let outcome = verify::reduce(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology);
+        prop_assert!(outcome.is_ok(), "{}", outcome.unwrap_err());
+    }
+
+    #[test]
     fn alltoall_holds_for_any_splits(
         n in 1_usize..=17,
         lens in prop::collection::vec(prop_oneof![Just(0), 0_u64..40], 17 * 17),
@@ -274,6 +293,8 @@ fn other_collectives_hold_in_large_worlds() {
         let root = Rank(517);
         let schedule = |me| algorithm::broadcast(elems, root, &topology, me, &COARSE);
         verify::broadcast(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology).unwrap();
+        let schedule = |me| algorithm::reduce(elems, root, &topology, me, &COARSE);
+        verify::reduce(&ranks(n).map(schedule).collect::<Vec<_>>(), elems, root, &topology).unwrap();
     }
     let spans = chunks(&(0..n as u64).map(|rank| u64::from(rank % 5 == 0)).collect::<Vec<_>>());
     for small_elems in [64, 1000] {

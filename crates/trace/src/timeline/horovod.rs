@@ -214,6 +214,9 @@ fn word_of(collective: Collective) -> &'static str {
         Collective::Join => "JOIN",
         Collective::Adasum => "ADASUM",
         Collective::Internal => "INTERNAL",
+        Collective::Reduce => "REDUCE",
+        Collective::Gather => "GATHER",
+        Collective::Scatter => "SCATTER",
     }
 }
 
@@ -229,6 +232,9 @@ fn travel_of(collective: Collective) -> &'static str {
         Collective::Join => "FARANDOLE_JOIN",
         Collective::Adasum => "FARANDOLE_ADASUM_ALLREDUCE",
         Collective::Internal => "FARANDOLE_INTERNAL",
+        Collective::Reduce => "FARANDOLE_REDUCE",
+        Collective::Gather => "FARANDOLE_GATHER",
+        Collective::Scatter => "FARANDOLE_SCATTER",
     }
 }
 

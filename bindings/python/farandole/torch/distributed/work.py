@@ -63,7 +63,7 @@ class Work(_TorchWork):
         if requests is not None:
             limit = timeout if timeout > timedelta(0) else self._timeout
             if not requests.wait_for(limit.total_seconds()):
-                _native.abort(f"{self._name} was not complete after {limit.total_seconds():g} s, its timeout")
+                _native.abort(f"{self._name} has exceeded its timeout of {limit.total_seconds():g} s")
             self._settle(requests)
         if self._error is not None:
             raise self._error

@@ -39,23 +39,21 @@ pub enum Inputs {
 impl Call {
     /// The operation and its factors, if it is a reduction.
     pub fn reduction(&self) -> Option<(ReduceOp, f64, f64)> {
-        match self.collective {
-            Collective::Allreduce { op, prescale, postscale }
-            | Collective::ReduceScatter { op, prescale, postscale } => Some((op, prescale, postscale)),
-            _ => None,
-        }
+        self.collective.reduction()
     }
 
     /// Rows of a rank's tensor.
     pub fn rows_of(&self, rank: usize, size: usize) -> u64 {
         match self.collective {
-            Collective::Allgather => (self.rows + rank as u64) % 40,
+            Collective::Allgather | Collective::Gather { .. } => (self.rows + rank as u64) % 40,
+            Collective::Scatter { root, .. } if root.index() != rank => 0,
+            Collective::Scatter { .. } => self.splits(rank, size).iter().sum(),
             Collective::Alltoall { .. } => self.splits(rank, size).iter().sum(),
             _ => self.rows,
         }
     }
 
-    /// Rows that a rank sends to each rank of an alltoall.
+    /// Rows that a rank sends to each rank of an alltoall, or the root to each rank of a scatter.
     pub fn splits(&self, rank: usize, size: usize) -> Vec<u64> {
         (0..size).map(|to| (self.rows + (rank * 3 + to) as u64) % 7).collect()
     }
@@ -96,7 +94,20 @@ fn expected(call: &Call, inputs: &[Vec<Value>], joined: &[bool]) -> Option<Vec<A
             let start = |me: usize| (0..me).map(rows).sum::<usize>();
             (0..size).map(|me| bytes(&all[start(me) * row_elems..(start(me) + rows(me)) * row_elems])).collect()
         }
+        Collective::Reduce { root, .. } => {
+            let all = combine(call, inputs, joined)?;
+            (0..size).map(|me| bytes(if me == root.index() { &all } else { of(me) })).collect()
+        }
         Collective::Allgather => for_all(&(0..size).flat_map(of).copied().collect::<Vec<_>>()),
+        Collective::Gather { root } => {
+            let all: Vec<Value> = (0..size).flat_map(of).copied().collect();
+            (0..size).map(|me| bytes(if me == root.index() { &all } else { &[] })).collect()
+        }
+        Collective::Scatter { root, .. } => {
+            let splits = call.splits(root.index(), size);
+            let start = |me: usize| splits[..me].iter().sum::<u64>() as usize * row_elems;
+            (0..size).map(|me| bytes(&of(root.index())[start(me)..start(me + 1)])).collect()
+        }
         Collective::Broadcast { root } => for_all(of(root.index())),
         Collective::Alltoall { .. } => (0..size)
             .map(|me| {

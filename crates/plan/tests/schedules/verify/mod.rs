@@ -112,6 +112,13 @@ pub(crate) fn broadcast(schedules: &[Schedule], elems: u64, root: Rank, topology
     explore(schedules, topology, &task)
 }
 
+/// Checks that the root ends with every rank's contribution to all of `elems` elements, once.
+pub(crate) fn reduce(schedules: &[Schedule], elems: u64, root: Rank, topology: &Topology) -> Result<(), Flaw> {
+    let mut task = Task::everybody_contributes(schedules.len(), elems);
+    task.goal(root.index(), Span::between(0, elems), Contributors::all(schedules.len()));
+    explore(schedules, topology, &task)
+}
+
 /// Checks that what rank `i` has in `send[i][j]` of its source ends in `recv[j][i]` of rank `j`'s work buffer.
 pub(crate) fn alltoall(schedules: &[Schedule], send: &[Vec<Span>], recv: &[Vec<Span>]) -> Result<(), Flaw> {
     alltoall_on(&Topology::all_apart(schedules.len()), schedules, send, recv)
