@@ -205,6 +205,37 @@ def reducescatter(
     group: int,
     batch: tuple[str, int] | None,
 ) -> Handle: ...
+def reduce(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    root: int,
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+) -> Handle:
+    """The result goes to the tensor of root, a rank inside the group. The others' stay as they are."""
+
+def gather(
+    name: str, address: int, shape: Sequence[int], dtype: int, owner: object, root: int, group: int
+) -> Handle:
+    """root is a rank inside the group. The others' results have no rows."""
+
+def scatter(
+    name: str,
+    address: int,
+    shape: Sequence[int],
+    dtype: int,
+    owner: object,
+    root: int,
+    splits: Sequence[int] | None,
+    group: int,
+) -> Handle:
+    """root is a rank inside the group. The others' tensors have no rows, and no splits."""
+
 def send(
     what: str, address: int, shape: Sequence[int], dtype: int, owner: object, to: int, tag: int, group: int
 ) -> Handle:

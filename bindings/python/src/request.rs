@@ -223,6 +223,68 @@ pub(crate) fn reducescatter(
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
+/// Asks for the combination of all ranks' tensors on `root`, a rank inside the group, in place. The others' stay as they
+/// are.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
+pub(crate) fn reduce(
+    name: &str,
+    address: usize,
+    shape: &Bound<'_, PyAny>,
+    dtype: u8,
+    owner: &Bound<'_, PyAny>,
+    root: u32,
+    op: u8,
+    prescale: f64,
+    postscale: f64,
+    group: i64,
+) -> PyResult<Handle> {
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let collective = Collective::Reduce { root: Rank(root), op: read_op(op)?, prescale, postscale };
+    let request = Request::new(Arc::clone(name), collective, dtype, shape);
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Caller)
+}
+
+/// Asks for all ranks' tensors on `root`, a rank inside the group, one after the other along the first dimension.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
+pub(crate) fn gather(
+    name: &str,
+    address: usize,
+    shape: &Bound<'_, PyAny>,
+    dtype: u8,
+    owner: &Bound<'_, PyAny>,
+    root: u32,
+    group: i64,
+) -> PyResult<Handle> {
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let request = Request::new(Arc::clone(name), Collective::Gather { root: Rank(root) }, dtype, shape);
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
+}
+
+/// Asks for this rank's part of the tensor of `root`, a rank inside the group, which gives `splits[r]` rows to each rank
+/// `r`. The others' tensors have no rows.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
+pub(crate) fn scatter(
+    name: &str,
+    address: usize,
+    shape: &Bound<'_, PyAny>,
+    dtype: u8,
+    owner: &Bound<'_, PyAny>,
+    root: u32,
+    splits: Option<&Bound<'_, PyAny>>,
+    group: i64,
+) -> PyResult<Handle> {
+    let (job, name) = (world::current()?, &Arc::from(name));
+    let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
+    let splits = splits.map(|splits| read_numbers(splits, "splits")).transpose()?;
+    let request = Request::new(Arc::clone(name), Collective::Scatter { root: Rank(root), splits }, dtype, shape);
+    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
+}
+
 /// Sends a tensor to a rank of the group, by its number there. `what` names the memory while it is lent.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]

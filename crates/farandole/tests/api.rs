@@ -21,6 +21,7 @@ fn setup() -> Setup {
         layout: Some(Layout::standard(1)),
     };
     Setup {
+        environment: None,
         config: Some(Config::default()),
         direct: DirectSettings::default(),
         options,

@@ -108,6 +108,19 @@ def test_tensors_that_are_not_contiguous(groups):
         assert output[:, 0].tolist() == [float(rank) for rank in ranks for _ in range(2)]
 
 
+def test_sparse_tensors(groups):
+    me = dist.get_rank()
+    for group, ranks in groups:
+        # Each rank has row 0, a row of its own, and that one twice.
+        tensor = torch.sparse_coo_tensor([[0, me + 1, me + 1]], [[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]], (9, 2))
+        dist.all_reduce(tensor, group=group)
+        expected = torch.zeros(9, 2)
+        expected[0] = torch.tensor([1.0, 2.0]) * len(ranks)
+        for rank in ranks:
+            expected[rank + 1] = torch.tensor([4.0, 5.0])
+        same(tensor.to_dense(), expected)
+
+
 def test_nothing_at_all(groups):
     for group, ranks in groups:
         dist.all_reduce(torch.empty(0), group=group)

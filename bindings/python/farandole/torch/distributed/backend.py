@@ -4,9 +4,6 @@ Tensors are lent as one dimension, so ranks need not agree on shapes; where they
 Tensors that are not contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the engine
 does not compute with travel as bytes; complex numbers are reduced as pairs of real ones.
 
-Gather and scatter are alltoalls in which everything goes to, or comes from, the root. Reduce is an allreduce whose result
-only the root takes.
-
 Roots and peers are ranks of the process group here, as torch gives them.
 
 Not here: how calls are named (`call_names`), and how their results are waited for (`work`).
@@ -15,6 +12,7 @@ Not here: how calls are named (`call_names`), and how their results are waited f
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Optional
@@ -82,7 +80,37 @@ class FarandoleBackend(Backend):
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Each tensor becomes the combination of all ranks' tensors, in place."""
+        if tensors[0].is_sparse:
+            return self.allreduce_sparse(tensors, opts)
         return self.allreduce_coalesced(tensors, opts)
+
+    def allreduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """As `allreduce`, for the sum of a sparse tensor: every rank adds up the elements of all."""
+        [tensor] = tensors
+        if self._reduction(opts, tensors) != (Sum, 1.0):
+            raise ValueError("The backend farandole reduces sparse tensors by SUM only.")
+        own = tensor.detach().coalesce()
+        # Element by element, because ranks have different numbers of them.
+        parts = [own.indices().t(), own.values()]
+        loans = [lent_memory.lend(part) for part in parts]
+        name = self._name("allreduce_sparse", own.dtype)
+        batch, group = (name, len(loans)), self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [
+                _native.allgather(_member(name, batch, index), *_flat(loan), group, batch)
+                for index, loan in enumerate(loans)
+            ]
+
+        def finish(results: list[_native.Result]) -> Sequence[Tensor]:
+            indices, elements = (_tensor_of(result).view(-1, *part.shape[1:]) for result, part in zip(results, parts))
+            total = torch.sparse_coo_tensor(indices.t(), elements, tensor.shape).coalesce()
+            # Not through a detached one: the elements of a sparse tensor are its own.
+            with torch.no_grad():
+                tensor.copy_(total)
+            return tensors
+
+        return self._submit(name, loans, ask, finish, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """As `allreduce`, for tensors that are reduced together."""
@@ -109,20 +137,15 @@ class FarandoleBackend(Backend):
         """The root's tensor becomes the combination of all ranks' tensors. The others stay as they are."""
         [tensor] = tensors
         op, prescale = self._reduction(opts, tensors)
-        view = _as_numbers(tensor)
-        name = self._name("reduce", op, opts.rootRank, _form(view))
-        if self.rank() == opts.rootRank:
-            loan, output = lent_memory.lend_to_write(view), None
-        else:
-            loan, output = lent_memory.lend_for_copy(view)
-        destination = None if output is None else (output.data_ptr(), output)
-        group = self._membership.group
+        view, root, group = _as_numbers(tensor), opts.rootRank, self._membership.group
+        name = self._name("reduce", op, root, _form(view))
+        loan = lent_memory.lend_to_write(view) if self.rank() == root else lent_memory.lend(view)
 
         def ask() -> list[_native.Handle]:
-            return [_native.allreduce(name, *_flat(loan), op, prescale, 1.0, group, None, 0, destination)]
+            return [_native.reduce(name, *_flat(loan), root, op, prescale, 1.0, group)]
 
         def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
-            if self.rank() == opts.rootRank:
+            if self.rank() == root:
                 loan.copy_back(name)
             return tensors
 
@@ -232,21 +255,30 @@ class FarandoleBackend(Backend):
         return self._submit(name, loans, ask, finish, opts)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
-        """On the root, the outputs become the inputs of all ranks."""
+        """On the root, the outputs become the inputs of all ranks, which may differ in size."""
         [tensor] = inputs
         targets = list(outputs[0]) if self.rank() == opts.rootRank else []
-        splits = [tensor.numel() if to == opts.rootRank else 0 for to in range(self.size())]
-        name = self._name("gather", opts.rootRank, tensor.dtype)
-        return self._exchange(name, tensor, splits, targets, opts)
+        loan = lent_memory.lend(_as_travelling(tensor))
+        name, root, group = self._name("gather", opts.rootRank, tensor.dtype), opts.rootRank, self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [_native.gather(name, *_flat(loan), root, group)]
+
+        return self._submit(name, [loan], ask, lambda results: _received(targets, results[0]), opts)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Work:
-        """The output becomes the root's input for this rank."""
+        """The output becomes the root's input for this rank; these may differ in size."""
         [output] = outputs
-        parts = list(inputs[0]) if self.rank() == opts.rootRank else []
-        source = _joined(parts) if parts else output.new_empty(0)
-        splits = [part.numel() for part in parts] or [0] * self.size()
-        name = self._name("scatter", opts.rootRank, output.dtype)
-        return self._exchange(name, source, splits, [output], opts)
+        is_root = self.rank() == opts.rootRank
+        parts = [_as_travelling(part) for part in inputs[0]] if is_root else [_as_travelling(output.new_empty(0))]
+        splits = [part.numel() for part in parts] if is_root else None
+        loan = lent_memory.lend(_joined(parts))
+        name, root, group = self._name("scatter", opts.rootRank, output.dtype), opts.rootRank, self._membership.group
+
+        def ask() -> list[_native.Handle]:
+            return [_native.scatter(name, *_flat(loan), root, splits, group)]
+
+        return self._submit(name, [loan], ask, lambda results: _received(outputs, results[0]), opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Each output becomes the input that its rank has for this one."""
@@ -302,8 +334,7 @@ class FarandoleBackend(Backend):
             came = [count // scale for count in result.received_splits]
             if received is not None and came != list(received):
                 raise ValueError(f"alltoall: {list(received)} elements were expected from the ranks, {came} came.")
-            _fill([_as_travelling(target) for target in targets], _tensor_of(result))
-            return targets
+            return _received(targets, result)
 
         def ask() -> list[_native.Handle]:
             return [_native.alltoall(name, *_flat(loan), splits, self._membership.group)]
@@ -320,25 +351,28 @@ class FarandoleBackend(Backend):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Returns when all ranks have called it. Rank 0 raises the ranks that have not come in time, all of them with
         `wait_all_ranks`. It goes through the store, so that the job can go on."""
-        limit = timeout_of(getattr(timeout, "timeout", timeout), self._timeout)
+        limit = getattr(timeout, "timeout", timeout)
+        limit = self._timeout if limit is None or limit < timedelta(0) else limit
         prefix = f"farandole/barrier/{next(self._barriers)}"
+        deadline, shown = time.monotonic() + limit.total_seconds(), f"{limit.total_seconds() * 1000:g} ms"
         if self.rank() != 0:
             self._store.set(f"{prefix}/{self.rank()}", "here")
-            if not _is_set_within(self._store, f"{prefix}/go", limit):
+            if not _is_set_by(self._store, f"{prefix}/end", deadline) or self._store.get(f"{prefix}/end") != b"passed":
                 raise RuntimeError(
-                    f"[Rank {self.rank()}]: monitoredBarrier: rank 0 has not let it pass within {limit}."
+                    f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received "
+                    f"errors while waiting for send/recv from rank 0: it did not pass within {shown}."
                 )
             return
-        missing = []
+        missing: list[int] = []
         for rank in range(1, self.size()):
-            if not _is_set_within(self._store, f"{prefix}/{rank}", limit):
+            if not (missing and not wait_all_ranks) and not _is_set_by(self._store, f"{prefix}/{rank}", deadline):
                 missing.append(rank)
-                if not wait_all_ranks:
-                    break
+        self._store.set(f"{prefix}/end", "failed" if missing else "passed")
+        if missing and not limit:
+            raise RuntimeError(f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {shown}.")
         if missing:
-            which = ", ".join(map(str, missing))
-            raise RuntimeError(f"[Rank 0]: Ranks {which} failed to pass monitoredBarrier in {limit}.")
-        self._store.set(f"{prefix}/go", "go")
+            which = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            raise RuntimeError(f"[Rank 0]: {which} failed to pass monitoredBarrier in {shown}.")
 
     # Point to point.
 
@@ -473,6 +507,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
+def _received(targets: Sequence[Tensor], result: _native.Result) -> Sequence[Tensor]:
+    """The targets, filled with what came in."""
+    _fill([_as_travelling(target) for target in targets], _tensor_of(result))
+    return targets
+
+
 def _tensor_of(result: _native.Result) -> Tensor:
     return torch.from_dlpack(result).view(-1)
 
@@ -489,9 +529,13 @@ def _fill(targets: Sequence[Tensor], source: Tensor) -> None:
         start += target.numel()
 
 
-def _is_set_within(store: Any, key: str, limit: timedelta) -> bool:
+def _is_set_by(store: Any, key: str, deadline: float) -> bool:
+    """Whether a key is in a store, waiting for it until this moment."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return store.check([key])
     try:
-        store.wait([key], limit)
+        store.wait([key], timedelta(seconds=left))
     except dist.DistStoreError:
         return False
     return True
