@@ -52,8 +52,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::request::{
-        allgather, allreduce, allreduce_batch, allreduce_many, alltoall, barrier, broadcast, gather, join, recv, reduce,
-        reducescatter, scatter, send,
+        allgather, allreduce, allreduce_batch, allreduce_many, alltoall, barrier, broadcast, gather, join, recv,
+        reduce, reducescatter, scatter, send,
     };
     #[pymodule_export]
     use crate::result::Result;

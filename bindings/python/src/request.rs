@@ -223,8 +223,8 @@ pub(crate) fn reducescatter(
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
-/// Asks for the combination of all ranks' tensors on `root`, a rank inside the group, in place. The others' stay as they
-/// are.
+/// Asks for the combination of all ranks' tensors on `root`, a rank inside the group, in place. The others' stay as
+/// they are.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
 pub(crate) fn reduce(
@@ -264,8 +264,8 @@ pub(crate) fn gather(
     submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
 }
 
-/// Asks for this rank's part of the tensor of `root`, a rank inside the group, which gives `splits[r]` rows to each rank
-/// `r`. The others' tensors have no rows.
+/// Asks for this rank's part of the tensor of `root`, a rank inside the group, which gives `splits[r]` rows to each
+/// rank `r`. The others' tensors have no rows.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
 pub(crate) fn scatter(

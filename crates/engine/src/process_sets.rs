@@ -187,7 +187,8 @@ impl Engine {
     }
 }
 
-/// The number under which a group is recorded: records have 16 bits for it. Groups that were joined have the upper half.
+/// The number under which a group is recorded: records have 16 bits for it. Groups that were joined have the upper
+/// half.
 fn recorded(round: GroupId) -> GroupId {
     const UPPER_HALF: u32 = 1 << 15;
     GroupId(if round.0 & GroupId::JOINED == 0 { round.0 } else { UPPER_HALF + (round.0 & !GroupId::JOINED) })

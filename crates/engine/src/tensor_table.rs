@@ -86,8 +86,8 @@ impl TensorTable {
         Ok(id)
     }
 
-    /// The number under which a send or a receive is recorded, or why there can be none. Any number of them may have one
-    /// name.
+    /// The number under which a send or a receive is recorded, or why there can be none. Any number of them may have
+    /// one name.
     pub(crate) fn enter_transfer(&self, group: GroupId, name: &Arc<str>, recorder: &Recorder) -> Result<NameId> {
         let mut groups = self.lock();
         let entry = open_entry(&mut groups, group)?;

@@ -19,8 +19,8 @@ pub struct Item {
     pub collective: Collective,
     /// Element type.
     pub dtype: Dtype,
-    /// The common shape. For allgather, alltoall, gather and scatter the first dimension is that of no rank in particular and holds
-    /// zero.
+    /// The common shape. For allgather, alltoall, gather and scatter the first dimension is that of no rank in
+    /// particular and holds zero.
     pub shape: Shape,
     /// Whether the tensors lie in accelerator memory.
     pub device: Placement,

@@ -1,8 +1,8 @@
 //! Reduce: the root gets the combination of all contributions.
 //!
-//! By messages it is a broadcast backwards: the same trees and the same segments (see `broadcast`), but each member folds
-//! what its children send into its own contribution and passes the partial result on to its parent. So it has as many
-//! steps and as many bytes, and what is left in the work buffers of the others is spoilt.
+//! By messages it is a broadcast backwards: the same trees and the same segments (see `broadcast`), but each member
+//! folds what its children send into its own contribution and passes the partial result on to its parent. So it has as
+//! many steps and as many bytes, and what is left in the work buffers of the others is spoilt.
 //!
 //! Through windows everybody but the root publishes tile by tile, and the root folds whole tiles, in rank order: bytes
 //! copied into the windows: all, by everybody else; bytes read: all of everybody, by the root. Nothing but the root's

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use farandole_plan::p2p::{
-    BUFFERED_BYTES, EAGER_BYTES, Effect, Form, Note, PIECE_BYTES, PointToPoint, TransferId, Use,
+    BUFFERED_BYTES, EAGER_BYTES, Form, Note, PIECE_BYTES, PointToPoint, TransferEffect, TransferId, Use,
 };
 use farandole_plan::{Dtype, Rank};
 
@@ -78,18 +78,18 @@ impl Net {
         let Node { state, memory, kept, ends, .. } = &mut self.nodes[at];
         while let Some(effect) = state.poll() {
             match effect {
-                Effect::Tell { to, note, with } => {
+                TransferEffect::Tell { to, note, with } => {
                     let mut message = Vec::new();
                     note.encode(&mut message);
                     message.extend(with.map(|id| memory[&id].clone()).unwrap_or_default());
                     self.lines[at][to.index()].push_back(message);
                 }
-                Effect::PlaceKept { id, from, number } => {
+                TransferEffect::PlaceKept { id, from, number } => {
                     *memory.get_mut(&id).unwrap() = kept.remove(&(from, number)).unwrap()
                 }
-                Effect::DropKept { from, number } => drop(kept.remove(&(from, number)).unwrap()),
-                Effect::Done { id, peer } => assert_eq!(ends.insert(id, End::Done(peer)), None, "done twice"),
-                Effect::Refused { id, reason } => {
+                TransferEffect::DropKept { from, number } => drop(kept.remove(&(from, number)).unwrap()),
+                TransferEffect::Done { id, peer } => assert_eq!(ends.insert(id, End::Done(peer)), None, "done twice"),
+                TransferEffect::Refused { id, reason } => {
                     assert_eq!(ends.insert(id, End::Refused(reason.to_string())), None, "ended twice");
                 }
             }

@@ -1,4 +1,4 @@
-"""The backend of `torch.distributed`: every operation, on the world and on its parts, against results worked out here."""
+"""The backend of `torch.distributed`: every operation, on the world and on its parts, with results worked out here."""
 
 from datetime import timedelta
 
@@ -39,7 +39,8 @@ def groups(world):
     size = dist.get_world_size()
     wanted = [list(range(0, size, 2)), list(range(1, size, 2)), list(range(size - 1)), [0], list(range(size))]
     made = [(dist.new_group(ranks), ranks) for ranks in wanted]
-    return [(dist.group.WORLD, list(range(size)))] + [(group, ranks) for group, ranks in made if dist.get_rank() in ranks]
+    here = [(group, ranks) for group, ranks in made if dist.get_rank() in ranks]
+    return [(dist.group.WORLD, list(range(size))), *here]
 
 
 def values(rank, dtype, count=5):

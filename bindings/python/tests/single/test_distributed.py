@@ -1,4 +1,4 @@
-"""Process groups with the backend "farandole" in jobs of their own: under several launchers, beside gloo, and in trouble."""
+"""Process groups with the backend "farandole" in jobs of their own: under launchers, beside gloo, and in trouble."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ torch.manual_seed(1)
 torch.set_num_threads(1)
 dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
-network = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300), torch.nn.ReLU(), torch.nn.Linear(300, 4))
+layers = [torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300), torch.nn.ReLU(), torch.nn.Linear(300, 4)]
+network = torch.nn.Sequential(*layers)
 if mode == "fsdp":
     from torch.distributed.fsdp import fully_shard
     fully_shard(network[0])

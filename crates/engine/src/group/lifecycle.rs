@@ -1,8 +1,9 @@
 //! How a group ends: in good order, or for a cause.
 //!
 //! A rank that wants to leave waits until the messages that it has sent were received. Then it says so to the agreement
-//! (*closing*), which lets it go when no request is under way. When its own messages are done, it says goodbye and *lingers*: it waits for the goodbyes of its peers, so that nobody takes the end of a
-//! connection for a failure. A group that fails tells its peers the cause first, fails all requests, and lingers, too.
+//! (*closing*), which lets it go when no request is under way. When its own messages are done, it says goodbye and
+//! *lingers*: it waits for the goodbyes of its peers, so that nobody takes the end of a connection for a failure. A
+//! group that fails tells its peers the cause first, fails all requests, and lingers, too.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! The point-to-point messages of one group on one rank: the memory behind `plan::p2p`, and the control lines.
 //!
-//! Bytes go over the control lines, between the messages of the agreement. A piece of a long message is handed to a line
-//! when the line has let go of everything before, so a line never holds more than one, and other messages wait for one
-//! at most.
+//! Bytes go over the control lines, between the messages of the agreement. A piece of a long message is handed to a
+//! line when the line has let go of everything before, so a line never holds more than one, and other messages wait for
+//! one at most.
 
 use std::collections::HashMap;
 
 use farandole_plan::Rank;
-use farandole_plan::p2p::{Effect, Form, Note, PointToPoint, TransferId, Use};
+use farandole_plan::p2p::{Form, Note, PointToPoint, TransferEffect, TransferId, Use};
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::control::SAYS_TRANSFER;
@@ -122,7 +122,7 @@ impl Transfers {
         while let Some(effect) = self.state.poll() {
             moved = true;
             match effect {
-                Effect::Tell { to, note, with } => {
+                TransferEffect::Tell { to, note, with } => {
                     let mut message = std::mem::take(&mut self.message);
                     let bytes = with.map(|id| self.pending[&id].input()).unwrap_or_default();
                     compose(&mut message, note, bytes);
@@ -134,16 +134,16 @@ impl Transfers {
                     }
                     self.message = message;
                 }
-                Effect::PlaceKept { id, from, number } => {
+                TransferEffect::PlaceKept { id, from, number } => {
                     let bytes = self.kept.remove(&(from, number)).expect("invariant: eager bytes are kept");
                     self.place(id, 0, &bytes);
                 }
-                Effect::DropKept { from, number } => drop(self.kept.remove(&(from, number))),
-                Effect::Done { id, peer } => {
+                TransferEffect::DropKept { from, number } => drop(self.kept.remove(&(from, number))),
+                TransferEffect::Done { id, peer } => {
                     let Pending { promise, input, .. } = self.take(id);
                     promise.fulfil(Ok(Outcome { input, source: Some(peer), ..Outcome::default() }));
                 }
-                Effect::Refused { id, reason } => {
+                TransferEffect::Refused { id, reason } => {
                     let pending = self.take(id);
                     let name = pending.name.clone();
                     pending.fail(Error::Refused { name, explanation: reason });

@@ -1,9 +1,9 @@
 //! Point-to-point messages: which send belongs to which receive, and when the bytes travel.
 //!
-//! A send names its destination and a tag, a receive its source, or none, and a tag. They need no agreement of the group
-//! and no bucket: the two ranks tell each other *notes* over their control line, which keeps their order. As in MPI, a
-//! receive takes the oldest send that fits, and a send the oldest receive; so messages of one tag from one rank to
-//! another do not overtake each other.
+//! A send names its destination and a tag, a receive its source, or none, and a tag. They need no agreement of the
+//! group and no bucket: the two ranks tell each other *notes* over their control line, which keeps their order. As in
+//! MPI, a receive takes the oldest send that fits, and a send the oldest receive; so messages of one tag from one rank
+//! to another do not overtake each other.
 //!
 //! Two protocols, by size, with MPI's names:
 //! - *eager*, up to [`EAGER_BYTES`]: the bytes travel with the [`Note::Offer`]. The receiver keeps them until a receive
@@ -16,7 +16,7 @@
 //! everything else goes on. (A send that was done at once cannot be told.)
 //!
 //! [`PointToPoint`] is the state of one rank. It holds no tensor memory: [`PointToPoint::receive`] says where the bytes
-//! of a note go, and [`Effect`]s what is to be done besides. A rank may send to itself.
+//! of a note go, and [`TransferEffect`]s what is to be done besides. A rank may send to itself.
 
 mod note;
 
@@ -63,7 +63,7 @@ pub enum Use {
 
 /// What is to be done. In order: what a `Done` frees is not needed by anything before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum TransferEffect {
     /// Tell a rank, with bytes of a send if there are any.
     Tell {
         /// The rank.
@@ -182,7 +182,7 @@ pub struct PointToPoint {
     posted: VecDeque<Posted>,
     /// Offers that wait for a receive, the oldest first.
     offers: VecDeque<Offered>,
-    effects: VecDeque<Effect>,
+    effects: VecDeque<TransferEffect>,
     transfers: u64,
 }
 
@@ -209,10 +209,10 @@ impl PointToPoint {
         let done = form.is_eager() && peer.buffered + form.bytes <= BUFFERED_BYTES;
         peer.sends.insert(number, Sending { id, form, done });
         let with = form.is_eager().then_some(id);
-        self.effects.push_back(Effect::Tell { to, note: Note::Offer { number, tag, form }, with });
+        self.effects.push_back(TransferEffect::Tell { to, note: Note::Offer { number, tag, form }, with });
         if done {
             self.peers[to.index()].buffered += form.bytes;
-            self.effects.push_back(Effect::Done { id, peer: to });
+            self.effects.push_back(TransferEffect::Done { id, peer: to });
         }
         id
     }
@@ -255,7 +255,7 @@ impl PointToPoint {
                 if !sending.form.is_eager() {
                     self.peers[from.index()].flowing.push_back((number, sending, 0));
                 } else if !sending.done {
-                    self.effects.push_back(Effect::Done { id: sending.id, peer: from });
+                    self.effects.push_back(TransferEffect::Done { id: sending.id, peer: from });
                 }
                 Ok(Use::None)
             }
@@ -263,7 +263,7 @@ impl PointToPoint {
                 let sending = self.answered(from, number).ok_or_else(|| violation("an answer to no offer"))?;
                 if !sending.done {
                     let reason = self.mismatch(self.me, sending.form, from, form);
-                    self.effects.push_back(Effect::Refused { id: sending.id, reason });
+                    self.effects.push_back(TransferEffect::Refused { id: sending.id, reason });
                 }
                 Ok(Use::None)
             }
@@ -272,7 +272,7 @@ impl PointToPoint {
     }
 
     /// What is to be done next.
-    pub fn poll(&mut self) -> Option<Effect> {
+    pub fn poll(&mut self) -> Option<TransferEffect> {
         self.effects.pop_front()
     }
 
@@ -284,7 +284,7 @@ impl PointToPoint {
         *sent = span.end;
         if span.end == sending.form.bytes {
             self.peers[to.index()].flowing.pop_front();
-            self.effects.push_back(Effect::Done { id, peer: to });
+            self.effects.push_back(TransferEffect::Done { id, peer: to });
         }
         Some(Piece { note: Note::Piece { number }, id, span })
     }
@@ -315,7 +315,7 @@ impl PointToPoint {
             return Use::None;
         }
         if form.is_eager() {
-            self.effects.push_back(Effect::Done { id: posted.id, peer: from });
+            self.effects.push_back(TransferEffect::Done { id: posted.id, peer: from });
             return Use::Place { id: posted.id, offset: 0 };
         }
         Use::None
@@ -327,10 +327,10 @@ impl PointToPoint {
         let accepted = self.accept(posted, offer);
         match (accepted, form.is_eager()) {
             (true, true) => {
-                self.effects.push_back(Effect::PlaceKept { id: posted.id, from, number });
-                self.effects.push_back(Effect::Done { id: posted.id, peer: from });
+                self.effects.push_back(TransferEffect::PlaceKept { id: posted.id, from, number });
+                self.effects.push_back(TransferEffect::Done { id: posted.id, peer: from });
             }
-            (false, true) => self.effects.push_back(Effect::DropKept { from, number }),
+            (false, true) => self.effects.push_back(TransferEffect::DropKept { from, number }),
             (_, false) => {}
         }
     }
@@ -339,16 +339,16 @@ impl PointToPoint {
     fn accept(&mut self, posted: Posted, offer: Offered) -> bool {
         let Offered { from, number, form, .. } = offer;
         if form != posted.form {
-            self.effects.push_back(Effect::Tell {
+            self.effects.push_back(TransferEffect::Tell {
                 to: from,
                 note: Note::Refuse { number, form: posted.form },
                 with: None,
             });
             let reason = self.mismatch(from, form, self.me, posted.form);
-            self.effects.push_back(Effect::Refused { id: posted.id, reason });
+            self.effects.push_back(TransferEffect::Refused { id: posted.id, reason });
             return false;
         }
-        self.effects.push_back(Effect::Tell { to: from, note: Note::Accept { number }, with: None });
+        self.effects.push_back(TransferEffect::Tell { to: from, note: Note::Accept { number }, with: None });
         if !form.is_eager() {
             self.peers[from.index()].arriving.insert(number, Arriving { id: posted.id, form, arrived: 0 });
         }
@@ -373,7 +373,7 @@ impl PointToPoint {
         let id = arriving.id;
         if arriving.arrived == arriving.form.bytes {
             peer.arriving.remove(&number);
-            self.effects.push_back(Effect::Done { id, peer: from });
+            self.effects.push_back(TransferEffect::Done { id, peer: from });
         }
         Some(Use::Place { id, offset })
     }

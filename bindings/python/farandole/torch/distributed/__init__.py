@@ -5,8 +5,9 @@ its timeline, reports and verdict are those of other jobs. Under torchrun the na
 entry point of the group `torch.distributed.backends`. Under other launchers, import this module first.
 
 Modules: `membership` (how a process group gets its ranks of the engine), `backend` (what each operation asks the engine
-for), `call_names` (how calls of all ranks find each other), `work` (what an operation returns), `process_group` (what
-Python callers call), `rendezvous` (`env://` under launchers that do not set torch's variables).
+for) with `reductions`, `tensors` and `monitored_barrier`, `call_names` (how calls of all ranks find each other), `work`
+(what an operation returns), `process_group` (what Python callers call), `rendezvous` (`env://` under launchers that do
+not set torch's variables).
 """
 
 from __future__ import annotations

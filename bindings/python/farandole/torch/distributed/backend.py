@@ -1,8 +1,8 @@
 """What each operation of `torch.distributed` asks the engine for: `FarandoleBackend`.
 
 Tensors are lent as one dimension, so ranks need not agree on shapes; where they must agree on sizes, the engine checks.
-Tensors that are not contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the engine
-does not compute with travel as bytes; complex numbers are reduced as pairs of real ones.
+Tensors that are not contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the
+engine does not compute with travel as bytes; complex numbers are reduced as pairs of real ones.
 
 Roots and peers are ranks of the process group here, as torch gives them.
 
@@ -12,7 +12,6 @@ Not here: how calls are named (`call_names`), and how their results are waited f
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Optional
@@ -23,34 +22,30 @@ from torch._C._distributed_c10d import Backend
 
 from farandole import _native
 from farandole.exceptions import HorovodInternalError
-from farandole.exports import Average, Max, Min, Product, Sum
+from farandole.exports import Sum
 from farandole.torch import lent_memory, staging
+from farandole.torch.distributed import monitored_barrier
 from farandole.torch.distributed.call_names import CallNames
 from farandole.torch.distributed.membership import Membership
+from farandole.torch.distributed.reductions import reduction_of
+from farandole.torch.distributed.tensors import (
+    Tensor,
+    as_numbers,
+    as_travelling,
+    fill,
+    flat,
+    form,
+    joined,
+    member,
+    received,
+    tensor_of,
+)
 from farandole.torch.distributed.work import Finish, FutureThread, Work, as_backend_error, timeout_of
 from farandole.torch.lent_memory import Loan
 
 __all__ = ["FarandoleBackend", "NAME"]
 
 NAME = "farandole"
-
-Tensor = torch.Tensor
-
-_OPERATIONS = {
-    dist.ReduceOp.SUM: Sum,
-    dist.ReduceOp.AVG: Average,
-    dist.ReduceOp.PRODUCT: Product,
-    dist.ReduceOp.MIN: Min,
-    dist.ReduceOp.MAX: Max,
-    dist.ReduceOp.PREMUL_SUM: Sum,
-}
-"""The engine's operation for each of torch's."""
-
-_OF_BOOL = {dist.ReduceOp.BAND: Min, dist.ReduceOp.BOR: Max}
-"""The engine has no bitwise operations; of bool, these are the same."""
-
-_LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
-"""What may be done to real and imaginary parts apart."""
 
 
 class FarandoleBackend(Backend):
@@ -87,7 +82,7 @@ class FarandoleBackend(Backend):
     def allreduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """As `allreduce`, for the sum of a sparse tensor: every rank adds up the elements of all."""
         [tensor] = tensors
-        if self._reduction(opts, tensors) != (Sum, 1.0):
+        if reduction_of(opts, tensors) != (Sum, 1.0):
             raise ValueError("The backend farandole reduces sparse tensors by SUM only.")
         own = tensor.detach().coalesce()
         # Element by element, because ranks have different numbers of them.
@@ -98,12 +93,12 @@ class FarandoleBackend(Backend):
 
         def ask() -> list[_native.Handle]:
             return [
-                _native.allgather(_member(name, batch, index), *_flat(loan), group, batch)
+                _native.allgather(member(name, batch, index), *flat(loan), group, batch)
                 for index, loan in enumerate(loans)
             ]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
-            indices, elements = (_tensor_of(result).view(-1, *part.shape[1:]) for result, part in zip(results, parts))
+            indices, elements = (tensor_of(result).view(-1, *part.shape[1:]) for result, part in zip(results, parts))
             total = torch.sparse_coo_tensor(indices.t(), elements, tensor.shape).coalesce()
             # Not through a detached one: the elements of a sparse tensor are its own.
             with torch.no_grad():
@@ -114,16 +109,16 @@ class FarandoleBackend(Backend):
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """As `allreduce`, for tensors that are reduced together."""
-        op, prescale = self._reduction(opts, tensors)
-        views = [_as_numbers(tensor) for tensor in tensors]
+        op, prescale = reduction_of(opts, tensors)
+        views = [as_numbers(tensor) for tensor in tensors]
         loans = [lent_memory.lend_to_write(view) for view in views]
-        name = self._name("allreduce", op, *map(_form, views))
+        name = self._name("allreduce", op, *map(form, views))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
             how = (op, prescale, 1.0, self._membership.group, batch, 0, None)
             return _native.allreduce_many(
-                [(_member(name, batch, index), *_flat(loan), *how) for index, loan in enumerate(loans)]
+                [(member(name, batch, index), *flat(loan), *how) for index, loan in enumerate(loans)]
             )
 
         def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
@@ -136,13 +131,13 @@ class FarandoleBackend(Backend):
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:
         """The root's tensor becomes the combination of all ranks' tensors. The others stay as they are."""
         [tensor] = tensors
-        op, prescale = self._reduction(opts, tensors)
-        view, root, group = _as_numbers(tensor), opts.rootRank, self._membership.group
-        name = self._name("reduce", op, root, _form(view))
+        op, prescale = reduction_of(opts, tensors)
+        view, root, group = as_numbers(tensor), opts.rootRank, self._membership.group
+        name = self._name("reduce", op, root, form(view))
         loan = lent_memory.lend_to_write(view) if self.rank() == root else lent_memory.lend(view)
 
         def ask() -> list[_native.Handle]:
-            return [_native.reduce(name, *_flat(loan), root, op, prescale, 1.0, group)]
+            return [_native.reduce(name, *flat(loan), root, op, prescale, 1.0, group)]
 
         def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
             if self.rank() == root:
@@ -165,21 +160,21 @@ class FarandoleBackend(Backend):
                     f"reduce_scatter: the input ({tensor.numel()} of {tensor.dtype}) must be {self.size()} times as "
                     f"large as the output ({output.numel()} of {output.dtype})."
                 )
-        op, prescale = self._reduction(opts, inputs)
-        loans = [lent_memory.lend(_as_numbers(tensor)) for tensor in inputs]
-        name = self._name("reduce_scatter", op, *(_form(loan.host) for loan in loans))
+        op, prescale = reduction_of(opts, inputs)
+        loans = [lent_memory.lend(as_numbers(tensor)) for tensor in inputs]
+        name = self._name("reduce_scatter", op, *(form(loan.host) for loan in loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
             group, rows = self._membership.group, self.size()
             return [
-                _native.reducescatter(_member(name, batch, at), *_flat(loan, rows), op, prescale, 1.0, group, batch)
+                _native.reducescatter(member(name, batch, at), *flat(loan, rows), op, prescale, 1.0, group, batch)
                 for at, loan in enumerate(loans)
             ]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             for result, output in zip(results, outputs):
-                _fill([_as_numbers(output)], _tensor_of(result))
+                fill([as_numbers(output)], tensor_of(result))
             return outputs
 
         return self._submit(name, loans, ask, finish, opts)
@@ -188,14 +183,14 @@ class FarandoleBackend(Backend):
         """The output becomes the combination of the tensors that all ranks have for this rank."""
         [output], [parts] = outputs, inputs
         if all(part.numel() == output.numel() for part in parts):
-            return self.reduce_scatter_single(output, _joined(parts), opts)
+            return self.reduce_scatter_single(output, joined(parts), opts)
         # The engine deals rows out evenly; for uneven parts every rank gets everything and takes its own.
-        whole = _joined(parts)
+        whole = joined(parts)
         work = self.allreduce_coalesced([whole], opts)
         start = sum(part.numel() for part in parts[: self.rank()])
 
         def finish(_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            _fill([output], whole[start : start + parts[self.rank()].numel()])
+            fill([output], whole[start : start + parts[self.rank()].numel()])
             return outputs
 
         return work.then(finish)
@@ -205,16 +200,19 @@ class FarandoleBackend(Backend):
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Work:
         """Each tensor becomes the root's."""
         [tensor] = tensors
-        view = _as_travelling(tensor)
+        view = as_travelling(tensor)
         loan = lent_memory.lend_to_write(view)
-        name = self._name("broadcast", opts.rootRank, _form(view))
+        name = self._name("broadcast", opts.rootRank, form(view))
         root, group = self._membership.ranks[opts.rootRank], self._membership.group
 
         def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
             loan.copy_back(name)
             return tensors
 
-        return self._submit(name, [loan], lambda: [_native.broadcast(name, *_flat(loan), root, group, None)], finish, opts)
+        def ask() -> list[_native.Handle]:
+            return [_native.broadcast(name, *flat(loan), root, group, None)]
+
+        return self._submit(name, [loan], ask, finish, opts)
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Each list of outputs becomes the inputs of all ranks, which may differ in size."""
@@ -230,26 +228,28 @@ class FarandoleBackend(Backend):
         """The output becomes the inputs of all ranks, one after the other."""
         return self._allgather([[output]], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
         """As `all_gather_single`, for tensors that are gathered together."""
         return self._allgather([[output] for output in outputs], inputs, opts)
 
     def _allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
         """outputs: for each input, the tensors that take the result, in order."""
-        loans = [lent_memory.lend(_as_travelling(tensor)) for tensor in inputs]
+        loans = [lent_memory.lend(as_travelling(tensor)) for tensor in inputs]
         name = self._name("allgather", *(loan.host.dtype for loan in loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
             group = self._membership.group
             return [
-                _native.allgather(_member(name, batch, index), *_flat(loan), group, batch)
+                _native.allgather(member(name, batch, index), *flat(loan), group, batch)
                 for index, loan in enumerate(loans)
             ]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             for result, targets in zip(results, outputs):
-                _fill([_as_travelling(target) for target in targets], _tensor_of(result))
+                fill([as_travelling(target) for target in targets], tensor_of(result))
             return list(itertools.chain.from_iterable(outputs))
 
         return self._submit(name, loans, ask, finish, opts)
@@ -258,32 +258,32 @@ class FarandoleBackend(Backend):
         """On the root, the outputs become the inputs of all ranks, which may differ in size."""
         [tensor] = inputs
         targets = list(outputs[0]) if self.rank() == opts.rootRank else []
-        loan = lent_memory.lend(_as_travelling(tensor))
+        loan = lent_memory.lend(as_travelling(tensor))
         name, root, group = self._name("gather", opts.rootRank, tensor.dtype), opts.rootRank, self._membership.group
 
         def ask() -> list[_native.Handle]:
-            return [_native.gather(name, *_flat(loan), root, group)]
+            return [_native.gather(name, *flat(loan), root, group)]
 
-        return self._submit(name, [loan], ask, lambda results: _received(targets, results[0]), opts)
+        return self._submit(name, [loan], ask, lambda results: received(targets, results[0]), opts)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Work:
         """The output becomes the root's input for this rank; these may differ in size."""
         [output] = outputs
         is_root = self.rank() == opts.rootRank
-        parts = [_as_travelling(part) for part in inputs[0]] if is_root else [_as_travelling(output.new_empty(0))]
+        parts = [as_travelling(part) for part in inputs[0]] if is_root else [as_travelling(output.new_empty(0))]
         splits = [part.numel() for part in parts] if is_root else None
-        loan = lent_memory.lend(_joined(parts))
+        loan = lent_memory.lend(joined(parts))
         name, root, group = self._name("scatter", opts.rootRank, output.dtype), opts.rootRank, self._membership.group
 
         def ask() -> list[_native.Handle]:
-            return [_native.scatter(name, *_flat(loan), root, splits, group)]
+            return [_native.scatter(name, *flat(loan), root, splits, group)]
 
-        return self._submit(name, [loan], ask, lambda results: _received(outputs, results[0]), opts)
+        return self._submit(name, [loan], ask, lambda results: received(outputs, results[0]), opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Each output becomes the input that its rank has for this one."""
         name = self._name("alltoall", inputs[0].dtype)
-        return self._exchange(name, _joined(inputs), [part.numel() for part in inputs], list(outputs), opts)
+        return self._exchange(name, joined(inputs), [part.numel() for part in inputs], list(outputs), opts)
 
     def all_to_all_single(
         self,
@@ -297,8 +297,8 @@ class FarandoleBackend(Backend):
         parts."""
         name = self._name("alltoall", input.dtype)
         sent = self._row_splits("input", input, input_split_sizes)
-        received = self._row_splits("output", output, output_split_sizes)
-        return self._exchange(name, input, sent, [output], opts, received)
+        expected = self._row_splits("output", output, output_split_sizes)
+        return self._exchange(name, input, sent, [output], opts, expected)
 
     def _row_splits(self, role: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """How many elements of a tensor each rank has."""
@@ -319,11 +319,11 @@ class FarandoleBackend(Backend):
         splits: Sequence[int],
         targets: Sequence[Tensor],
         opts: Any,
-        received: Optional[Sequence[int]] = None,
+        expected: Optional[Sequence[int]] = None,
     ) -> Work:
-        """Sends `splits` elements of the source to each rank; what comes in fills the targets, in order. received: how
+        """Sends `splits` elements of the source to each rank; what comes in fills the targets, in order. expected: how
         much must come from each rank."""
-        view = _as_travelling(source)
+        view = as_travelling(source)
         # Bytes where the type only travels: as many for each element.
         scale = view.numel() // source.numel() if source.numel() else 1
         splits = [count * scale for count in splits]
@@ -332,12 +332,12 @@ class FarandoleBackend(Backend):
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             [result] = results
             came = [count // scale for count in result.received_splits]
-            if received is not None and came != list(received):
-                raise ValueError(f"alltoall: {list(received)} elements were expected from the ranks, {came} came.")
-            return _received(targets, result)
+            if expected is not None and came != list(expected):
+                raise ValueError(f"alltoall: {list(expected)} elements were expected from the ranks, {came} came.")
+            return received(targets, result)
 
         def ask() -> list[_native.Handle]:
-            return [_native.alltoall(name, *_flat(loan), splits, self._membership.group)]
+            return [_native.alltoall(name, *flat(loan), splits, self._membership.group)]
 
         return self._submit(name, [loan], ask, finish, opts)
 
@@ -345,45 +345,27 @@ class FarandoleBackend(Backend):
 
     def barrier(self, opts: Any = None) -> Work:
         """Complete when all ranks have called it."""
-        name = self._name("barrier")
-        return self._submit(name, [], lambda: [_native.barrier(name, self._membership.group)], lambda _results: [], opts)
+        name, group = self._name("barrier"), self._membership.group
+        return self._submit(name, [], lambda: [_native.barrier(name, group)], lambda _results: [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Returns when all ranks have called it. Rank 0 raises the ranks that have not come in time, all of them with
         `wait_all_ranks`. It goes through the store, so that the job can go on."""
         limit = getattr(timeout, "timeout", timeout)
         limit = self._timeout if limit is None or limit < timedelta(0) else limit
-        prefix = f"farandole/barrier/{next(self._barriers)}"
-        deadline, shown = time.monotonic() + limit.total_seconds(), f"{limit.total_seconds() * 1000:g} ms"
-        if self.rank() != 0:
-            self._store.set(f"{prefix}/{self.rank()}", "here")
-            if not _is_set_by(self._store, f"{prefix}/end", deadline) or self._store.get(f"{prefix}/end") != b"passed":
-                raise RuntimeError(
-                    f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received "
-                    f"errors while waiting for send/recv from rank 0: it did not pass within {shown}."
-                )
-            return
-        missing: list[int] = []
-        for rank in range(1, self.size()):
-            if not (missing and not wait_all_ranks) and not _is_set_by(self._store, f"{prefix}/{rank}", deadline):
-                missing.append(rank)
-        self._store.set(f"{prefix}/end", "failed" if missing else "passed")
-        if missing and not limit:
-            raise RuntimeError(f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {shown}.")
-        if missing:
-            which = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-            raise RuntimeError(f"[Rank 0]: {which} failed to pass monitoredBarrier in {shown}.")
+        store = dist.PrefixStore(f"farandole/barrier/{next(self._barriers)}", self._store)
+        monitored_barrier.wait(store, self.rank(), self.size(), limit, wait_all_ranks)
 
     # Point to point.
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> Work:
         """Sends a tensor to a rank, which receives as many elements with this tag."""
         [tensor] = tensors
-        loan = lent_memory.lend(_as_travelling(tensor))
+        loan = lent_memory.lend(as_travelling(tensor))
         name, group = f"send to {dst}, tag {tag}", self._membership.group
 
         def ask() -> list[_native.Handle]:
-            return [_native.send(name, *_flat(loan), dst, tag, group)]
+            return [_native.send(name, *flat(loan), dst, tag, group)]
 
         return self._submit(name, [loan], ask, lambda _results: tensors, None)
 
@@ -397,11 +379,11 @@ class FarandoleBackend(Backend):
 
     def _recv(self, tensors: Sequence[Tensor], src: Optional[int], tag: int) -> Work:
         [tensor] = tensors
-        loan = lent_memory.lend_to_write(_as_travelling(tensor))
+        loan = lent_memory.lend_to_write(as_travelling(tensor))
         name, group = f"recv from {'anybody' if src is None else src}, tag {tag}", self._membership.group
 
         def ask() -> list[_native.Handle]:
-            return [_native.recv(name, *_flat(loan), src, tag, group)]
+            return [_native.recv(name, *flat(loan), src, tag, group)]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             loan.copy_back(name)
@@ -438,20 +420,6 @@ class FarandoleBackend(Backend):
 
     # How it is done.
 
-    def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> tuple[int, float]:
-        """The engine's operation, and the factor of contributions."""
-        asked = dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
-        kind = asked.op if isinstance(asked, dist.ReduceOp) else asked
-        operations = _OPERATIONS
-        if all(tensor.dtype == torch.bool for tensor in tensors):
-            operations = {**_OPERATIONS, **_OF_BOOL}
-        if kind not in operations:
-            raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
-        if kind not in _LINEAR and any(tensor.is_complex() for tensor in tensors):
-            raise ValueError(f"all_reduce does not support {kind} on complex tensors")
-        factor = asked.factor if kind == dist.ReduceOp.PREMUL_SUM else 1.0
-        return operations[kind], float(factor)
-
     def _name(self, *signature: Any) -> str:
         """The name of the next call. One that is still under way under this name is waited for."""
         name, may_be_under_way = self._names.next(signature)
@@ -471,71 +439,3 @@ class FarandoleBackend(Backend):
         if self._names.comes_again(name):
             self._under_name[name] = requests
         return Work(name, requests, finish, timeout_of(getattr(opts, "timeout", None), self._timeout), self._futures)
-
-
-def _as_travelling(tensor: Tensor) -> Tensor:
-    """A tensor of a type that the engine knows, with the same bytes."""
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        return torch.view_as_real(tensor)
-    return tensor if tensor.dtype in lent_memory.DTYPE_CODES or tensor.is_sparse else tensor.view(torch.uint8)
-
-
-def _as_numbers(tensor: Tensor) -> Tensor:
-    """A tensor that the engine can compute with."""
-    tensor = tensor.detach()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _form(view: Tensor) -> tuple[torch.dtype, int]:
-    """What ranks must agree on."""
-    return view.dtype, view.numel()
-
-
-def _flat(loan: Loan, rows: int = 0) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
-    """The arguments of calls of the engine for a tensor as one dimension, or as so many rows."""
-    address, _, code, owner = loan.native_arguments()
-    elements = loan.host.numel()
-    return address, (rows, elements // rows) if rows else (elements,), code, owner
-
-
-def _member(name: str, batch: Optional[tuple[str, int]], index: int) -> str:
-    return name if batch is None else f"{name}_{index}"
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.detach().reshape(-1) for part in parts])
-
-
-def _received(targets: Sequence[Tensor], result: _native.Result) -> Sequence[Tensor]:
-    """The targets, filled with what came in."""
-    _fill([_as_travelling(target) for target in targets], _tensor_of(result))
-    return targets
-
-
-def _tensor_of(result: _native.Result) -> Tensor:
-    return torch.from_dlpack(result).view(-1)
-
-
-def _fill(targets: Sequence[Tensor], source: Tensor) -> None:
-    """Puts what came in into the tensors that take it."""
-    needed = sum(target.numel() for target in targets)
-    if needed != source.numel():
-        raise ValueError(f"The outputs take {needed} elements, but {source.numel()} came from the ranks.")
-    start = 0
-    for target in targets:
-        piece = source[start : start + target.numel()]
-        target.copy_(piece.view(target.shape), non_blocking=True)
-        start += target.numel()
-
-
-def _is_set_by(store: Any, key: str, deadline: float) -> bool:
-    """Whether a key is in a store, waiting for it until this moment."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return store.check([key])
-    try:
-        store.wait([key], timedelta(seconds=left))
-    except dist.DistStoreError:
-        return False
-    return True

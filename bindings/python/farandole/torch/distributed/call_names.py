@@ -7,9 +7,9 @@ place in the repeated part.
 
 Terms. A call's *signature* is what is the same on all ranks: its kind, element type, root and, where ranks must agree,
 number of elements. The sequence has *period* p where each signature equals the one p calls before. It is *established*
-after `_REPEATS` such calls, and two periods of them at least; from then on a name is `c10d.SERIES.i`, where i counts the
-calls modulo the *cycle*: the smallest multiple of p that is at least `_SHORTEST_CYCLE`. A call that does not fit has its
-place's name for the last time; the next one is named by its number again.
+after `_REPEATS` such calls, and two periods of them at least; from then on a name is `c10d.SERIES.i`, where i counts
+the calls modulo the *cycle*: the smallest multiple of p that is at least `_SHORTEST_CYCLE`. A call that does not fit
+has its place's name for the last time; the next one is named by its number again.
 
 Invariant: a name is a function of the signatures up to and with its call. Ranks that make the same calls name them
 alike, and ranks that do not still use the same name for the first call that differs, which the engine then refuses.

@@ -6,8 +6,8 @@ default group of another backend. Later groups are parts of that world.
 **The world.** A process that is a rank of the engine already stays that. One that our launcher has started as the same
 rank meets the others at the launcher, as `farandole.torch.init()` does. All others meet through the group's store: each
 rank writes which host it is on, rank 0 reads all and writes a *job word* that it makes up, and where it can be met if
-there are several hosts. A store answers whoever asks, so no key goes through it: on one host the job word names a socket
-through which rank 0 gives the key to processes of the same user, and between hosts all ranks must have the key
+there are several hosts. A store answers whoever asks, so no key goes through it: on one host the job word names a
+socket through which rank 0 gives the key to processes of the same user, and between hosts all ranks must have the key
 (`FARANDOLE_KEY`, or a file; `docs/launchers.md`).
 
 **Groups.** torch calls a group's members only. They join the engine's group by a number that the group's first member

@@ -1,11 +1,11 @@
 """What an operation of the backend returns: `Work`.
 
-A `Work` stands for requests of the engine. Whoever waits for it drives the engine. Results that the engine could not put
-into the caller's tensors are put there by *finishing*, once, by the first thread that finds the requests done.
+A `Work` stands for requests of the engine. Whoever waits for it drives the engine. Results that the engine could not
+put into the caller's tensors are put there by *finishing*, once, by the first thread that finds the requests done.
 
-A future is made when somebody asks for it, and completed by a thread of the process group (`FutureThread`), in the order
-in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes on while
-buckets are reduced.
+A future is made when somebody asks for it, and completed by a thread of the process group (`FutureThread`), in the
+order in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes
+on while buckets are reduced.
 
 An operation that takes longer than its timeout ends the job's collectives with that cause on all ranks: its tensors are
 still in use, and the ranks no longer agree on what comes next.

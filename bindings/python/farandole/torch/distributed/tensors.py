@@ -1,0 +1,83 @@
+"""Tensors of `torch.distributed` as the engine takes and gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+
+from farandole import _native
+from farandole.torch import lent_memory
+from farandole.torch.lent_memory import Loan
+
+__all__ = [
+    "Tensor",
+    "as_numbers",
+    "as_travelling",
+    "fill",
+    "flat",
+    "form",
+    "joined",
+    "member",
+    "received",
+    "tensor_of",
+]
+
+Tensor = torch.Tensor
+
+
+def as_travelling(tensor: Tensor) -> Tensor:
+    """A tensor of a type that the engine knows, with the same bytes."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor if tensor.dtype in lent_memory.DTYPE_CODES or tensor.is_sparse else tensor.view(torch.uint8)
+
+
+def as_numbers(tensor: Tensor) -> Tensor:
+    """A tensor that the engine can compute with."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def form(view: Tensor) -> tuple[torch.dtype, int]:
+    """What ranks must agree on."""
+    return view.dtype, view.numel()
+
+
+def flat(loan: Loan, rows: int = 0) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:
+    """The arguments of calls of the engine for a tensor as one dimension, or as so many rows."""
+    address, _, code, owner = loan.native_arguments()
+    elements = loan.host.numel()
+    return address, (rows, elements // rows) if rows else (elements,), code, owner
+
+
+def member(name: str, batch: Optional[tuple[str, int]], index: int) -> str:
+    return name if batch is None else f"{name}_{index}"
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def received(targets: Sequence[Tensor], result: _native.Result) -> Sequence[Tensor]:
+    """The targets, filled with what came in."""
+    fill([as_travelling(target) for target in targets], tensor_of(result))
+    return targets
+
+
+def tensor_of(result: _native.Result) -> Tensor:
+    return torch.from_dlpack(result).view(-1)
+
+
+def fill(targets: Sequence[Tensor], source: Tensor) -> None:
+    """Puts what came in into the tensors that take it."""
+    needed = sum(target.numel() for target in targets)
+    if needed != source.numel():
+        raise ValueError(f"The outputs take {needed} elements, but {source.numel()} came from the ranks.")
+    start = 0
+    for target in targets:
+        piece = source[start : start + target.numel()]
+        target.copy_(piece.view(target.shape), non_blocking=True)
+        start += target.numel()
