@@ -183,6 +183,7 @@ def allgather(
     owner: object,
     group: int,
     batch: tuple[str, int] | None,
+    output: tuple[int, int, object] | None = None,
 ) -> Handle: ...
 def alltoall(
     name: str,
@@ -192,6 +193,7 @@ def alltoall(
     owner: object,
     splits: Sequence[int] | None,
     group: int,
+    output: tuple[int, int, object] | None = None,
 ) -> Handle: ...
 def reducescatter(
     name: str,
@@ -204,6 +206,7 @@ def reducescatter(
     postscale: float,
     group: int,
     batch: tuple[str, int] | None,
+    output: tuple[int, int, object] | None = None,
 ) -> Handle: ...
 def reduce(
     name: str,

@@ -166,6 +166,7 @@ pub(crate) fn broadcast(
 
 /// Asks for all ranks' tensors, one after the other along the first dimension.
 #[pyfunction]
+#[pyo3(signature = (name, address, shape, dtype, owner, group, batch, output=None))]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
 pub(crate) fn allgather(
     name: &str,
@@ -175,15 +176,17 @@ pub(crate) fn allgather(
     owner: &Bound<'_, PyAny>,
     group: i64,
     batch: Option<(&str, u32)>,
+    output: Option<(usize, usize, Py<PyAny>)>,
 ) -> PyResult<Handle> {
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let request = Request::new(Arc::clone(name), Collective::Allgather, dtype, shape).in_batch(read_batch(batch));
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
+    submit_with_result(&job, Submission::new(request, input).in_group(read_group(group)?), output)
 }
 
 /// Sends `splits[r]` rows to each rank `r` of the group, and asks for the rows that they send here.
 #[pyfunction]
+#[pyo3(signature = (name, address, shape, dtype, owner, splits, group, output=None))]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
 pub(crate) fn alltoall(
     name: &str,
@@ -193,16 +196,18 @@ pub(crate) fn alltoall(
     owner: &Bound<'_, PyAny>,
     splits: Option<&Bound<'_, PyAny>>,
     group: i64,
+    output: Option<(usize, usize, Py<PyAny>)>,
 ) -> PyResult<Handle> {
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let splits = splits.map(|splits| read_numbers(splits, "splits")).transpose()?;
     let request = Request::new(Arc::clone(name), Collective::Alltoall { splits }, dtype, shape);
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
+    submit_with_result(&job, Submission::new(request, input).in_group(read_group(group)?), output)
 }
 
 /// Asks for this rank's part, along the first dimension, of the combination of all ranks' tensors.
 #[pyfunction]
+#[pyo3(signature = (name, address, shape, dtype, owner, op, prescale, postscale, group, batch, output=None))]
 #[allow(clippy::too_many_arguments, reason = "Python passes them by position")]
 pub(crate) fn reducescatter(
     name: &str,
@@ -215,12 +220,13 @@ pub(crate) fn reducescatter(
     postscale: f64,
     group: i64,
     batch: Option<(&str, u32)>,
+    output: Option<(usize, usize, Py<PyAny>)>,
 ) -> PyResult<Handle> {
     let (job, name) = (world::current()?, &Arc::from(name));
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let collective = Collective::ReduceScatter { op: read_op(op)?, prescale, postscale };
     let request = Request::new(Arc::clone(name), collective, dtype, shape).in_batch(read_batch(batch));
-    submit(&job, Submission::new(request, input).in_group(read_group(group)?), ResultMemory::Engine)
+    submit_with_result(&job, Submission::new(request, input).in_group(read_group(group)?), output)
 }
 
 /// Asks for the combination of all ranks' tensors on `root`, a rank inside the group, in place. The others' stay as
@@ -339,6 +345,24 @@ fn without_memory(name: &str, collective: Collective, group: i64) -> PyResult<Ha
     let job = world::current()?;
     let request = Request::new(name, collective, Dtype::U8, []);
     submit(&job, Submission::without_memory(request).in_group(read_group(group)?), ResultMemory::Caller)
+}
+
+/// Submits a request whose result goes to memory of the caller's (address, number of elements, owner), if there is any
+/// and the result fits; otherwise to memory of the engine's.
+fn submit_with_result(
+    job: &Arc<Job>,
+    mut submission: Submission,
+    output: Option<(usize, usize, Py<PyAny>)>,
+) -> PyResult<Handle> {
+    let Some((address, elements, owner)) = output else { return submit(job, submission, ResultMemory::Engine) };
+    let Request { name, dtype, .. } = &submission.request;
+    let len_bytes = len_bytes(&[elements as u64], *dtype)?;
+    let input = submission.input.as_ref().map(|input| input.as_bytes().as_ptr_range());
+    if input.is_some_and(|input| (input.start as usize) < address + len_bytes && address < input.end as usize) {
+        return Err(PyValueError::new_err(format!("{name}: the input lies in the output")));
+    }
+    submission.output = Some(lent_memory::lend(name, address, len_bytes, *dtype, owner)?);
+    submit(job, submission, ResultMemory::Caller)
 }
 
 fn submit(job: &Arc<Job>, submission: Submission, memory: ResultMemory) -> PyResult<Handle> {

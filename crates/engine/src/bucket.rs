@@ -8,7 +8,8 @@
 //! - the *mapped* fusion buffer, the same in memory that all ranks of the host see.
 //! - the *caller's* memory, for a large tensor that travels alone: no copy at all. If the result is to lie elsewhere
 //!   than the input, windows read the one and write the other; other planes, and a prescale, need a copy of the input.
-//! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is.
+//! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is. A caller
+//!   that knows the size, and has brought an output of it, has its result there.
 //!
 //! The elements in it have the type of the reduction's *carrier* (`plan::plane`), which is wider than the callers'
 //! where half precision is added over links or has a prescale; then the callers' memory is not worked in. Over links
@@ -73,7 +74,7 @@ enum Place {
     Mapped,
     /// In the memory of the only request; a rank that has joined has none and works as in [`Place::Staging`].
     Caller,
-    /// In memory made for the bucket.
+    /// In memory made for the bucket, or in the output of the only request if that is as large.
     Fresh,
 }
 
@@ -98,6 +99,8 @@ pub(crate) enum Memory {
     Mapped,
     /// In the memory of this request.
     Caller(RequestId),
+    /// In the output of this request, which is as large as its result.
+    Output(RequestId),
     /// In memory made for this run.
     Fresh(OwnedBytes),
 }
@@ -163,12 +166,17 @@ impl Layout {
     }
 
     /// The memory of one run. Nothing is read or written.
-    pub(crate) fn memory(&self, bucket: &Bucket) -> Memory {
+    pub(crate) fn memory(&self, bucket: &Bucket, table: &PendingTable) -> Memory {
+        let has_output = |id: RequestId| {
+            let output = table.get(id).output.as_ref();
+            output.is_some_and(|output| output.len_bytes() == self.bytes)
+        };
         match (self.place, &bucket.requests[..]) {
             (Place::Nowhere, _) => Memory::Nothing,
             (Place::Mapped, _) => Memory::Mapped,
             (Place::Caller, [Some(id)]) => Memory::Caller(*id),
             (Place::Caller | Place::Staging, _) if self.fits_fusion => Memory::Fusion,
+            (Place::Fresh, [Some(id)]) if has_output(*id) => Memory::Output(*id),
             _ => Memory::Fresh(OwnedBytes::zeroed(self.bytes)),
         }
     }
@@ -190,6 +198,10 @@ impl Layout {
             Memory::Caller(id) => {
                 let (input, target) = table.get_mut(*id).apart();
                 (buffers.contribution, buffers.work) = (input.filter(|_| self.reads_input), target);
+            }
+            Memory::Output(id) => {
+                let (input, output) = table.get_mut(*id).apart();
+                (buffers.source, buffers.work) = (input.unwrap_or_default(), output);
             }
             Memory::Fresh(bytes) => {
                 buffers.work = bytes;
@@ -220,6 +232,10 @@ impl Layout {
             Memory::Nothing => return,
             Memory::Caller(_) if self.reads_input => return,
             Memory::Caller(id) => return load_in_place(plan, self.here, table.get_mut(*id)),
+            Memory::Output(id) => {
+                let (input, output) = table.get_mut(*id).apart();
+                return load_part(plan, 0, self.here, carrier, output, input.unwrap_or_default());
+            }
             Memory::Fusion => fusion.own(self.bytes),
             Memory::Mapped => &mut fusion.mapped().own_mut()[..self.bytes],
             Memory::Fresh(bytes) => &mut bytes[..],
@@ -249,13 +265,13 @@ impl Layout {
             Memory::Fusion => fusion.own(self.bytes),
             Memory::Mapped => &fusion.mapped().own()[..self.bytes],
             Memory::Fresh(bytes) => bytes,
-            Memory::Nothing | Memory::Caller(_) => &[],
+            Memory::Nothing | Memory::Caller(_) | Memory::Output(_) => &[],
         };
         let (work, carrier) = match self.halves {
             Some(behind) => (&work[behind.offset..], behind.dtype),
             None => (work, self.carrier),
         };
-        let in_place = matches!(memory, Memory::Caller(_));
+        let in_place = matches!(memory, Memory::Caller(_) | Memory::Output(_));
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;
@@ -264,10 +280,10 @@ impl Layout {
             let pending = table.get_mut(id);
             match plan.collective {
                 Collective::Barrier | Collective::Join => {}
-                _ if in_place => {}
                 _ if plan.collective.exchanges() => {
                     outcome.received_splits = item.exchange(here.me, here.size).received_rows;
                 }
+                _ if in_place => {}
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }
             let mut pending = table.take(id);
@@ -388,21 +404,25 @@ fn unload_part(
         }
         Collective::Allgather if plan.parts.len() > 1 => {
             let pieces = || (0..here.size).map(|rank| &work[range(carrier, plan.piece(part, Rank::from(rank)))]);
-            let mut output = OwnedBytes::zeroed(pieces().map(<[u8]>::len).sum());
-            let mut rest = &mut output[..];
+            let mut rest = output_of(pending, plan.dtype, pieces().map(<[u8]>::len).sum()).as_bytes_mut();
             for piece in pieces() {
                 let (target, after) = rest.split_at_mut(piece.len());
                 target.copy_from_slice(piece);
                 rest = after;
             }
-            pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
         }
         Collective::ReduceScatter { .. } => {
             let piece = plan.piece(part, here.me);
-            let mut output = OwnedBytes::zeroed(bytes_of(plan.dtype, piece.len));
-            copy_finished(&mut output, plan.dtype, &work[range(carrier, piece)], carrier, finish);
-            pending.output = Some(Region::from_owned_bytes(output, plan.dtype));
+            let output = output_of(pending, plan.dtype, bytes_of(plan.dtype, piece.len));
+            copy_finished(output.as_bytes_mut(), plan.dtype, &work[range(carrier, piece)], carrier, finish);
         }
         _ => {}
     }
+}
+
+/// Where a result of this size goes: the caller's output if it has that size, or memory of its own.
+fn output_of(pending: &mut Pending, dtype: Dtype, len_bytes: usize) -> &mut Region {
+    let output = pending.output.take().filter(|output| output.len_bytes() == len_bytes);
+    let output = output.unwrap_or_else(|| Region::from_owned_bytes(OwnedBytes::zeroed(len_bytes), dtype));
+    pending.output.insert(output)
 }

@@ -35,8 +35,8 @@ pub struct Submission {
     pub request: Request,
     /// This rank's tensor. Nothing for barrier and join.
     pub input: Option<Region>,
-    /// Where the result goes, for allreduce, broadcast and reduce. Without it the result replaces the input. The other
-    /// collectives bring their own memory.
+    /// Where the result goes. Without it the result of allreduce, broadcast and reduce replaces the input, and the other
+    /// collectives bring memory of their own, as they do if the result turns out to have another size than the output.
     pub output: Option<Region>,
 }
 
@@ -78,19 +78,20 @@ impl Submission {
             let word = request.collective.word();
             return wrong(format!("{word} {} memory", if needs_input { "needs" } else { "takes no" }));
         }
-        let takes_output = matches!(
+        if self.output.is_some() && !needs_input {
+            return wrong(format!("{} takes no memory", request.collective.word()));
+        }
+        // How large the results of the others are, the ranks must agree on first.
+        let knows_size = matches!(
             request.collective,
             Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. }
         );
-        if self.output.is_some() && !takes_output {
-            return wrong(format!("the result of {} lies in memory of its own", request.collective.word()));
-        }
         for (role, region) in [("input", &self.input), ("output", &self.output)] {
             let Some(region) = region else { continue };
             if region.dtype() != request.dtype {
                 return wrong(format!("the {role} holds {}, the request says {}", region.dtype(), request.dtype));
             }
-            if region.len_bytes() as u64 != bytes {
+            if region.len_bytes() as u64 != bytes && (role == "input" || knows_size) {
                 return wrong(format!(
                     "the {role} has {} bytes, a {} tensor of shape {:?} has {bytes}",
                     region.len_bytes(),

@@ -59,7 +59,7 @@ impl Group {
         assert!(self.active.is_none(), "invariant: one bucket runs at a time");
         self.record.started(&bucket, &self.table, now);
         let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
-        let mut memory = prepared.layout.memory(&bucket);
+        let mut memory = prepared.layout.memory(&bucket, &self.table);
         let number = self.window_operation(&bucket);
         let shares_memory = shares_memory(&self.mesh);
         if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {

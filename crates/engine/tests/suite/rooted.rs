@@ -3,7 +3,7 @@
 
 use crate::harness::{Transport, ranks, result, sum};
 use farandole_engine::{Engine, Outcome, Submission};
-use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Batch, Collective, Dtype, Rank, ReduceOp, Request};
 use farandole_tensor::{Element, Region};
 
 fn run<T: Element>(engine: &Engine, collective: Collective, shape: Vec<u64>, data: Vec<T>) -> Outcome {
@@ -171,4 +171,66 @@ fn ranks_that_name_different_roots_are_refused() {
         assert!(error.to_string().contains("SCATTER takes rows of its root only"), "{error}");
         assert_eq!(result::<u32>(&engine, sum("end", vec![1u32])), [2]);
     });
+}
+
+/// An output of the right size takes the result; one of another size is given up.
+#[test]
+fn results_go_to_an_output_that_is_as_large_as_they_are() {
+    for transport in Transport::EVERY {
+        ranks(3, transport, move |engine| {
+            let me = engine.rank().0;
+            let rows = |rank: u32| 3 * (u64::from(rank) + 1);
+            let all: u64 = (0..3).map(rows).sum();
+            let reduce_scatter = Collective::ReduceScatter { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+            let splits = Some(vec![rows(me) / 3; 3]);
+            for (collective, input_rows, result_rows) in [
+                (Collective::Allgather, rows(me), all),
+                (Collective::Alltoall { splits }, rows(me), all / 3),
+                (Collective::Gather { root: Rank(1) }, rows(me), if me == 1 { all } else { 0 }),
+                (Collective::Scatter { root: Rank(1), splits: None }, if me == 1 { 6 } else { 0 }, 2),
+                (reduce_scatter, 6, 2),
+            ] {
+                let request = |name| Request::new(name, collective.clone(), Dtype::U32, vec![input_rows]);
+                let input = || Region::from_vec(vec![me + 7; input_rows as usize]);
+                let expected = values(engine.run(Submission::new(request("plain"), input())).unwrap());
+                assert_eq!(expected.len() as u64, result_rows);
+                for (name, size) in [("fits", result_rows), ("does not fit", result_rows + 1)] {
+                    let output = Region::from_vec(vec![99u32; size as usize]);
+                    let outcome = engine.run(Submission::new(request(name), input()).with_output(output)).unwrap();
+                    assert_eq!(outcome.shape, [result_rows], "{transport:?} {collective:?}");
+                    let given_back = outcome.input.as_ref().unwrap().as_bytes().to_vec();
+                    assert_eq!(given_back, input().as_bytes(), "{transport:?} {collective:?}: the input was changed");
+                    let output = outcome.output.unwrap();
+                    let result: Vec<u32> =
+                        output.as_bytes().chunks_exact(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect();
+                    assert_eq!(result, expected, "{transport:?} {collective:?} {name}");
+                    let is_own = output.into_vec::<u32>().is_ok();
+                    assert_eq!(is_own, name == "fits", "{transport:?} {collective:?} {name}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn results_of_requests_that_travel_together_go_to_their_outputs() {
+    for transport in Transport::ALL {
+        ranks(2, transport, move |engine| {
+            let me = engine.rank().0;
+            let reduce_scatter = Collective::ReduceScatter { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+            for (collective, rows) in [(Collective::Allgather, 4), (reduce_scatter, 1)] {
+                let batch = Batch { name: "batch".into(), members: 3 };
+                let tickets = ["a", "b", "c"].map(|name| {
+                    let request = Request::new(name, collective.clone(), Dtype::U32, vec![2]).in_batch(batch.clone());
+                    let output = Region::from_vec(vec![99u32; rows]);
+                    let submission = Submission::new(request, Region::from_vec(vec![me + 1; 2])).with_output(output);
+                    engine.submit(submission).unwrap()
+                });
+                for ticket in tickets {
+                    let output = ticket.wait().unwrap().output.unwrap().into_vec::<u32>().unwrap();
+                    assert_eq!(output, if rows == 4 { vec![1, 1, 2, 2] } else { vec![3] }, "{transport:?}");
+                }
+            }
+        });
+    }
 }
