@@ -165,6 +165,22 @@ def test_all_gather_and_all_to_all(groups, dtype):
             same(output, values(rank, dtype, rank + me + 1))
 
 
+def test_the_input_of_an_all_gather_may_lie_in_its_output(groups):
+    for group, ranks in groups:
+        whole = torch.full((3 * len(ranks),), -1.0)
+        own = whole.chunk(len(ranks))[ranks.index(dist.get_rank())]
+        own.fill_(float(dist.get_rank()))
+        dist.all_gather_into_tensor(whole, own, group=group)
+        assert whole.tolist() == [float(rank) for rank in ranks for _ in range(3)]
+
+
+def test_an_output_of_another_size_is_refused(groups):
+    for group, ranks in groups:
+        with pytest.raises(ValueError, match=f"take 1 elements, but {2 * len(ranks)} came"):
+            dist.all_gather([torch.zeros(1)], torch.zeros(2), group=group)
+        dist.barrier(group=group)
+
+
 def test_all_to_all_single_with_rows_of_unequal_number(groups):
     me = dist.get_rank()
     for group, ranks in groups:

@@ -29,6 +29,7 @@ from farandole.torch.distributed.call_names import CallNames
 from farandole.torch.distributed.membership import Membership
 from farandole.torch.distributed.reductions import reduction_of
 from farandole.torch.distributed.tensors import (
+    Target,
     Tensor,
     as_numbers,
     as_travelling,
@@ -162,19 +163,22 @@ class FarandoleBackend(Backend):
                 )
         op, prescale = reduction_of(opts, inputs)
         loans = [lent_memory.lend(as_numbers(tensor)) for tensor in inputs]
+        targets = [Target([output], loan) for output, loan in zip(outputs, loans)]
         name = self._name("reduce_scatter", op, *(form(loan.host) for loan in loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
             group, rows = self._membership.group, self.size()
             return [
-                _native.reducescatter(member(name, batch, at), *flat(loan, rows), op, prescale, 1.0, group, batch)
-                for at, loan in enumerate(loans)
+                _native.reducescatter(
+                    member(name, batch, at), *flat(loan, rows), op, prescale, 1.0, group, batch, target.direct
+                )
+                for at, (loan, target) in enumerate(zip(loans, targets))
             ]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
-            for result, output in zip(results, outputs):
-                fill([as_numbers(output)], tensor_of(result))
+            for result, target in zip(results, targets):
+                target.finish(result)
             return outputs
 
         return self._submit(name, loans, ask, finish, opts)
@@ -237,19 +241,20 @@ class FarandoleBackend(Backend):
     def _allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
         """outputs: for each input, the tensors that take the result, in order."""
         loans = [lent_memory.lend(as_travelling(tensor)) for tensor in inputs]
+        targets = [Target(of_input, loan) for of_input, loan in zip(outputs, loans)]
         name = self._name("allgather", *(loan.host.dtype for loan in loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
             group = self._membership.group
             return [
-                _native.allgather(member(name, batch, index), *flat(loan), group, batch)
-                for index, loan in enumerate(loans)
+                _native.allgather(member(name, batch, index), *flat(loan), group, batch, target.direct)
+                for index, (loan, target) in enumerate(zip(loans, targets))
             ]
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
-            for result, targets in zip(results, outputs):
-                fill([as_travelling(target) for target in targets], tensor_of(result))
+            for result, target in zip(results, targets):
+                target.finish(result)
             return list(itertools.chain.from_iterable(outputs))
 
         return self._submit(name, loans, ask, finish, opts)
@@ -328,16 +333,18 @@ class FarandoleBackend(Backend):
         scale = view.numel() // source.numel() if source.numel() else 1
         splits = [count * scale for count in splits]
         loan = lent_memory.lend(view)
+        target = Target(targets, loan)
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             [result] = results
             came = [count // scale for count in result.received_splits]
             if expected is not None and came != list(expected):
                 raise ValueError(f"alltoall: {list(expected)} elements were expected from the ranks, {came} came.")
-            return received(targets, result)
+            target.finish(result)
+            return targets
 
         def ask() -> list[_native.Handle]:
-            return [_native.alltoall(name, *flat(loan), splits, self._membership.group)]
+            return [_native.alltoall(name, *flat(loan), splits, self._membership.group, target.direct)]
 
         return self._submit(name, [loan], ask, finish, opts)
 

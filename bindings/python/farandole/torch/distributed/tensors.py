@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Optional
 
@@ -12,6 +13,7 @@ from farandole.torch import lent_memory
 from farandole.torch.lent_memory import Loan
 
 __all__ = [
+    "Target",
     "Tensor",
     "as_numbers",
     "as_travelling",
@@ -61,6 +63,28 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
+class Target:
+    """The tensors that take one result, in order. The engine writes a single one of them itself where it can."""
+
+    def __init__(self, targets: Sequence[Tensor], source: Loan) -> None:
+        self._views = [as_travelling(target) for target in targets]
+        self.direct: Optional[tuple[int, int, torch.UntypedStorage]] = None
+        """Address, number of elements and owner: the argument of calls of the engine."""
+        if len(self._views) == 1 and lent_memory.is_plain(self._views[0]):
+            [view] = self._views
+            owner = view.untyped_storage()
+            # Callers of all-gather like to have the input in its place of the output; the engine needs them apart.
+            if owner.data_ptr() != source.host.untyped_storage().data_ptr() and view.dtype == source.host.dtype:
+                self.direct = view.data_ptr(), view.numel(), owner
+
+    def finish(self, result: _native.Result) -> None:
+        """Sees to it that the targets hold the result."""
+        if self.direct is None:
+            fill(self._views, tensor_of(result))
+        else:
+            check_size(self._views[0].numel(), math.prod(result.shape))
+
+
 def received(targets: Sequence[Tensor], result: _native.Result) -> Sequence[Tensor]:
     """The targets, filled with what came in."""
     fill([as_travelling(target) for target in targets], tensor_of(result))
@@ -73,11 +97,15 @@ def tensor_of(result: _native.Result) -> Tensor:
 
 def fill(targets: Sequence[Tensor], source: Tensor) -> None:
     """Puts what came in into the tensors that take it."""
-    needed = sum(target.numel() for target in targets)
-    if needed != source.numel():
-        raise ValueError(f"The outputs take {needed} elements, but {source.numel()} came from the ranks.")
+    check_size(sum(target.numel() for target in targets), source.numel())
     start = 0
     for target in targets:
         piece = source[start : start + target.numel()]
         target.copy_(piece.view(target.shape), non_blocking=True)
         start += target.numel()
+
+
+def check_size(needed: int, came: int) -> None:
+    """Raises if the outputs take another number of elements than came in."""
+    if needed != came:
+        raise ValueError(f"The outputs take {needed} elements, but {came} came from the ranks.")
