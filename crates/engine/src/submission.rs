@@ -35,7 +35,7 @@ pub struct Submission {
     pub request: Request,
     /// This rank's tensor. Nothing for barrier and join.
     pub input: Option<Region>,
-    /// Where the result goes. Without it the result of allreduce, broadcast and reduce replaces the input, and the other
+    /// Where the result goes. Without it the result of allreduce, broadcast and reduce replaces the input, and other
     /// collectives bring memory of their own, as they do if the result turns out to have another size than the output.
     pub output: Option<Region>,
 }
