@@ -51,6 +51,9 @@ def _is_set_by(store: Any, key: str, deadline: float) -> bool:
         return store.check([key])
     try:
         store.wait([key], timedelta(seconds=left))
-    except dist.DistStoreError:
+    except RuntimeError as error:
+        # Stores of files and of TCP raise different classes at a timeout. A store that is gone is no late rank.
+        if isinstance(error, dist.DistNetworkError) or "timeout" not in str(error).lower():
+            raise
         return False
     return True
