@@ -1,5 +1,7 @@
 """The backend of `torch.distributed`: every operation, on the world and on its parts, with results worked out here."""
 
+import functools
+import time
 from datetime import timedelta
 
 import pytest
@@ -96,6 +98,33 @@ def test_all_reduce_of_bool_and_complex(groups):
         same(numbers, torch.tensor([1 + 2j, 3 - 1j]) * sum(rank + 1 for rank in ranks))
         with pytest.raises(ValueError, match="complex"):
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_bitwise_reductions(groups, dtype):
+    for group, ranks in groups:
+        rows = [torch.tensor([1 << rank % 4, rank, 5], dtype=dtype) for rank in ranks]
+        mine = rows[ranks.index(dist.get_rank())]
+        folds = {
+            dist.ReduceOp.BAND: torch.bitwise_and,
+            dist.ReduceOp.BOR: torch.bitwise_or,
+            dist.ReduceOp.BXOR: torch.bitwise_xor,
+        }
+        for op, fold in folds.items():
+            expected = functools.reduce(fold, rows)
+            tensor = mine.clone()
+            dist.all_reduce(tensor, op=op, group=group)
+            same(tensor, expected)
+            tensor = mine.clone()
+            dist.reduce(tensor, ranks[-1], op=op, group=group)
+            same(tensor, expected if dist.get_rank() == ranks[-1] else mine)
+            output = torch.zeros(1, dtype=dtype)
+            dist.reduce_scatter_tensor(output, mine.repeat(len(ranks))[: len(ranks)].clone(), op=op, group=group)
+            parts = [row.repeat(len(ranks))[ranks.index(dist.get_rank())].view(1) for row in rows]
+            same(output, functools.reduce(fold, parts))
+        flags = torch.tensor([True, dist.get_rank() == ranks[0]])
+        dist.all_reduce(flags, op=dist.ReduceOp.BXOR, group=group)
+        assert flags.tolist() == [len(ranks) % 2 == 1, True]
 
 
 def test_tensors_that_are_not_contiguous(groups):
@@ -335,6 +364,55 @@ def test_work_and_futures(groups):
         assert [output.item() for output in work.result()] == [1.0] * len(ranks)
 
 
+def test_the_future_of_a_complete_work_is_complete(groups):
+    for group, ranks in groups:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        work.wait()
+        assert work.get_future().done() and work.get_future().value()[0].tolist() == [float(len(ranks))] * 2
+
+
+def test_outputs_are_filled_though_nobody_waits(groups):
+    for group, ranks in groups:
+        # Not contiguous: the engine writes a copy, which is copied back when the operation is finished.
+        tensor = torch.ones(4, 4).t()[1:]
+        dist.all_reduce(tensor, group=group, async_op=True)
+        deadline = time.monotonic() + 30
+        while not tensor.eq(len(ranks)).all():
+            assert time.monotonic() < deadline, tensor
+
+
+@pytest.mark.parametrize("by_initial_size", [True, False])
+def test_uneven_inputs(by_initial_size):
+    """The reducer waits for a work that only C++ code has left."""
+    network = torch.nn.Linear(2, 2)
+    parallel = torch.nn.parallel.DistributedDataParallel(network)
+    size, me = dist.get_world_size(), dist.get_rank()
+    with parallel.join(divide_by_initial_world_size=by_initial_size):
+        for _ in range(1 + me):
+            network.zero_grad()
+            parallel(torch.ones(1, 2)).sum().backward()
+    # In this rank's last pass those before it had no inputs left.
+    expected = (size - me) / size if by_initial_size else 1.0
+    torch.testing.assert_close(network.weight.grad, torch.full((2, 2), expected))
+
+
+def test_splitting_a_group(groups):
+    size, me = dist.get_world_size(), dist.get_rank()
+    parts = [list(range(size - 1, size // 2 - 1, -1)), list(range(size // 2))]
+    group = dist.split_group(split_ranks=parts)
+    ranks = next(part for part in parts if me in part)
+    assert dist.get_process_group_ranks(group) == ranks and group.rank() == ranks.index(me)
+    tensor = torch.tensor([me])
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == sum(ranks)
+    alone = dist.split_group(parent_pg=group, split_ranks=[[0]])
+    if me == ranks[0]:
+        dist.barrier(group=alone)
+    else:
+        assert alone is dist.GroupMember.NON_GROUP_MEMBER
+    dist.barrier()
+
+
 def test_many_operations_under_way_at_once(groups):
     for group, ranks in groups:
         tensors = [torch.full((3,), float(number)) for number in range(300)]
@@ -371,7 +449,7 @@ def test_calls_that_do_not_fit_together_are_refused_and_the_job_goes_on():
     with pytest.raises(ValueError, match="times as large"):
         dist.reduce_scatter_tensor(torch.zeros(3), torch.zeros(3 * dist.get_world_size() + 1))
     with pytest.raises(ValueError, match="does not reduce"):
-        dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.BXOR)
+        dist.all_reduce(torch.ones(1), op=dist.ReduceOp.BXOR)
     dist.barrier()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from farandole.torch.distributed import process_group, rendezvous
+from farandole.torch.distributed import process_group, rendezvous, work
 
 __all__ = ["NAME", "register"]
 
@@ -29,6 +29,7 @@ def register() -> None:
     # Tensors on a GPU travel through host memory.
     dist.Backend.register_backend(NAME, process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.extend_env()
+    work.keep_forward_pass_works()
 
 
 register()

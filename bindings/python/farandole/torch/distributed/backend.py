@@ -11,6 +11,7 @@ Not here: how calls are named (`call_names`), and how their results are waited f
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,7 +28,7 @@ from farandole.torch import lent_memory, staging
 from farandole.torch.distributed import monitored_barrier
 from farandole.torch.distributed.call_names import CallNames
 from farandole.torch.distributed.membership import Membership
-from farandole.torch.distributed.reductions import reduction_of
+from farandole.torch.distributed.reductions import Fold, folding_of, reduction_of
 from farandole.torch.distributed.tensors import (
     Target,
     Tensor,
@@ -54,7 +55,7 @@ class FarandoleBackend(Backend):
 
     # What torch asks a backend for. All of them must be here: torch's own properties ask themselves without end in a
     # subclass that is written in Python.
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
     supports_reconfigure = False
@@ -110,6 +111,9 @@ class FarandoleBackend(Backend):
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """As `allreduce`, for tensors that are reduced together."""
+        fold = folding_of(opts, tensors)
+        if fold is not None:
+            return self._fold_all(tensors, fold, opts)
         op, prescale = reduction_of(opts, tensors)
         views = [as_numbers(tensor) for tensor in tensors]
         loans = [lent_memory.lend_to_write(view) for view in views]
@@ -132,6 +136,9 @@ class FarandoleBackend(Backend):
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:
         """The root's tensor becomes the combination of all ranks' tensors. The others stay as they are."""
         [tensor] = tensors
+        fold = folding_of(opts, tensors)
+        if fold is not None:
+            return self._fold_all(tensors if self.rank() == opts.rootRank else [tensor.detach().clone()], fold, opts)
         op, prescale = reduction_of(opts, tensors)
         view, root, group = as_numbers(tensor), opts.rootRank, self._membership.group
         name = self._name("reduce", op, root, form(view))
@@ -161,6 +168,9 @@ class FarandoleBackend(Backend):
                     f"reduce_scatter: the input ({tensor.numel()} of {tensor.dtype}) must be {self.size()} times as "
                     f"large as the output ({output.numel()} of {output.dtype})."
                 )
+        fold = folding_of(opts, inputs)
+        if fold is not None:
+            return self._fold_parts(outputs, inputs, fold, opts)
         op, prescale = reduction_of(opts, inputs)
         loans = [lent_memory.lend(as_numbers(tensor)) for tensor in inputs]
         targets = [Target([output], loan) for output, loan in zip(outputs, loans)]
@@ -198,6 +208,28 @@ class FarandoleBackend(Backend):
             return outputs
 
         return work.then(finish)
+
+    def _fold_all(self, tensors: Sequence[Tensor], fold: Fold, opts: Any) -> Work:
+        """Each tensor becomes the combination of all ranks' tensors, by an operation that the engine does not have."""
+        gathered = [tensor.new_empty(self.size(), *tensor.shape) for tensor in tensors]
+
+        def finish(_gathered: Sequence[Tensor]) -> Sequence[Tensor]:
+            for tensor, rows in zip(tensors, gathered):
+                tensor.detach().copy_(functools.reduce(fold, rows.unbind()))
+            return tensors
+
+        return self._allgather([[rows] for rows in gathered], tensors, opts).then(finish)
+
+    def _fold_parts(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], fold: Fold, opts: Any) -> Work:
+        """As `_fold_all`, of this rank's part of each tensor."""
+        totals = [tensor.detach().clone() for tensor in inputs]
+
+        def finish(_totals: Sequence[Tensor]) -> Sequence[Tensor]:
+            for output, total in zip(outputs, totals):
+                fill([output.detach()], total.reshape(self.size(), -1)[self.rank()])
+            return outputs
+
+        return self._fold_all(totals, fold, opts).then(finish)
 
     # Moves.
 
@@ -418,6 +450,18 @@ class FarandoleBackend(Backend):
         """Ends all collectives of the job: those under way fail on all ranks."""
         if _native.is_initialized():
             _native.abort(f"the process group was aborted on rank {self.rank()}")
+
+    def eager_connect_single_device(self, device: Optional[torch.device] = None) -> None:
+        """Connects the ranks for this device. They are connected."""
+
+    def part(self, store: Any, ranks: Sequence[int], timeout: timedelta) -> Optional[FarandoleBackend]:
+        """The backend of a group of these ranks of this one; `None` on ranks that are not among them.
+
+        store: for the new group alone.
+        """
+        if self.rank() not in ranks:
+            return None
+        return FarandoleBackend(self._membership.split(store, ranks), store, timeout)
 
     def shutdown(self) -> None:
         """Ends the group. The world ends with the process group that made it."""

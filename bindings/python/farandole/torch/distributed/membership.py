@@ -58,6 +58,12 @@ class Membership:
         """Number of ranks in the group."""
         return len(self.ranks)
 
+    def split(self, store: Any, ranks: Sequence[int]) -> Membership:
+        """Joins this process to a new group of ranks of this group, of which it is one. All of them call this."""
+        assert _world is not None, "invariant: who has a membership has a world"
+        global_ranks = [_world.global_ranks[self.ranks[rank]] for rank in ranks]
+        return _join_group(_world, store, list(ranks).index(self.rank), global_ranks)
+
     def leave(self) -> None:
         """Ends the group; the world, if a process group made it."""
         global _world

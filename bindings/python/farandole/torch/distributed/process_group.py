@@ -10,7 +10,9 @@ Where a group has other backends beside this one ("cpu:farandole,cuda:nccl"), to
 
 from __future__ import annotations
 
-from typing import Any, Union
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -61,7 +63,7 @@ class FarandoleProcessGroup(dist.ProcessGroup):
 
     def __init__(self, backend: FarandoleBackend, store: Any) -> None:
         super().__init__(store, backend.rank(), backend.size())
-        self.backend = backend
+        self.backend, self.store = backend, store
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
         for device in dist.Backend.backend_capability[NAME]:
@@ -70,6 +72,28 @@ class FarandoleProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """The name of the backend."""
         return NAME
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: Optional[timedelta] = None,
+        opts: Any = None,
+        group_name: Optional[str] = None,
+        group_desc: Optional[str] = None,
+        device_types: Any = None,
+    ) -> Optional[FarandoleProcessGroup]:
+        """A group of these ranks of this one; `None` on ranks that are not among them.
+
+        opts, device_types: of no use here: the backend has no options, and serves every device.
+        """
+        store = dist.PrefixStore(f"{group_name}/", self.store)
+        part = self.backend.part(store, ranks, timeout or dist.default_pg_timeout)
+        if part is None:
+            return None
+        group = FarandoleProcessGroup(part, store)
+        group._set_group_name(group_name or "")  # type: ignore[arg-type]  # A name for types alone.
+        group._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return group
 
 
 def _forward(operation: str) -> Any:

@@ -1,16 +1,22 @@
-"""Which operation of the engine stands for one of `torch.distributed`."""
+"""Which operation of the engine stands for one of `torch.distributed`.
+
+The engine has no bitwise operations. Of bool, two of them are the same as a minimum and a maximum. The others are done
+by the ranks themselves, which get all contributions (`folding_of`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
 from farandole.exports import Average, Max, Min, Product, Sum
 
-__all__ = ["reduction_of"]
+__all__ = ["folding_of", "reduction_of"]
+
+Fold = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _OPERATIONS = {
     dist.ReduceOp.SUM: Sum,
@@ -23,17 +29,33 @@ _OPERATIONS = {
 """The engine's operation for each of torch's."""
 
 _OF_BOOL = {dist.ReduceOp.BAND: Min, dist.ReduceOp.BOR: Max}
-"""The engine has no bitwise operations; of bool, these are the same."""
+"""Bitwise operations that the engine has under other names."""
+
+_FOLDS: dict[Any, Fold] = {
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
 
 _LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 """What may be done to real and imaginary parts apart."""
 
 
+def folding_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Optional[Fold]:
+    """The function that combines two contributions, for an operation that the engine does not have; else `None`."""
+    kind = _asked(opts).op
+    are_bool = all(tensor.dtype == torch.bool for tensor in tensors)
+    if kind not in _FOLDS or are_bool and kind in _OF_BOOL:
+        return None
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+        raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
+    return _FOLDS[kind]
+
+
 def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
     """The engine's operation, and the factor of contributions."""
-    asked = dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
-    kind = asked.op if isinstance(asked, dist.ReduceOp) else asked
-    operations = _OPERATIONS
+    asked = _asked(opts)
+    kind, operations = asked.op, _OPERATIONS
     if all(tensor.dtype == torch.bool for tensor in tensors):
         operations = {**_OPERATIONS, **_OF_BOOL}
     if kind not in operations:
@@ -42,3 +64,8 @@ def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float
         raise ValueError(f"all_reduce does not support {kind} on complex tensors")
     factor = asked.factor if kind == dist.ReduceOp.PREMUL_SUM else 1.0
     return operations[kind], float(factor)
+
+
+def _asked(opts: Any) -> Any:
+    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    return asked if isinstance(asked, dist.ReduceOp) else dist.ReduceOp(asked)

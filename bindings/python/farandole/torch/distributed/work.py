@@ -7,14 +7,21 @@ A future is made when somebody asks for it, and completed by a thread of the pro
 order in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes
 on while buckets are reduced.
 
+The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
+
 An operation that takes longer than its timeout ends the job's collectives with that cause on all ranks: its tensors are
 still in use, and the ranks no longer agree on what comes next.
+
+C++ code that is given a `Work` by Python code keeps the C++ half alone, which waits without end once the Python half is
+gone. torch has one such place, `Reducer._set_forward_pass_work_handle`; `keep_forward_pass_works` keeps both halves.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Optional
@@ -27,7 +34,7 @@ from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.torch import staging
 
-__all__ = ["Finish", "FutureThread", "Work", "as_backend_error", "timeout_of"]
+__all__ = ["Finish", "FutureThread", "Work", "as_backend_error", "keep_forward_pass_works", "timeout_of"]
 
 Finish = Callable[[list[_native.Result]], Sequence[torch.Tensor]]
 
@@ -101,28 +108,40 @@ class Work(_TorchWork):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors."""
+        """A future of the output tensors; a complete one if the operation is."""
         with self._lock:
-            if self._future is None:
-                self._future = torch.futures.Future()
-                self._futures.put(self)
-            return self._future
+            if self._future is not None:
+                return self._future
+            self._future = torch.futures.Future()
+            is_complete = self._requests is None
+        if is_complete:
+            self.complete()
+        else:
+            self._futures.put(self)
+        return self._future
 
     def then(self, finish: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Work:
         """The same operation with another end: `finish` makes the output of this one's. This one is given up."""
         assert self._requests is not None and self._finish is not None, "invariant: nobody has waited for it yet"
-        first = self._finish
-        return Work(self._name, self._requests, lambda results: finish(first(results)), self._timeout, self._futures)
+        requests, first = self._requests, self._finish
+        self._requests = self._finish = None
+        return Work(self._name, requests, lambda results: finish(first(results)), self._timeout, self._futures)
 
-    def complete_future(self) -> None:
-        """For the thread that completes futures."""
-        assert self._future is not None, "invariant: a work comes to the thread when its future is made"
+    def __del__(self) -> None:
+        """Nobody waits for the operation, but its outputs must be filled."""
+        if self._requests is not None and self._future is None and not sys.is_finalizing():
+            self._futures.put(self)
+
+    def complete(self) -> None:
+        """For the thread that completes futures, and operations that nobody waits for."""
         try:
             self.wait()
         except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
-            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
+            if self._future is not None:
+                self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
         else:
-            self._future.set_result(self._tensors)
+            if self._future is not None:
+                self._future.set_result(self._tensors)
 
     def _settle(self, requests: staging.RequestWork) -> None:
         """Finishes the operation, whose requests are done or about to fail. Once, whichever thread comes first."""
@@ -164,9 +183,23 @@ class FutureThread:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work.complete_future()
+            work.complete()
             # Not kept until the next one comes.
             del work
+
+
+def keep_forward_pass_works() -> None:
+    """Has a reducer of DistributedDataParallel keep the `Work` that it will wait for in its backward pass. A context of
+    `join` gives it one."""
+    of_torch = dist.Reducer._set_forward_pass_work_handle
+    kept: weakref.WeakKeyDictionary[dist.Reducer, Work] = weakref.WeakKeyDictionary()
+
+    def set_forward_pass_work_handle(reducer: dist.Reducer, work: Any, use_static_world_size: bool) -> None:
+        of_torch(reducer, work, use_static_world_size)
+        if isinstance(work, Work):
+            kept[reducer] = work
+
+    dist.Reducer._set_forward_pass_work_handle = set_forward_pass_work_handle  # type: ignore
 
 
 def as_backend_error(error: HorovodInternalError) -> dist.DistBackendError:
