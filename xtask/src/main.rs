@@ -30,6 +30,7 @@ mod tidy;
 mod times;
 mod tools;
 mod torch_bench;
+mod torch_suite;
 mod train_bench;
 mod wheel;
 
@@ -45,7 +46,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 24] = [
+const CHORES: [Chore; 25] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -82,6 +83,11 @@ const CHORES: [Chore; 24] = [
         name: "torch-bench",
         summary: "gradients in PyTorch, against PyTorch's own way [words for the script]",
         run: torch_bench::run,
+    },
+    Chore {
+        name: "torch-suite",
+        summary: "PyTorch's own tests of process groups, with our backend and with gloo [--world 2,3,4]",
+        run: torch_suite::run,
     },
     Chore {
         name: "tf-bench",
