@@ -1,6 +1,7 @@
 """The backend of `torch.distributed`: every operation, on the world and on its parts, with results worked out here."""
 
 import functools
+import os
 import time
 from datetime import timedelta
 
@@ -27,10 +28,12 @@ TRAVELLING = [*DTYPES, torch.bool, torch.complex64, torch.complex128, torch.floa
 
 @pytest.fixture(scope="module", autouse=True)
 def world():
-    """The default process group, for the tests of this file."""
+    """The default process group, for the tests of this file. Tensors are in host memory, or on a device of choice."""
     torch.set_num_threads(1)
+    torch.set_default_device(os.environ.get("FARANDOLE_TEST_DEVICE", "cpu"))
     dist.init_process_group("farandole", timeout=timedelta(seconds=60))
     yield
+    torch.set_default_device(None)
     dist.destroy_process_group()
     assert not hvd.is_initialized()
 

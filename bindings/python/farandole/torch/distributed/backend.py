@@ -50,7 +50,24 @@ __all__ = ["FarandoleBackend", "NAME"]
 NAME = "farandole"
 
 
-class FarandoleBackend(Backend):
+CAN_BE_REGISTERED = type(vars(Backend).get("__init__")) is not type(object.__init__)
+"""Whether this torch lets a backend be written in Python. Without, the process group has the operations alone."""
+
+
+class _Ranks:
+    """What a backend that torch knows nothing of has in place of torch's class."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignore[misc]  # Known at run time.
     """The operations of one process group."""
 
     # What torch asks a backend for. All of them must be here: torch's own properties ask themselves without end in a

@@ -6,6 +6,9 @@ answers `wait` and `get_future` alone. Here Python callers get the `Work` itself
 asks a group for its backend finds it.
 
 Where a group has other backends beside this one ("cpu:farandole,cuda:nccl"), torch's group stays.
+
+Before a backend could be written in Python, a process group could: there the group has the operations alone, and knows
+its name itself, which torch keeps in backends.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from farandole.torch.distributed import membership
-from farandole.torch.distributed.backend import NAME, FarandoleBackend
+from farandole.torch.distributed.backend import CAN_BE_REGISTERED, NAME, FarandoleBackend
 
 __all__ = ["NAME", "FarandoleProcessGroup", "create"]
 
@@ -62,8 +65,11 @@ class FarandoleProcessGroup(dist.ProcessGroup):
     """See the module's text. Its operations are those of the backend."""
 
     def __init__(self, backend: FarandoleBackend, store: Any) -> None:
-        super().__init__(store, backend.rank(), backend.size())
         self.backend, self.store = backend, store
+        if not CAN_BE_REGISTERED:
+            super().__init__(backend.rank(), backend.size())
+            return
+        super().__init__(store, backend.rank(), backend.size())
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
         for device in dist.Backend.backend_capability[NAME]:
@@ -96,6 +102,26 @@ class FarandoleProcessGroup(dist.ProcessGroup):
         return group
 
 
+class _NamedProcessGroup(FarandoleProcessGroup):
+    """A group without a backend in it."""
+
+    _name = _description = ""
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        """The name that torch has given it."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """What torch says of it."""
+        return self._description
+
+
 def _forward(operation: str) -> Any:
     def call(self: FarandoleProcessGroup, *arguments: Any, **options: Any) -> Any:
         return getattr(self.backend, operation)(*arguments, **options)
@@ -114,7 +140,7 @@ def create(options: Any, _backend_options: Any) -> Union[FarandoleProcessGroup, 
         options.store, options.group_rank, options.group_size, list(options.global_ranks_in_group)
     )
     backend = FarandoleBackend(joined, options.store, options.timeout)
-    whole = options.process_group
+    whole = getattr(options, "process_group", None) if CAN_BE_REGISTERED else None
     if whole is not None and whole.name() != "custom":
         return backend
-    return FarandoleProcessGroup(backend, options.store)
+    return (FarandoleProcessGroup if CAN_BE_REGISTERED else _NamedProcessGroup)(backend, options.store)

@@ -62,8 +62,11 @@ def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float
         raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
     if kind not in _LINEAR and any(tensor.is_complex() for tensor in tensors):
         raise ValueError(f"all_reduce does not support {kind} on complex tensors")
-    factor = asked.factor if kind == dist.ReduceOp.PREMUL_SUM else 1.0
-    return operations[kind], float(factor)
+    if kind != dist.ReduceOp.PREMUL_SUM:
+        return operations[kind], 1.0
+    if not hasattr(asked, "factor"):
+        raise ValueError(f"PyTorch {torch.__version__} does not tell the backend farandole the factor of {kind}.")
+    return operations[kind], float(asked.factor)
 
 
 def _asked(opts: Any) -> Any:
