@@ -46,7 +46,8 @@ def allgather_async(
 
 def _rows_before(rows: Sequence[int], process_set: ProcessSet) -> list[int]:
     """For each tensor of which this rank gave so many rows: how many rows lower ranks gave. All ranks ask together."""
-    everybodys = handles.synchronize(allgather_async(torch.tensor([list(rows)], dtype=torch.int64), None, process_set))
+    own = torch.tensor([list(rows)], dtype=torch.int64, device="cpu")
+    everybodys = handles.synchronize(allgather_async(own, None, process_set))
     place = process_set.rank()
     return everybodys[:place].sum(0).tolist()
 
@@ -154,9 +155,9 @@ def _fit(splits: Optional[list[int]], tensor: torch.Tensor, size: int) -> bool:
 def _received(rows: Sequence[int], splits: Splits) -> torch.Tensor:
     """How many rows came from each rank, in the type and place of the splits that were given."""
     if isinstance(splits, torch.Tensor):
-        return torch.tensor(rows, dtype=splits.dtype).to(splits.device)
+        return torch.tensor(rows, dtype=splits.dtype, device=splits.device)
     few = all(count <= torch.iinfo(torch.int32).max for count in rows)
-    return torch.tensor(rows, dtype=torch.int32 if few else torch.int64)
+    return torch.tensor(rows, dtype=torch.int32 if few else torch.int64, device="cpu")
 
 
 class _SplitsRefused:

@@ -238,7 +238,7 @@ def _lend_from_gpu(tensors: Sequence[torch.Tensor]) -> list[Loan]:
     with torch.cuda.stream(stream):
         for tensor in tensors:
             data = tensor.detach()
-            host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+            host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True, device="cpu")
             host.copy_(data, non_blocking=True)
             # The allocator must not give the tensor's memory to somebody else before the copy is complete.
             data.record_stream(stream)

@@ -188,3 +188,16 @@ def test_results_outlive_the_engine_that_made_them():
     hvd.barrier()
     gathered.add_(1)
     same(gathered, expected + 1)
+
+
+def test_tensors_of_our_own_are_in_host_memory_whatever_the_default_device():
+    tensor = torch.ones(hvd.size(), 2, requires_grad=True)
+    torch.set_default_device("meta")
+    try:
+        output, received = hvd.alltoall(tensor, splits=[1] * hvd.size())
+        gathered = hvd.allgather(tensor)
+        gathered.sum().backward()
+    finally:
+        torch.set_default_device(None)
+    assert received.tolist() == [1] * hvd.size() and output.tolist() == tensor.tolist()
+    assert gathered.shape == (hvd.size() ** 2, 2) and tensor.grad.tolist() == torch.ones(hvd.size(), 2).tolist()

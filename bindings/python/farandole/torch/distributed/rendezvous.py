@@ -66,7 +66,7 @@ def _open_store(timeout: timedelta) -> dist.TCPStore:
 
 def _broadcast_text(text: str) -> str:
     """Rank 0's text, on all ranks."""
-    encoded = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    encoded = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     data = text.encode()
-    encoded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    encoded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8, device="cpu")
     return bytes(broadcast(encoded, 0, name="c10d.store").tolist()).rstrip(b"\0").decode()
