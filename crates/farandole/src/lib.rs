@@ -57,8 +57,8 @@ pub use farandole_cluster::rendezvous::Address;
 pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
-    Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError, Failure, Outcome,
-    Returned, SharedBuffer, Submission, Ticket, wait_all,
+    AbortHandle, Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError,
+    Failure, Outcome, Returned, SharedBuffer, Submission, Ticket, wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farandole_cluster::{Lifeline, RendezvousAccess};
 use farandole_engine::{Communicator, Engine};
@@ -23,8 +23,8 @@ use crate::records::Records;
 pub struct World {
     rank: Rank,
     topology: Topology,
-    /// Used through exclusive references alone, so the lock is never taken. It is there so that threads can share a
-    /// world for named requests, although a communicator is for one thread at a time.
+    /// A communicator is for one thread at a time. Who has the world to itself takes no lock
+    /// ([`World::communicator`]); the edges to other languages share their world ([`World::lock_communicator`]).
     communicator: Mutex<Communicator>,
     /// Shared with weak references alone: it ends with the world.
     engine: Arc<Engine>,
@@ -98,6 +98,12 @@ impl World {
     /// Direct collectives: all of them, on slices.
     pub fn communicator(&mut self) -> &mut Communicator {
         self.communicator.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same of a world that threads share: one of them at a time.
+    pub fn lock_communicator(&self) -> MutexGuard<'_, Communicator> {
+        // A call that panicked has left it failed, or as it was.
+        self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Named requests: all of them, with groups, priorities and batches.

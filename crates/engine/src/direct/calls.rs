@@ -121,72 +121,71 @@ impl Communicator {
 
     /// All ranks get the root's data.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: Rank) -> Result<()> {
+        with_bytes_mut(data, |bytes| self.broadcast_bytes(bytes, T::DTYPE, root))
+    }
+
+    /// As [`Communicator::broadcast`], on bytes.
+    pub fn broadcast_bytes(&mut self, data: &mut [u8], dtype: Dtype, root: Rank) -> Result<()> {
         if root.index() >= self.size() {
             return Err(wrong(format!("there is no rank {root} in a world of {}", self.size())));
         }
-        let elems = data.len() as u64;
-        let descriptor = Descriptor::new(Kind::Broadcast, T::DTYPE, None, Detail::Root(root.index()), elems);
+        let elems = whole_elements(data.len(), dtype)?;
+        let descriptor = Descriptor::new(Kind::Broadcast, dtype, None, Detail::Root(root.index()), elems);
         let number = self.next_operation()?;
-        if self.shows_all(size_of_val(data)) {
-            let (word, is_root, bytes) = (descriptor.word(), root == self.rank(), size_of_val(data));
+        if self.shows_all(data.len()) {
+            let (word, is_root, bytes) = (descriptor.word(), root == self.rank(), data.len());
             let data = RefCell::new(data);
             let begin = |windows: &mut Windows| {
                 let data = data.borrow();
-                windows.begin(number, word, if is_root { as_bytes(&data) } else { &[] });
+                windows.begin(number, word, if is_root { &data } else { &[] });
             };
             let read = |windows: &Windows| {
                 if !is_root {
-                    let local_rank = windows.local_rank(root);
-                    with_bytes_mut(&mut data.borrow_mut(), |bytes| small::copy_shown(windows, local_rank, bytes));
+                    small::copy_shown(windows, windows.local_rank(root), &mut data.borrow_mut());
                 }
             };
             return self.hand_over(number, descriptor, bytes, begin, read);
         }
-        let call = Call {
-            kind: Kind::Broadcast as u8,
-            dtype: T::DTYPE,
-            root: root.index(),
-            counts: vec![elems],
-            more_counts: vec![],
-        };
+        let call =
+            Call { kind: Kind::Broadcast as u8, dtype, root: root.index(), counts: vec![elems], more_counts: vec![] };
         let schedule = self.schedule(call, self.plane(), Movement::Broadcast { root, elems });
-        let task = Task { number, descriptor, schedule };
-        with_bytes_mut(data, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
+        self.move_bytes(Task { number, descriptor, schedule }, Buffers::new(data, dtype))
     }
 
     /// All ranks get the data of all, one after the other; `counts[r]` elements come from rank `r`.
     pub fn allgather<T: Element>(&mut self, own: &[T], counts: &[usize], all: &mut [T]) -> Result<()> {
+        with_bytes_mut(all, |all| self.allgather_bytes(as_bytes(own), counts, all, T::DTYPE))
+    }
+
+    /// As [`Communicator::allgather`], on bytes; `counts` are elements.
+    pub fn allgather_bytes(&mut self, own: &[u8], counts: &[usize], all: &mut [u8], dtype: Dtype) -> Result<()> {
         let blocks = self.blocks(counts)?;
-        let mine = blocks[self.rank().index()];
-        if own.len() as u64 != mine.len || all.len() as u64 != blocks[blocks.len() - 1].end() {
+        let (mine, elem_bytes) = (blocks[self.rank().index()], dtype.size_bytes());
+        let elems = blocks[blocks.len() - 1].end();
+        if own.len() as u64 != mine.len * elem_bytes as u64 || all.len() as u64 != elems * elem_bytes as u64 {
             return Err(wrong("the counts do not add up to the lengths of the buffers"));
         }
-        let descriptor = Descriptor::new(Kind::Allgather, T::DTYPE, None, Detail::Counts(counts), all.len() as u64);
-        all[mine.start as usize..mine.end() as usize].copy_from_slice(own);
-        if self.gathers_by_reads(descriptor, &blocks, size_of::<T>())? {
-            let bytes = |block: &Span| block.start as usize * size_of::<T>()..block.end() as usize * size_of::<T>();
-            let blocks: Vec<_> = blocks.iter().map(bytes).collect();
-            return with_bytes_mut(all, |all| self.gather_by_reads(descriptor, as_bytes(own), all, &blocks));
+        let descriptor = Descriptor::new(Kind::Allgather, dtype, None, Detail::Counts(counts), elems);
+        all[scaled(mine, elem_bytes)].copy_from_slice(own);
+        if self.gathers_by_reads(descriptor, &blocks, elem_bytes)? {
+            let blocks: Vec<_> = blocks.iter().map(|&block| scaled(block, elem_bytes)).collect();
+            return self.gather_by_reads(descriptor, own, all, &blocks);
         }
         let number = self.next_operation()?;
-        if self.shows_all(size_of_val(all)) {
-            let (word, bytes, elem_bytes) = (descriptor.word(), size_of_val(all), size_of::<T>());
-            let begin = |windows: &mut Windows| windows.begin(number, word, as_bytes(own));
+        if self.shows_all(all.len()) {
+            let (word, bytes) = (descriptor.word(), all.len());
+            let begin = |windows: &mut Windows| windows.begin(number, word, own);
             let read = |windows: &Windows| {
-                with_bytes_mut(all, |all| {
-                    for local_rank in windows.peers() {
-                        let block = blocks[windows.rank(local_rank).index()];
-                        let place = block.start as usize * elem_bytes..block.end() as usize * elem_bytes;
-                        small::copy_shown(windows, local_rank, &mut all[place]);
-                    }
-                });
+                for local_rank in windows.peers() {
+                    let block = blocks[windows.rank(local_rank).index()];
+                    small::copy_shown(windows, local_rank, &mut all[scaled(block, elem_bytes)]);
+                }
             };
             return self.hand_over(number, descriptor, bytes, begin, read);
         }
-        let call = self.call(Kind::Allgather, T::DTYPE, counts, &[]);
+        let call = self.call(Kind::Allgather, dtype, counts, &[]);
         let schedule = self.schedule(call, self.plane(), Movement::Allgather { blocks: &blocks });
-        let task = Task { number, descriptor, schedule };
-        with_bytes_mut(all, |bytes| self.move_bytes(task, Buffers::new(bytes, T::DTYPE)))
+        self.move_bytes(Task { number, descriptor, schedule }, Buffers::new(all, dtype))
     }
 
     /// Combines the data of all ranks; rank `r` gets the `counts[r]` elements of the result that are its own.
@@ -197,53 +196,59 @@ impl Communicator {
         own: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
+        with_bytes_mut(own, |own| self.reduce_scatter_bytes(as_bytes(data), counts, own, T::DTYPE, op))
+    }
+
+    /// As [`Communicator::reduce_scatter`], on bytes; `counts` are elements.
+    pub fn reduce_scatter_bytes(
+        &mut self,
+        source: &[u8],
+        counts: &[usize],
+        own: &mut [u8],
+        dtype: Dtype,
+        op: ReduceOp,
+    ) -> Result<()> {
         let blocks = self.blocks(counts)?;
-        let mine = blocks[self.rank().index()];
-        if own.len() as u64 != mine.len || data.len() as u64 != blocks[blocks.len() - 1].end() {
+        let (mine, elem_bytes) = (blocks[self.rank().index()], dtype.size_bytes());
+        let elems = blocks[blocks.len() - 1].end();
+        if own.len() as u64 != mine.len * elem_bytes as u64 || source.len() as u64 != elems * elem_bytes as u64 {
             return Err(wrong("the counts do not add up to the lengths of the buffers"));
         }
         if op == ReduceOp::Adasum {
             return Err(wrong("reducescatter cannot be combined with Adasum"));
         }
-        let (detail, elems) = (Detail::Counts(counts), data.len() as u64);
-        let descriptor = Descriptor::new(Kind::ReduceScatter, T::DTYPE, Some(op), detail, elems);
+        let descriptor = Descriptor::new(Kind::ReduceScatter, dtype, Some(op), Detail::Counts(counts), elems);
         let number = self.next_operation()?;
-        let (fold, finish) = (Fold::new(T::DTYPE, op), Finish::new(T::DTYPE, op, self.size() as u64, 1.0));
-        let elem_bytes = T::DTYPE.size_bytes();
-        let place = mine.start as usize * elem_bytes..mine.end() as usize * elem_bytes;
-        let source = as_bytes(data);
+        let (fold, finish) = (Fold::new(dtype, op), Finish::new(dtype, op, self.size() as u64, 1.0));
+        let place = scaled(mine, elem_bytes);
         if self.is_one_host() {
-            with_bytes_mut(own, |own| own.copy_from_slice(&source[place.clone()]));
+            own.copy_from_slice(&source[place.clone()]);
         }
         if self.shows_all(source.len()) {
             let word = descriptor.word();
             let begin = |windows: &mut Windows| windows.begin(number, word, source);
             let read = |windows: &Windows| {
-                with_bytes_mut(own, |own| {
-                    small::fold_chunk_shown(windows, own, source.len(), place.start, &fold, finish);
-                });
+                small::fold_chunk_shown(windows, own, source.len(), place.start, &fold, finish);
             };
             return self.hand_over(number, descriptor, source.len(), begin, read);
         }
         let one_host = self.is_one_host();
         let folding = if one_host { Folding::AllAtOnce } else { Folding::OneByOne };
-        let dtype = carrier(T::DTYPE, op, 1.0, folding);
-        let call = self.call(Kind::ReduceScatter, dtype, counts, &[]);
+        let travels_as = carrier(dtype, op, 1.0, folding);
+        let call = self.call(Kind::ReduceScatter, travels_as, counts, &[]);
         let schedule = self.schedule(call, self.plane(), Movement::ReduceScatterApart { blocks: &blocks });
         let task = Task { number, descriptor, schedule };
         if one_host {
             let fold = Some(fold);
-            return with_bytes_mut(own, |bytes| {
-                self.through_windows(task, Buffers { source, fold, finish, ..Buffers::new(bytes, dtype) })
-            });
+            return self.through_windows(task, Buffers { source, fold, finish, ..Buffers::new(own, travels_as) });
         }
         // By messages the contributions of others are folded into a copy: the caller's data stays as it is. Which fold
         // is the last is not known there, so the result is finished afterwards.
-        let mut work = if dtype == T::DTYPE { OwnedBytes::from_slice(source) } else { widened(source, T::DTYPE, 1.0) };
-        let buffers = Buffers { fold: Some(Fold::new(dtype, op)), ..Buffers::new(&mut work, dtype) };
+        let mut work = if travels_as == dtype { OwnedBytes::from_slice(source) } else { widened(source, dtype, 1.0) };
+        let buffers = Buffers { fold: Some(Fold::new(travels_as, op)), ..Buffers::new(&mut work, travels_as) };
         self.over_links(task, buffers, Finish::Nothing)?;
-        let mine = scaled(mine, dtype.size_bytes());
-        with_bytes_mut(own, |bytes| copy_finished(bytes, T::DTYPE, &work[mine], dtype, finish));
+        let mine = scaled(mine, travels_as.size_bytes());
+        copy_finished(own, dtype, &work[mine], travels_as, finish);
         Ok(())
     }
 
@@ -255,28 +260,38 @@ impl Communicator {
         received: &mut [T],
         recv_counts: &[usize],
     ) -> Result<()> {
+        with_bytes_mut(received, |received| {
+            self.alltoall_bytes(as_bytes(data), send_counts, received, recv_counts, T::DTYPE)
+        })
+    }
+
+    /// As [`Communicator::alltoall`], on bytes; the counts are elements.
+    pub fn alltoall_bytes(
+        &mut self,
+        source: &[u8],
+        send_counts: &[usize],
+        received: &mut [u8],
+        recv_counts: &[usize],
+        dtype: Dtype,
+    ) -> Result<()> {
         let (send, recv) = (self.blocks(send_counts)?, self.blocks(recv_counts)?);
-        let (sent, got) = (send[send.len() - 1].end(), recv[recv.len() - 1].end());
-        if data.len() as u64 != sent || received.len() as u64 != got {
+        let (sent, got, elem_bytes) = (send[send.len() - 1].end(), recv[recv.len() - 1].end(), dtype.size_bytes());
+        if source.len() as u64 != sent * elem_bytes as u64 || received.len() as u64 != got * elem_bytes as u64 {
             return Err(wrong("the counts do not add up to the lengths of the buffers"));
         }
         if send[self.rank().index()].len != recv[self.rank().index()].len {
             return Err(wrong("what a rank sends to itself it also receives"));
         }
-        let descriptor = Descriptor::new(Kind::Alltoall, T::DTYPE, None, Detail::Nothing, 0);
+        let descriptor = Descriptor::new(Kind::Alltoall, dtype, None, Detail::Nothing, 0);
         if self.all_show_parts() {
-            let (send, recv, dtype) = (&send, &recv, T::DTYPE);
-            return with_bytes_mut(received, |received| {
-                self.exchange(Exchange { descriptor, data: as_bytes(data), send, received, recv, dtype })
-            });
+            let (send, recv) = (&send, &recv);
+            return self.exchange(Exchange { descriptor, data: source, send, received, recv, dtype });
         }
         let number = self.next_operation()?;
-        let call = self.call(Kind::Alltoall, T::DTYPE, send_counts, recv_counts);
+        let call = self.call(Kind::Alltoall, dtype, send_counts, recv_counts);
         let schedule = self.schedule(call, Plane::Links, Movement::Alltoall { send: &send, recv: &recv });
-        let (task, source) = (Task { number, descriptor, schedule }, as_bytes(data));
-        with_bytes_mut(received, |bytes| {
-            self.over_links(task, Buffers { source, ..Buffers::new(bytes, T::DTYPE) }, Finish::Nothing)
-        })
+        let buffers = Buffers { source, ..Buffers::new(received, dtype) };
+        self.over_links(Task { number, descriptor, schedule }, buffers, Finish::Nothing)
     }
 
     /// Nobody returns before everybody has called.
@@ -416,11 +431,16 @@ pub(super) fn wrong(what: impl Into<String>) -> Error {
 
 /// The number of elements, if they can be reduced by a direct call.
 pub(super) fn reducible_elements(bytes: usize, dtype: Dtype, op: ReduceOp) -> Result<u64> {
-    if !bytes.is_multiple_of(dtype.size_bytes()) {
-        return Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")));
-    }
     if op == ReduceOp::Adasum {
         return Err(wrong("Adasum works on named tensors; submit it to the engine"));
+    }
+    whole_elements(bytes, dtype)
+}
+
+/// The number of elements in so many bytes, if it is a whole one.
+fn whole_elements(bytes: usize, dtype: Dtype) -> Result<u64> {
+    if !bytes.is_multiple_of(dtype.size_bytes()) {
+        return Err(wrong(format!("{bytes} bytes are not a whole number of {dtype}")));
     }
     Ok((bytes / dtype.size_bytes()) as u64)
 }
