@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
@@ -22,7 +22,8 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("farandole", LIBRARY),
     ("farandole-train", &["farandole"]),
     ("farandole-cli", COMMAND),
-    ("farandole-python", &["farandole"]),
+    ("farandole-c", &["farandole"]),
+    ("farandole-python", &["farandole", "farandole-c"]),
     ("xtask", &[]),
 ];
 
@@ -44,6 +45,8 @@ const LIBRARY: &[&str] = &[
 
 const COMMAND: &[&str] = &[
     "farandole",
+    // Its tests run C programs.
+    "farandole-c",
     "farandole-train",
     "farandole-plan",
     "farandole-settings",

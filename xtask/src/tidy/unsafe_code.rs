@@ -8,7 +8,18 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 15] = [
+const MODULES: [&str; 26] = [
+    "bindings/c/src/direct.rs",
+    "bindings/c/src/export.rs",
+    "bindings/c/src/fork_handler.rs",
+    "bindings/c/src/horovod.rs",
+    "bindings/c/src/lifecycle.rs",
+    "bindings/c/src/marks.rs",
+    "bindings/c/src/other_library.rs",
+    "bindings/c/src/pointer.rs",
+    "bindings/c/src/request.rs",
+    "bindings/c/src/sets.rs",
+    "bindings/c/src/ticket.rs",
     "bindings/python/src/dlpack.rs",
     "bindings/python/src/lent_memory.rs",
     "bindings/python/src/tensorflow/",
@@ -28,7 +39,8 @@ const MODULES: [&str; 15] = [
 
 /// Roots of crates that have such a module: they deny unsafe code and allow it module by module. All other roots forbid
 /// it.
-const ROOTS_WITH_MODULES: [&str; 5] = [
+const ROOTS_WITH_MODULES: [&str; 6] = [
+    "bindings/c/src/lib.rs",
     "bindings/python/src/lib.rs",
     "crates/tensor/src/lib.rs",
     "crates/trace/src/lib.rs",

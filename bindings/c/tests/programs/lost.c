@@ -1,0 +1,23 @@
+/* Rank 1 is killed while the others wait for it. They are told who is gone. */
+#include "check.h"
+
+#include <signal.h>
+
+int main(void) {
+    float value = 1.0f;
+    farandole_request request = FARANDOLE_REQUEST_INIT;
+    farandole_ticket ticket;
+    OK(farandole_init(NULL));
+    OK(farandole_barrier());
+    if (farandole_rank() == 1) {
+        raise(SIGKILL);
+    }
+    request.name = "gradient";
+    request.data = &value;
+    farandole_status submitted = farandole_submit(&request, &ticket);
+    /* The end of rank 1 may be known before the request is submitted. */
+    farandole_status status = submitted == FARANDOLE_OK ? farandole_wait(ticket, 60.0) : submitted;
+    printf("status %d: %s\n", (int)status, farandole_last_error());
+    fflush(stdout);
+    return status == FARANDOLE_FAILED ? 0 : 1;
+}
