@@ -243,6 +243,7 @@ fn install_tools() -> Result<Tally> {
 
 fn download_tools() -> Result<()> {
     tools::need_packages(&[tools::IPROUTE, tools::SSH, tools::SSHD, tools::VALGRIND])?;
+    tools::need_packages(&tools::COMPILERS)?;
     tools::need_packages(&tools::MPI)?;
     tools::need_packages(&tools::SLURM)?;
     python::make_environment().context("installing PyTorch and what the tests in Python need")

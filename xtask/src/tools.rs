@@ -38,6 +38,9 @@ pub(crate) const IPROUTE: Package = Package { program: "ip", package: "iproute2"
 pub(crate) const SSH: Package = Package { program: "ssh", package: "openssh-client" };
 /// Its daemon.
 pub(crate) const SSHD: Package = Package { program: "sshd", package: "openssh-server" };
+/// The tests compile C programs against the C library.
+pub(crate) const COMPILERS: [Package; 2] =
+    [Package { program: "cc", package: "gcc" }, Package { program: "g++", package: "g++" }];
 /// Both MPI libraries with their launchers, which the tests start and the benchmark compares with.
 pub(crate) const MPI: [Package; 2] = [
     Package { program: "mpirun.openmpi", package: "openmpi-bin" },
