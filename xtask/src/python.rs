@@ -181,16 +181,18 @@ pub(crate) fn make_environment() -> Result<()> {
     Ok(())
 }
 
-/// Builds the command, and the module into the package's folder.
+/// Builds the command, and the module and the C library into the package's folder.
 pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
     // With the targets of tests, because what these depend on counts for the features that everything is compiled with.
     let targets: &[&str] = if scope == Scope::Everything { &["--all-targets"] } else { &[] };
     let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
-    let packages = scope.words(&["farandole-python", "farandole-cli"]);
+    let packages = scope.words(&["farandole-python", "farandole-c", "farandole-cli"]);
     Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).run()?;
     let folder = target_dir().join(if profile == Profile::Release { "release" } else { "debug" });
     let package = root().join(PACKAGE);
     put(&folder.join("libfarandole_python.so"), &package.join("farandole/_native.abi3.so"))?;
+    put(&folder.join("libfarandole_c.so"), &package.join("farandole/lib/libfarandole.so"))?;
+    put(&root().join("bindings/c/include/farandole.h"), &package.join("farandole/include/farandole.h"))?;
     Ok(Built { package, command: folder.join("farandole") })
 }
 
@@ -198,6 +200,9 @@ pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
 /// Legs that run beside each other may do so at the same time.
 pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
     let beside = to.with_extension(format!("new-{}", std::process::id()));
+    if let Some(folder) = to.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
     let copied = std::fs::copy(from, &beside).and_then(|_| std::fs::rename(&beside, to));
     copied.with_context(|| format!("copying {} to {}", from.display(), to.display()))
 }

@@ -17,6 +17,8 @@ and staged through host memory.)
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -52,7 +54,8 @@ def _reset() -> None:
 
 
 class HorovodBasics:
-    """Horovod's basic API. Arguments of the constructor (paths of libraries, there) are accepted and ignored."""
+    """Horovod's basic API. Arguments of the constructor (where Horovod's library lies) are accepted and ignored: the
+    library is the module that is loaded already."""
 
     Average = 0
     Sum = 1
@@ -63,6 +66,13 @@ class HorovodBasics:
 
     def __init__(self, *_unused: object) -> None:
         pass
+
+    @functools.cached_property
+    def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
+        """The C functions of the engine of this process, for ctypes: Horovod's, which begin with `horovod_`, and our
+        own, which `farandole.h` declares. They act on the same job as everything here. C code that begins or ends the
+        job goes past the front ends: call `init` and `shutdown` here as well."""
+        return ctypes.CDLL(_native.__file__, mode=ctypes.RTLD_GLOBAL)
 
     def init(
         self,

@@ -94,6 +94,10 @@ def ranks_of(process_set_id: int) -> list[int]:
         _native.rank()
     ranks = _registered.get(process_set_id)
     if ranks is None:
+        # C code in this process may have added it.
+        refresh()
+        ranks = _registered.get(process_set_id)
+    if ranks is None:
         raise ValueError("Process set does not exist or has not been registered.")
     return ranks
 

@@ -4,9 +4,10 @@
 //! has Horovod's functions and names. The path of one request: `request` (arguments) → `lent_memory` (memory and its
 //! owner) → the engine → `waiting` → `handle` → `result`. The gradients of an optimizer take `gradient_batch` instead.
 //!
-//! Everywhere: a process is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's
-//! lock; a lock of ours is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which
-//! gives memory away, and in `tensorflow`.
+//! The C functions of `farandole_c` are linked in and exported as well; they act on the same job. Everywhere: a process
+//! is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's lock; a lock of ours
+//! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, and
+//! in `tensorflow`.
 //!
 //! Not here: linking of any framework or of libpython. Only Python loads this library, so its tests are in Python, too.
 
@@ -33,6 +34,13 @@ use pyo3::prelude::*;
 /// The engine of farandole's Python front ends.
 #[pymodule]
 mod _native {
+    /// C code in this process may begin and end the job; what belongs to the interpreter is done then, too.
+    #[pymodule_init]
+    fn introduce(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        farandole_c::job::set_interpreter(&crate::lifecycle::Callbacks);
+        Ok(())
+    }
+
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

@@ -1,23 +1,23 @@
-//! Beginning and end of the job, and changes of its process sets.
+//! Beginning and end of the job, and changes of its process sets, as Python asks for them.
 //!
-//! `LIFECYCLE` is held by the thread that changes membership (init, shutdown, adding and removing process sets). That
-//! takes as long as the other ranks take, so such a thread has released the interpreter's lock first.
+//! The job is `farandole_c::job`'s, which says how threads that change it keep out of each other's way. Changes take as
+//! long as the other ranks take, so a thread that makes one has released the interpreter's lock first.
 //!
-//! **Threads that shut down while others change process sets.** The thread that shuts down holds `LIFECYCLE` and waits
-//! until nobody else holds the [`Job`]. So no thread waits for `LIFECYCLE` while it holds the job: it keeps a [`Weak`]
-//! and upgrades it when it has the lock. The job may be over then: a second `shutdown` has nothing left to do, and a
-//! process set cannot be added any more.
+//! C code in this process may begin and end the job, too. [`Callbacks`] does then what belongs to the interpreter:
+//! TensorFlow's kernels are given the job, samples are no longer taken, and the end of the interpreter ends the job.
 //!
 //! **Forked children** (data loaders mostly) inherit all this without the engine's threads, and the sockets are their
 //! parent's. They may ask for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a
 //! child that ends like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use farandole::stall::Stacks;
 use farandole::{Address, EngineError, Environment, Launcher, Protection, Rank, Setup, StoreRank, World};
-use pyo3::exceptions::PyValueError;
+use farandole_c::job::{self, BeginError, Interpreter};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -26,27 +26,54 @@ use crate::sampling;
 use crate::stacks;
 use crate::tensorflow;
 use crate::waiting::let_waiting_threads_return;
-use crate::world::{Job, current, peek, replace};
+use crate::world::{Job, current, peek};
 
 /// How much of an exception's text other ranks are sent: about two lines of a terminal.
 const MAX_CHARS: usize = 200;
 
-/// How long a shutdown waits for another thread that adds or removes a process set before it aborts the job, and how
-/// long it waits until the engine has taken note of an exception. Either takes milliseconds normally.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a shutdown waits until the engine has taken note of an exception. It takes milliseconds normally.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a shutdown waits for threads that were waiting for requests. They have been woken; all they need is the
 /// interpreter's lock.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 
-static LIFECYCLE: Mutex<()> = Mutex::new(());
-
-/// Whether the thread that holds `LIFECYCLE` adds or removes a process set, and so may wait for other ranks for ever.
-/// Set and cleared by that thread; read by threads that shut down and have waited for it.
-static CHANGES_SETS: AtomicBool = AtomicBool::new(false);
-
 /// Whether the interpreter has been told to shut down the job when it ends. Set by the first thread that initialises.
 static AT_EXIT: AtomicBool = AtomicBool::new(false);
+
+/// What the interpreter does when a job begins and ends, whoever asks for it.
+pub(crate) struct Callbacks;
+
+impl Interpreter for Callbacks {
+    fn prepare(&self, setup: &mut Setup) {
+        // An interpreter that has ended, or fails here, is not asked what its threads do; the job begins all the same.
+        setup.stacks = Python::try_attach(|py| prepare(py).ok()).flatten();
+    }
+
+    fn begun(&self, job: &Arc<Job>) {
+        tensorflow::begin(job);
+    }
+
+    fn before_end(&self) {
+        let stop_sampler = Python::try_attach(sampling::take_sampler).flatten();
+        if let Some(stop_sampler) = stop_sampler {
+            stop_sampler(RETURN_TIMEOUT);
+        }
+    }
+
+    fn ending(&self) -> Box<dyn FnOnce()> {
+        let let_ops_end = tensorflow::end();
+        Box::new(move || let_ops_end(RETURN_TIMEOUT))
+    }
+}
+
+/// Has the end of the interpreter end the job, and says how the engine asks the interpreter what it does.
+fn prepare(py: Python<'_>) -> PyResult<Stacks> {
+    if !AT_EXIT.swap(true, Ordering::Relaxed) {
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(leave, py)?,))?;
+    }
+    Ok(stacks::prepare(py))
+}
 
 /// Changes the process sets of the job, while no other thread does or ends it.
 fn change_sets<T: Send>(
@@ -65,17 +92,7 @@ fn change_groups<T: Send>(py: Python<'_>, change: impl FnOnce(&World) -> Result<
     if job.world.engine().is_forked() {
         return Err(errors::forked());
     }
-    let weak = Arc::downgrade(&job);
-    drop(job);
-    py.detach(move || {
-        let _lifecycle = lock_lifecycle();
-        // Another thread may have ended it.
-        let job = weak.upgrade().ok_or_else(|| errors::of_engine(EngineError::ShutDown))?;
-        CHANGES_SETS.store(true, Ordering::Relaxed);
-        let changed = change(&job.world);
-        CHANGES_SETS.store(false, Ordering::Relaxed);
-        changed.map_err(|error| errors::raised(job.world.report(error)))
-    })
+    py.detach(move || job::change_groups(job, change)).map_err(errors::raised)
 }
 
 /// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
@@ -95,55 +112,24 @@ pub(crate) fn init(
     if let Some(job) = peek() {
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
-    if !AT_EXIT.swap(true, Ordering::Relaxed) {
-        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(leave, py)?,))?;
-    }
-    let stacks = Some(stacks::prepare(py));
-    py.detach(|| {
-        let _lifecycle = lock_lifecycle();
-        // Another thread may have been faster.
-        if Python::attach(|_| peek()).is_some() {
-            return Ok(());
-        }
-        let world =
-            Setup { environment, stacks, wire_protection, ..Setup::default() }.init().map_err(errors::raised)?;
-        add_initial_sets(&world, &process_sets)?;
-        let job = Arc::new(Job { world, dynamic });
-        tensorflow::begin(&job);
-        Python::attach(|_| replace(Some(job)));
-        Ok(())
+    let stacks = Some(prepare(py)?);
+    let setup = Setup { environment, stacks, wire_protection, ..Setup::default() };
+    py.detach(|| job::begin(setup, &process_sets, dynamic)).map_err(|error| match error {
+        BeginError::Forked => errors::forked(),
+        BeginError::Library(error) => errors::raised(error),
+        BeginError::OtherLibrary(text) => PyRuntimeError::new_err(text),
+        other => PyRuntimeError::new_err(format!("{other:?}")),
     })
-}
-
-fn add_initial_sets(world: &World, process_sets: &[Vec<u32>]) -> PyResult<()> {
-    for ranks in process_sets {
-        let ranks: Vec<Rank> = ranks.iter().map(|&rank| Rank(rank)).collect();
-        match world.engine().add_group(&ranks) {
-            // The caller says which of its sets are duplicates; the job is usable nevertheless.
-            Ok(_) | Err(EngineError::ExistingGroup(_)) => {}
-            Err(error) => return Err(errors::raised(world.report(error))),
-        }
-    }
-    Ok(())
 }
 
 /// Leaves the job: requests under way end with an error. Does nothing where there is none, and in forked children.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
-    let Some(job) = peek().filter(|job| !job.world.engine().is_forked()) else { return };
-    let stop_sampler = sampling::take_sampler(py);
+    if peek().is_none_or(|job| job.world.engine().is_forked()) {
+        return;
+    }
     py.detach(|| {
-        if let Some(stop_sampler) = stop_sampler {
-            stop_sampler(RETURN_TIMEOUT);
-        }
-        let weak = Arc::downgrade(&job);
-        drop(job);
-        let _lifecycle = lock_lifecycle_or_abort(&weak);
-        if let Some(job) = Python::attach(|_| replace(None)) {
-            let let_ops_end = tensorflow::end();
-            end(job);
-            let_ops_end(RETURN_TIMEOUT);
-        }
+        job::end();
         let_waiting_threads_return(RETURN_TIMEOUT);
     });
 }
@@ -158,7 +144,7 @@ fn leave(py: Python<'_>) {
         let what = format!("rank {rank} ended with an exception: {exception}");
         py.detach(|| {
             job.world.engine().abort_handle().abort(Some(rank), what);
-            let deadline = Instant::now() + CHANGE_TIMEOUT;
+            let deadline = Instant::now() + ABORT_TIMEOUT;
             while job.world.engine().failure().is_none() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -178,17 +164,6 @@ fn uncaught_exception(py: Python<'_>) -> Option<String> {
     let words = value.str().map_or(String::new(), |text| text.to_string());
     let first: String = words.lines().next().unwrap_or_default().chars().take(MAX_CHARS).collect();
     Some(if first.is_empty() { kind } else { format!("{kind}: {first}") })
-}
-
-/// Ends the job when no other thread holds it. `LIFECYCLE` is held, so none of them holds it for long.
-fn end(mut job: Arc<Job>) {
-    loop {
-        match Arc::try_unwrap(job) {
-            Ok(job) => return drop(job),
-            Err(still) => job = still,
-        }
-        std::thread::sleep(Duration::from_micros(50));
-    }
 }
 
 /// Makes a process set of these ranks of the world. All ranks call this.
@@ -260,29 +235,4 @@ fn check_dynamic(job: &Job, doing: &str) -> PyResult<()> {
     Err(PyValueError::new_err(format!(
         "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization."
     )))
-}
-
-fn lock_lifecycle() -> MutexGuard<'static, ()> {
-    LIFECYCLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A thread that adds a process set waits for other ranks, which may never come. It must not keep the process from
-/// ending. A thread that shuts down, too, or initialises, comes to an end by itself and is waited for.
-fn lock_lifecycle_or_abort(job: &Weak<Job>) -> MutexGuard<'static, ()> {
-    let deadline = Instant::now() + CHANGE_TIMEOUT;
-    loop {
-        match LIFECYCLE.try_lock() {
-            Ok(held) => return held,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
-        }
-        if Instant::now() >= deadline && CHANGES_SETS.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    if let Some(job) = job.upgrade() {
-        let what = "this rank was shut down while one of its threads was still adding or removing a process set";
-        job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), what.to_owned());
-    }
-    lock_lifecycle()
 }

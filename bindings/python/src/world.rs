@@ -1,41 +1,22 @@
-//! The job that this process is a rank of, and this rank's place in it.
+//! This rank's place in the job of this process.
 //!
-//! A process is at most one rank at a time, so there is one [`Job`] for the whole interpreter. `JOB` is locked to read
-//! or replace the pointer, by threads that hold the interpreter's lock: so no thread can hold it while another one
-//! forks, and a forked child can always ask.
+//! The job itself is in `farandole_c::job`: C functions that this module exports act on the same one. A forked child
+//! can always ask.
 //!
 //! Not here: beginning and end of the job, and changes of its process sets (`lifecycle`).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use farandole::{Rank, World};
+use farandole::Rank;
+pub(crate) use farandole_c::job::{Job, peek};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
 
-static JOB: Mutex<Option<Arc<Job>>> = Mutex::new(None);
-
-/// This rank's world, and what Python adds to it.
-pub(crate) struct Job {
-    pub(crate) world: World,
-    /// Whether process sets may be added and removed after `init`.
-    pub(crate) dynamic: bool,
-}
-
 /// The job. Raises where there is none.
 pub(crate) fn current() -> PyResult<Arc<Job>> {
     peek().ok_or_else(errors::not_initialized)
-}
-
-/// The job, if there is one.
-pub(crate) fn peek() -> Option<Arc<Job>> {
-    lock_job().clone()
-}
-
-/// From here on this is the job, or there is none. Returns the one before. For `lifecycle`.
-pub(crate) fn replace(job: Option<Arc<Job>>) -> Option<Arc<Job>> {
-    std::mem::replace(&mut *lock_job(), job)
 }
 
 /// Whether this process is a rank.
@@ -98,9 +79,4 @@ pub(crate) fn process_sets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         sets.set_item(group.0, PyList::new(py, ranks.iter().map(|rank| rank.0))?)?;
     }
     Ok(sets)
-}
-
-fn lock_job() -> MutexGuard<'static, Option<Arc<Job>>> {
-    // Valid between any two statements, also if a holder panicked.
-    JOB.lock().unwrap_or_else(PoisonError::into_inner)
 }
