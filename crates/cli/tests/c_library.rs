@@ -63,21 +63,23 @@ impl Programs {
         let mut command = Command::new(C[0]);
         command.args(&C[1..]).args(WARNINGS).arg("-D_POSIX_C_SOURCE=200809L").arg("-I").arg(include());
         command.arg(root().join(source)).arg("-o").arg(&program);
-        command.args(["-L", folder, "-lfarandole", "-lm", &format!("-Wl,-rpath,{folder}")]);
+        command.args(["-L", folder, "-lfarandole", "-lm", "-pthread", &format!("-Wl,-rpath,{folder}")]);
         succeed(&mut command);
         program
     }
 
-    /// Compiles a program and runs it on so many ranks.
-    fn run(&self, source: &str, ranks: &str) -> Output {
+    /// Compiles a program and runs it on so many ranks, with these words.
+    fn run(&self, source: &str, ranks: &str, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
-        command.args(["run", "-np", ranks]).arg(self.compile(source));
+        // Traces of the failures that tests are about would stay behind.
+        command.env("FARANDOLE_TRACE_TROUBLE", "0");
+        command.args(["run", "-np", ranks]).arg(self.compile(source)).args(words);
         finish(&mut command, PATIENCE)
     }
 
     /// The same for a program that says this on each rank, or on the first.
     fn run_and_hear(&self, source: &str, ranks: &str, said: &str, times: usize) {
-        let output = self.run(source, ranks);
+        let output = self.run(source, ranks, &[]);
         assert!(output.status.success(), "{source} on {ranks} ranks: {}\n{}", output.status, words(&output));
         assert_eq!(words(&output).matches(said).count(), times, "{}", words(&output));
     }
@@ -85,7 +87,13 @@ impl Programs {
 
 #[test]
 fn the_header_and_the_examples_are_c99_and_cpp17_without_warnings() {
-    let sources = ["bindings/c/include/farandole.h", "examples/c/average.c", "examples/c/training.c"];
+    let sources = [
+        "bindings/c/include/farandole.h",
+        "examples/c/average.c",
+        "examples/c/training.c",
+        "examples/c/latency.c",
+        "bindings/c/tests/programs/collectives.c",
+    ];
     for [compiler, standard, language] in [C, CPP] {
         for source in sources {
             let mut command = Command::new(compiler);
@@ -142,8 +150,18 @@ fn misuse_is_answered_and_the_job_goes_on() {
 
 #[test]
 fn the_survivors_of_a_killed_rank_are_told_which_it_was() {
-    let output = Programs::new().run("bindings/c/tests/programs/lost.c", "3");
+    let output = Programs::new().run("bindings/c/tests/programs/lost.c", "3", &[]);
     assert_eq!(output.status.code(), Some(128 + 9), "{}", words(&output));
     let told = words(&output).lines().filter(|line| line.contains("status 11: rank 1 on ")).count();
     assert_eq!(told, 2, "{}", words(&output));
+}
+
+#[test]
+fn a_job_that_is_ended_from_within_tells_everybody_why() {
+    let programs = Programs::new();
+    for how in ["shutdown", "abort"] {
+        let output = programs.run("bindings/c/tests/programs/ended.c", "2", &[how]);
+        assert!(output.status.success(), "{how}: {}\n{}", output.status, words(&output));
+        assert_eq!(words(&output).matches("everybody was told").count(), 2, "{}", words(&output));
+    }
 }
