@@ -30,8 +30,8 @@ const VALGRIND: [&str; 6] = [
     "--errors-for-leak-kinds=definite",
 ];
 
-/// The crates that are looked at.
-const CRATES: [&str; 2] = ["tensor", "transport"];
+/// The folders of the crates that are looked at.
+const CRATES: [&str; 3] = ["bindings/c", "crates/tensor", "crates/transport"];
 
 /// Tests of this binary change the process's limits, which valgrind keeps for itself; they touch no unsafe code.
 const LEFT_OUT: &str = "descriptors";
@@ -90,7 +90,7 @@ struct Binary {
 
 impl Binary {
     fn under_valgrind(&self) -> Shell {
-        let folder = format!("--chdir=crates/{}", self.krate);
+        let folder = format!("--chdir={}", self.krate);
         Shell::new("env")
             .words(&[&folder, "timeout", "--kill-after=10", DEADLINE])
             .words(&VALGRIND)
@@ -104,14 +104,14 @@ impl Binary {
 
 /// Builds the binaries, and says where they are.
 fn binaries(scope: Scope) -> Result<VecDeque<Binary>> {
-    let chosen = scope.words(&["farandole-tensor", "farandole-transport"]);
+    let chosen = scope.words(&["farandole-c", "farandole-tensor", "farandole-transport"]);
     Shell::cargo(&["nextest", "run", "--no-run"]).words(&chosen).run()?;
     let list = ["nextest", "list", "--list-type", "binaries-only", "--message-format", "json"];
     let list = Shell::cargo(&list).words(&chosen).read()?;
     let list: Value = serde_json::from_str(&list).context("reading nextest's list of binaries")?;
     let binaries = chosen_of(&list);
     if let Some(krate) = CRATES.iter().find(|krate| binaries.iter().all(|binary| binary.krate != **krate)) {
-        bail!("nextest lists no test binary of crates/{krate}");
+        bail!("nextest lists no test binary of {krate}");
     }
     Ok(binaries)
 }
@@ -121,7 +121,7 @@ fn chosen_of(list: &Value) -> VecDeque<Binary> {
     let listed = list["rust-binaries"].as_object().into_iter().flat_map(|binaries| binaries.values());
     let binary = |listed: &Value| {
         let package = listed["package-id"].as_str()?;
-        let krate = CRATES.into_iter().find(|krate| package.contains(&format!("/crates/{krate}#")))?;
+        let krate = CRATES.into_iter().find(|krate| package.contains(&format!("/{krate}#")))?;
         let (name, path) = (listed["binary-name"].as_str()?, listed["binary-path"].as_str()?);
         (name != LEFT_OUT).then(|| Binary { krate, name: name.to_owned(), path: path.into() })
     };
@@ -137,15 +137,15 @@ mod tests {
     #[test]
     fn binaries_of_other_crates_are_left_out_and_the_longest_come_first() {
         let listed = |krate: &str, name: &str| {
-            let package = format!("path+file:///x/crates/{krate}#farandole-{krate}@0.1.0");
+            let package = format!("path+file:///x/{krate}#farandole@0.1.0");
             serde_json::json!({"package-id": package, "binary-name": name, "binary-path": format!("/target/{name}-1")})
         };
         let binaries = serde_json::json!({
-            "a": listed("plan", "fuse"), "b": listed("tensor", "conversions"), "c": listed("tensor", "folds"),
-            "d": listed("transport", "descriptors"),
+            "a": listed("crates/plan", "fuse"), "b": listed("crates/tensor", "conversions"),
+            "c": listed("crates/tensor", "folds"), "d": listed("crates/transport", "descriptors"),
         });
         let chosen = chosen_of(&serde_json::json!({ "rust-binaries": binaries }));
         let paths: Vec<_> = chosen.iter().map(|binary| (binary.krate, binary.path.to_str().unwrap())).collect();
-        assert_eq!(paths, [("tensor", "/target/folds-1"), ("tensor", "/target/conversions-1")]);
+        assert_eq!(paths, [("crates/tensor", "/target/folds-1"), ("crates/tensor", "/target/conversions-1")]);
     }
 }
