@@ -1,12 +1,12 @@
 //! The wheels: built into `dist/`, checked, and tried in an environment that has nothing else.
 //!
-//! There are two. `farandole` has the package, its module and the command `farandole`, which is the real binary and not
-//! a script, because it starts itself again on every host of a job; it has the trainer in it. `horovod` is the alias,
-//! Python alone. The tag says how old a system may be: the oldest of the manylinux policies that has every symbol of
-//! the C library which the command asks for. That look is taken here; maturin looks into the module, and refuses to
-//! give a tag that is too old for it.
+//! There are two. `farandole` has the package, its module, the header and library for C programs, and the command
+//! `farandole`, which is the real binary and not a script, because it starts itself again on every host of a job; it
+//! has the trainer in it. `horovod` is the alias, Python alone. The tag says how old a system may be: the oldest of the
+//! manylinux policies that has every symbol of the system's C library which the command and the library ask for. That
+//! look is taken here; maturin looks into the module, and refuses to give a tag that is too old for it.
 //!
-//! `cargo xtask wheel` builds both parts in Rust in release, as users get them, into `dist/`. Continuous integration
+//! `cargo xtask wheel` builds all parts in Rust in release, as users get them, into `dist/`. Continuous integration
 //! packs what its tests have built, into `target/wheels-of-tests`, so that nothing has to be compiled again; what is in
 //! a wheel, its tag and how it is installed and runs are checked alike. Both are stripped.
 
@@ -59,6 +59,13 @@ const TRAINER_TRIAL: [&str; 14] = [
 /// What the trainer says when it is done.
 const TRAINED: &str = "trained lenet";
 
+/// How the library for C programs is built for users, together with the module, so that maturin finds that built.
+const LIBRARY: [&str; 6] = ["build", "--release", "--package", "farandole-c", "--package", "farandole-python"];
+
+/// The trial of the library: a C program, compiled with the flags that the package gives, and what its ranks say.
+const C_TRIAL: &str = "examples/c/average.c";
+const C_TRIED: &str = "the average is 0.50";
+
 /// What the alias must be good for.
 const ALIAS_TRIAL: &str = "import horovod.torch as hvd; hvd.init(); assert (hvd.rank(), hvd.size()) == (0, 1)";
 
@@ -89,9 +96,11 @@ fn build(profile: Profile) -> Result<Vec<PathBuf>> {
         std::fs::remove_dir_all(&dist).with_context(|| format!("emptying {}", dist.display()))?;
     }
     let command = build_command(profile)?;
-    let newest = newest_glibc(&command)?;
+    let library = build_library(profile)?;
+    let newest = newest_glibc(&command)?.max(newest_glibc(&library)?);
     let policy = policy(newest)?;
     pack_command(&command)?;
+    pack_library(&library)?;
     let maturin = python().with_file_name("maturin");
     let word = if profile == Profile::Release { "release" } else { "dev" };
     let words = ["build", "--profile", word, "--strip", "--locked", "--manifest-path", "bindings/python/Cargo.toml"];
@@ -116,6 +125,29 @@ fn build_command(profile: Profile) -> Result<PathBuf> {
     }
 }
 
+/// The library for C programs.
+fn build_library(profile: Profile) -> Result<PathBuf> {
+    let target = tools::target_dir();
+    match profile {
+        Profile::Release => {
+            Shell::cargo(&LIBRARY).run()?;
+            Ok(target.join("release/libfarandole_c.so"))
+        }
+        // Built with the command.
+        Profile::Dev => Ok(target.join("debug/libfarandole_c.so")),
+    }
+}
+
+/// Puts the library and its header where maturin takes them from.
+fn pack_library(library: &Path) -> Result<()> {
+    let package = root().join("bindings/python/farandole");
+    let header = root().join("bindings/c/include/farandole.h");
+    python::put(&header, &package.join("include/farandole.h"))?;
+    let stripped = tools::target_dir().join("libfarandole.stripped.so");
+    Shell::new("strip").words(&["-o", &text(&stripped)?, &text(library)?]).run()?;
+    python::put(&stripped, &package.join("lib/libfarandole.so"))
+}
+
 /// Puts the command where maturin takes it from.
 fn pack_command(command: &Path) -> Result<()> {
     let folder = root().join("bindings/python/farandole.data/scripts");
@@ -138,7 +170,9 @@ fn look_into(wheel: &Path, tag: &str) -> Result<()> {
     let list = Shell::new(python()).words(&["-m", "zipfile", "--list", &name]).read()?;
     let files: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let wanted = ["/scripts/farandole", "farandole/_native.abi3.so", "farandole/py.typed", "farandole/_native.pyi"];
-    for wanted in wanted.into_iter().chain(["farandole/_alias/horovod/__init__.py", "farandole/torch/__init__.py"]) {
+    let for_c = ["farandole/include/farandole.h", "farandole/lib/libfarandole.so"];
+    let packages = ["farandole/_alias/horovod/__init__.py", "farandole/torch/__init__.py"];
+    for wanted in wanted.into_iter().chain(for_c).chain(packages) {
         if files.iter().filter(|file| file.ends_with(wanted)).count() != 1 {
             bail!("{name} should have one {wanted}; it has:\n{list}");
         }
@@ -150,9 +184,9 @@ fn look_into(wheel: &Path, tag: &str) -> Result<()> {
 }
 
 /// Installs the wheels into an empty environment and trains small models on two ranks with nothing else on the path:
-/// no Rust, no compiler, no tools. One is a script for PyTorch, the other is the built-in trainer. PyTorch is not
-/// installed a second time, it has gigabytes; a `.pth` file adds the folder of `.venv`, in which there is no
-/// farandole, behind the environment's own.
+/// no Rust, no compiler, no tools. One is a script for PyTorch, the other is the built-in trainer. A C program is
+/// compiled against what was installed, and run the same way. PyTorch is not installed a second time, it has gigabytes;
+/// a `.pth` file adds the folder of `.venv`, in which there is no farandole, behind the environment's own.
 fn try_out(wheels: &[PathBuf]) -> Result<()> {
     let trial = tools::target_dir().join("wheel-trial");
     if trial.exists() {
@@ -174,12 +208,21 @@ fn try_out(wheels: &[PathBuf]) -> Result<()> {
         shell.words(&["farandole"]).words(words).env("OMP_NUM_THREADS", "1")
     };
     job(&["run", "-np", "2", "python", TRIAL, "--short"]).run()?;
-    let trainer = job(&TRAINER_TRIAL);
-    println!("$ {}", trainer.line());
-    let said = trainer.read()?;
+    let flags = Shell::new(&interpreter).words(&["-m", "farandole.c_library", "--cflags", "--libs"]).read()?;
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let program = text(&trial.join("average"))?;
+    Shell::new("cc").words(&["-std=c99", "-Werror", C_TRIAL, "-o", &program]).words(&flags).run()?;
+    hear(&job(&["run", "-np", "2", &program]), C_TRIED)?;
+    hear(&job(&TRAINER_TRIAL), TRAINED)
+}
+
+/// Runs a trial that must say this.
+fn hear(trial: &Shell, words: &str) -> Result<()> {
+    println!("$ {}", trial.line());
+    let said = trial.read()?;
     print!("{said}");
-    if !said.contains(TRAINED) {
-        bail!("the trainer in the wheel should have said `{TRAINED}`: {}", trainer.line());
+    if !said.contains(words) {
+        bail!("what is in the wheel should have said `{words}`: {}", trial.line());
     }
     Ok(())
 }
