@@ -72,7 +72,7 @@ class HorovodBasics:
         """The C functions of the engine of this process, for ctypes: Horovod's, which begin with `horovod_`, and our
         own, which `farandole.h` declares. They act on the same job as everything here. C code that begins or ends the
         job goes past the front ends: call `init` and `shutdown` here as well."""
-        return ctypes.CDLL(_native.__file__, mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(_native.__file__)
 
     def init(
         self,

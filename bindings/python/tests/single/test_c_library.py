@@ -162,14 +162,21 @@ def test_a_part_of_the_job_is_refused_with_words() -> None:
 
 
 @pytest.mark.parametrize("first", ["package", "library"])
-def test_a_second_engine_in_the_process_is_refused_and_names_the_first(first: str) -> None:
+@pytest.mark.parametrize("scope", ["RTLD_LOCAL", "RTLD_GLOBAL"])
+def test_a_second_engine_in_the_process_is_refused_and_names_the_first(first: str, scope: str) -> None:
+    """In the global scope, functions of the first library that is loaded must not stand in for those of the second."""
     script = """
     import ctypes, sys, farandole
     from farandole import _native
+    mode = getattr(ctypes, sys.argv[2])
+    files = [_native.__file__, farandole.get_library()]
+    for file in files if sys.argv[1] == "package" else reversed(files):
+        library = ctypes.CDLL(file, mode=mode)
     library = ctypes.CDLL(farandole.get_library())
     library.farandole_last_error.restype = ctypes.c_char_p
     if sys.argv[1] == "package":
         _native.init([], dynamic=False)
+        assert library.horovod_rank() == -1
         assert library.farandole_init(None) == 16
         assert _native.__file__.encode() in library.farandole_last_error(), library.farandole_last_error()
         _native.shutdown()
@@ -186,7 +193,7 @@ def test_a_second_engine_in_the_process_is_refused_and_names_the_first(first: st
         _native.init([], dynamic=False)
     print("refused")
     """
-    job = run_job(1, script, arguments=[first])
+    job = run_job(1, script, arguments=[first, scope])
     assert job.code == 0, job.errors
     assert job.lines(0) == ["refused"]
 
