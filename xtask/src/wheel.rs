@@ -208,7 +208,7 @@ fn try_out(wheels: &[PathBuf]) -> Result<()> {
         shell.words(&["farandole"]).words(words).env("OMP_NUM_THREADS", "1")
     };
     job(&["run", "-np", "2", "python", TRIAL, "--short"]).run()?;
-    let flags = Shell::new(&interpreter).words(&["-m", "farandole.c_library", "--cflags", "--libs"]).read()?;
+    let flags = Shell::new(&interpreter).words(&["-m", "farandole.c_flags", "--cflags", "--libs"]).read()?;
     let flags: Vec<&str> = flags.split_whitespace().collect();
     let program = text(&trial.join("average"))?;
     Shell::new("cc").words(&["-std=c99", "-Werror", C_TRIAL, "-o", &program]).words(&flags).run()?;

@@ -136,6 +136,14 @@ fn the_examples_run_on_four_ranks() {
 }
 
 #[test]
+fn the_guide_shows_the_example_that_is_compiled() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).expect("it is there");
+    let (guide, example) = (read("docs/c.md"), read("examples/c/average.c"));
+    let (_, code) = example.split_once("*/\n").expect("a comment and the code");
+    assert!(guide.contains(&format!("```c\n{code}```")), "docs/c.md should show examples/c/average.c");
+}
+
+#[test]
 fn every_collective_holds_on_one_three_and_four_ranks() {
     let programs = Programs::new();
     for (ranks, times) in [("1", 1), ("3", 3), ("4", 4)] {
