@@ -179,7 +179,7 @@ class _DistributedOptimizer:
         if self._gradient_queue.has_new:
             self._gradient_queue.reset()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
-        phases.gradients_cleared()
+        phases.forward_begins()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on a gradient is ready after so many backward passes."""

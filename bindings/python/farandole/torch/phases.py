@@ -1,15 +1,16 @@
 """Finding out what a training script does, without its help: phases and iterations for traces and reports.
 
 Owns the marks that are made where PyTorch passes by anyway. `watch` puts them there, once per process, when the first
-`DistributedOptimizer` of a job is made; `FARANDOLE_PHASES=0` leaves PyTorch untouched.
+`DistributedOptimizer` of a job is made, or the first process group (`optimizer_steps`); `FARANDOLE_PHASES=0` leaves
+PyTorch untouched.
 
 | phase | from | to |
 |---|---|---|
 | input wait | the script asks a `DataLoader` for a batch | it has it |
 | evaluation | `model.eval()`, or a batch asked for where gradients are off | `model.train()`, backward, a step, or the end of those batches |
-| forward | a batch has come, outside of evaluation; `optimizer.zero_grad()` in a script that asks no `DataLoader` for batches to train with | backward, or the next batch is asked for |
+| forward | a batch has come, outside of evaluation; `optimizer.zero_grad()`, or the forward pass of DistributedDataParallel, in a script that asks no `DataLoader` for batches to train with | backward, or the next batch is asked for |
 | backward | `loss.backward()` | its return |
-| optimizer step | `optimizer.step()` of a `DistributedOptimizer` | its return; an iteration ends there |
+| optimizer step | `optimizer.step()` of a `DistributedOptimizer`; with process groups, of any optimizer | its return; an iteration ends there |
 | checkpoint | `torch.save`, `torch.load` | their return |
 | input work | another thread than the one that trains asks a `DataLoader` for a batch; a worker makes one (`loader`) | it has it |
 
@@ -40,7 +41,7 @@ import torch
 from torch.utils.data import dataloader
 
 from farandole import _native, phase_tracker, phases
-from farandole.phase_tracker import EVALUATION, FORWARD
+from farandole.phase_tracker import EVALUATION, FORWARD, OPTIMIZER_STEP
 from farandole.torch import lent_memory, loader, staging
 
 
@@ -103,8 +104,13 @@ def note_threads() -> None:
     _native.note_setting("threads", str(torch.get_num_threads()))
 
 
-def gradients_cleared() -> None:
-    """`zero_grad` was called: where no loader says when a batch has come, forward begins here."""
+def on_training_thread() -> bool:
+    """Whether this is the thread that trains."""
+    return _tracker.on_training_thread()
+
+
+def forward_begins() -> None:
+    """`zero_grad` was called, or a parallel model: where no loader says when a batch has come, forward begins here."""
     if _tracker.on_training_thread() and not _tracker.has_batches and not _tracker.evaluates():
         _tracker.move_to(FORWARD)
 
@@ -113,18 +119,36 @@ def step_begins() -> None:
     """An optimizer's step begins."""
     if _tracker.on_training_thread():
         _tracker.close()
-        _tracker.begin("optimizer step")
+        _tracker.begin(OPTIMIZER_STEP)
 
 
 def step_ends(optimizer: object) -> None:
-    """It is over, and with it an iteration."""
-    if not _tracker.on_training_thread():
+    """It is over, and with it an iteration, unless it is part of another one's step."""
+    if not _tracker.on_training_thread() or not _tracker.end(OPTIMIZER_STEP):
         return
-    _tracker.end("optimizer step")
     _tracker.step_done(optimizer)
     if _tracker.iterations == 1:
         # By now a script has set what it wants to set.
         note_threads()
+
+
+def outside_of_step(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """A closure that an optimizer calls in its step. What it does is not part of the step."""
+
+    @functools.wraps(closure)
+    def marked() -> Any:
+        # Something else is open in between, as in a step inside of a step: phases must nest.
+        if not _tracker.on_training_thread() or _tracker.inside != 1 or _tracker.calls.get(OPTIMIZER_STEP) != 1:
+            return closure()
+        _tracker.end(OPTIMIZER_STEP)
+        _tracker.move_to(FORWARD)
+        try:
+            return closure()
+        finally:
+            _tracker.close()
+            _tracker.begin(OPTIMIZER_STEP)
+
+    return marked
 
 
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from farandole import basics
+from farandole.torch import optimizer_steps
 from farandole.torch.distributed import process_group, rendezvous, work
 
 __all__ = ["NAME", "register"]
@@ -30,6 +32,7 @@ def register() -> None:
     dist.Backend.register_backend(NAME, process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.extend_env()
     work.keep_forward_pass_works()
+    basics.on_init(optimizer_steps.watch)
 
 
 register()

@@ -5,7 +5,8 @@ put into the caller's tensors are put there by *finishing*, once, by the first t
 
 A future is made when somebody asks for it, and completed by a thread of the process group (`FutureThread`), in the
 order in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes
-on while buckets are reduced.
+on while buckets are reduced. At its end it waits for them, inside of torch; so that traces show what it waits for, the
+thread waits for the requests themselves first (`wait_at_end_of_backward`).
 
 The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
 
@@ -18,13 +19,14 @@ gone. torch has one such place, `Reducer._set_forward_pass_work_handle`; `keep_f
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,15 @@ from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.torch import staging
 
-__all__ = ["Finish", "FutureThread", "Work", "as_backend_error", "keep_forward_pass_works", "timeout_of"]
+__all__ = [
+    "Finish",
+    "FutureThread",
+    "Work",
+    "as_backend_error",
+    "keep_forward_pass_works",
+    "timeout_of",
+    "wait_at_end_of_backward",
+]
 
 Finish = Callable[[list[_native.Result]], Sequence[torch.Tensor]]
 
@@ -112,13 +122,15 @@ class Work(_TorchWork):
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
-            is_complete = self._requests is None
-        if is_complete:
-            self.complete()
+            future = self._future = torch.futures.Future()
+            requests = self._requests
+        if requests is None or self._futures.is_this_thread():
+            # Called by what was to be done after another future (PowerSGD): nobody else would complete this one.
+            self.complete_future()
         else:
             self._futures.put(self)
-        return self._future
+            wait_at_end_of_backward(requests, self._timeout)
+        return future
 
     def then(self, finish: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Work:
         """The same operation with another end: `finish` makes the output of this one's. This one is given up."""
@@ -132,7 +144,7 @@ class Work(_TorchWork):
         if self._requests is not None and self._future is None and not sys.is_finalizing():
             self._futures.put(self)
 
-    def complete(self) -> None:
+    def complete_future(self) -> None:
         """For the thread that completes futures, and operations that nobody waits for."""
         try:
             self.wait()
@@ -160,15 +172,23 @@ class Work(_TorchWork):
             self._requests = self._finish = None
 
 
+class HasFuture(Protocol):
+    """What a `FutureThread` takes: a `Work`, or a bucket of gradients (`farandole.torch.ddp_hook`)."""
+
+    def complete_future(self) -> None:
+        """Waits for the result, or what went wrong, and puts it into the future. Called once."""
+
+
 class FutureThread:
-    """The thread that completes the futures of one process group. It starts with the first future."""
+    """A thread that completes futures, in order: of one process group. It starts with the first future."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Optional[Work]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Optional[HasFuture]] = queue.SimpleQueue()
+        # A thread that starts ours may collect garbage, and so come to the end of a work here again.
+        self._lock = threading.RLock()
         self._thread: Optional[threading.Thread] = None
 
-    def put(self, work: Work) -> None:
+    def put(self, work: HasFuture) -> None:
         """Has the future of a work completed when the work is."""
         with self._lock:
             if self._thread is None:
@@ -177,13 +197,17 @@ class FutureThread:
                 self._thread.start()
         self._queue.put(work)
 
+    def is_this_thread(self) -> bool:
+        """Whether the thread that asks is this one."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         """Lets the thread end when all futures are complete."""
         self._queue.put(None)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work.complete()
+            work.complete_future()
             # Not kept until the next one comes.
             del work
 
@@ -200,6 +224,22 @@ def keep_forward_pass_works() -> None:
             kept[reducer] = work
 
     dist.Reducer._set_forward_pass_work_handle = set_forward_pass_work_handle  # type: ignore
+
+
+def wait_at_end_of_backward(requests: staging.RequestWork, limit: timedelta) -> None:
+    """If this is called in a backward pass, has its thread wait for requests when it has computed everything. Their
+    errors are raised by whoever waits for the future.
+
+    Callbacks at the end run in the order in which they were queued, and DistributedDataParallel queues its own after
+    the last bucket.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(HorovodInternalError, ValueError):
+            requests.wait_for(limit.total_seconds())
+
+    if torch._C._current_graph_task_id() != -1:
+        torch.autograd.Variable._execution_engine.queue_callback(wait)
 
 
 def as_backend_error(error: HorovodInternalError) -> dist.DistBackendError:
