@@ -7,7 +7,7 @@ place in the repeated part.
 
 Terms. A call's *signature* is what is the same on all ranks: its kind, element type, root and, where ranks must agree,
 number of elements. The sequence has *period* p where each signature equals the one p calls before. It is *established*
-after `_REPEATS` such calls, and two periods of them at least; from then on a name is `c10d.SERIES.i`, where i counts
+after `_REPEATS` such calls, and two periods of them at least; from then on a name is `PREFIX.SERIES.i`, where i counts
 the calls modulo the *cycle*: the smallest multiple of p that is at least `_SHORTEST_CYCLE`. A call that does not fit
 has its place's name for the last time; the next one is named by its number again.
 
@@ -35,7 +35,8 @@ _LONGEST_PERIOD = 4096
 class CallNames:
     """See the module's text."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "c10d") -> None:
+        self._prefix = prefix
         self._calls = 0
         self._history: list[Hashable] = []
         """Signatures of the last calls: a ring of `_LONGEST_PERIOD`, by number of the call."""
@@ -55,13 +56,13 @@ class CallNames:
         first, cycle = self._first, self._cycle()
         self._note(number, signature)
         if first is None:
-            return f"c10d.{number}", False
+            return f"{self._prefix}.{number}", False
         place = number - first
-        return f"c10d.{self._series}.{place % cycle}", place >= cycle
+        return f"{self._prefix}.{self._series}.{place % cycle}", place >= cycle
 
     def comes_again(self, name: str) -> bool:
         """Whether a later call may have this name."""
-        return name.startswith("c10d.") and name.count(".") == 2
+        return name.startswith(f"{self._prefix}.") and name.count(".") == 2
 
     def _cycle(self) -> int:
         return self._period * -(-_SHORTEST_CYCLE // self._period) if self._period else 0
