@@ -143,14 +143,16 @@ class Wrapping(Nothing):
 
 
 class Ddp(Nothing):
-    """torch's `DistributedDataParallel` and its operations, over gloo."""
+    """torch's `DistributedDataParallel` and its operations, over gloo or over our backend."""
 
-    def __init__(self, folder: Path, name: str, **options: Any) -> None:
+    def __init__(self, folder: Path, name: str, backend: str = "gloo", **options: Any) -> None:
         super().__init__()
         self.options = options
         ranks = int(os.environ["CONTESTANT_RANKS"])
+        if backend == "farandole":
+            importlib.import_module("farandole.torch.distributed")
         store = dist.FileStore(str(folder / f"store {name}"), ranks)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=ranks)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=ranks)
 
     def wrap(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         return nn.parallel.DistributedDataParallel(network, **self.options), optimizer
@@ -166,13 +168,33 @@ class Ddp(Nothing):
         return iterate
 
 
+class DdpHook(Ddp):
+    """`DistributedDataParallel` over gloo, with our hook for its gradients."""
+
+    def __init__(self, folder: Path, name: str, **options: Any) -> None:
+        super().__init__(folder, name, **options)
+        self.hvd: Any = importlib.import_module("farandole.torch")
+        # The engine's ranks meet through the store, and are those of gloo.
+        self.group = dist.new_group(backend="farandole")
+
+    def wrap(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        wrapped, optimizer = super().wrap(network, optimizer)
+        wrapped.register_comm_hook(None, self.hvd.ddp_comm_hook)
+        return wrapped, optimizer
+
+
+#: What saves `DistributedDataParallel` copies and look-ups.
+TUNED = {"gradient_as_bucket_view": True, "static_graph": True}
+
+
 def contestant(name: str, folder: Path) -> Nothing:
     if name == "nothing":
         return Nothing()
-    if name == "ddp":
-        return Ddp(folder, name)
-    if name == "ddp tuned":
-        return Ddp(folder, name, gradient_as_bucket_view=True, static_graph=True)
+    if name.startswith("ddp"):
+        options: dict[str, Any] = TUNED if name.endswith("tuned") else {}
+        if "hook" in name:
+            return DdpHook(folder, name, **options)
+        return Ddp(folder, name, "farandole" if "backend" in name else "gloo", **options)
     return Wrapping(f"{name}.torch")
 
 

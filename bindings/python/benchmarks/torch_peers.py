@@ -9,7 +9,9 @@ beside it the median of the processor time that all threads of all ranks took.
 
 - `farandole`: `DistributedOptimizer`, or `farandole.torch`'s operations.
 - `ddp`: torch's `DistributedDataParallel` over gloo as it is by default, or `torch.distributed`'s operations (`gloo`).
-- `ddp tuned`: with `gradient_as_bucket_view` and `static_graph`, which save it copies and look-ups.
+- `ddp backend`: the same with our backend of `torch.distributed` in gloo's place (`backend` by operations).
+- `ddp hook`: over gloo, with `farandole.torch.ddp_comm_hook` for the gradients.
+- `… tuned`: with `gradient_as_bucket_view` and `static_graph`, which save DDP copies and look-ups.
 - `horovod`: the real one, where it is installed, under `mpirun`.
 - `nothing`: the same work without communication.
 
@@ -54,8 +56,8 @@ DEADLINE = 240.0
 
 CONTESTANT = Path(__file__).with_name("torch_contestant.py")
 
-#: Who reduces by operations.
-OPERATIONS = ("farandole", "ddp", "horovod")
+#: Who reduces by operations, and what it is called then.
+OPERATIONS = {"farandole": "farandole", "ddp": "gloo", "ddp backend": "backend", "horovod": "horovod"}
 
 
 class Iteration(NamedTuple):
@@ -121,7 +123,8 @@ def real_horovod() -> bool:
 
 
 def names_of_contestants() -> list[str]:
-    return ["nothing", "farandole", "ddp", "ddp tuned", *(["horovod"] if real_horovod() else [])]
+    ddp = [f"ddp{way}{tuned}" for tuned in ("", " tuned") for way in ("", " backend", " hook")]
+    return ["nothing", "farandole", *ddp, *(["horovod"] if real_horovod() else [])]
 
 
 def start(name: str, folder: Path) -> Contestant:
@@ -200,17 +203,17 @@ def measure(taking_part: list[Contestant], workload: str, words: argparse.Namesp
 
 
 def report(title: str, times: dict[str, list[Iteration]], overhead: bool) -> bool:
-    """Prints one workload. Returns whether ours is the lowest."""
+    """Prints one workload. Returns whether our optimizer, or our operations, are the lowest."""
     medians = {name: statistics.median(iteration.wall for iteration in times[name]) for name in times}
     base = medians["farandole"]
     print(f"\n{title}")
-    heading = f"  {'':<12}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}{'processor ms':>14}"
+    heading = f"  {'':<18}{'iterations':>11}{'median ms':>11}{'p10':>9}{'p90':>9}{'ratio':>8}{'processor ms':>14}"
     print(heading + (f"{'overhead':>10}" if overhead else ""))
     for name, iterations in times.items():
         values, used = zip(*iterations, strict=True)
         deciles = statistics.quantiles(values, n=10)
         ratio = f"{medians[name] / base:>8.2f}" if name != "nothing" else f"{'':>8}"
-        row = f"  {name:<12}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}"
+        row = f"  {name:<18}{len(values):>11}{1e3 * medians[name]:>11.3f}{1e3 * deciles[0]:>9.3f}"
         row += f"{1e3 * deciles[-1]:>9.3f}{ratio}"
         row += f"{1e3 * statistics.median(used):>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
@@ -275,7 +278,7 @@ def main() -> int:
             taking_part = [everybody[name] for name in names if name in OPERATIONS or not by_operations]
             times = measure(taking_part, workload, words)
             if by_operations:
-                times = {"gloo" if name == "ddp" else name: values for name, values in times.items()}
+                times = {OPERATIONS[name]: values for name, values in times.items()}
             lowest &= report(title, times, workload.startswith("training"))
     if not lowest:
         print("\nfarandole is not the lowest everywhere")
