@@ -8,6 +8,7 @@ ranks and over any backend, has the losses of one process that trains with the d
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -92,12 +93,15 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
 
 @contextlib.contextmanager
 def process_group(backend: str) -> Iterator[None]:
-    """A default process group with this backend."""
+    """A default process group with this backend. What it and frameworks leave in the environment is taken back."""
+    before = dict(os.environ)
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     try:
         yield
     finally:
         dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def losses_with_each(train_with: Callable[[str], list[float]]) -> dict[str, list[float]]:

@@ -6,6 +6,9 @@ started this process, the engine's world is made first, and rank 0 opens a store
 
 torch loads a backend by its entry point after the rendezvous. So under these launchers a script must import
 `farandole.torch.distributed` itself.
+
+Frameworks on top of torch (Accelerate, Lightning) ask the environment for a process's place, too, once there is a
+process group. So what torchrun would have said of it is set there.
 """
 
 from __future__ import annotations
@@ -46,10 +49,22 @@ def extend_env() -> None:
             yield from of_torch(url, timeout=timeout, **options)
         else:
             membership.make_world()
+            _describe_place()
             yield _open_store(timeout), _native.rank(), _native.size()
             raise RuntimeError("Unable to perform re-rendezvous using environment variables")
 
     handlers["env"] = handler
+
+
+def _describe_place() -> None:
+    """Sets the variables in which torchrun says which rank a process is. Where the store is, this module knows."""
+    place = {
+        "RANK": _native.rank(),
+        "WORLD_SIZE": _native.size(),
+        "LOCAL_RANK": _native.local_rank(),
+        "LOCAL_WORLD_SIZE": _native.local_size(),
+    }
+    os.environ.update({name: str(number) for name, number in place.items()})
 
 
 def _open_store(timeout: timedelta) -> dist.TCPStore:
