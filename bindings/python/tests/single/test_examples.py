@@ -50,10 +50,14 @@ def test_there_is_an_example_for_each_of_these() -> None:
     assert SCRIPTS == [
         "keras_mnist.py",
         "pytorch_adasum.py",
+        "pytorch_ddp.py",
+        "pytorch_fsdp2.py",
+        "pytorch_lightning.py",
         "pytorch_mnist.py",
         "pytorch_process_sets.py",
         "pytorch_resnet50.py",
         "pytorch_synthetic_benchmark.py",
+        "pytorch_tensor_parallel.py",
         "tensorflow2_mnist.py",
         "tensorflow2_synthetic_benchmark.py",
         "tensorflow_benchmark.py",
@@ -123,6 +127,33 @@ def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
     (adapted,) = numbers(r"Loss with Adasum: ([\d.]+)", output)
     # At the same learning rate, Adasum makes the larger steps.
     assert adapted < averaged, output
+
+
+@pytest.mark.parametrize("flags", [(), ("--hook",)], ids=["backend", "hook"])
+def test_ddp_learns_to_read_over_our_backend_and_with_our_hook(flags: tuple[str, ...]) -> None:
+    accuracies = numbers(r"test accuracy: ([\d.]+)%", run_example("pytorch_ddp.py", "--short", *flags))
+    assert len(accuracies) == 2 and accuracies[-1] > 80, accuracies
+
+
+def test_fsdp2_trains_shards_and_restores_them() -> None:
+    output = run_example("pytorch_fsdp2.py", "--short")
+    [[held, all_of_them]] = re.findall(r"Rank 0 holds (\d+) of (\d+) weights", output)
+    assert int(held) * 2 == int(all_of_them), output
+    losses = numbers(r"Epoch \d: loss ([\d.]+)", output)
+    assert len(losses) == 2 and losses[-1] < 0.5, output
+    assert "Restored: the same weights\n" in output, output
+
+
+def test_a_layer_is_shared_by_two_ranks() -> None:
+    output = run_example("pytorch_tensor_parallel.py", "--short")
+    assert "Mesh: 1 replicas of 2 ranks; rank 0 holds (32, 784)\n" in output, output
+    losses = numbers(r"Epoch \d: loss ([\d.]+)", output)
+    assert len(losses) == 2 and losses[-1] < 0.5, output
+
+
+def test_lightning_learns_to_read_over_our_backend() -> None:
+    [accuracy] = numbers(r"Training accuracy in the last epoch: ([\d.]+)%", run_example("pytorch_lightning.py", "-s"))
+    assert accuracy > 40, "a guess is right once in ten"
 
 
 def test_tensorflow_with_a_loop_of_its_own_learns_to_read_and_saves_once(tmp_path: pathlib.Path) -> None:
