@@ -149,8 +149,7 @@ class Ddp(Nothing):
         super().__init__()
         self.options = options
         ranks = int(os.environ["CONTESTANT_RANKS"])
-        if backend == "farandole":
-            importlib.import_module("farandole.torch.distributed")
+        importlib.import_module("farandole.torch.distributed")  # Makes the backend known; gloo does not mind.
         store = dist.FileStore(str(folder / f"store {name}"), ranks)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=ranks)
 

@@ -217,7 +217,13 @@ def report(title: str, times: dict[str, list[Iteration]], overhead: bool) -> boo
         row += f"{1e3 * deciles[-1]:>9.3f}{ratio}"
         row += f"{1e3 * statistics.median(used):>14.3f}"
         print(row + (f"{medians[name] / medians['nothing']:>10.3f}" if overhead else ""), flush=True)
-    return all(base <= median for name, median in medians.items() if name != "nothing")
+    others = [name for name in medians if name != "nothing" and not is_ours(name)]
+    return all(base <= medians[name] for name in others)
+
+
+def is_ours(name: str) -> bool:
+    """Whether this contestant's gradients go through our engine."""
+    return any(word in name for word in ("farandole", "backend", "hook"))
 
 
 #: Computes until the process that started it is gone.
