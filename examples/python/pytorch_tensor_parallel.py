@@ -53,7 +53,8 @@ def main() -> None:
     parallelize_module(model, mesh["tensor"], {"1": ColwiseParallel(), "3": RowwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
     if dist.get_rank() == 0:
-        print(f"Mesh: {replicas} replicas of {args.tensor} ranks; rank 0 holds {tuple(model[1].weight.to_local().shape)}")
+        shape = tuple(model[1].weight.to_local().shape)
+        print(f"Mesh: {replicas} replicas of {args.tensor} ranks; rank 0 holds {shape}")
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     images = draw(args.train_images, args.seed)
     # Ranks of one replica need the same images.
