@@ -6,19 +6,21 @@
 //!
 //! The C functions of `farandole_c` are linked in and exported as well; they act on the same job. Everywhere: a process
 //! is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's lock; a lock of ours
-//! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, and
-//! in `tensorflow`.
+//! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, in
+//! `tensorflow`, and in `xla_ffi`, by which compiled programs call us.
 //!
 //! Not here: linking of any framework or of libpython. Only Python loads this library, so its tests are in Python, too.
 
 #![deny(unsafe_code)]
 
+mod calls;
 mod dlpack;
 mod errors;
 mod gradient_batch;
 mod handle;
 mod lent_memory;
 mod lifecycle;
+mod op_error;
 mod records;
 mod request;
 mod result;
@@ -28,6 +30,7 @@ mod stacks;
 mod tensorflow;
 mod waiting;
 mod world;
+mod xla_ffi;
 
 use pyo3::prelude::*;
 

@@ -20,11 +20,11 @@ use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::calls;
 use crate::errors;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
-use crate::tensorflow;
 use crate::waiting::let_waiting_threads_return;
 use crate::world::{Job, current, peek};
 
@@ -51,7 +51,7 @@ impl Interpreter for Callbacks {
     }
 
     fn begun(&self, job: &Arc<Job>) {
-        tensorflow::begin(job);
+        calls::begin(job);
     }
 
     fn before_end(&self) {
@@ -62,7 +62,7 @@ impl Interpreter for Callbacks {
     }
 
     fn ending(&self) -> Box<dyn FnOnce()> {
-        let let_ops_end = tensorflow::end();
+        let let_ops_end = calls::end();
         Box::new(move || let_ops_end(RETURN_TIMEOUT))
     }
 }

@@ -8,7 +8,7 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 26] = [
+const MODULES: [&str; 27] = [
     "bindings/c/src/direct.rs",
     "bindings/c/src/export.rs",
     "bindings/c/src/fork_handler.rs",
@@ -23,6 +23,7 @@ const MODULES: [&str; 26] = [
     "bindings/python/src/dlpack.rs",
     "bindings/python/src/lent_memory.rs",
     "bindings/python/src/tensorflow/",
+    "bindings/python/src/xla_ffi/",
     "crates/tensor/src/element.rs",
     "crates/tensor/src/owned.rs",
     "crates/tensor/src/region.rs",

@@ -27,12 +27,8 @@ pub(crate) struct StringView {
     pub(crate) len: usize,
 }
 
-/// Codes of `TF_Code` that kernels use.
+/// `TF_OK`. The codes of errors are in `op_error`.
 pub(crate) const OK: c_int = 0;
-pub(crate) const UNKNOWN: c_int = 2;
-pub(crate) const INVALID_ARGUMENT: c_int = 3;
-pub(crate) const FAILED_PRECONDITION: c_int = 9;
-pub(crate) const UNIMPLEMENTED: c_int = 12;
 
 pub(crate) type CreateKernel = unsafe extern "C" fn(Opaque) -> Opaque;
 pub(crate) type ComputeKernel = unsafe extern "C" fn(Opaque, Opaque);

@@ -19,9 +19,9 @@ use std::sync::Arc;
 
 use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Region, Request, Submission};
 
-use super::api::{FAILED_PRECONDITION, Opaque, Status, Tensor, api};
+use super::api::{Opaque, Status, Tensor, api};
 use super::definitions::Kind;
-use super::status::OpError;
+use crate::op_error::{FAILED_PRECONDITION, OpError};
 use crate::world::Job;
 
 /// `TF_INT32`, the type of splits, ranks and sizes.

@@ -16,10 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use farandole::Edge;
 
 use super::api::{Api, Opaque, Status};
-use super::calls;
 use super::definitions::Shapes;
 use super::kernel::Attrs;
 use super::{DEVICES, text};
+use crate::calls;
 use crate::sampling;
 
 const NAME: &str = "FarandoleMark";
@@ -67,7 +67,7 @@ unsafe extern "C" fn compute(kernel: Opaque, _context: Opaque) {
     // SAFETY: what `create` has made, which lives until `delete`.
     let mark = unsafe { kernel.cast_const().cast::<Mark>().as_ref() };
     let make = || {
-        let (mark, thread, job) = (mark?, sampling::program_thread()?, calls::current().ok()?.1);
+        let (mark, thread, job) = (mark?, sampling::program_thread()?, calls::current().ok()?);
         job.world.recorder().mark_phase_on(thread, &mark.phase, mark.edge);
         Some(())
     };

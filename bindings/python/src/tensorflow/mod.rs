@@ -1,8 +1,8 @@
 //! TensorFlow's ops: registered through its C API, from this library, without a compiler.
 //!
-//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) → `calls` (the
-//! engine and back) → `done` (TensorFlow's callback). `shapes` answers while graphs are built, `status` says how errors
-//! read, and `api` has TensorFlow's functions.
+//! The way of one op: `definitions` (what it is called) → `kernel` (a call's tensors become submissions) →
+//! `kernel_calls` (the engine and back) → `done` (TensorFlow's callback). `shapes` answers while graphs are built, and
+//! `api` has TensorFlow's functions. How errors read is in the crate's `op_error`.
 //!
 //! Kernels are registered for the CPU and for GPUs. On a GPU, inputs and outputs are declared to lie in host memory, so
 //! that TensorFlow itself copies them, on its own streams; its C API gives out no CUDA stream. On the CPU they are not:
@@ -16,13 +16,12 @@
 #![allow(unsafe_code)]
 
 mod api;
-mod calls;
 mod definitions;
 mod done;
 mod kernel;
+mod kernel_calls;
 mod marks;
 mod shapes;
-mod status;
 mod xla;
 
 use std::ffi::{CStr, CString};
@@ -32,10 +31,11 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-use api::{Api, CreateKernel, Library, Opaque, Status, UNKNOWN};
-pub(crate) use calls::{begin, end};
+use api::{Api, CreateKernel, Library, Opaque, Status};
 use definitions::{DEFINITIONS, Definition, Kind};
 use kernel::Kernel;
+
+use crate::op_error::UNKNOWN;
 
 /// Devices that kernels are registered for.
 const DEVICES: [&CStr; 2] = [CPU, c"GPU"];
@@ -167,12 +167,12 @@ unsafe extern "C" fn create<const KIND: u8>(construction: Opaque) -> Opaque {
 
 unsafe extern "C" fn compute(kernel: Opaque, context: Opaque) {
     // SAFETY: TensorFlow passes what `create` has made, and the context of a call.
-    unsafe { calls::compute(kernel.cast_const().cast::<Kernel>(), context) };
+    unsafe { kernel_calls::compute(kernel.cast_const().cast::<Kernel>(), context) };
 }
 
 unsafe extern "C" fn compute_async(kernel: Opaque, context: Opaque, done: Opaque) {
     // SAFETY: as above, and the callback of the call.
-    unsafe { calls::compute_async(kernel.cast_const().cast::<Kernel>(), context, done) };
+    unsafe { kernel_calls::compute_async(kernel.cast_const().cast::<Kernel>(), context, done) };
 }
 
 unsafe extern "C" fn delete(kernel: Opaque) {

@@ -7,8 +7,9 @@
 
 use std::ffi::c_int;
 
-use super::api::{INVALID_ARGUMENT, InferShapes, OK, Opaque, Status, api};
+use super::api::{InferShapes, OK, Opaque, Status, api};
 use super::definitions::Shapes;
+use crate::op_error::INVALID_ARGUMENT;
 
 /// The end of a shape, in TensorFlow's words.
 const TO_THE_END: i64 = i64::MAX;

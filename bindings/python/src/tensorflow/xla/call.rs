@@ -15,14 +15,12 @@ use std::sync::Arc;
 
 use farandole::{Dtype, GroupId, Outcome, ReduceOp, Request, Submission};
 
-use super::super::api::{FAILED_PRECONDITION, INVALID_ARGUMENT};
-use super::super::calls;
 use super::super::definitions::{DEFINITIONS, Kind};
 use super::super::kernel::Kernel;
-use super::super::status::OpError;
-use super::ffi::{Buffer, Call};
-use super::resume;
+use crate::calls;
+use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::world::Job;
+use crate::xla_ffi::{Buffer, Call, resume};
 
 /// The name under which XLA knows us.
 pub(super) const TARGET: &str = "farandole_collective";
@@ -111,7 +109,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
     })?;
     let (operands, mut results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
-        let (_current, job) = calls::current()?;
+        let job = calls::current()?;
         let number = kernel.local_number(&job)?;
         return write_numbers(&results[0], &[number]);
     }

@@ -3,9 +3,9 @@
 //! TensorFlow translates such a function by running a kernel for each node on a device that only exists for that,
 //! `XLA_CPU_JIT`. A kernel's inputs and outputs are then values of the program under construction, and their shapes are
 //! known. Ours emits a custom call (`graph`) whose attributes say which collective it is (`call`). When the program
-//! runs and comes to the call, XLA calls us (`ffi`), the requests go to the engine like those of any other kernel
-//! (`calls`), and XLA goes on when they are done (`resume`). So ops and graphs are the same, compiled or not; gradients
-//! are those of the ops.
+//! runs and comes to the call, XLA calls us (`registration`), the requests go to the engine like those of any other
+//! kernel (`calls`), and XLA goes on when they are done (`xla_ffi::resume`). So ops and graphs are the same, compiled
+//! or not; gradients are those of the ops.
 //!
 //! What holds:
 //!
@@ -29,10 +29,8 @@
 #![allow(unsafe_code)]
 
 mod call;
-mod ffi;
 mod graph;
-mod layout;
-mod resume;
+mod registration;
 
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,11 +38,11 @@ use std::sync::OnceLock;
 
 use farandole::Dtype;
 
-use super::api::{Opaque, Status, UNIMPLEMENTED, UNKNOWN, api};
-use super::calls;
+use super::api::{Opaque, Status, api};
 use super::definitions::Kind;
 use super::kernel::{Kernel, dtype_of, get_input};
-use super::status::OpError;
+use crate::calls;
+use crate::op_error::{OpError, UNIMPLEMENTED, UNKNOWN};
 use graph::{Array, Program, XlaOp};
 
 /// The device for which functions are translated to run on the CPU.
@@ -56,7 +54,7 @@ fn ready() -> Result<(), OpError> {
     static READY: OnceLock<Result<(), String>> = OnceLock::new();
     let ready = READY.get_or_init(|| {
         graph::check()?;
-        ffi::register(call::TARGET, call::execute)
+        registration::register(call::TARGET)
     });
     ready.clone().map_err(|missing| {
         let text = format!("this TensorFlow cannot call the op from XLA: {missing}. TensorFlow 2.20 and 2.21 can");
@@ -152,7 +150,7 @@ fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, O
 
 /// How many ranks the process set has, and which of them this is.
 fn place(kernel: &Kernel) -> Result<(i64, i64), OpError> {
-    let (_current, job) = calls::current()?;
+    let job = calls::current()?;
     let engine = job.world.engine();
     let members = engine.group(kernel.group).map_err(|error| OpError::from(&error))?;
     let rank = engine.rank_in(kernel.group).map_err(|error| OpError::from(&error))?;

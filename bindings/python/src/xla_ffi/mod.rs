@@ -1,37 +1,41 @@
-//! XLA's C API for functions that compiled programs call (XLA FFI), as far as it is needed: [`register`] and [`Call`].
+//! XLA's C API for functions that compiled programs call (XLA FFI), as far as it is needed: [`run`] and [`Call`].
 //!
 //! XLA passes a *frame* with the addresses and shapes of operands and results, and the attributes of the call. The
 //! function returns nothing if all is well, an error, or leaves a *future* in the frame and fulfils it later; until
 //! then XLA keeps operands and results, and runs what does not depend on them.
 //!
-//! This is an unsafe module. `GetXlaFfiApi`, which hands out the table of functions, is the only C++ function;
-//! TensorFlow exports it from 2.17 on. The table says its size. Up to TensorFlow 2.19 it says less than it has, and the
-//! functions for futures were at other places in 2.18; so a table that claims to be shorter than that of 2.20 is
-//! refused.
+//! A process may have several copies of XLA: TensorFlow has one and jaxlib another. Each passes the table of its own
+//! functions with every frame. The table says its size; one that is too short for futures is refused when XLA asks for
+//! the handler's version ([`checked_table`]).
 //!
-//! What is deliberately not here: what a call does (`call`).
+//! This is an unsafe module: XLA calls into it with addresses.
+//!
+//! What is deliberately not here: what a call does ([`Handler`]), and how XLA gets to know of it (TensorFlow's exports
+//! a C++ function, `tensorflow::xla::registration`; JAX takes an address in a capsule, `jax`).
 
 #![allow(unsafe_code)]
+
+pub(crate) mod layout;
+pub(crate) mod resume;
 
 use std::ffi::{CStr, CString, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::OnceLock;
 
 use farandole::{Dtype, Region};
 
-use super::super::api::{Library, Opaque};
-use super::super::status::OpError;
-use super::layout::{
+use layout::{
     Api, Buffers, ByteSpan, DestroyArguments, ErrorArguments, Frame, FutureArguments, Head, MessageArguments,
-    MetadataExtension, RegisterArguments,
+    MetadataExtension, Opaque,
 };
+
+use crate::op_error::{INTERNAL, OpError};
 
 /// Places in the table of functions.
 const ERROR_CREATE: usize = 0;
 const ERROR_MESSAGE: usize = 1;
 const ERROR_DESTROY: usize = 2;
-const HANDLER_REGISTER: usize = 3;
+pub(crate) const HANDLER_REGISTER: usize = 3;
 const FUTURE_CREATE: usize = 13;
 const FUTURE_SET_AVAILABLE: usize = 14;
 const FUTURE_SET_ERROR: usize = 15;
@@ -45,58 +49,29 @@ const METADATA: c_int = 1;
 /// `XLA_FFI_AttrType_STRING`.
 const STRING: c_int = 4;
 
-/// `XLA_FFI_Error_Code` and `absl::StatusCode` have the same numbers.
-pub(super) const INTERNAL: c_int = 13;
+/// What compiled programs run when they come to a call.
+pub(crate) trait Handler {
+    fn execute(call: &mut Call<'_>) -> Result<(), OpError>;
 
-/// What compiled programs run when they come to the call.
-pub(super) type Execute = fn(&mut Call<'_>) -> Result<(), OpError>;
-
-static EXECUTE_CALL: OnceLock<Execute> = OnceLock::new();
-
-/// Makes a function known to XLA under this name, for programs that run on the host. The error says what is missing.
-pub(super) fn register(target: &str, execute: Execute) -> Result<(), String> {
-    let api = api()?;
-    if EXECUTE_CALL.set(execute).is_err() {
-        return Ok(());
+    /// The table of functions, for versions of XLA that ask for the handler's version without passing theirs.
+    fn own_table() -> Option<&'static Api> {
+        None
     }
-    let span = |text: &str| ByteSpan { data: text.as_ptr(), len: text.len() };
-    let mut arguments = RegisterArguments {
-        size: size_of::<RegisterArguments>(),
-        extension: null_mut(),
-        name: span(target),
-        platform: span("Host"),
-        instantiate: null_mut(),
-        prepare: null_mut(),
-        initialize: null_mut(),
-        execute: run,
-        traits: 0,
-    };
-    // SAFETY: the place in the table has this function; XLA copies the names.
-    let error = unsafe {
-        let register: unsafe extern "C" fn(*mut RegisterArguments) -> Opaque =
-            std::mem::transmute(api.functions[HANDLER_REGISTER]);
-        register(&raw mut arguments)
-    };
-    if error.is_null() { Ok(()) } else { Err(format!("XLA refuses the function {target}: {}", api.take_text(error))) }
 }
 
-/// The table of functions, or what is missing.
-fn api() -> Result<&'static Api, String> {
-    let library = Library::already_loaded(c"libtensorflow_cc.so.2")?;
-    let name = "_ZN3xla3ffi12GetXlaFfiApiEv";
-    let address = library.symbol(name).ok_or_else(|| format!("libtensorflow_cc.so.2 has no function {name}"))?;
-    // SAFETY: the mangled name says that there are no parameters. The table is a static of XLA's.
-    let api = unsafe {
-        let get: unsafe extern "C" fn() -> *const Head = std::mem::transmute(address);
-        get()
-    };
-    // SAFETY: as above. The head is all that is read before the size is known.
-    let (size, major) = unsafe { ((*api).size, (*api).version.major) };
+/// The table of functions at this address, if it has what is read of it. The error says what is missing.
+///
+/// # Safety
+/// `table` is one of XLA's, which are statics.
+pub(crate) unsafe fn checked_table(table: *const Api) -> Result<&'static Api, String> {
+    let head = table.cast::<Head>();
+    // SAFETY: promised by the caller. The head is all that is read before the size is known.
+    let (size, major) = unsafe { ((*head).size, (*head).version.major) };
     if major != 0 || size < size_of::<Api>() {
         return Err(format!("its XLA has no asynchronous calls (FFI {major}, a table of {size} bytes)"));
     }
     // SAFETY: the table is at least as large as what is read of it.
-    Ok(unsafe { &*api.cast::<Api>() })
+    Ok(unsafe { &*table })
 }
 
 impl Api {
@@ -118,7 +93,7 @@ impl Api {
     }
 
     /// The text of an error, which is destroyed.
-    fn take_text(&self, error: Opaque) -> String {
+    pub(crate) fn take_text(&self, error: Opaque) -> String {
         let mut message =
             MessageArguments { size: size_of::<MessageArguments>(), extension: null_mut(), error, message: null() };
         let mut destroy = DestroyArguments { size: size_of::<DestroyArguments>(), extension: null_mut(), error };
@@ -149,19 +124,21 @@ impl Api {
 }
 
 /// XLA's way in.
-unsafe extern "C" fn run(frame: *mut Frame) -> Opaque {
-    // SAFETY: XLA passes a frame that is ours until we return.
+///
+/// # Safety
+/// XLA calls this, with a frame that is ours until we return.
+pub(crate) unsafe extern "C" fn run<H: Handler>(frame: *mut Frame) -> Opaque {
+    // SAFETY: promised by the caller.
     let frame = unsafe { &mut *frame };
-    if frame.asks_for_version() {
+    if frame.asks_for_version(H::own_table()) {
         return null_mut();
     }
     if frame.stage != EXECUTE {
         return null_mut();
     }
-    // SAFETY: the table outlives everything; its size was checked when this function was registered with it.
+    // SAFETY: the table outlives everything; its size was checked when XLA asked for the version.
     let api = unsafe { &*frame.api };
-    let execute = EXECUTE_CALL.get().expect("invariant: set before XLA knows this function");
-    let caught = catch_unwind(AssertUnwindSafe(|| execute(&mut Call { frame, api })));
+    let caught = catch_unwind(AssertUnwindSafe(|| H::execute(&mut Call { frame, api })));
     match caught {
         Ok(Ok(())) => null_mut(),
         Ok(Err(error)) => api.new_error(&error),
@@ -173,8 +150,9 @@ unsafe extern "C" fn run(frame: *mut Frame) -> Opaque {
 }
 
 impl Frame {
-    /// Answers the question for which version of XLA's FFI this was written: any whose table has what we read of it.
-    fn asks_for_version(&self) -> bool {
+    /// Answers the question for which version of XLA's FFI this was written: any whose table has what we read of it. An
+    /// XLA whose table has not gets no answer, and refuses the handler.
+    fn asks_for_version(&self, own_table: Option<&'static Api>) -> bool {
         let Some(extension) = NonNull::new(self.extension) else { return false };
         // SAFETY: an extension of this kind is a question, with room for the answer.
         unsafe {
@@ -182,7 +160,8 @@ impl Frame {
                 return false;
             }
             let metadata = (*self.extension.cast::<MetadataExtension>()).metadata;
-            let Ok(api) = api() else { return false };
+            let table = if self.api.is_null() { own_table } else { checked_table(self.api).ok() };
+            let Some(api) = table else { return true };
             (*metadata).version.major = api.version.major;
             (*metadata).version.minor = api.version.minor;
             (*metadata).traits = 0;
@@ -192,16 +171,16 @@ impl Frame {
 }
 
 /// One run of a call.
-pub(super) struct Call<'a> {
+pub(crate) struct Call<'a> {
     frame: &'a mut Frame,
     api: &'static Api,
 }
 
 /// The memory and shape of an operand or a result.
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     /// Its number in `xla::PrimitiveType`.
-    pub(super) primitive_type: c_int,
-    pub(super) dims: Vec<u64>,
+    pub(crate) primitive_type: c_int,
+    pub(crate) dims: Vec<u64>,
     address: *mut u8,
 }
 
@@ -216,7 +195,7 @@ impl Buffer {
     /// # Safety
     /// Until the region is gone, the call's future is not fulfilled; nobody writes the memory, and nobody reads a
     /// result.
-    pub(super) unsafe fn lend(&self, dtype: Dtype) -> Region {
+    pub(crate) unsafe fn lend(&self, dtype: Dtype) -> Region {
         let elems: u64 = self.dims.iter().product();
         let len_bytes = elems as usize * dtype.size_bytes();
         // SAFETY: promised by the caller; XLA's buffers have the bytes that their shape needs.
@@ -227,7 +206,7 @@ impl Buffer {
     ///
     /// # Safety
     /// The call's future is not fulfilled, and the result has so many bytes.
-    pub(super) unsafe fn fill(&self, bytes: &[u8]) {
+    pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
         if !bytes.is_empty() {
             // SAFETY: promised by the caller.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address, bytes.len()) };
@@ -238,7 +217,7 @@ impl Buffer {
     ///
     /// # Safety
     /// It is one, and the call's future is not fulfilled.
-    pub(super) unsafe fn numbers(&self) -> Vec<i32> {
+    pub(crate) unsafe fn numbers(&self) -> Vec<i32> {
         let elems: u64 = self.dims.iter().product();
         // SAFETY: promised by the caller.
         (0..elems as usize).map(|index| unsafe { self.address.cast::<i32>().add(index).read_unaligned() }).collect()
@@ -246,16 +225,16 @@ impl Buffer {
 }
 
 impl Call<'_> {
-    pub(super) fn operands(&self) -> Vec<Buffer> {
+    pub(crate) fn operands(&self) -> Vec<Buffer> {
         self.frame.operands.read()
     }
 
-    pub(super) fn results(&self) -> Vec<Buffer> {
+    pub(crate) fn results(&self) -> Vec<Buffer> {
         self.frame.results.read()
     }
 
     /// A text among the attributes.
-    pub(super) fn attribute(&self, name: &str) -> Option<&str> {
+    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
         let attributes = &self.frame.attributes;
         // SAFETY: the arrays have as many elements as the frame says, and live until we return.
         unsafe {
@@ -269,7 +248,7 @@ impl Call<'_> {
     }
 
     /// Promises that the results come later. XLA keeps operands and results until then.
-    pub(super) fn promise(&mut self) -> Future {
+    pub(crate) fn promise(&mut self) -> Future {
         let future = self.api.about_future(FUTURE_CREATE, null_mut(), null_mut());
         self.frame.future = future;
         Future { api: self.api, future }
@@ -277,7 +256,7 @@ impl Call<'_> {
 }
 
 /// The promise of a call's results. XLA waits until it is kept.
-pub(super) struct Future {
+pub(crate) struct Future {
     api: &'static Api,
     future: Opaque,
 }
@@ -287,7 +266,7 @@ unsafe impl Send for Future {}
 
 impl Future {
     /// Keeps the promise. Whatever XLA was waiting for this to run, it runs on the calling thread, before this returns.
-    pub(super) fn keep(self, result: Result<(), OpError>) {
+    pub(crate) fn keep(self, result: Result<(), OpError>) {
         match result {
             Ok(()) => self.api.about_future(FUTURE_SET_AVAILABLE, self.future, null_mut()),
             Err(error) => self.api.about_future(FUTURE_SET_ERROR, self.future, self.api.new_error(&error)),

@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::super::status::OpError;
-use super::ffi::Future;
+use super::Future;
+use crate::op_error::OpError;
 
 /// What has come of a call.
 type Done = (Future, Result<(), OpError>);
@@ -28,7 +28,7 @@ struct State {
 }
 
 /// Fulfils a future on a thread that may run XLA's program.
-pub(super) fn keep(future: Future, result: Result<(), OpError>) {
+pub(crate) fn keep(future: Future, result: Result<(), OpError>) {
     let mut state = lock();
     state.waiting.push_back((future, result));
     if state.waiting.len() <= state.idle {

@@ -1,17 +1,24 @@
-//! How errors reach TensorFlow: a code and a text, [`OpError`].
+//! How errors reach TensorFlow and XLA: a code and a text, [`OpError`].
 //!
 //! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is
 //! FAILED_PRECONDITION, wrong use is INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with
 //! [`INTERNAL_ERROR`], from which the Python package makes a `HorovodInternalError` wherever Python is on the way.
+//!
+//! `TF_Code`, `XLA_FFI_Error_Code` and `absl::StatusCode` have the same numbers.
 
 use std::ffi::c_int;
 use std::sync::Weak;
 
 use farandole::EngineError;
 
-use super::api::{FAILED_PRECONDITION, INVALID_ARGUMENT, UNKNOWN};
 use crate::errors;
 use crate::world::Job;
+
+pub(crate) const UNKNOWN: c_int = 2;
+pub(crate) const INVALID_ARGUMENT: c_int = 3;
+pub(crate) const FAILED_PRECONDITION: c_int = 9;
+pub(crate) const UNIMPLEMENTED: c_int = 12;
+pub(crate) const INTERNAL: c_int = 13;
 
 /// The beginning of every text that says that the job cannot go on.
 pub(crate) const INTERNAL_ERROR: &str = "HorovodInternalError: ";
