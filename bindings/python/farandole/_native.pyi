@@ -286,6 +286,9 @@ def note_setting(name: str, value: str) -> None:
 def mark_iteration(number: int) -> None: ...
 def mark_epoch(number: int) -> None: ...
 
+def jax_handler() -> object:
+    """The function that compiled programs of JAX call, in a capsule for `jax.ffi.register_ffi_target`."""
+
 def register_tensorflow_ops(library: str, version: str) -> bool:
     """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are
     asynchronous."""

@@ -7,7 +7,7 @@
 //! The C functions of `farandole_c` are linked in and exported as well; they act on the same job. Everywhere: a process
 //! is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's lock; a lock of ours
 //! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, in
-//! `tensorflow`, and in `xla_ffi`, by which compiled programs call us.
+//! `tensorflow`, in `jax`, and in `xla_ffi`, by which compiled programs call us.
 //!
 //! Not here: linking of any framework or of libpython. Only Python loads this library, so its tests are in Python, too.
 
@@ -18,6 +18,7 @@ mod dlpack;
 mod errors;
 mod gradient_batch;
 mod handle;
+mod jax;
 mod lent_memory;
 mod lifecycle;
 mod op_error;
@@ -50,6 +51,8 @@ mod _native {
     use crate::gradient_batch::{BatchHandle, GradientBatch};
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
+    #[pymodule_export]
+    use crate::jax::jax_handler;
     #[pymodule_export]
     use crate::lent_memory::lent;
     #[pymodule_export]

@@ -5,11 +5,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farandole::Cycles;
+use farandole::{Cycles, Event};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::calls;
 use crate::sampling;
 use crate::world::{Job, current, peek};
 
@@ -80,9 +82,28 @@ pub(crate) fn note_setting(name: &str, value: &str) {
     }
 }
 
+/// Whether Python marks iterations: the program, or a front end that sees its steps. Compiled programs then leave it to
+/// Python. Set by threads with the interpreter's lock, read by those that end a program's calls.
+static MARKED_BY_PYTHON: AtomicBool = AtomicBool::new(false);
+
+/// Iterations that compiled programs have made.
+static PROGRAM_ITERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// A compiled program has made an iteration of training, without Python in between: the next one begins.
+pub(crate) fn end_program_iteration() {
+    if MARKED_BY_PYTHON.load(Ordering::Relaxed) {
+        return;
+    }
+    if let (Some(thread), Ok(job)) = (sampling::program_thread(), calls::current()) {
+        let number = PROGRAM_ITERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        job.world.recorder().mark_on(thread, Event::Iteration { number });
+    }
+}
+
 /// An iteration of training begins.
 #[pyfunction]
 pub(crate) fn mark_iteration(number: u64) {
+    MARKED_BY_PYTHON.store(true, Ordering::Relaxed);
     if let Some(job) = recording() {
         job.world.iteration(number);
     }

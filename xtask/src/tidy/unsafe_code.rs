@@ -8,7 +8,7 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 27] = [
+const MODULES: [&str; 28] = [
     "bindings/c/src/direct.rs",
     "bindings/c/src/export.rs",
     "bindings/c/src/fork_handler.rs",
@@ -21,6 +21,7 @@ const MODULES: [&str; 27] = [
     "bindings/c/src/sets.rs",
     "bindings/c/src/ticket.rs",
     "bindings/python/src/dlpack.rs",
+    "bindings/python/src/jax/",
     "bindings/python/src/lent_memory.rs",
     "bindings/python/src/tensorflow/",
     "bindings/python/src/xla_ffi/",

@@ -15,6 +15,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod element_type;
 pub(crate) mod layout;
 pub(crate) mod resume;
 

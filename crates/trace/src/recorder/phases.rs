@@ -49,10 +49,19 @@ impl Recorder {
     pub fn mark_phase_on(&self, thread: ThreadId, word: &str, edge: Edge) {
         if self.is_on() {
             let (phase, name) = self.phase_of(word);
-            let event = match edge {
-                Edge::Begins => Event::PhaseBegin { phase, name },
-                Edge::Ends => Event::PhaseEnd { phase, name },
-            };
+            self.mark_on(
+                thread,
+                match edge {
+                    Edge::Begins => Event::PhaseBegin { phase, name },
+                    Edge::Ends => Event::PhaseEnd { phase, name },
+                },
+            );
+        }
+    }
+
+    /// Records what happens on another thread than this one, which knows of it.
+    pub fn mark_on(&self, thread: ThreadId, event: Event) {
+        if self.is_on() {
             lock(&self.marks).write(Record { time_ns: clock::now_ns(), thread, event }.to_words());
         }
     }

@@ -9,7 +9,6 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -20,6 +19,7 @@ use super::super::kernel::Kernel;
 use crate::calls;
 use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::world::Job;
+use crate::xla_ffi::element_type::{dtype_of, primitive_type};
 use crate::xla_ffi::{Buffer, Call, resume};
 
 /// The name under which XLA knows us.
@@ -27,34 +27,6 @@ pub(super) const TARGET: &str = "farandole_collective";
 
 /// The attribute that holds the text.
 const ATTRIBUTE: &str = "collective";
-
-/// `xla::PrimitiveType` of each element type.
-const PRIMITIVE_TYPES: [(c_int, Dtype); 13] = [
-    (1, Dtype::Bool),
-    (2, Dtype::I8),
-    (3, Dtype::I16),
-    (4, Dtype::I32),
-    (5, Dtype::I64),
-    (6, Dtype::U8),
-    (7, Dtype::U16),
-    (8, Dtype::U32),
-    (9, Dtype::U64),
-    (10, Dtype::F16),
-    (11, Dtype::F32),
-    (12, Dtype::F64),
-    (16, Dtype::BF16),
-];
-
-pub(super) fn primitive_type(dtype: Dtype) -> c_int {
-    let found = PRIMITIVE_TYPES.iter().find(|(_, candidate)| *candidate == dtype);
-    found.map(|(number, _)| *number).expect("invariant: every element type has a number")
-}
-
-fn dtype_of(primitive_type: c_int) -> Result<Dtype, OpError> {
-    let found = PRIMITIVE_TYPES.iter().find(|(number, _)| *number == primitive_type);
-    let unknown = || OpError::wrong_use(format!("no op takes XLA's element type {primitive_type}"));
-    found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
-}
 
 /// The op's name in graphs.
 pub(super) fn op_name(kind: Kind) -> &'static str {

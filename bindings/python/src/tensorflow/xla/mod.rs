@@ -43,6 +43,7 @@ use super::definitions::Kind;
 use super::kernel::{Kernel, dtype_of, get_input};
 use crate::calls;
 use crate::op_error::{OpError, UNIMPLEMENTED, UNKNOWN};
+use crate::xla_ffi::element_type::primitive_type;
 use graph::{Array, Program, XlaOp};
 
 /// The device for which functions are translated to run on the CPU.
@@ -99,7 +100,7 @@ unsafe fn emit(kernel: &Kernel, context: Opaque) -> Result<(), OpError> {
         // SAFETY: promised by the caller. The tensor has the shape of the value; its memory is the translator's and not
         // looked at.
         let tensor = unsafe { get_input(context, index)? };
-        let primitive_type = call::primitive_type(dtype_of(tensor.data_type())?);
+        let primitive_type = primitive_type(dtype_of(tensor.data_type())?);
         operands.push((program.input(index), Array { primitive_type, dims: tensor.dims() }));
     }
     let mut results = results(kernel, &operands)?;
@@ -170,7 +171,7 @@ impl Array {
 
 /// One number of int32.
 fn number() -> Array {
-    Array { primitive_type: call::primitive_type(Dtype::I32), dims: Vec::new() }
+    Array { primitive_type: primitive_type(Dtype::I32), dims: Vec::new() }
 }
 
 fn unimplemented(text: String) -> OpError {

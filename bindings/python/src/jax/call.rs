@@ -1,0 +1,169 @@
+//! One custom call of a JAX program: what its attribute says, and what it does when it runs.
+//!
+//! A compiled program may outlive everything that was there when it was compiled. So a call carries all that it needs
+//! as text, and sizes are compared with what the ranks agree on when it runs. The text is made by
+//! `farandole/jax/primitive.py`.
+//!
+//! Operands and results are one array for each request, besides tokens, by which XLA keeps calls in order. A call with
+//! several arrays is one batch: the ranks must bring equally many.
+//!
+//! This is an unsafe module: it lends the memory of operands and results to the engine, which XLA keeps until the
+//! future is fulfilled.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Request, Submission};
+
+use crate::calls;
+use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
+use crate::records;
+use crate::world::Job;
+use crate::xla_ffi::element_type::{TOKEN, dtype_of};
+use crate::xla_ffi::{Buffer, Call, resume};
+
+/// The attribute that holds the text.
+const ATTRIBUTE: &str = "collective";
+
+/// What a call asks for.
+struct Asked {
+    kind: Kind,
+    group: GroupId,
+    op: ReduceOp,
+    prescale: f64,
+    postscale: f64,
+    /// A rank of the world.
+    root: u32,
+    ends: Ends,
+    name: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Allreduce,
+    Allgather,
+    Broadcast,
+    Alltoall,
+    Reducescatter,
+    Barrier,
+}
+
+/// What is over when the call is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// The gradients of an iteration have been reduced.
+    Iteration,
+    Nothing,
+}
+
+impl Asked {
+    fn read(words: &str) -> Option<Asked> {
+        let mut words = words.splitn(8, ' ');
+        let kind = match words.next()? {
+            "allreduce" => Kind::Allreduce,
+            "allgather" => Kind::Allgather,
+            "broadcast" => Kind::Broadcast,
+            "alltoall" => Kind::Alltoall,
+            "reducescatter" => Kind::Reducescatter,
+            "barrier" => Kind::Barrier,
+            _ => return None,
+        };
+        let group = GroupId(words.next()?.parse().ok()?);
+        let op = ReduceOp::from_wire(words.next()?.parse().ok()?)?;
+        let mut factor = || Some(f64::from_bits(u64::from_str_radix(words.next()?, 16).ok()?));
+        let (prescale, postscale) = (factor()?, factor()?);
+        let root = words.next()?.parse().ok()?;
+        let ends = match words.next()? {
+            "iteration" => Ends::Iteration,
+            "nothing" => Ends::Nothing,
+            _ => return None,
+        };
+        Some(Asked { kind, group, op, prescale, postscale, root, ends, name: words.next()?.into() })
+    }
+
+    fn collective(&self, job: &Job) -> Result<Collective, OpError> {
+        let &Asked { op, prescale, postscale, .. } = self;
+        Ok(match self.kind {
+            Kind::Allreduce => Collective::Allreduce { op, prescale, postscale },
+            Kind::Reducescatter => Collective::ReduceScatter { op, prescale, postscale },
+            Kind::Allgather => Collective::Allgather,
+            Kind::Alltoall => Collective::Alltoall { splits: None },
+            Kind::Broadcast => Collective::Broadcast { root: self.root_in_group(job)? },
+            Kind::Barrier => Collective::Barrier,
+        })
+    }
+
+    /// The number inside the process set of the root, which callers name by its number in the world.
+    fn root_in_group(&self, job: &Job) -> Result<Rank, OpError> {
+        let members = job.world.engine().group(self.group).map_err(|error| OpError::from(&error))?;
+        let number = members.iter().position(|rank| rank.0 == self.root).ok_or_else(|| {
+            let (root, group) = (self.root, self.group);
+            OpError::wrong_use(format!("broadcast received invalid root rank {root} for provided process set {group}"))
+        })?;
+        Ok(Rank::from(number))
+    }
+
+    /// The requests of one call.
+    fn submissions(&self, job: &Job, operands: &[Buffer], results: &[Buffer]) -> Result<Vec<Submission>, OpError> {
+        let collective = self.collective(job)?;
+        if self.kind == Kind::Barrier {
+            let request = Request::new(Arc::clone(&self.name), collective, Dtype::U8, Vec::new());
+            return Ok(vec![Submission::without_memory(request).in_group(self.group)]);
+        }
+        let members = operands.len() as u32;
+        let batch = (members > 1).then(|| Batch { name: Arc::clone(&self.name), members });
+        let submission = |(index, (operand, result)): (usize, (&Buffer, &Buffer))| {
+            let dtype = dtype_of(operand.primitive_type)?;
+            let name = self.name_of(index, operands.len());
+            let request = Request::new(name, collective.clone(), dtype, operand.dims.clone()).in_batch(batch.clone());
+            // SAFETY: XLA keeps operand and result until the future is fulfilled, which is after the regions are gone.
+            // Others may read the operand meanwhile, and so does the engine only: there is a place for the result.
+            let (input, output) = unsafe { (operand.lend(dtype), result.lend(dtype)) };
+            Ok(Submission::new(request, input).in_group(self.group).with_output(output))
+        };
+        operands.iter().zip(results).enumerate().map(submission).collect()
+    }
+
+    /// The name of the request for one of so many arrays.
+    fn name_of(&self, index: usize, members: usize) -> Arc<str> {
+        if members > 1 { format!("{}.{index}", self.name).into() } else { Arc::clone(&self.name) }
+    }
+
+    /// Whether the ranks agreed on results of the shapes that the program was compiled for.
+    fn check(&self, outcomes: &[Outcome], results: &[Buffer]) -> Result<(), OpError> {
+        let differs = |(outcome, result): &(&Outcome, &Buffer)| outcome.shape != result.dims;
+        let Some((outcome, result)) = outcomes.iter().zip(results).find(differs) else { return Ok(()) };
+        let (kind, name, agreed, compiled) = (self.kind, &self.name, &outcome.shape, &result.dims);
+        let text = format!(
+            "{kind:?} \"{name}\": the ranks' arrays make a result of shape {agreed:?}, but the program was compiled \
+             for {compiled:?}. Shapes are known when JAX compiles, so every rank must bring as many rows as this one. \
+             Call it outside of jit if they differ; and compile anew what was compiled in a job of another size."
+        );
+        Err(OpError { code: FAILED_PRECONDITION, text })
+    }
+}
+
+/// What XLA calls when a program comes to the call.
+pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
+    let words = call.attribute(ATTRIBUTE).unwrap_or_default();
+    let asked = Asked::read(words).ok_or_else(|| {
+        let text = format!("a program that was compiled with another version of farandole asks for \"{words}\"");
+        OpError { code: INVALID_ARGUMENT, text }
+    })?;
+    let is_array = |buffer: &Buffer| buffer.primitive_type != TOKEN;
+    let operands: Vec<Buffer> = call.operands().into_iter().filter(is_array).collect();
+    let results: Vec<Buffer> = call.results().into_iter().filter(is_array).collect();
+    let future = call.promise();
+    let shared = Arc::new((asked, results));
+    let kept = Arc::clone(&shared);
+    let tell = Box::new(move |outcomes: Result<Vec<Outcome>, OpError>| {
+        let done = outcomes.and_then(|outcomes| kept.0.check(&outcomes, &kept.1));
+        if kept.0.ends == Ends::Iteration {
+            records::end_program_iteration();
+        }
+        resume::keep(future, done);
+    });
+    calls::submit(|job| shared.0.submissions(job, &operands, &shared.1), tell);
+    Ok(())
+}
