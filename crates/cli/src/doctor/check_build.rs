@@ -64,7 +64,7 @@ mod tests {
             ("tensorflow", "2.9.1"),
             ("keras", "3.15.1"),
             ("farandole", "0.1.0"),
-            ("jax", "0.5.0"),
+            ("jax", "0.10.2"),
         ]);
         let table = table(Some(&known));
         for heading in ["Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"] {
@@ -77,7 +77,7 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("[ ] MXNet          (there is no front end for it yet)"), "{table}");
-        assert!(table.contains("[ ] JAX            (0.5.0 is installed; there is no front end for it yet)"), "{table}");
+        assert!(table.contains("[X] JAX            (0.10.2, farandole.jax)"), "{table}");
         assert!(table.contains("[X] Burn") && table.contains("[X] Candle"), "{table}");
         assert!(table.contains("[X] TCP") && table.contains("[ ] NCCL"), "{table}");
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
