@@ -2,10 +2,10 @@
 //!
 //! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its
 //! types and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among
-//! them that judge times one after the other; `tests/parallel` (PyTorch) and `tests/tensorflow` as jobs of two and of
-//! four ranks. Every framework is installed; one that cannot be fails the chore. The package is never installed into
-//! `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release` builds what users
-//! get, `-k` chooses tests.
+//! them that judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of
+//! two and of four ranks. Every framework is installed; one that cannot be fails the chore. The package is never
+//! installed into `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release`
+//! builds what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -80,13 +80,15 @@ impl Suite {
 
 /// All runs. What Keras and XLA do with gradients does not depend on the number of ranks beyond the operations, which
 /// run on four ranks; compiling their models takes most of a job's time, so two ranks do that.
-static SUITES: [Suite; 6] = [
+static SUITES: [Suite; 8] = [
     Suite::new("single", Company::Others),
     Suite::new("single", Company::Nobody),
     Suite::new("parallel", Company::Ranks("2")),
     Suite::new("parallel", Company::Ranks("4")),
     Suite::new("tensorflow", Company::Ranks("2")),
     Suite { folder: "tensorflow", company: Company::Ranks("4"), without: &["test_keras_3.py", "test_xla.py"] },
+    Suite::new("jax", Company::Ranks("2")),
+    Suite::new("jax", Company::Ranks("4")),
 ];
 
 /// How pytest ends where nothing was chosen.
