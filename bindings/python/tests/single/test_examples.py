@@ -14,7 +14,7 @@ from jobs import PACKAGE, command
 EXAMPLES = pathlib.Path(__file__).parents[4] / "examples" / "python"
 #: The others are no examples, but what these import.
 SCRIPTS = sorted(
-    path.name for prefix in ("pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py")
+    path.name for prefix in ("jax", "pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py")
 )
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,6 +48,8 @@ def fit_lines(wanted: list[str], lines: list[str]) -> None:
 
 def test_there_is_an_example_for_each_of_these() -> None:
     assert SCRIPTS == [
+        "jax_mnist.py",
+        "jax_resnet.py",
         "keras_mnist.py",
         "pytorch_adasum.py",
         "pytorch_ddp.py",
@@ -170,6 +172,27 @@ def test_keras_learns_to_read_with_fit() -> None:
     assert accuracy > 80, output
 
 
+def test_jax_learns_to_read() -> None:
+    accuracies = numbers(r"Epoch \d: loss [\d.]+, test accuracy: ([\d.]+)%", run_example("jax_mnist.py", "--short"))
+    # One rank speaks for both, once for each epoch.
+    assert len(accuracies) == 2 and accuracies[-1] > 80, accuracies
+
+
+def test_jaxs_residual_network_says_how_fast_it_learns() -> None:
+    wanted = [
+        r"Model: resnet18",
+        r"Batch size: 4",
+        r"Number of CPUs: 2",
+        r"Running warmup\.\.\.",
+        r"Running benchmark\.\.\.",
+        r"Iter #0: \d+\.\d img/sec per CPU",
+        r"Iter #1: \d+\.\d img/sec per CPU",
+        r"Img/sec per CPU: \d+\.\d \+-\d+\.\d",
+        r"Total img/sec on 2 CPU\(s\): \d+\.\d \+-\d+\.\d",
+    ]
+    fit_lines(wanted, run_example("jax_resnet.py", "-s").splitlines())
+
+
 def test_a_graph_of_tensorflow_1_learns_to_read() -> None:
     (accuracy,) = numbers(r"Test accuracy: ([\d.]+)%", run_example("tensorflow_mnist_v1.py", "--short"))
     assert accuracy > 80
@@ -233,7 +256,9 @@ for name in sys.argv[2:]:
 """
 
 
-@pytest.mark.parametrize("kinds", [("pytorch",), ("tensorflow", "keras")], ids=["pytorch", "tensorflow"])
+@pytest.mark.parametrize(
+    "kinds", [("pytorch",), ("tensorflow", "keras"), ("jax",)], ids=["pytorch", "tensorflow", "jax"]
+)
 def test_every_example_explains_itself(kinds: tuple[str, ...]) -> None:
     """One process for all that import the same framework. Importing TensorFlow and then PyTorch's compiler ends a
     process: both bring LLVM."""
