@@ -14,6 +14,7 @@ mod deny;
 mod detect;
 mod freeze;
 mod fuzz;
+mod jax_bench;
 mod memcheck;
 mod miri;
 mod model;
@@ -46,7 +47,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 25] = [
+const CHORES: [Chore; 26] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -93,6 +94,11 @@ const CHORES: [Chore; 25] = [
         name: "tf-bench",
         summary: "gradients in TensorFlow, against tf.distribute's own way [words for the script]",
         run: tf_bench::run,
+    },
+    Chore {
+        name: "jax-bench",
+        summary: "arrays in JAX, against JAX's own way [words for the script]",
+        run: jax_bench::run,
     },
     Chore {
         name: "train-bench",

@@ -1,0 +1,123 @@
+"""Reducing arrays in JAX: Farandole beside JAX's own way, in one run.
+
+``python bindings/python/benchmarks/jax_peers.py`` (`cargo xtask jax-bench` builds what it needs and runs it) starts the
+processes of every contestant (`jax_contestant.py`), two ranks each, and gives them turns of a few iterations, so that
+whatever else the machine does hits all alike. Figures and columns are those of `tensorflow_peers.py`.
+
+- `nothing`: the same program without communication.
+- `farandole`: `hvd.allreduce` of a tree, in the order of the program, as it is by default.
+- `by name`: the same with `ordered=False`, which lets JAX dispatch the program from C++.
+- `gloo`: `lax.psum` under `shard_map` over the processes of `jax.distributed`, with JAX's gloo collectives.
+
+Workloads: a thousand arrays of 1 KB that are made and used inside of one program, as gradients are; a thousand that go
+into the program and come out; ResNet-50's 161 gradients, 102 MB, in and out. Before anything is timed, all contestants
+must have the same sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensorflow_peers import RANKS, Contestant, compare, free_ports, measure, report, resnet50_shapes, wait_for
+
+CONTESTANT = Path(__file__).with_name("jax_contestant.py")
+
+NAMES = ["nothing", "farandole", "by name", "gloo"]
+
+#: The promise: a thousand small arrays in one call take at most this, in seconds.
+THOUSAND_LIMIT = 0.003
+
+
+def start(name: str, command: str, folder: Path) -> list[subprocess.Popen]:
+    """Starts the processes of a contestant."""
+    (folder / f"{name}.line").write_bytes(bytes(RANKS * 64))
+    words = [sys.executable, str(CONTESTANT), name, str(folder), str(RANKS)]
+    if name in ("farandole", "by name"):
+        return [subprocess.Popen([command, "run", "-np", str(RANKS), *words])]
+    [port] = free_ports(1)
+    return [
+        subprocess.Popen(
+            words, env={**os.environ, "CONTESTANT_RANK": str(rank), "CONTESTANT_ADDRESS": f"127.0.0.1:{port}"}
+        )
+        for rank in range(RANKS)
+    ]
+
+
+@contextlib.contextmanager
+def contestants(names: list[str], command: str) -> Iterator[list[Contestant]]:
+    """All processes of all contestants, connected; they end with the block."""
+    with tempfile.TemporaryDirectory() as path, socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(path)
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        listener.settimeout(1.0)
+        starting: dict[str, Contestant] = {}
+        try:
+            for name in names:
+                starting[name] = Contestant(name, start(name, command, folder))
+            wait_for(starting, listener)
+            yield list(starting.values())
+        finally:
+            for process in [process for each in starting.values() for process in each.processes]:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    # A launcher ends its ranks.
+                    process.wait(timeout=3)
+                process.kill()
+                process.wait()
+
+
+def read_words() -> argparse.Namespace:
+    words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    words.add_argument("--rounds", type=int, default=40, help="rounds of each workload, at most")
+    words.add_argument("--seconds", type=float, default=12.0, help="time for each workload, about")
+    words.add_argument("--only", default="", help="workloads whose title contains this")
+    words.add_argument("--without", default="", help="contestants to leave out, with commas between")
+    words.add_argument(
+        "--command", default=os.environ.get("FARANDOLE_COMMAND", "farandole"), help="the command `farandole`"
+    )
+    words.add_argument("--check", action="store_true", help="fail if ours is slower, or slower than promised")
+    return words.parse_args()
+
+
+def main() -> int:
+    words = read_words()
+    small, large = [[256]] * 1000, resnet50_shapes()
+    names = [name for name in NAMES if name not in words.without.split(",")]
+    # For each workload its title and what to build.
+    workloads: list[tuple[str, dict[str, Any]]] = [
+        ("1,000 arrays of 1 KB, made and used inside of one program", {"kind": "inside", "shapes": small}),
+        ("1,000 arrays of 1 KB, in and out", {"kind": "in and out", "shapes": small}),
+        ("ResNet-50's 161 gradients, 102 MB, in and out", {"kind": "in and out", "shapes": large}),
+    ]
+    faults: list[str] = []
+    with contestants(names, words.command) as everybody:
+        print(f"{RANKS} ranks, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, float32", flush=True)
+        for title, building in workloads:
+            if words.only not in title:
+                continue
+            for each in everybody:
+                each.ask(do="build", **building)
+            compare(title, everybody)
+            times = measure(everybody, words.rounds, words.seconds)
+            faults += [fault for fault in report(title, times, False) if "by name" not in fault]
+            best = min(sorted(clock for clock, _ in times[name])[len(times[name]) // 2] for name in times if name in (
+                "farandole", "by name"))
+            if building["shapes"] is small and best > THOUSAND_LIMIT:
+                faults.append(f"{title}: {1e3 * best:.3f} ms is above {1e3 * THOUSAND_LIMIT:.0f} ms")
+    for fault in faults:
+        print(fault)
+    return int(words.check and bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
