@@ -1,13 +1,15 @@
-//! Calls of frameworks' ops that are under way, and the thread that ends them: [`Calls`].
+//! Calls of frameworks that are under way, and the thread that ends them: [`Calls`].
 //!
-//! An op submits its requests and returns; no thread of the framework waits. One thread of ours takes completions from
-//! the engine's queue and runs the callbacks, so ten thousand ops need no more threads than one. It drives the engine
-//! while it waits.
+//! A framework's own scheduler calls us when a collective may begin. We submit the call's requests and return; no
+//! thread of the framework waits. One thread of ours takes completions from the engine's queue and ends the calls, so
+//! ten thousand of them need no more threads than one, whichever frameworks they come from. It drives the engine while
+//! it waits.
 //!
-//! Invariants: a call's callback runs once, after all its requests have been answered, so that the engine no longer has
-//! its memory. No lock is held while a callback runs; it may run any code of the framework's.
+//! Invariants: a call ends once, after all its requests have been answered, so that the engine no longer has its
+//! memory. No lock is held while a call ends; that may run any code of the framework's. Nothing here needs the
+//! interpreter's lock.
 //!
-//! Not here: what a call's memory is, and what its callback does (`tensorflow`, `jax`).
+//! What is deliberately not here: what the requests are, and how a framework is told (`op_calls`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,23 +18,26 @@ use std::time::{Duration, Instant};
 
 use farandole::{Completion, CompletionQueue, Outcome, Returned, Submission};
 
-use crate::op_error::{INTERNAL_ERROR, OpError, UNKNOWN};
 use crate::world::Job;
 
-type Answer = Result<Outcome, Box<Returned>>;
+/// What has come of a request.
+pub(crate) type Answer = Result<Outcome, Box<Returned>>;
 
-/// The job for ops. Not the one of `world`: that is asked by threads that hold the interpreter's lock, so that none
-/// holds it while another thread forks. Ops run without.
+/// Ends a call: is given what has come of its requests, in their order. Must not panic.
+pub(crate) type End = Box<dyn FnOnce(Vec<Answer>, &Weak<Job>) + Send>;
+
+/// The job for threads of frameworks. Not the one of `world`: that is asked by threads that hold the interpreter's
+/// lock, so that none holds it while another thread forks. These run without.
 static CURRENT: Mutex<Option<Arc<Current>>> = Mutex::new(None);
 
-struct Current {
-    job: Weak<Job>,
-    /// Made for the first asynchronous call; jobs of other frameworks have none.
+pub(crate) struct Current {
+    pub(crate) job: Weak<Job>,
+    /// Made for the first call; jobs whose frameworks have none need no thread.
     calls: OnceLock<Option<Arc<Calls>>>,
 }
 
 /// Calls under way.
-struct Calls {
+pub(crate) struct Calls {
     job: Weak<Job>,
     queue: CompletionQueue,
     table: Mutex<Table>,
@@ -47,29 +52,19 @@ struct Table {
 
 /// One call.
 struct Call {
-    callback: Callback,
+    end: End,
     /// What has come of each request.
     answers: Vec<Option<Answer>>,
     missing: usize,
 }
 
-/// Called with the outcomes of all requests, or with the first error.
-pub(crate) type Callback = Box<dyn FnOnce(Result<Vec<Outcome>, OpError>) + Send>;
-
-/// Requests that are ready to be submitted.
-pub(crate) struct Prepared {
-    calls: Arc<Calls>,
-    job: Arc<Job>,
-    submissions: Vec<Submission>,
-}
-
-/// Ops may use this job from now on.
+/// Frameworks may use this job from now on.
 pub(crate) fn begin(job: &Arc<Job>) {
     *lock_current() = Some(Arc::new(Current { job: Arc::downgrade(job), calls: OnceLock::new() }));
 }
 
-/// Ops may no longer use the job. What it returns waits, for at most so long, until the callbacks of calls under
-/// way have run; to be called when the engine has ended.
+/// Frameworks may no longer use the job. What it returns waits, for at most so long, until calls under way have ended;
+/// to be called when the engine has ended.
 pub(crate) fn end() -> impl FnOnce(Duration) {
     let calls = lock_current().take().and_then(|current| current.calls.get().cloned().flatten());
     if let Some(calls) = &calls {
@@ -84,40 +79,17 @@ pub(crate) fn end() -> impl FnOnce(Duration) {
     }
 }
 
-/// Makes the requests of a call.
-pub(crate) fn prepare(make: impl FnOnce(&Job) -> Result<Vec<Submission>, OpError>) -> Result<Prepared, OpError> {
-    guarded(|| {
-        let (current, job) = current_calls()?;
-        let submissions = make(&job)?;
-        let calls = current.calls(&job)?;
-        Ok(Prepared { calls, job, submissions })
-    })
-}
-
-/// Makes and submits the requests of a call, whose callback runs in any case.
-pub(crate) fn submit(make: impl FnOnce(&Job) -> Result<Vec<Submission>, OpError>, callback: Callback) {
-    match prepare(make) {
-        Ok(prepared) => prepared.submit(callback),
-        Err(error) => callback(Err(error)),
-    }
-}
-
-impl Prepared {
-    pub(crate) fn submit(self, callback: Callback) {
-        let Prepared { calls, job, submissions } = self;
-        calls.submit(&job, submissions, callback);
-    }
-}
-
-/// The outcomes of all requests, or the first error.
-pub(crate) fn outcomes_of(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<Outcome>, OpError> {
-    answers.into_iter().map(|answer| answer.map_err(|returned| OpError::of(job, returned.error))).collect()
+/// The job, if there is one.
+pub(crate) fn current() -> Option<(Arc<Current>, Arc<Job>)> {
+    let current = lock_current().clone()?;
+    let job = current.job.upgrade()?;
+    Some((current, job))
 }
 
 impl Current {
-    fn calls(&self, job: &Arc<Job>) -> Result<Arc<Calls>, OpError> {
-        let made = self.calls.get_or_init(|| Calls::open(job).ok());
-        made.clone().ok_or_else(|| OpError::wrong_use("no thread could be started for ops"))
+    /// The calls of this job; `None` if no thread can be started for them.
+    pub(crate) fn calls(&self, job: &Arc<Job>) -> Option<Arc<Calls>> {
+        self.calls.get_or_init(|| Calls::open(job).ok()).clone()
     }
 }
 
@@ -127,16 +99,17 @@ impl Calls {
         let (job, table) = (Arc::downgrade(job), Mutex::new(Table::default()));
         let calls = Arc::new(Calls { job, queue, table, ended: AtomicBool::new(false) });
         let own = Arc::clone(&calls);
-        std::thread::Builder::new().name("farandole-ops".to_owned()).spawn(move || own.work())?;
+        std::thread::Builder::new().name("farandole-calls".to_owned()).spawn(move || own.work())?;
         Ok(calls)
     }
 
-    fn submit(&self, job: &Job, submissions: Vec<Submission>, callback: Callback) {
+    /// Submits the requests of a call, which ends when all have been answered; at once if there are none.
+    pub(crate) fn submit(&self, job: &Job, submissions: Vec<Submission>, end: End) {
         let count = submissions.len();
-        let call = Call { callback, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
         if count == 0 {
-            return call.finish(&self.job);
+            return end(Vec::new(), &self.job);
         }
+        let call = Call { end, answers: std::iter::repeat_with(|| None).take(count).collect(), missing: count };
         let slot = lock(&self.table).enter(call);
         let first_key = u64::from(slot) << 32;
         for (index, returned) in job.world.engine().submit_to(&self.queue, first_key, submissions.into_iter()) {
@@ -158,8 +131,8 @@ impl Calls {
         let Completion { key, result } = completion;
         let (slot, index) = ((key >> 32) as u32, (key & 0xffff_ffff) as usize);
         let complete = lock(&self.table).answer(slot, index, result);
-        if let Some(call) = complete {
-            call.finish(&self.job);
+        if let Some(Call { end, answers, .. }) = complete {
+            end(answers.into_iter().flatten().collect(), &self.job);
         }
     }
 }
@@ -191,33 +164,13 @@ impl Table {
     }
 }
 
-impl Call {
-    fn finish(self, job: &Weak<Job>) {
-        let answers: Vec<Answer> = self.answers.into_iter().flatten().collect();
-        (self.callback)(outcomes_of(answers, job));
-    }
-}
-
-/// A panic of ours must not unwind into the framework, and the op must end.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, OpError>) -> Result<T, OpError> {
+/// Does work that must not unwind into a framework; a panic becomes the error that `bug` makes of its words.
+pub(crate) fn guarded<T, E>(work: impl FnOnce() -> Result<T, E>, bug: impl FnOnce(String) -> E) -> Result<T, E> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let words =
             panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let text = format!("{INTERNAL_ERROR}farandole has a bug: {}", words.unwrap_or("it panicked"));
-        Err(OpError { code: UNKNOWN, text })
+        Err(bug(format!("farandole has a bug: {}", words.unwrap_or("it panicked"))))
     })
-}
-
-/// The job.
-pub(crate) fn current() -> Result<Arc<Job>, OpError> {
-    current_calls().map(|(_, job)| job)
-}
-
-fn current_calls() -> Result<(Arc<Current>, Arc<Job>), OpError> {
-    let current = lock_current().clone();
-    let current = current.ok_or_else(OpError::not_initialized)?;
-    let job = current.job.upgrade().ok_or_else(OpError::not_initialized)?;
-    Ok((current, job))
 }
 
 fn lock_current() -> MutexGuard<'static, Option<Arc<Current>>> {

@@ -11,7 +11,7 @@ use farandole::{Cycles, Event};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::calls;
+use crate::op_calls;
 use crate::sampling;
 use crate::world::{Job, current, peek};
 
@@ -94,7 +94,7 @@ pub(crate) fn end_program_iteration() {
     if MARKED_BY_PYTHON.load(Ordering::Relaxed) {
         return;
     }
-    if let (Some(thread), Ok(job)) = (sampling::program_thread(), calls::current()) {
+    if let (Some(thread), Ok(job)) = (sampling::program_thread(), op_calls::current()) {
         let number = PROGRAM_ITERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         job.world.recorder().mark_on(thread, Event::Iteration { number });
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Request, Submission};
 
-use crate::calls;
+use crate::op_calls;
 use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::records;
 use crate::world::Job;
@@ -164,6 +164,6 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
         }
         resume::keep(future, done);
     });
-    calls::submit(|job| shared.0.submissions(job, &operands, &shared.1), tell);
+    op_calls::submit(|job| shared.0.submissions(job, &operands, &shared.1), tell);
     Ok(())
 }

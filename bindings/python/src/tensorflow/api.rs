@@ -16,8 +16,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-/// Objects of TensorFlow that are only known by their address.
-pub(crate) type Opaque = *mut c_void;
+pub(crate) use crate::library::{Library, Opaque};
 
 /// `TF_StringView`.
 #[repr(C)]
@@ -159,29 +158,6 @@ pub(crate) fn api() -> &'static Api {
 pub(crate) fn load(library: &Library) -> Result<&'static Api, String> {
     let found = Api::look_up(library)?;
     Ok(API.get_or_init(|| found))
-}
-
-/// A library that the process has loaded.
-pub(crate) struct Library(Opaque);
-
-impl Library {
-    /// Opens a library that is in the process, by its path or by its name.
-    pub(crate) fn already_loaded(path: &CStr) -> Result<Library, String> {
-        // SAFETY: the library is there already or is not opened: no initialiser runs. It is never closed.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        if handle.is_null() {
-            return Err(format!("{} is not loaded", path.to_string_lossy()));
-        }
-        Ok(Library(handle))
-    }
-
-    /// The address of a symbol, also of a library that this one needs.
-    pub(crate) fn symbol(&self, name: &str) -> Option<Opaque> {
-        let name = CString::new(name).expect("invariant: names of symbols hold no zero");
-        // SAFETY: an open library, and a name that ends with zero.
-        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        (!address.is_null()).then_some(address)
-    }
 }
 
 /// A `TF_Status` of our own.

@@ -1,4 +1,4 @@
-//! Calls of TensorFlow's kernels: what [`crate::calls`] carries out, and TensorFlow's callback at the end.
+//! Calls of TensorFlow's kernels: what [`crate::op_calls`] carries out, and TensorFlow's callback at the end.
 //!
 //! An op that Python runs eagerly is waited for by its caller anyway, and so is carried out on the caller's thread: no
 //! other thread is woken for it.
@@ -18,7 +18,7 @@ use farandole::Outcome;
 use super::api::{Opaque, Status, api};
 use super::done::{self, Done};
 use super::kernel::Kernel;
-use crate::calls::{current, guarded, outcomes_of, prepare};
+use crate::op_calls::{current, guarded, outcomes_of, prepare};
 use crate::op_error::OpError;
 
 /// What TensorFlow keeps alive until the callback has run.

@@ -19,7 +19,7 @@ use super::api::{Api, Opaque, Status};
 use super::definitions::Shapes;
 use super::kernel::Attrs;
 use super::{DEVICES, text};
-use crate::calls;
+use crate::op_calls;
 use crate::sampling;
 
 const NAME: &str = "FarandoleMark";
@@ -67,7 +67,7 @@ unsafe extern "C" fn compute(kernel: Opaque, _context: Opaque) {
     // SAFETY: what `create` has made, which lives until `delete`.
     let mark = unsafe { kernel.cast_const().cast::<Mark>().as_ref() };
     let make = || {
-        let (mark, thread, job) = (mark?, sampling::program_thread()?, calls::current().ok()?);
+        let (mark, thread, job) = (mark?, sampling::program_thread()?, op_calls::current().ok()?);
         job.world.recorder().mark_phase_on(thread, &mark.phase, mark.edge);
         Some(())
     };

@@ -16,7 +16,7 @@ use farandole::{Dtype, GroupId, Outcome, ReduceOp, Request, Submission};
 
 use super::super::definitions::{DEFINITIONS, Kind};
 use super::super::kernel::Kernel;
-use crate::calls;
+use crate::op_calls;
 use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::world::Job;
 use crate::xla_ffi::element_type::{dtype_of, primitive_type};
@@ -81,7 +81,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
     })?;
     let (operands, mut results) = (call.operands(), call.results());
     if kernel.kind.is_local() {
-        let job = calls::current()?;
+        let job = op_calls::current()?;
         let number = kernel.local_number(&job)?;
         return write_numbers(&results[0], &[number]);
     }
@@ -94,7 +94,7 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
         let done = outcomes.and_then(|outcomes| put_results(&kept.0, outcomes, &kept.1));
         resume::keep(future, done);
     });
-    calls::submit(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
+    op_calls::submit(|job| submissions(&shared.0, job, &operands, &shared.1), tell);
     Ok(())
 }
 

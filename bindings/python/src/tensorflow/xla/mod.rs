@@ -41,7 +41,7 @@ use farandole::Dtype;
 use super::api::{Opaque, Status, api};
 use super::definitions::Kind;
 use super::kernel::{Kernel, dtype_of, get_input};
-use crate::calls;
+use crate::op_calls;
 use crate::op_error::{OpError, UNIMPLEMENTED, UNKNOWN};
 use crate::xla_ffi::element_type::primitive_type;
 use graph::{Array, Program, XlaOp};
@@ -151,7 +151,7 @@ fn results(kernel: &Kernel, operands: &[(XlaOp, Array)]) -> Result<Vec<Array>, O
 
 /// How many ranks the process set has, and which of them this is.
 fn place(kernel: &Kernel) -> Result<(i64, i64), OpError> {
-    let job = calls::current()?;
+    let job = op_calls::current()?;
     let engine = job.world.engine();
     let members = engine.group(kernel.group).map_err(|error| OpError::from(&error))?;
     let rank = engine.rank_in(kernel.group).map_err(|error| OpError::from(&error))?;
