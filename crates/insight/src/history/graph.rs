@@ -1,10 +1,10 @@
-//! What a compiled graph waits for.
+//! What a graph waits for.
 //!
-//! Where a framework runs collectives as ops of a graph (TensorFlow, JAX), no thread waits for a single request: the
-//! program's thread waits for the graph, and the graph's own threads go on with whatever is ready. So its waits are
-//! read from what was under way. A graph that has requests under way and submits no further one until all are done has
-//! nothing else to do: from the last submission on it waits, for one operation after the other. Before that it
-//! computes, and what travels meanwhile is overlapped.
+//! Where a framework runs collectives as ops of a graph (TensorFlow, JAX; MXNet, whose engine makes one of all calls),
+//! no thread waits for a single request: the program's thread waits for the graph, and the graph's own threads go on
+//! with whatever is ready. So its waits are read from what was under way. A graph that has requests under way and
+//! submits no further one until all are done has nothing else to do: from the last submission on it waits, for one
+//! operation after the other. Before that it computes, and what travels meanwhile is overlapped.
 //!
 //! A graph may still compute behind its last submission, where the results of collectives are not needed. Then this
 //! takes work for waiting; in the step of a data-parallel job there is hardly any such work.
@@ -15,7 +15,7 @@ use super::build::{Key, Wait};
 use farandole_trace::event::{GroupNumber, NameId};
 
 /// Values of the setting "framework" for which this holds.
-const FRAMEWORKS: [&str; 2] = ["tensorflow", "jax"];
+const FRAMEWORKS: [&str; 3] = ["tensorflow", "jax", "mxnet"];
 
 /// Whether collectives are ops of graphs there.
 pub(super) fn has_graphs(framework: Option<&str>) -> bool {
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn graphs_are_those_of_frameworks_that_have_them() {
-        assert!(has_graphs(Some("tensorflow")) && has_graphs(Some("jax")));
+        assert!(["tensorflow", "jax", "mxnet"].iter().all(|name| has_graphs(Some(name))));
         assert!(!has_graphs(Some("torch")) && !has_graphs(None));
     }
 }
