@@ -292,3 +292,50 @@ def jax_handler() -> object:
 def register_tensorflow_ops(library: str, version: str) -> bool:
     """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are
     asynchronous."""
+
+class MxnetCall:
+    """A call of one collective on arrays of MXNet, for one array or several that go together."""
+
+    def wait(self) -> None:
+        """Waits until the call is over; raises what went wrong. Ctrl-C ends the wait, not the call."""
+    def shape(self, place: int) -> list[int]:
+        """Dimensions of the result for the array at this place."""
+    def received_splits(self, place: int) -> list[int]:
+        """For alltoall: how many rows came from each rank."""
+    def copy_to(self, place: int, array: Any) -> None:
+        """Copies the result for the array at this place from the engine's memory to a new array of MXNet, of the same
+        shape and element type."""
+
+_MxnetArray = tuple[str, Sequence[int], int, Any, tuple[Any, int] | None]
+"""Name, shape, element type, the array, and where the result goes: None for the engine's memory, otherwise an array
+(the same one, in place) and its number of elements."""
+
+def load_mxnet(library: str, version: str, array: Any, part: Any, other: Any) -> None:
+    """Finds MXNet's functions in this library, which is loaded already. An array, a part of it and another one show
+    that we tell their variables apart."""
+
+def mxnet_allreduce(
+    arrays: list[_MxnetArray],
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+    batch: str | None,
+    priority: int,
+) -> MxnetCall: ...
+def mxnet_broadcast(arrays: list[_MxnetArray], root: int, group: int, priority: int) -> MxnetCall:
+    """root is a rank of the world."""
+
+def mxnet_allgather(arrays: list[_MxnetArray], group: int, batch: str | None, priority: int) -> MxnetCall: ...
+def mxnet_alltoall(
+    arrays: list[_MxnetArray], splits: Sequence[int] | None, group: int, priority: int
+) -> MxnetCall: ...
+def mxnet_reducescatter(
+    arrays: list[_MxnetArray],
+    op: int,
+    prescale: float,
+    postscale: float,
+    group: int,
+    batch: str | None,
+    priority: int,
+) -> MxnetCall: ...

@@ -9,7 +9,7 @@
 //! memory. No lock is held while a call ends; that may run any code of the framework's. Nothing here needs the
 //! interpreter's lock.
 //!
-//! What is deliberately not here: what the requests are, and how a framework is told (`op_calls`).
+//! What is deliberately not here: what the requests are, and how a framework is told (`op_calls`, `mxnet`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

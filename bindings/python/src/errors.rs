@@ -54,19 +54,23 @@ pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
 
 /// The exception for an error of the engine.
 pub(crate) fn of_engine(error: EngineError) -> PyErr {
-    match &error {
+    if is_wrong_use(&error) { PyValueError::new_err(text(&error)) } else { HorovodInternalError::new_err(text(&error)) }
+}
+
+/// Whether an error was found before anything was sent. The others: shut down, refused, timed out, failed.
+pub(crate) fn is_wrong_use(error: &EngineError) -> bool {
+    matches!(
+        error,
         EngineError::Duplicate { .. }
-        | EngineError::UnknownGroup(_)
-        | EngineError::ForeignGroup(_)
-        | EngineError::ExistingGroup(_)
-        | EngineError::InvalidGroup(_)
-        | EngineError::WrongMemory { .. }
-        | EngineError::Setting(_)
-        | EngineError::Taken
-        | EngineError::Forked => PyValueError::new_err(text(&error)),
-        // Shut down, refused, timed out, failed.
-        _ => HorovodInternalError::new_err(text(&error)),
-    }
+            | EngineError::UnknownGroup(_)
+            | EngineError::ForeignGroup(_)
+            | EngineError::ExistingGroup(_)
+            | EngineError::InvalidGroup(_)
+            | EngineError::WrongMemory { .. }
+            | EngineError::Setting(_)
+            | EngineError::Taken
+            | EngineError::Forked
+    )
 }
 
 /// The words for an error of the engine.

@@ -7,8 +7,8 @@
 //! The C functions of `farandole_c` are linked in and exported as well; they act on the same job. Everywhere: a process
 //! is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's lock; a lock of ours
 //! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, in
-//! `library`, which finds a framework's symbols, in `tensorflow` and `jax`, and in `xla_ffi`, by which compiled programs
-//! call us.
+//! `library`, which finds a framework's symbols, in `tensorflow`, `mxnet` and `jax`, and in `xla_ffi`, by which compiled
+//! programs call us.
 //!
 //! Not here: linking of any framework or of libpython. Only Python loads this library, so its tests are in Python, too.
 
@@ -23,6 +23,7 @@ mod jax;
 mod lent_memory;
 mod library;
 mod lifecycle;
+mod mxnet;
 mod op_calls;
 mod op_error;
 mod records;
@@ -61,6 +62,10 @@ mod _native {
     #[pymodule_export]
     use crate::lifecycle::{
         abort, add_process_set, host_identity, init, join_group, launched, leave_group, remove_process_set, shutdown,
+    };
+    #[pymodule_export]
+    use crate::mxnet::{
+        MxnetCall, load_mxnet, mxnet_allgather, mxnet_allreduce, mxnet_alltoall, mxnet_broadcast, mxnet_reducescatter,
     };
     #[pymodule_export]
     use crate::records::{

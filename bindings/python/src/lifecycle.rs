@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 
 use crate::calls;
 use crate::errors;
+use crate::mxnet;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
@@ -37,6 +38,10 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a shutdown waits for threads that were waiting for requests. They have been woken; all they need is the
 /// interpreter's lock.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a shutdown waits for operations that a framework has been asked for and has not carried out. Other ranks
+/// may be in an evaluation before they come to them; or they never ask for them, as this rank never asks for theirs.
+const OPERATIONS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the interpreter has been told to shut down the job when it ends. Set by the first thread that initialises.
 static AT_EXIT: AtomicBool = AtomicBool::new(false);
@@ -124,20 +129,23 @@ pub(crate) fn init(
 
 /// Leaves the job: requests under way end with an error. Does nothing where there is none, and in forked children.
 #[pyfunction]
-pub(crate) fn shutdown(py: Python<'_>) {
+pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
     if peek().is_none_or(|job| job.world.engine().is_forked()) {
-        return;
+        return Ok(());
     }
+    // Whoever is tired of waiting leaves nevertheless.
+    let interrupted = mxnet::let_operations_end(py, OPERATIONS_TIMEOUT);
     py.detach(|| {
         job::end();
         let_waiting_threads_return(RETURN_TIMEOUT);
     });
+    interrupted
 }
 
 /// Leaves the job because the interpreter ends. If an exception is the reason, the other ranks are told: without that
 /// they would fail with a less exact cause, and be blamed if their processes end first.
 #[pyfunction]
-fn leave(py: Python<'_>) {
+fn leave(py: Python<'_>) -> PyResult<()> {
     let job = peek().filter(|job| !job.world.engine().is_forked());
     if let (Some(job), Some(exception)) = (job, uncaught_exception(py)) {
         let rank = Rank::from(job.world.rank());
@@ -150,7 +158,7 @@ fn leave(py: Python<'_>) {
             }
         });
     }
-    shutdown(py);
+    shutdown(py)
 }
 
 /// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another

@@ -401,7 +401,7 @@ pub(crate) fn read_group(group: i64) -> PyResult<GroupId> {
 }
 
 /// The number inside a group of a rank of the world.
-fn rank_in_group(job: &Job, group: GroupId, root: i64) -> PyResult<Rank> {
+pub(crate) fn rank_in_group(job: &Job, group: GroupId, root: i64) -> PyResult<Rank> {
     let members = job.world.engine().group(group).map_err(errors::of_engine)?;
     let number = members.iter().position(|rank| i64::from(rank.0) == root).ok_or_else(|| {
         PyValueError::new_err(format!("broadcast received invalid root rank {root} for provided process set {group}"))

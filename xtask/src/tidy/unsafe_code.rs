@@ -8,7 +8,7 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 29] = [
+const MODULES: [&str; 30] = [
     "bindings/c/src/direct.rs",
     "bindings/c/src/export.rs",
     "bindings/c/src/fork_handler.rs",
@@ -24,6 +24,7 @@ const MODULES: [&str; 29] = [
     "bindings/python/src/jax/",
     "bindings/python/src/lent_memory.rs",
     "bindings/python/src/library.rs",
+    "bindings/python/src/mxnet/",
     "bindings/python/src/tensorflow/",
     "bindings/python/src/xla_ffi/",
     "crates/tensor/src/element.rs",

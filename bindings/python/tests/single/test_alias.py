@@ -202,9 +202,14 @@ def test_extensions_are_those_that_farandole_serves() -> None:
 
     assert util.extension_available("torch") and util.extension_available("tensorflow")
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    # MXNet is not installed beside the others: it needs an older NumPy.
     assert not util.extension_available("mxnet")
-    with pytest.raises(ImportError, match="horovod.mxnet"):
+    with pytest.raises(ImportError, match="horovod.mxnet cannot be used: mxnet is not installed"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    with pytest.raises(ImportError, match="pip install mxnet==1.9.1"):
+        importlib.import_module("horovod.mxnet")
+    with pytest.raises(ImportError, match="no front end for caffe"):
+        util.check_extension("horovod.caffe", "HOROVOD_WITH_CAFFE", __file__, "mpi_lib")
     assert util.gloo_built()
 
 

@@ -21,7 +21,7 @@ from farandole.basics import basics
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
 # The front ends that Farandole has.
-_FRONT_ENDS = {"tensorflow": "tensorflow", "torch": "torch"}
+_FRONT_ENDS = {"mxnet": "mxnet", "tensorflow": "tensorflow", "torch": "torch"}
 
 Answer = TypeVar("Answer")
 
