@@ -283,7 +283,7 @@ fn what_horovods_users_know_as_check_build_is_there() {
         "{table}"
     );
     assert!(table.contains("    [ ] PyTorch        (too old: 1.13.1 < 2.1)\n"), "{table}");
-    assert!(table.contains("    [ ] MXNet          (there is no front end for it yet)\n"), "{table}");
+    assert!(table.contains("    [ ] MXNet          (not installed in /p)\n"), "{table}");
     assert!(
         table.contains("    [X] Keras          (3.15.1, farandole.keras on jax (or tensorflow, torch))\n"),
         "{table}"

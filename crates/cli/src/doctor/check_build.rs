@@ -76,7 +76,7 @@ mod tests {
             table.contains("[X] Keras          (3.15.1, farandole.keras on torch (or tensorflow, jax))"),
             "{table}"
         );
-        assert!(table.contains("[ ] MXNet          (there is no front end for it yet)"), "{table}");
+        assert!(table.contains("[ ] MXNet          (not installed in "), "{table}");
         assert!(table.contains("[X] JAX            (0.10.2, farandole.jax)"), "{table}");
         assert!(table.contains("[X] Burn") && table.contains("[X] Candle"), "{table}");
         assert!(table.contains("[X] TCP") && table.contains("[ ] NCCL"), "{table}");

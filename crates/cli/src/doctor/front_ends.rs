@@ -19,7 +19,7 @@ pub(crate) struct Framework {
 pub(crate) const FRAMEWORKS: [Framework; 5] = [
     Framework { name: "TensorFlow", package: "tensorflow", least: Some("2.12") },
     Framework { name: "PyTorch", package: "torch", least: Some("2.1") },
-    Framework { name: "MXNet", package: "mxnet", least: None },
+    Framework { name: "MXNet", package: "mxnet", least: Some("1.9") },
     Framework { name: "Keras", package: "keras", least: Some("2.12") },
     Framework { name: "JAX", package: "jax", least: Some("0.10") },
 ];
@@ -80,6 +80,7 @@ fn standing(framework: &Framework, known: &Known) -> Standing {
             Standing::Fixable(format!("too old: {version} < {least}"), format!("`pip install '{package}>={least}'`."))
         }
         (Some(_), Some(version)) if package == "keras" => keras(known, version),
+        (Some(_), Some(version)) if package == "mxnet" => mxnet(known, version),
         (Some(_), Some(version)) => Standing::Usable(version.clone(), format!("farandole.{package}")),
     };
     match standing {
@@ -126,6 +127,17 @@ fn keras_2_alone(known: &Known) -> Standing {
             Standing::Usable(version, "farandole.tensorflow.keras".to_owned())
         }
         _ => Standing::Unusable(format!("not installed in {}", known.executable)),
+    }
+}
+
+/// MXNet of this version: its last release cannot be imported where NumPy is newer than it knows.
+fn mxnet(known: &Known, version: &str) -> Standing {
+    match known.packages.get("numpy") {
+        Some(numpy) if !is_older(numpy, "1.24") => {
+            let remark = format!("{version}; it cannot be imported with numpy {numpy}");
+            Standing::Fixable(remark, "`pip install 'numpy<1.24'`, with Python 3.11 or older.".to_owned())
+        }
+        _ => Standing::Usable(version.to_owned(), "farandole.mxnet".to_owned()),
     }
 }
 
@@ -194,6 +206,14 @@ mod tests {
         assert_eq!(second, "2.15.0, farandole.keras on tensorflow", "Keras 2 has no other backend");
         let alone = of("tensorflow", &[("tf_keras", "2.21.0"), tensorflow, own]);
         assert_eq!(alone, "tf-keras 2.21.0 (TF_USE_LEGACY_KERAS=1), farandole.tensorflow.keras");
+    }
+
+    #[test]
+    fn mxnet_needs_an_old_numpy() {
+        let of = |numpy| of("mxnet", &known("", &[("mxnet", "1.9.1"), ("numpy", numpy), ("farandole", "0.1.0")]));
+        assert_eq!(of("1.23.5").remark(), "1.9.1, farandole.mxnet");
+        assert_eq!(of("2.1.0").remark(), "1.9.1; it cannot be imported with numpy 2.1.0");
+        assert!(matches!(of("1.24.0"), Standing::Fixable(_, fix) if fix.contains("numpy<1.24")));
     }
 
     #[test]
