@@ -4,8 +4,8 @@ Owns the data of all examples that read digits, so that they need neither a down
 five by seven fields, enlarged, shifted by up to three pixels, of varying brightness, under noise. The same seed gives
 the same images. A small convolutional network reads them; a guess is right once in ten.
 
-`draw` makes a data set of PyTorch, `draw_arrays` arrays of numpy for TensorFlow, Keras and JAX: neither needs what the
-other needs. The two draw different images from the same seed.
+`draw` makes a data set of PyTorch, `draw_arrays` arrays of numpy for TensorFlow, Keras, JAX and MXNet: neither needs
+what the other needs. The two draw different images from the same seed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ use crate::scope::Scope;
 use crate::shell::{Shell, Started};
 use crate::tally::Tally;
 use crate::times::Times;
-use crate::{deny, memcheck, model, no_words, python, shell, tidy, tools, wheel};
+use crate::{deny, memcheck, model, no_words, python, shell, tidy, tools, venv, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, when it runs, and what it does.
 struct Leg {
@@ -246,7 +246,8 @@ fn download_tools() -> Result<()> {
     tools::need_packages(&tools::COMPILERS)?;
     tools::need_packages(&tools::MPI)?;
     tools::need_packages(&tools::SLURM)?;
-    python::make_environment().context("installing PyTorch and what the tests in Python need")
+    python::make_environment().context("installing PyTorch and what the tests in Python need")?;
+    venv::make_for_mxnet().context("installing MXNet")
 }
 
 fn check_format() -> Result<Tally> {

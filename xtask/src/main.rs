@@ -33,6 +33,7 @@ mod tools;
 mod torch_bench;
 mod torch_suite;
 mod train_bench;
+mod venv;
 mod wheel;
 
 use std::process::ExitCode;

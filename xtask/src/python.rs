@@ -1,11 +1,11 @@
 //! The Python side: its environment, its module, its tests.
 //!
-//! `cargo xtask python` makes the virtual environment `.venv`, builds the module into the package's folder, checks its
-//! types and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among
-//! them that judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of
-//! two and of four ranks. Every framework is installed; one that cannot be fails the chore. The package is never
-//! installed into `.venv`; Python finds it through `PYTHONPATH`. `--build-only` ends after the build, `--release`
-//! builds what users get, `-k` chooses tests.
+//! `cargo xtask python` makes the virtual environments, builds the module into the package's folder, checks its types
+//! and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them that
+//! judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and of
+//! four ranks. `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an environment of its own. Every
+//! framework is installed; one that cannot be fails the chore. `--build-only` ends after the build, `--release` builds
+//! what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -17,6 +17,7 @@ use crate::scope::Scope;
 use crate::shell::{Shell, root};
 use crate::tally::Tally;
 use crate::tools::target_dir;
+use crate::venv::{self, MAIN, MXNET, Venv};
 
 /// The requirements besides PyTorch, with the versions we have tried, and flags for installing them.
 const REQUIREMENTS: [(&str, &[&str]); 2] = [
@@ -28,16 +29,6 @@ const REQUIREMENTS: [(&str, &[&str]); 2] = [
 /// Where the package lies.
 const PACKAGE: &str = "bindings/python";
 
-/// Succeeds where all requirements are installed in the versions asked for. Asking pip would take seconds and the
-/// network.
-const ARE_THERE: &str = "
-import sys, importlib.metadata as metadata
-from packaging.requirements import Requirement
-lines = (line.split('#')[0].strip() for line in open(sys.argv[1]))
-wanted = [Requirement(line) for line in lines if line]
-sys.exit(not all(w.specifier.contains(metadata.version(w.name)) for w in wanted))
-";
-
 /// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for
 /// what goes wrong outside of them.
 const JOB_DEADLINE: &str = "1500";
@@ -48,6 +39,7 @@ struct Suite {
     company: Company,
     /// Files that this run leaves to another one.
     without: &'static [&'static str],
+    venv: &'static Venv,
 }
 
 /// What tests run beside.
@@ -64,7 +56,11 @@ enum Company {
 
 impl Suite {
     const fn new(folder: &'static str, company: Company) -> Suite {
-        Suite { folder, company, without: &[] }
+        Suite { folder, company, without: &[], venv: &MAIN }
+    }
+
+    const fn of_mxnet(folder: &'static str, company: Company) -> Suite {
+        Suite { folder, company, without: &[], venv: &MXNET }
     }
 
     /// As a failure names it.
@@ -80,15 +76,24 @@ impl Suite {
 
 /// All runs. What Keras and XLA do with gradients does not depend on the number of ranks beyond the operations, which
 /// run on four ranks; compiling their models takes most of a job's time, so two ranks do that.
-static SUITES: [Suite; 8] = [
+static SUITES: [Suite; 12] = [
     Suite::new("single", Company::Others),
     Suite::new("single", Company::Nobody),
     Suite::new("parallel", Company::Ranks("2")),
     Suite::new("parallel", Company::Ranks("4")),
     Suite::new("tensorflow", Company::Ranks("2")),
-    Suite { folder: "tensorflow", company: Company::Ranks("4"), without: &["test_keras_3.py", "test_xla.py"] },
+    Suite {
+        folder: "tensorflow",
+        company: Company::Ranks("4"),
+        without: &["test_keras_3.py", "test_xla.py"],
+        venv: &MAIN,
+    },
     Suite::new("jax", Company::Ranks("2")),
     Suite::new("jax", Company::Ranks("4")),
+    Suite::of_mxnet("mxnet_single", Company::Others),
+    Suite::of_mxnet("mxnet_single", Company::Nobody),
+    Suite::of_mxnet("mxnet", Company::Ranks("2")),
+    Suite::of_mxnet("mxnet", Company::Ranks("4")),
 ];
 
 /// How pytest ends where nothing was chosen.
@@ -127,6 +132,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
         return Ok(());
     }
     make_environment()?;
+    venv::make_for_mxnet()?;
     if wish.choice.is_none() {
         check_types()?;
     }
@@ -137,6 +143,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
 /// The leg of continuous integration that may run beside others.
 pub(crate) fn check() -> Result<Tally> {
     make_environment()?;
+    venv::make_for_mxnet()?;
     let built = build(Profile::Dev, Scope::Everything)?;
     check_types()?;
     test(&built, SUITES.iter().filter(|suite| suite.company != Company::Nobody), None)
@@ -153,6 +160,7 @@ pub(crate) fn check_briefly() -> Result<Tally> {
 /// The leg that has the machine to itself.
 pub(crate) fn check_times() -> Result<Tally> {
     make_environment()?;
+    venv::make_for_mxnet()?;
     let built = build(Profile::Dev, Scope::Everything)?;
     test(&built, SUITES.iter().filter(|suite| suite.company == Company::Nobody), None)
 }
@@ -167,20 +175,13 @@ pub(crate) struct Built {
 
 /// The interpreter of the environment.
 pub(crate) fn python() -> PathBuf {
-    root().join(".venv/bin/python")
+    MAIN.python()
 }
 
 /// Makes `.venv` and installs what is missing in it.
 pub(crate) fn make_environment() -> Result<()> {
     peers::install_torch().context("installing PyTorch")?;
-    let python = python();
-    for (file, flags) in REQUIREMENTS {
-        if Shell::new(&python).words(&["-c", ARE_THERE, file]).read().is_err() {
-            let wanted = [flags, &["--requirement", file]].concat();
-            peers::install_python(&wanted).with_context(|| format!("installing what {file} asks for"))?;
-        }
-    }
-    Ok(())
+    REQUIREMENTS.iter().try_for_each(|(file, flags)| MAIN.need(file, flags))
 }
 
 /// Builds the command, and the module and the C library into the package's folder.
@@ -234,8 +235,9 @@ fn test(built: &Built, suites: impl Iterator<Item = &'static Suite>, choice: Opt
 
 /// Runs the tests of one folder.
 fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
-    let Suite { folder, company, without } = suite;
-    let (python, command) = (python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
+    let Suite { folder, company, without, venv } = suite;
+    let (python, command) =
+        (venv.python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
     let folder = format!("{PACKAGE}/tests/{folder}");
     let shell = Shell::new("timeout").words(&["--kill-after=10", JOB_DEADLINE]);
     let shell = match company {

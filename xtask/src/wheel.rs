@@ -171,7 +171,9 @@ fn look_into(wheel: &Path, tag: &str) -> Result<()> {
     let files: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let wanted = ["/scripts/farandole", "farandole/_native.abi3.so", "farandole/py.typed", "farandole/_native.pyi"];
     let for_c = ["farandole/include/farandole.h", "farandole/lib/libfarandole.so"];
-    let packages = ["farandole/_alias/horovod/__init__.py", "farandole/torch/__init__.py"];
+    let front_ends = ["torch", "tensorflow", "keras", "jax", "mxnet", "_alias/horovod"];
+    let packages = front_ends.map(|name| format!("farandole/{name}/__init__.py"));
+    let packages = packages.iter().map(String::as_str);
     for wanted in wanted.into_iter().chain(for_c).chain(packages) {
         if files.iter().filter(|file| file.ends_with(wanted)).count() != 1 {
             bail!("{name} should have one {wanted}; it has:\n{list}");

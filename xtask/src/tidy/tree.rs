@@ -10,8 +10,17 @@ use anyhow::{Context as _, Result};
 use crate::shell::root;
 
 /// Folders that are not walked, by name or by their way from the root.
-const NOT_OURS: [&str; 8] =
-    [".git", "target", ".venv", "bench-out", "__pycache__", "fuzz/artifacts", "fuzz/corpus", "fuzz/coverage"];
+const NOT_OURS: [&str; 9] = [
+    ".git",
+    "target",
+    ".venv",
+    ".venv-mxnet",
+    "bench-out",
+    "__pycache__",
+    "fuzz/artifacts",
+    "fuzz/corpus",
+    "fuzz/coverage",
+];
 
 /// Endings of files that are text and ours. A file without an ending is taken too (`.ci/run`), if it is text.
 const TEXT: [&str; 8] = ["rs", "md", "toml", "sh", "py", "yml", "json", ""];
