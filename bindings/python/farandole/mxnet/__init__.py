@@ -4,7 +4,8 @@ Horovod's API, name by name. Everything here lives in a module of its own beside
 """
 
 try:
-    import mxnet as _mxnet
+    # A folder of the name `mxnet` on the path is a package to Python, and has no arrays.
+    from mxnet.ndarray import NDArray as _NDArray
 except (ImportError, AttributeError, OSError) as _error:
     # MXNet 1.9 asks NumPy for names that NumPy 1.24 has no longer, and loads a library that wants others.
     raise ImportError(

@@ -208,6 +208,8 @@ def test_extensions_are_those_that_farandole_serves() -> None:
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
     with pytest.raises(ImportError, match="pip install mxnet==1.9.1"):
         importlib.import_module("horovod.mxnet")
+    with pytest.raises(ImportError, match="farandole.mxnet needs MXNet"):
+        importlib.import_module("farandole.mxnet")
     with pytest.raises(ImportError, match="no front end for caffe"):
         util.check_extension("horovod.caffe", "HOROVOD_WITH_CAFFE", __file__, "mpi_lib")
     assert util.gloo_built()

@@ -65,7 +65,9 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether `horovod.<ext_base_name>` can be used here."""
     module = _FRONT_ENDS.get(ext_base_name)
-    available = module is not None and importlib.util.find_spec(module) is not None
+    spec = None if module is None else importlib.util.find_spec(module)
+    # A folder of that name somewhere on the path is no framework; to Python it is a package without a file.
+    available = spec is not None and spec.origin is not None
     if verbose:
         print(f"Extension {ext_base_name} {'can' if available else 'cannot'} be used.")
     return available

@@ -4,16 +4,15 @@ The submodules that scripts import by themselves (`mpi_ops`, `functions`, `compr
 under these names. Without MXNet the import fails and says what to install.
 """
 
-import importlib.util
+from horovod.common.util import check_extension, extension_available, split_list
 
-if importlib.util.find_spec("mxnet") is None:
+if not extension_available("mxnet"):
     raise ImportError(
         f"{__name__} needs MXNet, which is not installed for this Python; with Python 3.11 or older: "
         "pip install mxnet==1.9.1 'numpy<1.24'"
     )
 
 from farandole.mxnet import *  # noqa: E402, F403 -- what it exports is the list, and a test knows it by heart
-from horovod.common.util import check_extension, split_list  # noqa: E402, F401
 import horovod.mxnet.compression  # noqa: E402, F401 -- these three are names of what has come with the others, too
 import horovod.mxnet.functions  # noqa: E402, F401
 import horovod.mxnet.mpi_ops  # noqa: E402, F401
