@@ -5,10 +5,10 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::peers;
 use crate::python::{self, Profile};
 use crate::scope::Scope;
 use crate::shell::Shell;
+use crate::venv::MAIN;
 
 /// What is run, and how it is compared, stands in this script.
 const SCRIPT: &str = "bindings/python/conformance/torch_suite.py";
@@ -23,7 +23,7 @@ const DEADLINE: &str = "3600";
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let built = python::build(Profile::Dev, Scope::Needed)?;
     python::make_environment()?;
-    peers::install_python(&WANTED).context("installing what PyTorch's tests import")?;
+    MAIN.install(&WANTED).context("installing what PyTorch's tests import")?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Shell::new("timeout")
         .words(&["--kill-after=10", DEADLINE, &python::python().to_string_lossy(), SCRIPT])
