@@ -2,8 +2,8 @@
 //!
 //! `cargo xtask python` makes the virtual environments, builds the module into the package's folder, checks its types
 //! and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them that
-//! judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and of
-//! four ranks. `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an environment of its own. Every
+//! judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and
+//! of four ranks. `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an environment of its own. Every
 //! framework is installed; one that cannot be fails the chore. `--build-only` ends after the build, `--release` builds
 //! what users get, `-k` chooses tests.
 

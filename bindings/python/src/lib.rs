@@ -7,8 +7,8 @@
 //! The C functions of `farandole_c` are linked in and exported as well; they act on the same job. Everywhere: a process
 //! is at most one rank (`world`, `lifecycle`); a thread that waits has released the interpreter's lock; a lock of ours
 //! is never held while Python code may run. Unsafe code is in `lent_memory`, in `dlpack`, which gives memory away, in
-//! `library`, which finds a framework's symbols, in `tensorflow`, `mxnet` and `jax`, and in `xla_ffi`, by which compiled
-//! programs call us.
+//! `library`, which finds a framework's symbols, in `tensorflow`, `mxnet` and `jax`, and in `xla_ffi`, by which
+//! compiled programs call us.
 //!
 //! Not here: linking of any framework or of libpython. Only Python loads this library, so its tests are in Python, too.
 
