@@ -12,6 +12,7 @@ from farandole.jax import moves as _moves
 from farandole.jax import phases as _phases  # noqa: F401 -- Watches jobs from here on.
 from farandole.jax import reduce as _reduce
 from farandole.jax.compression import Compression
+from farandole.jax.ending import shutdown
 from farandole.jax.functions import *
 from farandole.jax.gradients import *
 from farandole.jax.moves import *

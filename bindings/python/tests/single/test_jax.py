@@ -140,6 +140,29 @@ LEAVING = """
 """
 
 
+ENDING = """
+    import sys, time
+    import jax, jax.numpy as jnp
+    import farandole.jax as hvd
+
+    hvd.init()
+    ordered = sys.argv[1] == "ordered"
+    slow = jax.jit(lambda array: hvd.allreduce(array @ array, name="step", ordered=ordered) * 1e-3)
+    array = jnp.ones((400, 400))
+    if hvd.rank() == 1:
+        time.sleep(0.5)
+    for _ in range(20):
+        array = slow(array)
+    # Nobody waits for the last of them.
+"""
+
+
+@pytest.mark.parametrize("how", ["ordered", "by name"])
+def test_a_rank_that_ends_does_its_part_in_what_it_has_dispatched(how: str) -> None:
+    job = run_job(2, ENDING, seconds=100, arguments=[how])
+    assert job.code == 0 and "Error" not in job.errors, f"{job.output}\n{job.errors}"
+
+
 @pytest.mark.parametrize("how", ["shutdown", "exit"])
 def test_programs_under_way_end_with_the_job(how: str) -> None:
     job = run_job(2, LEAVING, seconds=100, arguments=[how])
