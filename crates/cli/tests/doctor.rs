@@ -288,9 +288,6 @@ fn what_horovods_users_know_as_check_build_is_there() {
         table.contains("    [X] Keras          (3.15.1, farandole.keras on jax (or tensorflow, torch))\n"),
         "{table}"
     );
-    assert!(
-        table.contains("    [ ] JAX            (0.10.2 is installed; there is no front end for it yet)\n"),
-        "{table}"
-    );
+    assert!(table.contains("    [X] JAX            (0.10.2, farandole.jax)\n"), "{table}");
     assert!(table.contains("    [X] Burn ") && table.contains("    [X] Candle "), "{table}");
 }

@@ -5,8 +5,9 @@ put into the caller's tensors are put there by *finishing*, once, by the first t
 
 A future is made when somebody asks for it, and completed by a thread of the process group (`FutureThread`), in the
 order in which futures were asked for. DistributedDataParallel asks for one for each bucket; so its backward pass goes
-on while buckets are reduced. At its end it waits for them, inside of torch; so that traces show what it waits for, the
-thread waits for the requests themselves first (`wait_at_end_of_backward`).
+on while buckets are reduced. At its end it waits for them, inside of torch, and takes the gradients out of each while
+the next is reduced. So that traces show what it waits for, the thread waits for the request of the first bucket itself
+(`wait_at_end_of_backward`): a late rank is late for that one.
 
 The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
 
@@ -226,19 +227,26 @@ def keep_forward_pass_works() -> None:
     dist.Reducer._set_forward_pass_work_handle = set_forward_pass_work_handle  # type: ignore
 
 
+_last_backward = -1
+"""Number of the backward pass that has been told to wait last. Read and written with the interpreter's lock."""
+
+
 def wait_at_end_of_backward(requests: staging.RequestWork, limit: timedelta) -> None:
-    """If this is called in a backward pass, has its thread wait for requests when it has computed everything. Their
-    errors are raised by whoever waits for the future.
+    """If these are the first requests of a backward pass, has its thread wait for them when it has computed everything.
+    Their errors are raised by whoever waits for the future.
 
     Callbacks at the end run in the order in which they were queued, and DistributedDataParallel queues its own after
     the last bucket.
     """
+    global _last_backward
 
     def wait() -> None:
         with contextlib.suppress(HorovodInternalError, ValueError):
             requests.wait_for(limit.total_seconds())
 
-    if torch._C._current_graph_task_id() != -1:
+    backward = torch._C._current_graph_task_id()
+    if backward not in (-1, _last_backward):
+        _last_backward = backward
         torch.autograd.Variable._execution_engine.queue_callback(wait)
 
 
