@@ -5,23 +5,23 @@
 
 use super::python::Known;
 
-/// A framework that Horovod or Farandole has a front end for.
+/// A framework that Farandole has a front end for.
 pub(crate) struct Framework {
     /// As Horovod's table names it.
     pub(crate) name: &'static str,
     /// As its package, and the front end, is called.
     pub(crate) package: &'static str,
-    /// The oldest version that the front end works with; `None` if there is no front end.
-    pub(crate) least: Option<&'static str>,
+    /// The oldest version that the front end works with.
+    pub(crate) least: &'static str,
 }
 
 /// All of them, in the order of Horovod's table. The versions are those of bindings/python/pyproject.toml.
 pub(crate) const FRAMEWORKS: [Framework; 5] = [
-    Framework { name: "TensorFlow", package: "tensorflow", least: Some("2.12") },
-    Framework { name: "PyTorch", package: "torch", least: Some("2.1") },
-    Framework { name: "MXNet", package: "mxnet", least: Some("1.9") },
-    Framework { name: "Keras", package: "keras", least: Some("2.12") },
-    Framework { name: "JAX", package: "jax", least: Some("0.10") },
+    Framework { name: "TensorFlow", package: "tensorflow", least: "2.12" },
+    Framework { name: "PyTorch", package: "torch", least: "2.1" },
+    Framework { name: "MXNet", package: "mxnet", least: "1.9" },
+    Framework { name: "Keras", package: "keras", least: "2.12" },
+    Framework { name: "JAX", package: "jax", least: "0.10" },
 ];
 
 /// What Keras can compute with.
@@ -54,34 +54,22 @@ impl Standing {
 /// Where every framework stands in this Python, or without one.
 pub(crate) fn standings(known: Option<&Known>) -> impl Iterator<Item = (&'static Framework, Standing)> {
     FRAMEWORKS.iter().map(move |framework| {
-        let standing = known.map_or_else(|| without_python(framework), |known| standing(framework, known));
-        (framework, standing)
-    })
-}
-
-fn without_python(framework: &Framework) -> Standing {
-    Standing::Unusable(match framework.least {
-        Some(_) => "there is no Python here".to_owned(),
-        None => "there is no front end for it yet".to_owned(),
+        let without_python = || Standing::Unusable("there is no Python here".to_owned());
+        (framework, known.map_or_else(without_python, |known| standing(framework, known)))
     })
 }
 
 fn standing(framework: &Framework, known: &Known) -> Standing {
-    let package = framework.package;
-    let version = known.packages.get(package);
-    let standing = match (framework.least, version) {
-        (None, Some(version)) => {
-            Standing::Unusable(format!("{version} is installed; there is no front end for it yet"))
-        }
-        (None, None) => Standing::Unusable("there is no front end for it yet".to_owned()),
-        (Some(_), None) if package == "keras" => keras_2_alone(known),
-        (Some(_), None) => Standing::Unusable(format!("not installed in {}", known.executable)),
-        (Some(least), Some(version)) if is_older(version, least) => {
+    let Framework { package, least, .. } = framework;
+    let standing = match known.packages.get(*package) {
+        None if *package == "keras" => keras_2_alone(known),
+        None => Standing::Unusable(format!("not installed in {}", known.executable)),
+        Some(version) if is_older(version, least) => {
             Standing::Fixable(format!("too old: {version} < {least}"), format!("`pip install '{package}>={least}'`."))
         }
-        (Some(_), Some(version)) if package == "keras" => keras(known, version),
-        (Some(_), Some(version)) if package == "mxnet" => mxnet(known, version),
-        (Some(_), Some(version)) => Standing::Usable(version.clone(), format!("farandole.{package}")),
+        Some(version) if *package == "keras" => keras(known, version),
+        Some(version) if *package == "mxnet" => mxnet(known, version),
+        Some(version) => Standing::Usable(version.clone(), format!("farandole.{package}")),
     };
     match standing {
         Standing::Usable(version, _) if !known.packages.contains_key("farandole") => {
@@ -217,22 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_front_end_is_told_so_whether_installed_or_not() {
-        assert_eq!(of("mxnet", &known("", &[])).remark(), "there is no front end for it yet");
-        let installed = of("mxnet", &known("", &[("mxnet", "1.9.1"), ("farandole", "0.1.0")]));
-        assert_eq!(installed.remark(), "1.9.1 is installed; there is no front end for it yet");
-    }
-
-    #[test]
     fn every_front_end_of_the_python_package_is_known_with_the_version_it_asks_for() {
         let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bindings/python");
         let project = std::fs::read_to_string(format!("{package}/pyproject.toml")).unwrap();
         for Framework { package: name, least, .. } in &FRAMEWORKS {
             let file = format!("{package}/farandole/{name}/__init__.py");
-            assert_eq!(std::path::Path::new(&file).exists(), least.is_some(), "{name}");
-            if let Some(least) = least {
-                assert!(project.contains(&format!("\"{name}>={least}\"")), "{name}>={least} is not in pyproject.toml");
-            }
+            assert!(std::path::Path::new(&file).exists(), "{name}");
+            assert!(project.contains(&format!("\"{name}>={least}\"")), "{name}>={least} is not in pyproject.toml");
         }
     }
 }

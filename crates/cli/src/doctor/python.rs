@@ -281,7 +281,7 @@ mod tests {
         assert!(without.found.starts_with(could), "{}", without.found);
         let fix = without.fix.unwrap();
         assert!(fix.contains("pip install farandole") && fix.contains("tensorflow>=2.12"), "{fix}");
-        let nothing = front_ends(&known(&[("mxnet", "1.9.1"), ("farandole", "1.0.0")]));
+        let nothing = front_ends(&known(&[("farandole", "1.0.0")]));
         assert!(nothing.state == State::Ok && nothing.found.starts_with("none can be used; "), "{}", nothing.found);
         assert!(nothing.found.contains("torch: not installed in /usr/bin/python3"), "{}", nothing.found);
     }
