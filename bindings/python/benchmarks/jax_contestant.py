@@ -12,7 +12,6 @@ What is *not* here: who takes part, whose turn it is, and what the times mean.
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import sys
@@ -108,34 +107,22 @@ CONTESTANTS: dict[str, Callable[[int], Nothing]] = {
 
 
 class Reducing:
-    """A program that reduces arrays which it makes of one, or which it takes and returns."""
+    """A program that reduces arrays which it takes. It returns all results, or the first of them."""
 
     def __init__(self, contestant: Nothing, shapes: list[list[int]], kind: str) -> None:
         values = [float(contestant.rank + 1 + index % 7) for index in range(len(shapes))]
         arrays = [np.full(shape, value, np.float32) for shape, value in zip(shapes, values, strict=True)]
-        if kind == "inside":
-            ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1].tolist()
-
-            def program(joined: Any) -> Any:
-                reduced = contestant.reduce(jnp.split(joined, ends))
-                return jnp.stack([array[0] for array in reduced])
-
-            self.taken = contestant.placed(np.concatenate(arrays))
-        else:
-            program = contestant.reduce
-            self.taken = [contestant.placed(array) for array in arrays]
-        self.run = contestant.compiled(program)
+        self.taken = [contestant.placed(array) for array in arrays]
+        self.run_whole = self.run = contestant.compiled(contestant.reduce)
+        if kind == "in":
+            self.run = contestant.compiled(lambda taken: contestant.reduce(taken)[0])
 
     def iterate(self) -> Any:
         return jax.block_until_ready(self.run(self.taken))
 
     def first_elements(self) -> list[float]:
-        results = self.iterate()
-        parts = [
-            np.asarray(result.addressable_shards[0].data)
-            for result in (results if isinstance(results, list) else [results])
-        ]
-        return [float(value) for part in parts for value in (part.reshape(-1) if len(parts) == 1 else part.flat[:1])]
+        results = jax.block_until_ready(self.run_whole(self.taken))
+        return [float(np.asarray(result.addressable_shards[0].data).flat[0]) for result in results]
 
 
 def turn(line: StartingLine, iterate: Callable[[], Any], iterations: int) -> list[tuple[float, float]]:

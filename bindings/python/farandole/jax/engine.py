@@ -11,17 +11,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Optional
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_compiling
 
 from farandole import _native
 from farandole.basics import on_reset
 from farandole.jax.arrays import CODES
 from farandole.jax.primitive import Asked
 
-__all__ = ["allgather", "alltoall", "count_anew", "may_be_asked"]
+__all__ = ["allgather", "alltoall", "count_anew"]
 
 _counts: dict[int, int] = {}
 """Calls without a name of each process set."""
@@ -41,11 +39,6 @@ def count_anew(group: Optional[int] = None) -> None:
 
 
 on_reset(count_anew)
-
-
-def may_be_asked(arrays: Sequence[Any]) -> bool:
-    """Whether the arrays have values now, and are not part of a function that is being compiled or transformed."""
-    return not _is_compiling() and not any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def allgather(asked: Asked, arrays: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from farandole import _native
 from farandole.jax import arrays, engine
-from farandole.jax.primitive import call
+from farandole.jax.primitive import call, runs_now
 from farandole.jax.reduce import asked_of
 from farandole.process_sets import ProcessSet, global_process_set, group_for, ranks_of
 
@@ -63,7 +63,7 @@ def allgather(
         return tensor
     leaves = [leaf if jnp.ndim(leaf) else jnp.reshape(leaf, (1,)) for leaf in leaves]
     packed = arrays.pack(leaves, "allgather")
-    if engine.may_be_asked(packed.arrays):
+    if runs_now(packed.arrays):
         gathered = engine.allgather(asked, packed.arrays)
     else:
         gathered = call(asked, packed.arrays)
@@ -100,7 +100,7 @@ def alltoall(
     [array] = packed.arrays
     if array.ndim == 0:
         raise ValueError("alltoall shares rows out; a number has none")
-    if engine.may_be_asked([array]):
+    if runs_now([array]):
         output, received = engine.alltoall(asked, array, splits)
         [output] = arrays.unpack(packed, [output])
         return output if splits is None else (output, received)

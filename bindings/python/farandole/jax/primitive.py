@@ -3,7 +3,7 @@
 A call takes any number of arrays, of any mixture of types: a tree of a thousand gradients is one call, whose requests
 the engine fuses. `Asked` says what is done with them. The primitive has rules for everything that JAX does with
 functions: shapes, forward and reverse derivatives, `vmap`, and compiling, where it becomes a custom call that XLA runs
-without blocking a thread (`bindings/python/src/jax`).
+without blocking a thread (`bindings/python/src/jax`). Outside of compiled functions it is a program of its own.
 
 **Gradients** are Horovod's: of an allreduce, the allreduce of the gradient; of allgather and broadcast, the *average*
 of what the ranks say about this rank's rows, or about the root's array, with zeros elsewhere; of alltoall, the way
@@ -31,13 +31,14 @@ from typing import Any, NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_compiling
 from jax.interpreters import ad, batching, mlir
 
 from farandole import _native
 from farandole.basics import basics
 from farandole.jax import effects, faults
 
-__all__ = ["Asked", "call"]
+__all__ = ["Asked", "call", "runs_now"]
 
 TARGET = "farandole_collective"
 """The name under which XLA knows us."""
@@ -62,6 +63,8 @@ class Asked(NamedTuple):
     ends_iteration: bool = False
     name: Optional[str] = None
     ordered: bool = True
+    is_whole_program: bool = False
+    """Whether the program has nothing but this call, so that the thread which runs it may as well carry it out."""
 
     def named(self, suffix: str, **changes: Any) -> Asked:
         """Another call because of this one, which may be under way at the same time."""
@@ -73,7 +76,8 @@ class Asked(NamedTuple):
         name = f"jax.call.{position}" if self.name is None else f"jax.{self.name}"
         factors = " ".join(struct.pack(">d", factor).hex() for factor in (self.prescale, self.postscale))
         ends = "iteration" if self.ends_iteration else "nothing"
-        return f"{self.kind} {self.group} {self.op} {factors} {self.root} {ends} {name}"
+        waits = "thread" if self.is_whole_program else "program"
+        return f"{self.kind} {self.group} {self.op} {factors} {self.root} {ends} {waits} {name}"
 
 
 collective_p = core.Primitive("farandole_collective")
@@ -84,14 +88,22 @@ def call(asked: Asked, arrays: Sequence[Any]) -> list[Any]:
     """Carries a collective out, now or when the compiled program runs."""
     if not asked.ordered and asked.name is None:
         raise ValueError("ordered=False needs a name: ranks find each other's requests by nothing else.")
+    if runs_now(arrays):
+        # What `bind` would do, after two microseconds for each array.
+        return _run_now(*arrays, asked=asked)
     return collective_p.bind(*arrays, asked=asked)
+
+
+def runs_now(arrays: Sequence[Any]) -> bool:
+    """Whether the arrays have values now, and are not part of a function that is being compiled or transformed."""
+    return not _is_compiling() and not any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 @collective_p.def_impl
 def _run_now(*arrays: Any, asked: Asked) -> list[Any]:
     """Outside of compiled functions: as a program of this one call, which needs no order."""
     with faults.translated():
-        results = _compiled(asked._replace(ordered=False))(*arrays)
+        results = _compiled(asked._replace(ordered=False, is_whole_program=True))(*arrays)
         return list(jax.block_until_ready(results))
 
 

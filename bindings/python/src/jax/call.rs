@@ -36,6 +36,7 @@ struct Asked {
     /// A rank of the world.
     root: u32,
     ends: Ends,
+    waits: Waits,
     name: Arc<str>,
 }
 
@@ -57,9 +58,18 @@ enum Ends {
     Nothing,
 }
 
+/// Who waits for the call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    /// The thread that runs the program, which has nothing else to do: the call is all of it.
+    Thread,
+    /// The program: its thread may go on with what does not depend on the call.
+    Program,
+}
+
 impl Asked {
     fn read(words: &str) -> Option<Asked> {
-        let mut words = words.splitn(8, ' ');
+        let mut words = words.splitn(9, ' ');
         let kind = match words.next()? {
             "allreduce" => Kind::Allreduce,
             "allgather" => Kind::Allgather,
@@ -79,7 +89,12 @@ impl Asked {
             "nothing" => Ends::Nothing,
             _ => return None,
         };
-        Some(Asked { kind, group, op, prescale, postscale, root, ends, name: words.next()?.into() })
+        let waits = match words.next()? {
+            "thread" => Waits::Thread,
+            "program" => Waits::Program,
+            _ => return None,
+        };
+        Some(Asked { kind, group, op, prescale, postscale, root, ends, waits, name: words.next()?.into() })
     }
 
     fn collective(&self, job: &Job) -> Result<Collective, OpError> {
@@ -130,6 +145,13 @@ impl Asked {
         if members > 1 { format!("{}.{index}", self.name).into() } else { Arc::clone(&self.name) }
     }
 
+    /// Tells the recorder what is over.
+    fn note_end(&self) {
+        if self.ends == Ends::Iteration {
+            records::end_program_iteration();
+        }
+    }
+
     /// Whether the ranks agreed on results of the shapes that the program was compiled for.
     fn check(&self, outcomes: &[Outcome], results: &[Buffer]) -> Result<(), OpError> {
         let differs = |(outcome, result): &(&Outcome, &Buffer)| outcome.shape != result.dims;
@@ -154,16 +176,30 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
     let is_array = |buffer: &Buffer| buffer.primitive_type != TOKEN;
     let operands: Vec<Buffer> = call.operands().into_iter().filter(is_array).collect();
     let results: Vec<Buffer> = call.results().into_iter().filter(is_array).collect();
+    if asked.waits == Waits::Thread {
+        return execute_here(&asked, &operands, &results);
+    }
     let future = call.promise();
     let shared = Arc::new((asked, results));
     let kept = Arc::clone(&shared);
     let tell = Box::new(move |outcomes: Result<Vec<Outcome>, OpError>| {
         let done = outcomes.and_then(|outcomes| kept.0.check(&outcomes, &kept.1));
-        if kept.0.ends == Ends::Iteration {
-            records::end_program_iteration();
-        }
+        kept.0.note_end();
         resume::keep(future, done);
     });
     op_calls::submit(|job| shared.0.submissions(job, &operands, &shared.1), tell);
     Ok(())
+}
+
+/// Carries the call out on this thread, which drives the engine meanwhile: no other thread is woken.
+fn execute_here(asked: &Asked, operands: &[Buffer], results: &[Buffer]) -> Result<(), OpError> {
+    let job = op_calls::current()?;
+    let tickets = job.world.engine().submit_quietly(asked.submissions(&job, operands, results)?);
+    // The thread that ends the job waits until nobody has it.
+    let weak = Arc::downgrade(&job);
+    drop(job);
+    // All of them, before anything is said: the engine works on the memory of the others.
+    let outcomes = op_calls::outcomes_of(tickets.wait_returning(), &weak)?;
+    asked.note_end();
+    asked.check(&outcomes, results)
 }

@@ -1,8 +1,9 @@
 //! The collectives of JAX's programs: [`jax_handler`] gives Python the function that XLA calls.
 //!
 //! `farandole/jax` lowers a collective to a custom call; when a compiled program comes to it, XLA calls us through its
-//! FFI (`xla_ffi`), the requests go to the engine (`call`, `calls`), and XLA goes on when they are done
-//! (`xla_ffi::resume`). No thread of XLA's waits.
+//! FFI (`xla_ffi`), the requests go to the engine (`call`, `op_calls`), and XLA goes on when they are done
+//! (`xla_ffi::resume`). No thread of XLA's waits, but for a program that has nothing but the call: the thread that runs
+//! it carries it out.
 //!
 //! What is deliberately not here: the order of a program's collectives, their gradients and the shapes of their
 //! results, which are JAX's matter (`farandole/jax/primitive.py`); and memory of GPUs.
