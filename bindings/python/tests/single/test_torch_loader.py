@@ -144,6 +144,8 @@ def test_workers_have_rows_however_they_are_started(tmp_path, method):
 def test_a_loader_starts_its_workers_also_where_the_pipe_is_closed(notes, monkeypatch):
     os.close(notes.writing)
     os.close(notes.reading)
+    # A number that nobody opens anew meanwhile, as the loader's own pipes might be.
+    notes.writing = notes.reading = 1 << 20
     monkeypatch.setattr(
         dataloader._MultiProcessingDataLoaderIter, "__init__", dataloader._MultiProcessingDataLoaderIter.__init__
     )
