@@ -367,6 +367,13 @@ def test_work_and_futures(groups):
         assert [output.item() for output in work.result()] == [1.0] * len(ranks)
 
 
+def test_calls_of_the_group_itself_need_no_options(groups):
+    for group, ranks in groups:
+        tensor = torch.ones(2)
+        group.allreduce([tensor]).wait()
+        assert tensor.tolist() == [float(len(ranks))] * 2
+
+
 def test_the_future_of_a_complete_work_is_complete(groups):
     for group, ranks in groups:
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)

@@ -43,7 +43,7 @@ _LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 def folding_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Optional[Fold]:
     """The function that combines two contributions, for an operation that the engine does not have; else `None`."""
-    kind = _asked(opts).op
+    kind = _kind(_asked(opts))
     are_bool = all(tensor.dtype == torch.bool for tensor in tensors)
     if kind not in _FOLDS or are_bool and kind in _OF_BOOL:
         return None
@@ -55,7 +55,7 @@ def folding_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Optional[Fold]:
 def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
     """The engine's operation, and the factor of contributions."""
     asked = _asked(opts)
-    kind, operations = asked.op, _OPERATIONS
+    kind, operations = _kind(asked), _OPERATIONS
     if all(tensor.dtype == torch.bool for tensor in tensors):
         operations = {**_OPERATIONS, **_OF_BOOL}
     if kind not in operations:
@@ -70,5 +70,10 @@ def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float
 
 
 def _asked(opts: Any) -> Any:
-    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-    return asked if isinstance(asked, dist.ReduceOp) else dist.ReduceOp(asked)
+    """The operation that the options of a call name; the sum where there are none."""
+    return dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
+
+
+def _kind(asked: Any) -> Any:
+    """Callers give an operation, or its kind alone, which has no kind of its own."""
+    return getattr(asked, "op", asked)
