@@ -11,7 +11,8 @@ back; of reducescatter, the allgather, multiplied by the number of ranks for a S
 
 **Order.** Calls in a compiled program are ordered (`effects`). With `ordered=False` they are not: JAX dispatches
 programs with effects from Python, at about ten microseconds for each of their arrays, and programs without from C++.
-Ranks then find each other's requests by name only, so such a call needs a name of its own.
+Ranks then find each other's requests by name only, so such a call needs a name of its own. `programs` has both: order,
+and dispatch from C++.
 
 **Names.** A call without a name is named after its place among the collectives of its program. So a program that one
 rank compiles again keeps its names, and calls that do not match are refused by name. Two programs may use the same
@@ -102,7 +103,8 @@ def runs_now(arrays: Sequence[Any]) -> bool:
 @collective_p.def_impl
 def _run_now(*arrays: Any, asked: Asked) -> list[Any]:
     """Outside of compiled functions: as a program of this one call, which needs no order."""
-    with faults.translated():
+    # Compiled even where JAX is told not to: there is no other way to the engine.
+    with faults.translated(), jax.disable_jit(False):
         results = _compiled(asked._replace(ordered=False, is_whole_program=True))(*arrays)
         return list(jax.block_until_ready(results))
 
@@ -147,7 +149,7 @@ def _lower(ctx: Any, *operands: Any, asked: Asked) -> Any:
     token, aval = ctx.tokens_in.get(effects.ORDERED), effects.token_aval()
     with_token = ctx.replace(avals_in=[aval, *ctx.avals_in], avals_out=[aval, *ctx.avals_out])
     token, *results = lower(with_token, token, *operands, collective=text)
-    ctx.set_tokens_out(effects.TokenSet({effects.ORDERED: token}))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(effects.TokenSet({effects.ORDERED: token})))
     return results
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import WAYS, contributions, mine, same
 from jax import lax
+from jax.experimental import io_callback
 
 import farandole.jax as hvd
 
@@ -141,6 +142,26 @@ def test_programs_without_order_need_a_name():
     reduce = jax.jit(lambda array: hvd.allreduce(array, op=hvd.Sum, name="mine", ordered=False))
     same(reduce(mine((4,))), total())
     assert not jax.make_jaxpr(reduce)(mine((4,))).effects
+
+
+def test_programs_have_ordered_callbacks_beside_collectives():
+    seen = []
+
+    @jax.jit
+    def program(array):
+        io_callback(seen.append, None, array, ordered=True)
+        reduced = hvd.psum(array)
+        io_callback(seen.append, None, reduced, ordered=True)
+        return reduced
+
+    same(program(mine((4,))), total())
+    jax.effects_barrier()
+    same(seen, [mine((4,)), total()])
+
+
+def test_calls_reach_the_engine_where_jax_compiles_nothing():
+    with jax.disable_jit():
+        same(jax.jit(lambda array: hvd.psum(array) * 2)(mine((4,))), 2 * total())
 
 
 def test_donated_arrays_and_programs_in_flight():
