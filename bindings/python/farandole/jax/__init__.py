@@ -17,6 +17,7 @@ from farandole.jax.functions import *
 from farandole.jax.gradients import *
 from farandole.jax.moves import *
 from farandole.jax.optimizer import DistributedOptimizer
+from farandole.jax.programs import jit
 from farandole.jax.reduce import *
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     *_reduce.__all__,
     "Compression",
     "DistributedOptimizer",
+    "jit",
 ]

@@ -6,8 +6,8 @@ program ask for the same collectives in the same order.
 
 Across programs nothing is needed: XLA's CPU client runs the programs that one thread dispatches one after the other.
 
-Owns the only use of JAX's internals (`jax._src.effects`); JAX has no public way to define an effect. A version of JAX
-that has moved them is refused on import, with both versions named.
+Owns the only use of JAX's internals (`jax._src`); JAX has no public way to define an effect, or to ask whether a
+function is being transformed. A version of JAX that has moved them is refused on import, with both versions named.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import jax
 from jax.extend import core
 
-__all__ = ["ORDERED", "CollectiveEffect", "TokenSet", "token_aval"]
+__all__ = ["ORDERED", "CollectiveEffect", "TokenSet", "is_tracing", "token_aval"]
 
 try:
     from jax._src import effects as _effects
     from jax._src.core import abstract_token as _abstract_token
+    from jax._src.core import trace_state_clean as _is_outermost
     from jax.interpreters.mlir import TokenSet as TokenSet
 
     _KINDS = (
@@ -53,3 +54,8 @@ ORDERED = CollectiveEffect()
 def token_aval() -> object:
     """What a token is to rules that lower calls."""
     return _abstract_token
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside of a function that JAX compiles or transforms (`jit`, `grad`, `vmap`, …)."""
+    return not _is_outermost()

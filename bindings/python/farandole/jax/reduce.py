@@ -107,7 +107,8 @@ def allreduce(
     prescale_factor, postscale_factor: contributions and result are multiplied by these.
     process_set: the ranks that take part.
     ordered: inside of `jit`, whether the call keeps its place among the program's other collectives. Without, JAX
-        dispatches programs of many arrays sooner; a `name` is needed then, that no other call under way has.
+        dispatches programs of many arrays sooner, as it does those of `hvd.jit`; a `name` is needed then, that no other
+        call under way has.
     """
     leaves, structure = jax.tree.flatten(tensor)
     asked = asked_of(

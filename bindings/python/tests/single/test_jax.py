@@ -146,8 +146,8 @@ ENDING = """
     import farandole.jax as hvd
 
     hvd.init()
-    ordered = sys.argv[1] == "ordered"
-    slow = jax.jit(lambda array: hvd.allreduce(array @ array, name="step", ordered=ordered) * 1e-3)
+    ordered, jit = sys.argv[1] != "by name", hvd.jit if sys.argv[1] == "hvd.jit" else jax.jit
+    slow = jit(lambda array: hvd.allreduce(array @ array, name="step", ordered=ordered) * 1e-3)
     array = jnp.ones((400, 400))
     if hvd.rank() == 1:
         time.sleep(0.5)
@@ -157,7 +157,7 @@ ENDING = """
 """
 
 
-@pytest.mark.parametrize("how", ["ordered", "by name"])
+@pytest.mark.parametrize("how", ["ordered", "by name", "hvd.jit"])
 def test_a_rank_that_ends_does_its_part_in_what_it_has_dispatched(how: str) -> None:
     job = run_job(2, ENDING, seconds=100, arguments=[how])
     assert job.code == 0 and "Error" not in job.errors, f"{job.output}\n{job.errors}"
