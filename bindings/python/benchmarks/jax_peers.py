@@ -5,8 +5,9 @@ processes of every contestant (`jax_contestant.py`), two ranks each, and gives t
 whatever else the machine does hits all alike. Figures and columns are those of `tensorflow_peers.py`.
 
 - `nothing`: the same program without communication.
-- `farandole`: `hvd.allreduce` of a tree, in the order of the program, as it is by default.
-- `by name`: the same with `ordered=False`, which lets JAX dispatch the program from C++.
+- `farandole`: `hvd.allreduce` of a tree under `jax.jit`, in the order of the program, as it is by default.
+- `jit`: the same under `hvd.jit`, in order as well, and dispatched from C++.
+- `by name`: the first with `ordered=False`, which lets JAX dispatch the program from C++.
 - `gloo`: `lax.psum` under `shard_map` over the processes of `jax.distributed`, with JAX's gloo collectives.
 
 Workloads: a thousand arrays of 1 KB that go into a program which returns one small result, so that handing out a
@@ -33,17 +34,22 @@ from tensorflow_peers import RANKS, Contestant, compare, free_ports, measure, re
 
 CONTESTANT = Path(__file__).with_name("jax_contestant.py")
 
-NAMES = ["nothing", "farandole", "by name", "gloo"]
+OURS = ["farandole", "jit", "by name"]
 
-#: The promise: a thousand small arrays in one call, with one result, take at most this, in seconds.
+NAMES = ["nothing", *OURS, "gloo"]
+
+#: The promise: a thousand small arrays in one call, with one result, take at most this, in seconds, dispatched from
+#: C++ (`FAST`).
 THOUSAND_LIMIT = 0.003
+
+FAST = ["jit", "by name"]
 
 
 def start(name: str, command: str, folder: Path) -> list[subprocess.Popen]:
     """Starts the processes of a contestant."""
     (folder / f"{name}.line").write_bytes(bytes(RANKS * 64))
     words = [sys.executable, str(CONTESTANT), name, str(folder), str(RANKS)]
-    if name in ("farandole", "by name"):
+    if name in OURS:
         return [subprocess.Popen([command, "run", "-np", str(RANKS), *words])]
     [port] = free_ports(1)
     return [
@@ -76,6 +82,17 @@ def contestants(names: list[str], command: str) -> Iterator[list[Contestant]]:
                     process.wait(timeout=3)
                 process.kill()
                 process.wait()
+
+
+def above_limit(title: str, times: dict[str, list[Any]]) -> list[str]:
+    """Who does not keep the promise."""
+    medians = {name: statistics.median(clock for clock, _ in times[name]) for name in FAST if name in times}
+    limit = f"{1e3 * THOUSAND_LIMIT:.0f} ms"
+    return [
+        f"{title}: {name} takes {1e3 * median:.3f} ms, above {limit}"
+        for name, median in medians.items()
+        if median > THOUSAND_LIMIT
+    ]
 
 
 def read_words() -> argparse.Namespace:
@@ -112,11 +129,10 @@ def main() -> int:
                 each.ask(do="build", **building)
             compare(title, taking_part)
             times = measure(taking_part, words.rounds, words.seconds)
-            faults += [fault for fault in report(title, times, False) if "by name" not in fault]
-            ours = [times[name] for name in times if name in ("farandole", "by name")]
-            best = min(statistics.median(clock for clock, _ in values) for values in ours)
-            if building["kind"] == "in" and best > THOUSAND_LIMIT:
-                faults.append(f"{title}: {1e3 * best:.3f} ms is above {1e3 * THOUSAND_LIMIT:.0f} ms")
+            among_us = [f"{title}: {name} is faster" for name in OURS]
+            faults += [fault for fault in report(title, times, False) if fault not in among_us]
+            if building["kind"] == "in":
+                faults += above_limit(title, times)
     for fault in faults:
         print(fault)
     return int(words.check and bool(faults))
