@@ -32,7 +32,7 @@ try:
     )
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        f"farandole.jax was written for JAX 0.10; JAX {jax.__version__} has its effects elsewhere ({error})."
+        f"farandole.jax was written for JAX 0.10 and 0.11; JAX {jax.__version__} has its effects elsewhere ({error})."
     ) from error
 
 
