@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import farandole.torch as hvd
 import farandole.torch.distributed  # noqa: F401 - makes the backend known
 
 BACKENDS = ("gloo", "farandole")
@@ -98,10 +100,21 @@ def process_group(backend: str) -> Iterator[None]:
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     try:
         yield
+        all_leave_together()
     finally:
         dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
+
+
+def all_leave_together() -> None:
+    """Waits for all ranks before a process group ends. A thread of gloo's that finds its peer gone in the middle of
+    something ends the process, and a barrier of its own is such a thing."""
+    if hvd.is_initialized():
+        hvd.barrier()
+    else:
+        dist.barrier()
+        time.sleep(0.2)
 
 
 def losses_with_each(train_with: Callable[[str], list[float]]) -> dict[str, list[float]]:

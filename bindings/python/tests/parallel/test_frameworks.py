@@ -16,6 +16,7 @@ from exact import (
     ROWS,
     STEPS,
     ExactNetwork,
+    all_leave_together,
     check_expected,
     losses_with_each,
     optimizer_of,
@@ -90,6 +91,7 @@ def test_lightning(place, monkeypatch, tmp_path):
         trainer.fit(module, DataLoader(own, batch_size=ROWS))
         assert dist.get_backend() == backend
         found[backend] = module.losses
+        all_leave_together()
         dist.destroy_process_group()
     check_expected(found, rank, size)
 
