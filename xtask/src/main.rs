@@ -15,6 +15,7 @@ mod detect;
 mod freeze;
 mod fuzz;
 mod jax_bench;
+mod kernels;
 mod memcheck;
 mod miri;
 mod model;
@@ -48,7 +49,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 26] = [
+const CHORES: [Chore; 27] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -72,6 +73,7 @@ const CHORES: [Chore; 26] = [
         run: python::run,
     },
     Chore { name: "wheel", summary: "build the wheels into dist/ and try them out", run: wheel::run },
+    Chore { name: "kernels", summary: "make the PTX of the CUDA kernels [--check]", run: kernels::run },
     Chore { name: "page", summary: "the page of `farandole report` in a real browser", run: page::run },
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
     Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },

@@ -5,6 +5,9 @@
 //! Whoever lends foreign memory promises that in [`Region::from_raw_parts`]; the safe constructors hold it by owning
 //! the memory.
 //!
+//! A region may lie in the memory of a *device* ([`Region::on_device`]). The host cannot touch its bytes; whoever asks
+//! for them has made a mistake, and panics. When they may be touched on the device is not said here.
+//!
 //! There is no shape and no stride here: a region is contiguous, and what its dimensions mean is said in the request.
 
 use std::any::Any;
@@ -22,8 +25,19 @@ pub struct Region {
     ptr: NonNull<u8>,
     len_bytes: usize,
     dtype: Dtype,
+    /// Where it lies on a device, if it does; then `ptr` is nothing.
+    device: Option<OnDevice>,
     /// Dropped last; what it is does not matter here, except to take a vector or buffer back out.
     keep_alive: Box<dyn Any + Send>,
+}
+
+/// Where a region lies on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnDevice {
+    /// The device, by its number in this process.
+    pub ordinal: u32,
+    /// The address there.
+    pub address: u64,
 }
 
 // SAFETY: the region is the only one with access to the memory (invariant of the module), and the keep-alive is `Send`.
@@ -57,7 +71,35 @@ impl Region {
                 NonNull::dangling()
             }
         };
-        Region { ptr, len_bytes, dtype, keep_alive: Box::new(keep_alive) }
+        Region { ptr, len_bytes, dtype, device: None, keep_alive: Box::new(keep_alive) }
+    }
+
+    /// Lends memory of a device. `keep_alive` is dropped when the region is, possibly on another thread.
+    ///
+    /// # Safety
+    /// Until the region is dropped, the device must have `len_bytes` bytes at this address, and nothing else on the
+    /// device or the host may read or write them.
+    ///
+    /// # Panics
+    /// If `len_bytes` is not a whole number of elements.
+    pub unsafe fn on_device(
+        place: OnDevice,
+        len_bytes: usize,
+        dtype: Dtype,
+        keep_alive: impl Any + Send + 'static,
+    ) -> Region {
+        // SAFETY: no bytes are promised to the host.
+        let nothing = unsafe { Region::from_raw_parts(std::ptr::null_mut(), 0, dtype, keep_alive) };
+        assert!(
+            len_bytes.is_multiple_of(dtype.size_bytes()),
+            "{len_bytes} bytes are no whole number of {dtype} elements"
+        );
+        Region { len_bytes, device: Some(place), ..nothing }
+    }
+
+    /// Where it lies on a device, if it does.
+    pub fn device(&self) -> Option<OnDevice> {
+        self.device
     }
 
     /// The same region, with something that is dropped together with it: a caller learns from it when its memory is
@@ -93,15 +135,28 @@ impl Region {
     }
 
     /// The bytes, for reading.
+    ///
+    /// # Panics
+    /// If they lie on a device.
     pub fn as_bytes(&self) -> &[u8] {
+        self.check_host();
         // SAFETY: valid and initialised for `len_bytes` (promised to `from_raw_parts`), borrowed through `self`.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len_bytes) }
     }
 
     /// The bytes, for writing.
+    ///
+    /// # Panics
+    /// If they lie on a device.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.check_host();
         // SAFETY: as in `as_bytes`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) }
+    }
+
+    #[inline]
+    fn check_host(&self) {
+        assert!(self.device.is_none(), "invariant: the host does not touch the memory of a device");
     }
 
     /// The element type.
@@ -127,7 +182,12 @@ impl Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({} x {} at {:p})", self.len_elems(), self.dtype, self.ptr)
+        match self.device {
+            None => write!(f, "Region({} x {} at {:p})", self.len_elems(), self.dtype, self.ptr),
+            Some(OnDevice { ordinal, address }) => {
+                write!(f, "Region({} x {} at {address:#x} of device {ordinal})", self.len_elems(), self.dtype)
+            }
+        }
     }
 }
 
@@ -225,6 +285,16 @@ mod tests {
         .join()
         .expect("the thread only writes");
         assert!(returned.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    #[should_panic(expected = "the host does not touch the memory of a device")]
+    fn bytes_on_a_device_are_not_for_the_host() {
+        let place = OnDevice { ordinal: 0, address: 256 };
+        // SAFETY: nobody touches it.
+        let region = unsafe { Region::on_device(place, 8, Dtype::F32, ()) };
+        assert_eq!((region.device(), region.len_elems()), (Some(place), 2));
+        region.as_bytes();
     }
 
     #[test]

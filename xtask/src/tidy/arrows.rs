@@ -9,13 +9,14 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-insight", &["farandole-trace"]),
     ("farandole-tensor", &["farandole-plan", "farandole-settings"]),
+    ("farandole-device", &["farandole-plan", "farandole-tensor"]),
     ("farandole-transport", &["farandole-plan", "farandole-settings", "farandole-trace"]),
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
@@ -27,8 +28,14 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("xtask", &[]),
 ];
 
-const ENGINE: &[&str] =
-    &["farandole-plan", "farandole-settings", "farandole-tensor", "farandole-transport", "farandole-trace"];
+const ENGINE: &[&str] = &[
+    "farandole-plan",
+    "farandole-settings",
+    "farandole-tensor",
+    "farandole-device",
+    "farandole-transport",
+    "farandole-trace",
+];
 
 /// What all may have for their tests, and none for anything else.
 const TEST_SUPPORT: &str = "farandole-testing";
@@ -38,6 +45,7 @@ const LIBRARY: &[&str] = &[
     "farandole-settings",
     "farandole-trace",
     "farandole-tensor",
+    "farandole-device",
     "farandole-transport",
     "farandole-engine",
     "farandole-cluster",
@@ -53,6 +61,7 @@ const COMMAND: &[&str] = &[
     "farandole-trace",
     "farandole-insight",
     "farandole-tensor",
+    "farandole-device",
     "farandole-transport",
     "farandole-engine",
     "farandole-cluster",

@@ -1,0 +1,149 @@
+//! What a kind of device must be able to do: [`Backend`].
+//!
+//! Handles are numbers here; [`crate::Device`], [`crate::Stream`], [`crate::Event`] and [`crate::Allocation`] own them.
+
+use std::fmt::Debug;
+
+use farandole_plan::{Dtype, ReduceOp};
+use farandole_tensor::Finish;
+
+use crate::{Export, Info, Result};
+
+/// A fold: for each segment, the contributions of some ranks are combined in their order, and the result is stored with
+/// each of them.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceFold<'a> {
+    /// The element type. Halves are combined and finished as singles and rounded once.
+    pub dtype: Dtype,
+    /// How contributions are combined; Average is a Sum with a finish. Not Adasum.
+    pub op: ReduceOp,
+    /// Multiplied with every contribution first.
+    pub prescale: f64,
+    /// Done to every result.
+    pub finish: Finish,
+    /// Contributions of each segment.
+    pub ranks: usize,
+    /// Elements of each segment.
+    pub elems: &'a [u64],
+    /// The addresses of the contributions: those of the first segment in the order of the ranks, then the second's, …
+    pub addresses: &'a [u64],
+}
+
+/// Bytes to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceCopy {
+    /// Where they lie.
+    pub source: u64,
+    /// Where they go.
+    pub target: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// One device as one process sees it. Calls may come from any thread, and none waits for the device unless it says so.
+pub trait Backend: Send + Sync + Debug {
+    /// What is known about the device.
+    fn info(&self) -> &Info;
+
+    /// Memory of the device.
+    ///
+    /// # Errors
+    /// If there is none left.
+    fn allocate(&self, bytes: usize) -> Result<u64>;
+
+    /// Gives memory back. Nothing may use it any more.
+    fn free(&self, address: u64);
+
+    /// A queue of work that runs in order.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn create_stream(&self) -> Result<u64>;
+
+    /// Ends a stream; what is in it still runs.
+    fn destroy_stream(&self, stream: u64);
+
+    /// A mark that can be put into streams.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn create_event(&self) -> Result<u64>;
+
+    /// Gives a mark back.
+    fn destroy_event(&self, event: u64);
+
+    /// Puts a mark into a stream, behind everything that is there.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device has failed.
+    fn record(&self, event: u64, stream: u64) -> Result<()>;
+
+    /// Makes what comes into a stream from now on wait for a mark.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn wait_event(&self, stream: u64, event: u64) -> Result<()>;
+
+    /// Whether a mark has been reached.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn has_happened(&self, event: u64) -> Result<bool>;
+
+    /// Calls this on a thread of the driver's when the stream has come here. It must not call the device.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()>;
+
+    /// Waits until a stream is empty.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn wait_until_empty(&self, stream: u64) -> Result<()>;
+
+    /// Queues a fold.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn fold(&self, stream: u64, folding: &DeviceFold<'_>) -> Result<()>;
+
+    /// Queues copies between memory of devices.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn copy(&self, stream: u64, copies: &[DeviceCopy]) -> Result<()>;
+
+    /// Copies from the device and waits for it.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn read_and_wait(&self, address: u64, target: &mut [u8]) -> Result<()>;
+
+    /// Copies to the device and waits for it.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn write_and_wait(&self, address: u64, source: &[u8]) -> Result<()>;
+
+    /// What other processes need to map the allocation in which an address lies.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotShareable`] if the memory is of a kind that cannot be mapped.
+    fn export(&self, address: u64) -> Result<Export>;
+
+    /// The number of the allocation in which an address lies. No two allocations of a process have the same.
+    ///
+    /// # Errors
+    /// If there is no allocation.
+    fn allocation_id(&self, address: u64) -> Result<u64>;
+
+    /// Maps memory of another process; returns where it begins here.
+    ///
+    /// # Errors
+    /// If it is gone or out of reach.
+    fn import(&self, export: &Export) -> Result<u64>;
+
+    /// Ends a mapping. Nothing may use it any more.
+    fn close(&self, base: u64);
+}

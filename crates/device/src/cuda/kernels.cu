@@ -1,0 +1,591 @@
+// The kernels of a CUDA device: folding the ranks' contributions in place, and copying.
+//
+// The crate carries these kernels as PTX: `kernels.ptx` beside this file is made of it by `cargo xtask kernels`, and is
+// committed. So no compiler is needed at run time, which Rust programs would not have; the driver compiles the PTX for
+// its device once and caches the result.
+//
+// Invariant: a fold gives bit for bit what `farandole-tensor` gives on a processor. Contributions are combined in the
+// order of ranks, in the precision that `reduce.rs` there names, and scaled as its `finish.rs` says; halves are widened
+// when they are loaded and rounded once at the end; every NaN is stored as the canonical one. Multiplications and
+// additions are written as functions that are never contracted.
+//
+// Nothing here waits, synchronises or allocates: whoever launches a kernel has seen to it that contributions are
+// complete and that nobody else works on them. No load assumes that memory stays as it is (`ld.global.nc`), because
+// results replace contributions. Average is a sum with a finish, of bool a minimum; Adasum is not here.
+//
+// How a launch is described. A kernel works on `count` *segments*, each of them elements that lie one behind another.
+// It has THREADS threads a block; a block works on BLOCK_BYTES of one segment (of each rank's contribution), the last
+// block of a segment on the rest, and the grid has as many blocks as all segments need. The table holds a *row* for
+// each segment, of ranks + 2 words for a fold:
+//
+//   0       the first block of the segment, which is the number of blocks of all segments before it
+//   1       its elements
+//   2 + r   where the contribution of rank r lies in device memory, and where the result goes
+//
+// and of 4 words for a copy: first block, bytes, source, target. Contributions of different ranks do not overlap. Each
+// is aligned to its element; only where all are aligned to 16 bytes is a segment fast.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+
+// Threads of a block. Enough to fill a multiprocessor with few blocks, and few enough for any number of registers.
+// Enumerators all, because the compiler makes variables of other constants.
+enum : u32 { THREADS = 256 };
+// Bytes of one contribution that a block works on: eight vectors for each thread, so that looking up the segment costs
+// little beside them, and a few megabytes still give every multiprocessor something to do.
+enum : u32 { BLOCK_BYTES = 32 * 1024 };
+// With the other parameters the table stays below the 4096 bytes that a launch may pass.
+enum : u32 { TABLE_WORDS = 496 };
+
+// What is done to a result before it is stored: the values of the parameter `finish`, besides zero for nothing.
+enum : u32 { FINISH_MULTIPLY = 1, FINISH_DIVIDE = 2 };
+
+struct Table {
+    u64 words[TABLE_WORDS];
+};
+
+#define METHOD __device__ __forceinline__
+#define DEVICE static METHOD
+
+// ---- Instructions that C++ has no words for -----------------------------------------------------
+
+DEVICE float widen_f16(u16 half) {
+    float single;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(single) : "h"(half));
+    return single;
+}
+
+DEVICE u16 narrow_f16(float single) {
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(single));
+    return half;
+}
+
+// The same number, of which the compiler knows nothing: it cannot make one loop for each value.
+DEVICE double opaque(double number) {
+    asm volatile("" : "+d"(number));
+    return number;
+}
+
+DEVICE u32 opaque(u32 number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
+// Loads before this stay before it: the compiler would delay each of them until its data is used.
+DEVICE void begin_loads() {
+    asm volatile("" ::: "memory");
+}
+
+// A pointer to device memory. That the address is a global one is said for the compiler, which takes any kind of memory
+// into account otherwise.
+template <class T> DEVICE T *global(u64 address) {
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
+// ---- Element types ------------------------------------------------------------------------------
+//
+// Bits is an element as it lies in memory, Number the form in which it is folded. Integers of fewer than 32 bits are
+// folded in 32: sums and products are cut off when they are stored, which is the same as wrapping at every step.
+
+enum Kind { BOOL, INTEGER, FLOAT };
+
+// An integer T. Unsigned is a Number that wraps.
+template <class T, class B, class N, class Unsigned> struct Integer {
+    using Bits = B;
+    using Number = N;
+    enum { KIND = INTEGER, IS_SIGNED = T(-1) < T(0), VALUE_BITS = 8 * sizeof(T) - (IS_SIGNED ? 1 : 0) };
+
+    DEVICE Number zero() { return 0; }
+    DEVICE Number one() { return 1; }
+    DEVICE Number largest() { return Number(~u64(0) >> (64 - VALUE_BITS)); }
+    DEVICE Number smallest() { return IS_SIGNED ? Number(-largest() - 1) : Number(0); }
+    DEVICE Number widen(Bits bits) { return Number(T(bits)); }
+    DEVICE Bits narrow(Number number) { return Bits(number); }
+    DEVICE Number add(Number a, Number b) { return Number(Unsigned(a) + Unsigned(b)); }
+    DEVICE Number multiply(Number a, Number b) { return Number(Unsigned(a) * Unsigned(b)); }
+    DEVICE Number smaller(Number a, Number b) { return a < b ? a : b; }
+    DEVICE Number larger(Number a, Number b) { return a > b ? a : b; }
+};
+
+// A byte that counts as one unless it is zero. It is never scaled.
+struct Bool {
+    using Bits = u8;
+    using Number = u32;
+    enum { KIND = BOOL };
+
+    DEVICE Number zero() { return 0; }
+    DEVICE Number one() { return 1; }
+    DEVICE Number largest() { return 1; }
+    DEVICE Number smallest() { return 0; }
+    DEVICE Number widen(Bits bits) { return bits != 0; }
+    DEVICE Bits narrow(Number number) { return Bits(number); }
+    DEVICE Number add(Number a, Number b) { return a | b; }
+    DEVICE Number multiply(Number a, Number b) { return a & b; }
+    DEVICE Number smaller(Number a, Number b) { return a & b; }
+    DEVICE Number larger(Number a, Number b) { return a | b; }
+};
+
+// Single precision, in which halves are folded too.
+struct Single {
+    using Number = float;
+    enum { KIND = FLOAT };
+
+    // Added to -0, every number stays what it is; added to +0, -0 does not.
+    DEVICE Number zero() { return -0.0f; }
+    DEVICE Number one() { return 1.0f; }
+    DEVICE Number largest() { return __uint_as_float(0x7f800000); }
+    DEVICE Number smallest() { return __uint_as_float(0xff800000); }
+    DEVICE Number factor(double factor) { return __double2float_rn(factor); }
+    DEVICE Number add(Number a, Number b) { return __fadd_rn(a, b); }
+    DEVICE Number multiply(Number a, Number b) { return __fmul_rn(a, b); }
+    // Equal numbers have equal bits unless they are zeros: the smaller zero is -0, the larger +0. NaN prevails.
+    DEVICE Number smaller(Number a, Number b) {
+        const Number equal = __uint_as_float(__float_as_uint(a) | __float_as_uint(b));
+        const Number ordered = a == b ? equal : a < b ? a : b;
+        return a != a ? a : ordered;
+    }
+    DEVICE Number larger(Number a, Number b) {
+        const Number equal = __uint_as_float(__float_as_uint(a) & __float_as_uint(b));
+        const Number ordered = a == b ? equal : a > b ? a : b;
+        return a != a ? a : ordered;
+    }
+};
+
+struct F32 : Single {
+    using Bits = u32;
+    DEVICE Number widen(Bits bits) { return __uint_as_float(bits); }
+    DEVICE Bits narrow(Number number) { return number != number ? 0x7fc00000u : __float_as_uint(number); }
+};
+
+struct F16 : Single {
+    using Bits = u16;
+    DEVICE Number widen(Bits bits) { return widen_f16(bits); }
+    DEVICE Bits narrow(Number number) { return number != number ? Bits(0x7e00) : narrow_f16(number); }
+};
+
+struct BF16 : Single {
+    using Bits = u16;
+    DEVICE Number widen(Bits bits) { return __uint_as_float(u32(bits) << 16); }
+    DEVICE Bits narrow(Number number) {
+        const u32 bits = __float_as_uint(number), odd = (bits >> 16) & 1;
+        return number != number ? Bits(0x7fc0) : Bits((bits + 0x7fff + odd) >> 16);
+    }
+};
+
+struct F64 {
+    using Bits = u64;
+    using Number = double;
+    enum { KIND = FLOAT };
+
+    DEVICE Number zero() { return -0.0; }
+    DEVICE Number one() { return 1.0; }
+    DEVICE Number largest() { return __longlong_as_double(0x7ff0000000000000); }
+    DEVICE Number smallest() { return -largest(); }
+    DEVICE Number factor(double factor) { return factor; }
+    DEVICE Number widen(Bits bits) { return __longlong_as_double(i64(bits)); }
+    DEVICE Bits narrow(Number number) {
+        return number != number ? 0x7ff8000000000000ull : u64(__double_as_longlong(number));
+    }
+    DEVICE Number add(Number a, Number b) { return __dadd_rn(a, b); }
+    DEVICE Number multiply(Number a, Number b) { return __dmul_rn(a, b); }
+    DEVICE Number smaller(Number a, Number b) {
+        const Number equal = __longlong_as_double(__double_as_longlong(a) | __double_as_longlong(b));
+        const Number ordered = a == b ? equal : a < b ? a : b;
+        return a != a ? a : ordered;
+    }
+    DEVICE Number larger(Number a, Number b) {
+        const Number equal = __longlong_as_double(__double_as_longlong(a) & __double_as_longlong(b));
+        const Number ordered = a == b ? equal : a > b ? a : b;
+        return a != a ? a : ordered;
+    }
+};
+
+using U8 = Integer<u8, u8, u32, u32>;
+using I8 = Integer<i8, u8, i32, u32>;
+using U16 = Integer<u16, u16, u32, u32>;
+using I16 = Integer<i16, u16, i32, u32>;
+using U32 = Integer<u32, u32, u32, u32>;
+using I32 = Integer<i32, u32, i32, u32>;
+using U64 = Integer<u64, u64, u64, u64>;
+using I64 = Integer<i64, u64, i64, u64>;
+
+// ---- Operations ---------------------------------------------------------------------------------
+
+#define OPERATION(NAME, FUNCTION, NEUTRAL) \
+    template <class E> struct NAME { \
+        using Number = typename E::Number; \
+        DEVICE Number neutral() { return E::NEUTRAL(); } \
+        DEVICE Number apply(Number a, Number b) { return E::FUNCTION(a, b); } \
+    }
+OPERATION(Sum, add, zero);
+OPERATION(Product, multiply, one);
+OPERATION(Min, smaller, largest);
+OPERATION(Max, larger, smallest);
+
+// ---- Scaling ------------------------------------------------------------------------------------
+//
+// A scaling changes contributions when they are loaded (`before`) and the result before it is stored (`after`).
+
+// Bool, and integers as they are.
+template <class E> struct Unscaled {
+    using Number = typename E::Number;
+    METHOD Number before(Number number) const { return number; }
+    METHOD Number after(Number number) const { return number; }
+};
+
+// Floats without a prescale. Multiplying by one changes nothing and costs less than asking.
+template <class E> struct FloatFinish {
+    using Number = typename E::Number;
+    Number factor;
+
+    METHOD FloatFinish(u32 finish, double factor)
+        : factor(finish == FINISH_MULTIPLY ? E::factor(factor) : Number(1)) {}
+    METHOD Number before(Number number) const { return number; }
+    METHOD Number after(Number number) const { return E::multiply(number, factor); }
+};
+
+// Floats.
+template <class E> struct FloatScaling : FloatFinish<E> {
+    using Number = typename E::Number;
+    Number prescale;
+
+    METHOD FloatScaling(double prescale, u32 finish, double factor)
+        : FloatFinish<E>(finish, factor), prescale(E::factor(prescale)) {}
+    METHOD Number before(Number number) const { return E::multiply(number, prescale); }
+};
+
+// Integers.
+template <class E> struct IntegerScaling {
+    using Number = typename E::Number;
+    double prescale, factor;
+    u32 finish;
+    // The divisor d, and (2^64 - 1) / d. The upper half of x times that is x / d or one less.
+    u64 divisor, inverse;
+
+    METHOD IntegerScaling(double prescale, u32 finish, double factor, u64 divisor)
+        : prescale(prescale), factor(factor), finish(finish), divisor(divisor), inverse(0) {
+        if (finish == FINISH_DIVIDE) inverse = ~u64(0) / divisor;
+    }
+    METHOD Number before(Number number) const {
+        const double by = opaque(prescale);
+        return by == 1.0 ? number : scaled(number, by);
+    }
+    METHOD Number after(Number number) const {
+        // What is finished has wrapped to its type.
+        const Number wrapped = E::widen(E::narrow(number));
+        const u32 way = opaque(finish);
+        if (way == FINISH_MULTIPLY) return scaled(wrapped, factor);
+        return way == FINISH_DIVIDE ? divided(wrapped) : wrapped;
+    }
+
+    // Multiplied in double precision, cut off towards zero and held in range. NaN becomes zero.
+    DEVICE Number scaled(Number number, double factor) {
+        // The first number above the range, which a double holds, unlike the largest within.
+        const double beyond = 2.0 * double(u64(1) << (E::VALUE_BITS - 1));
+        const double product = __dmul_rn(double(number), factor);
+        if (product >= beyond) return E::largest();
+        if (product > double(E::smallest())) return Number(product);
+        return product != product ? Number(0) : E::smallest();
+    }
+
+    // Divided exactly, cut off towards zero. The magnitude of the smallest integer wraps to the right answer.
+    METHOD Number divided(Number number) const {
+        const bool is_negative = E::IS_SIGNED && i64(number) < 0;
+        const u64 magnitude = is_negative ? u64(0) - u64(number) : u64(number);
+        u64 quotient = __umul64hi(magnitude, inverse);
+        if (magnitude - quotient * divisor >= divisor) quotient++;
+        return Number(is_negative ? u64(0) - quotient : quotient);
+    }
+};
+
+// ---- Pieces: what a thread loads at once --------------------------------------------------------
+
+// One element.
+template <class E> struct One {
+    using Memory = typename E::Bits;
+    enum : u32 { LANES = 1 };
+    DEVICE typename E::Bits get(Memory memory, u32) { return memory; }
+    DEVICE void put(Memory &memory, u32, typename E::Bits bits) { memory = bits; }
+};
+
+// The elements of 16 bytes. Lanes are constants once loops are unrolled.
+template <class E> struct Vector {
+    using Memory = uint4;
+    using Bits = typename E::Bits;
+    enum : u32 { SIZE = sizeof(Bits), LANES = 16 / SIZE };
+
+    DEVICE Bits get(const Memory &memory, u32 lane) {
+        const u32 words[4] = {memory.x, memory.y, memory.z, memory.w};
+        if constexpr (SIZE == 8) {
+            return words[2 * lane] | u64(words[2 * lane + 1]) << 32;
+        } else {
+            return Bits(words[lane * SIZE / 4] >> (8 * (lane * SIZE % 4)));
+        }
+    }
+
+    // Puts an element where zeros are.
+    DEVICE void put(Memory &memory, u32 lane, Bits bits) {
+        u32 *const words[4] = {&memory.x, &memory.y, &memory.z, &memory.w};
+        if constexpr (SIZE == 8) {
+            *words[2 * lane] = u32(bits);
+            *words[2 * lane + 1] = u32(bits >> 32);
+        } else {
+            *words[lane * SIZE / 4] |= u32(bits) << (8 * (lane * SIZE % 4));
+        }
+    }
+};
+
+// ---- DeviceFold ------------------------------------------------------------------------------------
+
+// A segment's part that a block works on.
+struct Part {
+    // The word of the table with the address of rank 0.
+    u32 addresses;
+    u32 ranks;
+    // Where the part begins in every contribution, and how many elements it has.
+    u64 offset_bytes;
+    u32 elems;
+};
+
+// Combines what is folded with the numbers of a piece.
+template <class E, class Op, class P, class Scaling>
+DEVICE void take(
+    typename E::Number (&folded)[P::LANES], const typename P::Memory &memory, const Scaling &scaling) {
+#pragma unroll
+    for (u32 lane = 0; lane < P::LANES; lane++) {
+        folded[lane] = Op::apply(folded[lane], scaling.before(E::widen(P::get(memory, lane))));
+    }
+}
+
+// What is folded as a piece of memory, finished.
+template <class E, class P, class Scaling>
+DEVICE typename P::Memory result(const typename E::Number (&folded)[P::LANES], const Scaling &scaling) {
+    typename P::Memory memory = {};
+#pragma unroll
+    for (u32 lane = 0; lane < P::LANES; lane++) P::put(memory, lane, E::narrow(scaling.after(folded[lane])));
+    return memory;
+}
+
+// Folds this thread's pieces of a part, from `piece` on, for any number of ranks. While the piece of one rank is
+// combined, that of the next is on its way; other warps hide the rest.
+template <class E, class Op, class P, class Scaling>
+DEVICE void fold_pieces(const Table &table, const Part &part, u32 piece, u32 pieces, const Scaling &scaling) {
+    using Memory = typename P::Memory;
+    const u64 *const addresses = table.words + part.addresses;
+#pragma unroll 1
+    for (; piece < pieces; piece += THREADS) {
+        const u64 offset_bytes = part.offset_bytes + u64(piece) * sizeof(Memory);
+        typename E::Number folded[P::LANES];
+#pragma unroll
+        for (u32 lane = 0; lane < P::LANES; lane++) folded[lane] = Op::neutral();
+        Memory ahead = *global<const Memory>(addresses[0] + offset_bytes);
+        u32 rank = 0;
+#pragma unroll 1
+        do {
+            const Memory memory = ahead;
+            if (rank + 1 < part.ranks) ahead = *global<const Memory>(addresses[rank + 1] + offset_bytes);
+            take<E, Op, P>(folded, memory, scaling);
+        } while (++rank < part.ranks);
+        const Memory finished = result<E, P>(folded, scaling);
+        rank = 0;
+#pragma unroll 1
+        do *global<Memory>(addresses[rank] + offset_bytes) = finished;
+        while (++rank < part.ranks);
+    }
+}
+
+// Folds this thread's vectors of a part for exactly so many ranks, as long as UNROLL of them are left, and returns the
+// first that is not folded. UNROLL vectors of every rank are on their way at once.
+template <class E, class Op, u32 RANKS, u32 UNROLL, class Scaling>
+DEVICE u32 fold_ranks(const Table &table, const Part &part, u32 vectors, const Scaling &scaling) {
+    using V = Vector<E>;
+    const u64 *const addresses = table.words + part.addresses;
+    u32 piece = threadIdx.x;
+#pragma unroll 1
+    for (; piece + (UNROLL - 1) * THREADS < vectors; piece += UNROLL * THREADS) {
+        const u64 offset_bytes = part.offset_bytes + 16 * u64(piece);
+        uint4 memory[RANKS][UNROLL];
+#pragma unroll
+        for (u32 rank = 0; rank < RANKS; rank++) {
+            const uint4 *const from = global<const uint4>(addresses[rank] + offset_bytes);
+#pragma unroll
+            for (u32 i = 0; i < UNROLL; i++) memory[rank][i] = from[i * THREADS];
+        }
+        begin_loads();
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) {
+            typename E::Number folded[V::LANES];
+#pragma unroll
+            for (u32 lane = 0; lane < V::LANES; lane++) {
+                folded[lane] = scaling.before(E::widen(V::get(memory[0][i], lane)));
+            }
+#pragma unroll
+            for (u32 rank = 1; rank < RANKS; rank++) take<E, Op, V>(folded, memory[rank][i], scaling);
+            memory[0][i] = result<E, V>(folded, scaling);
+        }
+#pragma unroll
+        for (u32 rank = 0; rank < RANKS; rank++) {
+            uint4 *const to = global<uint4>(addresses[rank] + offset_bytes);
+#pragma unroll
+            for (u32 i = 0; i < UNROLL; i++) to[i * THREADS] = memory[0][i];
+        }
+    }
+    return piece;
+}
+
+// Whether all contributions lie on 16 bytes. Parts begin at multiples of that.
+DEVICE bool is_aligned(const Table &table, const Part &part) {
+    u64 all = 0;
+    u32 rank = 0;
+#pragma unroll 1
+    do all |= table.words[part.addresses + rank];
+    while (++rank < part.ranks);
+    return all % 16 == 0;
+}
+
+// Whether it is one of the sums that gradients are made of, which have code of their own for usual numbers of ranks.
+template <class E, class Op> struct IsCommon { enum { VALUE = false }; };
+template <> struct IsCommon<F32, Sum<F32>> { enum { VALUE = true }; };
+template <> struct IsCommon<F16, Sum<F16>> { enum { VALUE = true }; };
+template <> struct IsCommon<BF16, Sum<BF16>> { enum { VALUE = true }; };
+
+// Folds the vectors of a part and shortens it by them.
+template <class E, class Op, class Scaling>
+DEVICE void fold_vectors(const Table &table, Part &part, const Scaling &scaling) {
+    using V = Vector<E>;
+    const u32 vectors = part.elems / V::LANES;
+    u32 piece = threadIdx.x;
+    if constexpr (IsCommon<E, Op>::VALUE) {
+        const FloatFinish<E> &finish = scaling;
+        // Eight vectors are on their way for each thread.
+        switch (scaling.prescale == 1.0f ? part.ranks : 0) {
+        case 2: piece = fold_ranks<E, Op, 2, 4>(table, part, vectors, finish); break;
+        case 4: piece = fold_ranks<E, Op, 4, 2>(table, part, vectors, finish); break;
+        case 8: piece = fold_ranks<E, Op, 8, 1>(table, part, vectors, finish); break;
+        }
+    }
+    fold_pieces<E, Op, V>(table, part, piece, vectors, scaling);
+    part.offset_bytes += 16 * u64(vectors);
+    part.elems -= vectors * V::LANES;
+}
+
+// Folds what is left of a part, element by element.
+template <class E, class Op, class Scaling>
+DEVICE void fold_elements(const Table &table, const Part &part, const Scaling &scaling) {
+    fold_pieces<E, Op, One<E>>(table, part, threadIdx.x, part.elems, scaling);
+}
+
+// The row, of so many words, of the segment that this block belongs to: the last one that begins with it or before.
+// Segments without elements have no block and are passed over.
+DEVICE u32 find_row(const Table &table, u32 count, u32 row_words) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (table.words[middle * row_words] <= blockIdx.x) low = middle;
+        else high = middle;
+    }
+    return low * row_words;
+}
+
+// What a block does.
+template <class E, template <class> class Operation>
+DEVICE void fold(
+    const Table &table, u32 count, u32 ranks, u32 finish, double prescale, double factor, u64 divisor) {
+    using Op = Operation<E>;
+    enum : u32 { SIZE = sizeof(typename E::Bits), BLOCK_ELEMS = BLOCK_BYTES / SIZE };
+    const u32 row = find_row(table, count, ranks + 2);
+    const u64 block = blockIdx.x - table.words[row], elems = table.words[row + 1];
+    if (block * BLOCK_ELEMS >= elems) return;
+    const u64 left = elems - block * BLOCK_ELEMS;
+    Part part = {row + 2, ranks, block * BLOCK_BYTES, left < BLOCK_ELEMS ? u32(left) : u32(BLOCK_ELEMS)};
+    if constexpr (E::KIND == FLOAT) {
+        const FloatScaling<E> scaling(prescale, finish, factor);
+        if (is_aligned(table, part)) fold_vectors<E, Op>(table, part, scaling);
+        fold_elements<E, Op>(table, part, scaling);
+    } else if constexpr (E::KIND == INTEGER) {
+        // Scaling integers takes much code and is rare, so that is done element by element.
+        const bool is_scaled = prescale != 1.0 || finish != 0;
+        if (!is_scaled && is_aligned(table, part)) fold_vectors<E, Op>(table, part, Unscaled<E>());
+        fold_elements<E, Op>(table, part, IntegerScaling<E>(prescale, finish, factor, divisor));
+    } else {
+        if (is_aligned(table, part)) fold_vectors<E, Op>(table, part, Unscaled<E>());
+        fold_elements<E, Op>(table, part, Unscaled<E>());
+    }
+}
+
+// ---- DeviceCopy ------------------------------------------------------------------------------------
+
+// Copies what lies at multiples of the size of T, and returns how many bytes that were.
+template <class T> DEVICE u32 copy_as(u64 source, u64 target, u32 bytes) {
+    enum : u32 { UNROLL = 4 };
+    const T *const from = global<const T>(source);
+    T *const to = global<T>(target);
+    const u32 pieces = bytes / sizeof(T);
+    u32 piece = threadIdx.x;
+#pragma unroll 1
+    for (; piece + (UNROLL - 1) * THREADS < pieces; piece += UNROLL * THREADS) {
+        T memory[UNROLL];
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) memory[i] = from[piece + i * THREADS];
+        begin_loads();
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) to[piece + i * THREADS] = memory[i];
+    }
+#pragma unroll 1
+    for (; piece < pieces; piece += THREADS) to[piece] = from[piece];
+    return pieces * sizeof(T);
+}
+
+// Copies in the widest pieces on which both addresses lie, and what is left byte by byte.
+DEVICE void copy_part(u64 source, u64 target, u32 bytes) {
+    const u64 both = source | target;
+    u32 done = 0;
+    if (both % 16 == 0) done = copy_as<uint4>(source, target, bytes);
+    else if (both % 4 == 0) done = copy_as<u32>(source, target, bytes);
+    else if (both % 2 == 0) done = copy_as<u16>(source, target, bytes);
+    copy_as<u8>(source + done, target + done, bytes - done);
+}
+
+// ---- Kernels ------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS) copy(const __grid_constant__ Table table, u32 count) {
+    const u32 row = find_row(table, count, 4);
+    const u64 offset = (blockIdx.x - table.words[row]) * BLOCK_BYTES, all = table.words[row + 1];
+    if (offset >= all) return;
+    const u32 bytes = all - offset < BLOCK_BYTES ? u32(all - offset) : BLOCK_BYTES;
+    copy_part(table.words[row + 2] + offset, table.words[row + 3] + offset, bytes);
+}
+
+#define FOLD(NAME, ELEMENT, OPERATION) \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME( \
+        const __grid_constant__ Table table, u32 count, u32 ranks, u32 finish, double prescale, double factor, \
+        u64 divisor) { \
+        fold<ELEMENT, OPERATION>(table, count, ranks, finish, prescale, factor, divisor); \
+    }
+
+#define FOLDS(DTYPE, ELEMENT) \
+    FOLD(fold_##DTYPE##_sum, ELEMENT, Sum) \
+    FOLD(fold_##DTYPE##_min, ELEMENT, Min) \
+    FOLD(fold_##DTYPE##_max, ELEMENT, Max) \
+    FOLD(fold_##DTYPE##_product, ELEMENT, Product)
+
+FOLDS(bool, Bool)
+FOLDS(u8, U8)
+FOLDS(i8, I8)
+FOLDS(u16, U16)
+FOLDS(i16, I16)
+FOLDS(u32, U32)
+FOLDS(i32, I32)
+FOLDS(u64, U64)
+FOLDS(i64, I64)
+FOLDS(f16, F16)
+FOLDS(bf16, BF16)
+FOLDS(f32, F32)
+FOLDS(f64, F64)

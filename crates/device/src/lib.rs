@@ -1,0 +1,40 @@
+//! Memory of accelerators, as far as collectives need it.
+//!
+//! A [`Device`] is one accelerator as this process sees it. It has [`Allocation`]s, [`Stream`]s and [`Event`]s, tells
+//! other processes of the host where its memory lies ([`Export`]), maps what they tell ([`Mappings`]), and runs two
+//! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with all of them,
+//! [`Stream::copy`] packs and unpacks.
+//!
+//! There are two backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so and
+//! nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
+//! event has not been waited for has not happened there, so a missing wait gives wrong results.
+//!
+//! The invariant: no call here waits for a device, except those whose name says so. Addresses come from whoever
+//! promised that there is memory ([`farandole_tensor::Region::on_device`]), from allocations and from mappings.
+//!
+//! Not here: which rank folds what, and when (`farandole-engine`).
+
+#![deny(unsafe_code)]
+
+mod allocation;
+mod backend;
+pub mod cuda;
+mod device;
+mod error;
+mod event;
+mod export;
+mod exports;
+mod mappings;
+pub mod pretend;
+mod stream;
+mod table;
+
+pub use allocation::Allocation;
+pub use backend::{Backend, DeviceCopy, DeviceFold};
+pub use device::{Device, Info, Uuid};
+pub use error::{Error, Result};
+pub use event::Event;
+pub use export::{EXPORT_BYTES, Export};
+pub use exports::Exports;
+pub use mappings::{Hits, Mappings};
+pub use stream::Stream;

@@ -1,0 +1,80 @@
+//! The memory of all pretended devices of this process, by address.
+//!
+//! Ranks are threads, which may hold addresses of each other's memory; so reading and writing goes through raw
+//! pointers, and only inside of an allocation of this table. What two threads do to the same bytes at the same time is
+//! ordered by the table's lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use super::number;
+
+/// Allocations, by where they begin.
+static TABLE: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+
+struct Entry {
+    id: u64,
+    is_shareable: bool,
+    contents: Box<[u8]>,
+}
+
+/// What is known of an allocation.
+pub(super) struct Found {
+    pub(super) id: u64,
+    pub(super) base: u64,
+    pub(super) bytes: u64,
+    /// Whether other ranks can map it.
+    pub(super) is_shareable: bool,
+}
+
+/// Addresses begin here, so that none is an address of this process: nothing but this module can follow one.
+const FIRST: u64 = 1 << 56;
+
+/// Distance between allocations, as a driver aligns them.
+const ALIGNMENT: u64 = 256;
+
+pub(super) fn allocate(bytes: usize, is_shareable: bool) -> u64 {
+    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    // The lowest gap: an allocator hands addresses out again.
+    let mut address = FIRST;
+    for (base, Entry { contents, .. }) in table.iter() {
+        if address + bytes as u64 <= *base {
+            break;
+        }
+        address = (base + contents.len() as u64).next_multiple_of(ALIGNMENT);
+    }
+    table.insert(address, Entry { id: number(), is_shareable, contents: vec![0; bytes].into_boxed_slice() });
+    address
+}
+
+pub(super) fn free(address: u64) {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+}
+
+/// The allocation in which an address lies.
+pub(super) fn find(address: u64) -> Option<Found> {
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (&base, &Entry { id, is_shareable, ref contents }) = table.range(..=address).next_back()?;
+    let bytes = contents.len() as u64;
+    (address < base + bytes).then_some(Found { id, base, bytes, is_shareable })
+}
+
+pub(super) fn read(address: u64, target: &mut [u8]) {
+    with(address, target.len(), |bytes| target.copy_from_slice(bytes));
+}
+
+pub(super) fn write(address: u64, source: &[u8]) {
+    with(address, source.len(), |bytes| bytes.copy_from_slice(source));
+}
+
+/// Bytes of an allocation, with the table locked.
+fn with(address: u64, len: usize, then: impl FnOnce(&mut [u8])) {
+    if len == 0 {
+        return;
+    }
+    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (base, Entry { contents, .. }) =
+        table.range_mut(..=address).next_back().expect("an address of a pretended device lies in an allocation");
+    let start = (address - base) as usize;
+    then(contents.get_mut(start..start + len).expect("bytes of a pretended device lie in one allocation"));
+}

@@ -1,0 +1,354 @@
+//! A device that is none, for tests: host memory, streams that run late, and faults on request.
+//!
+//! Work that is queued runs only when somebody looks at an event behind it, and then not at the first look: every
+//! stream has a delay, counted in looks. So whatever reads memory before it has waited for the right event gets what
+//! was there before, and a test that compares results finds it. Ranks are threads here; their memory is found by number
+//! in a table of the process, as a driver finds memory of other processes.
+//!
+//! [`DeviceFaults`] lets a chosen call fail as the real driver's would.
+
+mod faults;
+mod memory;
+mod run;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+pub use faults::{Call, DeviceFaults};
+
+use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid};
+use run::Work;
+
+/// Numbers of streams, events and devices. All pretended devices of a process share them.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+fn number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A pretended device. See the module's text.
+#[derive(Debug)]
+pub struct Pretend {
+    info: Info,
+    faults: DeviceFaults,
+    /// Whether other ranks can map what is allocated.
+    is_shareable: bool,
+    /// Looks at an event before it happens.
+    delay_looks: u32,
+    /// Why every call fails from now on.
+    failed: Mutex<Option<Error>>,
+}
+
+/// The streams of all pretended devices of this process. A rank waits for events of the program's streams, which belong
+/// to the same device in another pair of hands.
+static QUEUES: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
+
+#[derive(Debug, Default)]
+struct Queues {
+    streams: HashMap<u64, VecDeque<Work>>,
+    /// Events that were recorded and have not happened.
+    awaited: HashMap<u64, Awaited>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    /// Where it was recorded.
+    stream: u64,
+    /// Looks in vain that are left.
+    looks: u32,
+}
+
+impl Pretend {
+    /// A device without faults, whose events happen at the third look.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Pretend {
+        Pretend::with(2, DeviceFaults::default())
+    }
+
+    /// A device whose events happen after so many looks in vain, with faults.
+    pub fn with(delay_looks: u32, faults: DeviceFaults) -> Pretend {
+        let uuid = Uuid(std::array::from_fn(|index| number().to_le_bytes()[index % 8]));
+        let info = Info {
+            ordinal: 0,
+            uuid,
+            name: "pretended device".to_owned(),
+            memory_bytes: u64::MAX,
+            driver: "none".to_owned(),
+        };
+        Pretend { info, faults, is_shareable: true, delay_looks, failed: Mutex::default() }
+    }
+
+    /// The same device as another: what lies on one lies on the other.
+    #[must_use]
+    pub fn sharing(mut self, uuid: Uuid) -> Pretend {
+        self.info.uuid = uuid;
+        self
+    }
+
+    /// With memory that other ranks cannot map.
+    #[must_use]
+    pub fn private(mut self) -> Pretend {
+        self.is_shareable = false;
+        self
+    }
+
+    /// As a device.
+    pub fn device(self) -> Device {
+        Device::new(Arc::new(self))
+    }
+
+    /// Lets this call happen, or fail as was asked for.
+    fn enter(&self, call: Call) -> Result<MutexGuard<'static, Queues>> {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.is_none()
+            && let Some(error) = self.faults.strike(call)
+        {
+            if !error.is_sticky() {
+                return Err(error);
+            }
+            *failed = Some(error);
+        }
+        match &*failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(queues()),
+        }
+    }
+}
+
+fn queues() -> MutexGuard<'static, Queues> {
+    QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queues {
+    fn queue(&mut self, stream: u64, work: Work) {
+        self.streams.entry(stream).or_default().push_back(work);
+    }
+
+    fn mark(&mut self, stream: u64, event: u64, looks: u32) {
+        self.awaited.insert(event, Awaited { stream, looks });
+        self.queue(stream, Work::Mark(event));
+    }
+
+    /// Runs everything that the event stands behind, and what that waits for.
+    fn run_until(&mut self, event: u64) {
+        let Some(Awaited { stream, .. }) = self.awaited.get(&event).copied() else { return };
+        while let Some(work) = self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
+            match work {
+                Work::Mark(mark) => {
+                    self.awaited.remove(&mark);
+                    if mark == event {
+                        break;
+                    }
+                }
+                Work::Await(other) => self.run_until(other),
+                work => work.run(),
+            }
+        }
+        if self.streams.get(&stream).is_some_and(VecDeque::is_empty) {
+            self.streams.remove(&stream);
+        }
+    }
+}
+
+impl Backend for Pretend {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        drop(self.enter(Call::Allocate)?);
+        Ok(memory::allocate(bytes, self.is_shareable))
+    }
+
+    fn free(&self, address: u64) {
+        memory::free(address);
+    }
+
+    fn create_stream(&self) -> Result<u64> {
+        drop(self.enter(Call::Other)?);
+        Ok(number())
+    }
+
+    fn destroy_stream(&self, stream: u64) {
+        // As the real one: what was queued still runs.
+        let _ = self.wait_until_empty(stream);
+    }
+
+    fn create_event(&self) -> Result<u64> {
+        drop(self.enter(Call::Other)?);
+        Ok(number())
+    }
+
+    fn destroy_event(&self, _event: u64) {}
+
+    fn record(&self, event: u64, stream: u64) -> Result<()> {
+        let mut queues = self.enter(Call::Record)?;
+        queues.mark(stream, event, self.delay_looks);
+        Ok(())
+    }
+
+    fn wait_event(&self, stream: u64, event: u64) -> Result<()> {
+        let mut queues = self.enter(Call::Other)?;
+        queues.queue(stream, Work::Await(event));
+        Ok(())
+    }
+
+    fn has_happened(&self, event: u64) -> Result<bool> {
+        let mut queues = self.enter(Call::Look)?;
+        match queues.awaited.get_mut(&event) {
+            None => Ok(true),
+            Some(Awaited { looks: 0, .. }) => {
+                queues.run_until(event);
+                Ok(true)
+            }
+            Some(awaited) => {
+                awaited.looks -= 1;
+                Ok(false)
+            }
+        }
+    }
+
+    fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // A driver may call at any time after what is before it; here that is at once.
+        self.wait_until_empty(stream)?;
+        call();
+        Ok(())
+    }
+
+    fn wait_until_empty(&self, stream: u64) -> Result<()> {
+        let mut queues = self.enter(Call::Other)?;
+        let last = number();
+        queues.mark(stream, last, 0);
+        queues.run_until(last);
+        Ok(())
+    }
+
+    fn fold(&self, stream: u64, folding: &DeviceFold<'_>) -> Result<()> {
+        let mut queues = self.enter(Call::Fold)?;
+        queues.queue(stream, Work::fold(folding));
+        Ok(())
+    }
+
+    fn copy(&self, stream: u64, copies: &[DeviceCopy]) -> Result<()> {
+        let mut queues = self.enter(Call::Copy)?;
+        queues.queue(stream, Work::Copy(copies.to_vec()));
+        Ok(())
+    }
+
+    fn read_and_wait(&self, address: u64, target: &mut [u8]) -> Result<()> {
+        let _queues = self.enter(Call::Other)?;
+        memory::read(address, target);
+        Ok(())
+    }
+
+    fn write_and_wait(&self, address: u64, source: &[u8]) -> Result<()> {
+        let _queues = self.enter(Call::Other)?;
+        memory::write(address, source);
+        Ok(())
+    }
+
+    fn export(&self, address: u64) -> Result<Export> {
+        drop(self.enter(Call::Export)?);
+        let found = find(address)?;
+        if !found.is_shareable {
+            return Err(Error::NotShareable(format!("{address:#x} lies in private memory")));
+        }
+        Ok(Export {
+            process: std::process::id(),
+            device: self.info.uuid,
+            allocation: found.id,
+            base: found.base,
+            bytes: found.bytes,
+            handle: [0; 64],
+        })
+    }
+
+    fn allocation_id(&self, address: u64) -> Result<u64> {
+        drop(self.enter(Call::Other)?);
+        Ok(find(address)?.id)
+    }
+
+    fn import(&self, export: &Export) -> Result<u64> {
+        drop(self.enter(Call::Import)?);
+        match memory::find(export.base) {
+            Some(found) if found.id == export.allocation => Ok(found.base),
+            _ => Err(Error::NotShareable("the other process has freed it".to_owned())),
+        }
+    }
+
+    fn close(&self, _base: u64) {}
+}
+
+fn find(address: u64) -> Result<memory::Found> {
+    memory::find(address).ok_or_else(|| Error::NotShareable(format!("there is no allocation at {address:#x}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::{Dtype, ReduceOp};
+    use farandole_tensor::Finish;
+
+    use super::*;
+
+    fn sum_of_two(device: &Device, addresses: &[u64]) -> crate::Stream {
+        let stream = device.stream().unwrap();
+        let folding = DeviceFold {
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            prescale: 2.0,
+            finish: Finish::Multiply(0.5),
+            ranks: 2,
+            elems: &[1],
+            addresses,
+        };
+        stream.fold(&folding).unwrap();
+        stream
+    }
+
+    #[test]
+    fn work_runs_when_its_event_is_waited_for() {
+        let device = Pretend::new().device();
+        let (a, b) = (device.allocate(4).unwrap(), device.allocate(4).unwrap());
+        device.write_and_wait(a.address(), &3f32.to_ne_bytes()).unwrap();
+        device.write_and_wait(b.address(), &4f32.to_ne_bytes()).unwrap();
+        let stream = sum_of_two(&device, &[a.address(), b.address()]);
+        let event = stream.record().unwrap();
+        let read = |address| {
+            let mut bytes = [0; 4];
+            device.read_and_wait(address, &mut bytes).unwrap();
+            f32::from_ne_bytes(bytes)
+        };
+        assert!(!event.has_happened().unwrap() && read(b.address()) == 4.0);
+        assert!(!event.has_happened().unwrap() && event.has_happened().unwrap());
+        assert_eq!((read(a.address()), read(b.address())), (7.0, 7.0));
+    }
+
+    #[test]
+    fn streams_wait_for_each_other_through_events() {
+        let device = Pretend::new().device();
+        let memory = device.allocate(12).unwrap();
+        device.write_and_wait(memory.address(), &[1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
+        let copy =
+            |from: u64| DeviceCopy { source: memory.address() + from, target: memory.address() + from + 4, bytes: 4 };
+        first.copy(&[copy(0)]).unwrap();
+        second.wait(&first.record().unwrap()).unwrap();
+        second.copy(&[copy(4)]).unwrap();
+        second.wait_until_empty().unwrap();
+        let mut bytes = [0; 12];
+        device.read_and_wait(memory.address(), &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_sticky_fault_stays() {
+        let faults = DeviceFaults::default().at(Call::Look, 1, DeviceFaults::illegal_address());
+        let device = Pretend::with(0, faults).device();
+        let stream = device.stream().unwrap();
+        let event = stream.record().unwrap();
+        assert!(event.has_happened().unwrap());
+        assert!(event.has_happened().unwrap_err().is_sticky());
+        assert!(device.allocate(1).unwrap_err().is_sticky());
+    }
+}

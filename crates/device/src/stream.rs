@@ -1,0 +1,90 @@
+//! A queue of work for a device: [`Stream`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Backend, DeviceCopy, DeviceFold, Event, Result};
+
+/// Work in it runs in the order in which it was queued.
+pub struct Stream {
+    backend: Arc<dyn Backend>,
+    handle: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Result<Stream> {
+        let handle = backend.create_stream()?;
+        Ok(Stream { backend, handle })
+    }
+
+    /// The driver's handle, which lives as long as this stream.
+    pub fn handle(&self) -> u64 {
+        self.handle
+    }
+
+    /// An event behind everything that is queued.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device has failed.
+    pub fn record(&self) -> Result<Event> {
+        let event = Event::new(Arc::clone(&self.backend))?;
+        self.backend.record(event.handle(), self.handle)?;
+        Ok(event)
+    }
+
+    /// Makes what is queued from now on wait for an event.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.backend.wait_event(self.handle, event.handle())
+    }
+
+    /// Calls this, on a thread of the driver's, when the device has come here. It must not call the device.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn call_when_reached(&self, call: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.backend.call_when_reached(self.handle, Box::new(call))
+    }
+
+    /// Queues a fold.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    ///
+    /// # Panics
+    /// If there is not one address for each rank and segment.
+    pub fn fold(&self, folding: &DeviceFold<'_>) -> Result<()> {
+        assert_eq!(folding.addresses.len(), folding.elems.len() * folding.ranks, "one address for each contribution");
+        if folding.elems.iter().all(|&elems| elems == 0) { Ok(()) } else { self.backend.fold(self.handle, folding) }
+    }
+
+    /// Queues copies between memory of devices.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn copy(&self, copies: &[DeviceCopy]) -> Result<()> {
+        if copies.iter().all(|copy| copy.bytes == 0) { Ok(()) } else { self.backend.copy(self.handle, copies) }
+    }
+
+    /// Waits until everything that is queued is done.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn wait_until_empty(&self) -> Result<()> {
+        self.backend.wait_until_empty(self.handle)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.backend.destroy_stream(self.handle);
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x})", self.handle)
+    }
+}

@@ -1,0 +1,128 @@
+//! The tables of segments with which kernels are launched.
+//!
+//! A kernel gets its segments as a parameter by value: nothing has to be copied to the device first, and nothing has to
+//! be kept until the kernel has read it. Parameters have room for [`WORDS`] words, so many segments take several
+//! launches. The form is that of `cuda/kernels.cu`:
+//!
+//! - a fold has `ranks + 2` words for each segment: the number of blocks before it, its elements, and the address of
+//!   each rank's contribution;
+//! - a copy has four: the number of blocks before it, its bytes, source and target.
+//!
+//! A block works on [`BLOCK_BYTES`] of one contribution.
+
+use crate::{DeviceCopy, DeviceFold};
+
+/// Words of a table.
+pub(crate) const WORDS: usize = 496;
+
+/// Bytes of each contribution, or of a copy, that one block works on.
+pub(crate) const BLOCK_BYTES: u64 = 32 << 10;
+
+/// Ranks of which a segment can have contributions.
+pub(crate) const MAX_RANKS: usize = 64;
+
+/// One launch of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Launch {
+    pub(crate) words: [u64; WORDS],
+    /// Segments in the table.
+    pub(crate) count: u32,
+    /// Blocks of the grid.
+    pub(crate) blocks: u32,
+}
+
+impl Launch {
+    fn empty() -> Launch {
+        Launch { words: [0; WORDS], count: 0, blocks: 0 }
+    }
+
+    /// Adds a segment of so many bytes, if there is room for it.
+    fn add(&mut self, bytes: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64>) -> bool {
+        let width = addresses.len() + 2;
+        let start = self.count as usize * width;
+        let blocks = u64::from(self.blocks) + bytes.div_ceil(BLOCK_BYTES);
+        if start + width > WORDS || blocks > i32::MAX as u64 {
+            return false;
+        }
+        let head = [u64::from(self.blocks), length];
+        for (word, value) in self.words[start..start + width].iter_mut().zip(head.into_iter().chain(addresses)) {
+            *word = value;
+        }
+        self.count += 1;
+        self.blocks = blocks as u32;
+        true
+    }
+}
+
+/// The launches of a fold.
+///
+/// # Panics
+/// If there are more than [`MAX_RANKS`] contributions.
+pub(crate) fn of_fold(folding: &DeviceFold<'_>) -> Vec<Launch> {
+    assert!(folding.ranks <= MAX_RANKS, "a fold of at most {MAX_RANKS} contributions");
+    let mut launches = vec![Launch::empty()];
+    for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.ranks)) {
+        let bytes = elems * folding.dtype.size_bytes() as u64;
+        put(&mut launches, bytes, *elems, addresses.iter().copied());
+    }
+    launches.retain(|launch| launch.count > 0);
+    launches
+}
+
+/// The launches of copies.
+pub(crate) fn of_copies(copies: &[DeviceCopy]) -> Vec<Launch> {
+    let mut launches = vec![Launch::empty()];
+    for copy in copies {
+        put(&mut launches, copy.bytes, copy.bytes, [copy.source, copy.target].into_iter());
+    }
+    launches.retain(|launch| launch.count > 0);
+    launches
+}
+
+fn put(launches: &mut Vec<Launch>, bytes: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64> + Clone) {
+    if bytes == 0 {
+        return;
+    }
+    let last = launches.last_mut().expect("invariant: there is always a last launch");
+    if !last.add(bytes, length, addresses.clone()) {
+        let mut next = Launch::empty();
+        assert!(next.add(bytes, length, addresses), "an empty table has room for a segment");
+        launches.push(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_plan::{Dtype, ReduceOp};
+    use farandole_tensor::Finish;
+
+    use super::*;
+
+    #[test]
+    fn many_segments_take_several_launches() {
+        let (elems, addresses) = (vec![9000; 300], (0..900).collect::<Vec<u64>>());
+        let folding = DeviceFold {
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            prescale: 1.0,
+            finish: Finish::Nothing,
+            ranks: 3,
+            elems: &elems,
+            addresses: &addresses,
+        };
+        let launches = of_fold(&folding);
+        let counts: Vec<u32> = launches.iter().map(|launch| launch.count).collect();
+        assert_eq!(counts, [99, 99, 99, 3]);
+        assert_eq!(launches[0].blocks, 99 * 2, "36,000 bytes are two blocks");
+        assert_eq!(launches[1].words[..10], [0, 9000, 297, 298, 299, 2, 9000, 300, 301, 302]);
+    }
+
+    #[test]
+    fn empty_segments_are_left_out() {
+        let nothing = DeviceCopy { source: 1, target: 2, bytes: 0 };
+        assert!(of_copies(&[nothing]).is_empty());
+        let launches = of_copies(&[nothing, DeviceCopy { bytes: 5, ..nothing }]);
+        assert_eq!((launches.len(), &launches[0].words[..4]), (1, &[0, 5, 1, 2][..]));
+    }
+}
