@@ -11,6 +11,8 @@
 //! - *fresh* memory, for results whose size only the agreement tells. It becomes the caller's result as it is. A caller
 //!   that knows the size, and has brought an output of it, has its result there.
 //!
+//! Tensors in device memory have none of these: ranks work there (`exec::device`), and the host touches nothing.
+//!
 //! The elements in it have the type of the reduction's *carrier* (`plan::plane`), which is wider than the callers'
 //! where half precision is added over links or has a prescale; then the callers' memory is not worked in. Over links
 //! results are finished (average, postscale) as they are unloaded; in shared memory whoever folds has finished them.
@@ -59,6 +61,8 @@ pub(crate) struct Layout {
     finish_in_unload: Finish,
     /// Whether the input of a request that has an output is read where it lies, and not copied to the output first.
     reads_input: bool,
+    /// Whether the tensors lie on devices, where the ranks work.
+    on_device: bool,
     /// If results are halves and partial results are not, what lies behind them in the work buffer: the halves.
     halves: Option<Behind>,
 }
@@ -114,6 +118,7 @@ impl Layout {
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
         let (place, bytes) = match &plan.collective {
             _ if plane == Plane::Mapped => (Place::Mapped, bytes),
+            _ if plane == Plane::Device => (Place::Nowhere, 0),
             Collective::Barrier | Collective::Join => (Place::Nowhere, 0),
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => (Place::Staging, 2 * bytes),
@@ -146,13 +151,26 @@ impl Layout {
             _ if apart => (Finish::Nothing, Finish::Nothing),
             Plane::Links | Plane::Added(_) => (Finish::Nothing, finish),
             Plane::Windows | Plane::Mapped => (finish, Finish::Nothing),
+            Plane::Device => (Finish::Nothing, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
         let reads_input = plane == Plane::Windows
             && prescale_of(plan) == 1.0
             && matches!(plan.collective, Collective::Allreduce { .. } | Collective::Reduce { .. });
         let (fold, fits_fusion) = (fold_of(plan, carrier), bytes <= kept_bytes);
-        Layout { here, place, bytes, fits_fusion, carrier, fold, finish_in_fold, finish_in_unload, reads_input, halves }
+        Layout {
+            here,
+            place,
+            bytes,
+            fits_fusion,
+            carrier,
+            fold,
+            finish_in_fold,
+            finish_in_unload,
+            reads_input,
+            on_device: plane == Plane::Device,
+            halves,
+        }
     }
 
     /// The element type in which the bucket is reduced.
@@ -271,7 +289,7 @@ impl Layout {
             Some(behind) => (&work[behind.offset..], behind.dtype),
             None => (work, self.carrier),
         };
-        let in_place = matches!(memory, Memory::Caller(_) | Memory::Output(_));
+        let in_place = self.on_device || matches!(memory, Memory::Caller(_) | Memory::Output(_));
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = *id else { continue };
             let item = &*plan.parts[part].item;

@@ -9,6 +9,32 @@ use farandole_transport::Protection;
 
 use crate::error::{Error, Result};
 
+/// Where tensors on devices are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePlaneChoice {
+    /// In device memory where all ranks have devices.
+    Auto,
+    /// In device memory.
+    Own,
+    /// Through host memory.
+    Staged,
+}
+
+impl DevicePlaneChoice {
+    const WORDS: [(DevicePlaneChoice, &'static str); 3] =
+        [(DevicePlaneChoice::Auto, "auto"), (DevicePlaneChoice::Own, "own"), (DevicePlaneChoice::Staged, "staged")];
+}
+
+impl SettingValue for DevicePlaneChoice {
+    fn parse(text: &str) -> Option<DevicePlaneChoice> {
+        Self::WORDS.iter().find(|(_, word)| word.eq_ignore_ascii_case(text)).map(|(choice, _)| *choice)
+    }
+
+    fn show(&self) -> String {
+        Self::WORDS.iter().filter(|(choice, _)| choice == self).map(|(_, word)| *word).collect()
+    }
+}
+
 macro_rules! settings {
     ($($(#[doc = $text:literal])+ $name:ident: $kind:ty = $setting:ident;)+) => {
         /// The settings of one engine.
@@ -73,6 +99,9 @@ settings! {
     /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret
     /// and unchanged. The same on all ranks.
     wire_protection: Protection = WIRE_PROTECTION;
+    /// Where tensors on GPUs are reduced: in device memory (`own`), through host memory (`staged`), or as is best. The
+    /// same on all ranks.
+    plane: DevicePlaneChoice = PLANE;
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = SPIN_US;

@@ -17,6 +17,7 @@ use crate::connector::Connector;
 use crate::driver::{Command, OnStall};
 use crate::driver_lock::Push;
 use crate::error::{Error, Result};
+use crate::exec::device::OpenDevice;
 use crate::plane::Plane;
 use crate::record::group::Start;
 use crate::shared::Shared;
@@ -36,6 +37,7 @@ pub struct Engine {
     pub(crate) config: Config,
     pub(crate) table: Option<Arc<Table>>,
     pub(crate) planes: Vec<Arc<dyn Plane>>,
+    pub(crate) devices: Option<OpenDevice>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) start: Start,
     pub(crate) forming: Mutex<Forming>,
@@ -64,6 +66,8 @@ pub struct Hooks {
     /// Planes besides those over links and windows; the first that carries a bucket takes it. Must be the same on all
     /// ranks, in the same order.
     pub planes: Vec<Arc<dyn Plane>>,
+    /// Opens devices in whose memory allreduces are carried out. Either all ranks have it or none.
+    pub devices: Option<OpenDevice>,
 }
 
 impl Engine {

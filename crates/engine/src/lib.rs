@@ -74,6 +74,7 @@ pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use driver::OnStall;
 pub use engine::{Engine, Hooks};
 pub use error::{Error, Failure, Result};
+pub use exec::device::OpenDevice;
 pub use group::StallNotice;
 pub use status_reporter::Stacks;
 pub use submission::{Outcome, Returned, Submission};

@@ -13,6 +13,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use farandole_device::Event;
 use farandole_plan::agree::RequestId;
 use farandole_tensor::Region;
 
@@ -35,6 +36,8 @@ pub(crate) struct Pending {
     pub(crate) promise: Promise,
     pub(crate) input: Option<Region>,
     pub(crate) output: Option<Region>,
+    /// When memory on a device holds its data.
+    pub(crate) ready: Option<Event>,
 }
 
 impl Pending {

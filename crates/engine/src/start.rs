@@ -9,6 +9,7 @@ use crate::driver_lock::DriverLock;
 use crate::engine::{Engine, Forming, Hooks};
 use crate::error::{Error, Failure, Result};
 use crate::exec::backoff::Backoff;
+use crate::exec::device::{DevicePlane, OpenDevice};
 use crate::group::{Group, Settings};
 use crate::plane::{GroupSeat, Offer, Plane, PlaneGroup};
 use crate::record::group::{GroupRecord, Start};
@@ -58,9 +59,9 @@ impl Engine {
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
         let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
-        let world = Group::new(settings, mesh, record, added);
+        let world = Group::new(settings, mesh, record, added, device_plane(hooks.devices.as_ref(), &waiter));
         let tensor_table = Arc::new(TensorTable::default());
-        tensor_table.add(GroupId::WORLD, ranks, Some(rank));
+        tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.reaches_devices());
         let on_stall: OnStall = hooks
             .on_stall
             .unwrap_or_else(|| Arc::new(|notice| log::warn!(target: farandole_settings::REPORT, "{}", notice.shown())));
@@ -88,8 +89,22 @@ impl Engine {
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         bound.recv().expect("invariant: the worker says first whether it is bound")?;
         let forming = Mutex::new(Forming { connector, rounds: 0 });
-        let (table, planes, worker) = (hooks.table, hooks.planes, Some(worker));
-        Ok(Engine { shared, worker, abort, rank, hosts, host_names, config, table, planes, recorder, start, forming })
+        let Hooks { table, planes, devices, .. } = hooks;
+        Ok(Engine {
+            shared,
+            worker: Some(worker),
+            abort,
+            rank,
+            hosts,
+            host_names,
+            config,
+            table,
+            planes,
+            devices,
+            recorder,
+            start,
+            forming,
+        })
     }
 }
 
@@ -167,6 +182,11 @@ pub(crate) fn join_planes(
 ) -> farandole_transport::Result<Vec<(Offer, Box<dyn PlaneGroup>)>> {
     let seat = || GroupSeat { group, me: mesh.me(), topology: mesh.topology(), bell: waiter.bell() };
     planes.iter().map(|plane| Ok((plane.offer(), plane.join(seat())?))).collect()
+}
+
+/// What a group needs to work in device memory, if devices are to be used.
+pub(crate) fn device_plane(open: Option<&OpenDevice>, waiter: &Waiter) -> Option<DevicePlane> {
+    open.map(|open| DevicePlane::new(Arc::clone(open), waiter.bell()))
 }
 
 pub(crate) fn not_started(error: farandole_transport::Error) -> Error {

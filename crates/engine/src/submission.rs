@@ -8,10 +8,15 @@
 //! comes back in the outcome, so a caller cannot touch a tensor while ranks are working on it. Results that the caller
 //! has no memory for (how many rows come in is known only after the ranks have agreed) lie in memory of the engine's
 //! own making.
+//!
+//! Memory may lie on a *device*; the request says so, too. Then the submission has the event after which the data are
+//! there, and the outcome the event after which the result is, if it is not there already: nobody waits on the host.
+//! [`Engine::reduces_on_devices`] says in which groups allreduces of such memory are carried out.
 
 use std::sync::Arc;
 
-use farandole_plan::{Collective, GroupId, Rank, Request, Shape};
+use farandole_device::Event;
+use farandole_plan::{Collective, Device, GroupId, Rank, ReduceOp, Request, Shape};
 use farandole_tensor::Region;
 use farandole_trace::event::{NameId, ThreadId};
 
@@ -38,18 +43,20 @@ pub struct Submission {
     /// Where the result goes. Without it the result of allreduce, broadcast and reduce replaces the input, and other
     /// collectives bring memory of their own, as they do if the result turns out to have another size than the output.
     pub output: Option<Region>,
+    /// When the input holds its data, if it lies on a device; without it, it does already.
+    pub ready: Option<Event>,
 }
 
 impl Submission {
     /// A request of the whole world whose result replaces the input (allreduce, broadcast, reduce) or lies in memory of
     /// its own (allgather, alltoall, reducescatter, gather, scatter).
     pub fn new(request: Request, input: Region) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: Some(input), output: None }
+        Submission { group: GroupId::WORLD, request, input: Some(input), output: None, ready: None }
     }
 
     /// A request of the whole world without memory (barrier, join).
     pub fn without_memory(request: Request) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: None, output: None }
+        Submission { group: GroupId::WORLD, request, input: None, output: None, ready: None }
     }
 
     /// The same for another group.
@@ -61,6 +68,12 @@ impl Submission {
     /// The same with a place of its own for the result.
     pub fn with_output(mut self, output: Region) -> Submission {
         self.output = Some(output);
+        self
+    }
+
+    /// The same for memory on a device that holds its data after this event.
+    pub fn ready_after(mut self, event: Event) -> Submission {
+        self.ready = Some(event);
         self
     }
 
@@ -88,6 +101,11 @@ impl Submission {
         );
         for (role, region) in [("input", &self.input), ("output", &self.output)] {
             let Some(region) = region else { continue };
+            let place = region.device().map_or(Device::Cpu, |on_device| Device::Gpu(on_device.ordinal));
+            if place != request.device {
+                let what = format!("the {role} lies in memory of {place:?}, the request says {:?}", request.device);
+                return wrong(what);
+            }
             if region.dtype() != request.dtype {
                 return wrong(format!("the {role} holds {}, the request says {}", region.dtype(), request.dtype));
             }
@@ -119,6 +137,8 @@ pub struct Outcome {
     pub last_joined: Option<Rank>,
     /// For a message between two ranks: the other one (inside the group).
     pub source: Option<Rank>,
+    /// When the result is there, if it lies on a device and is not there already.
+    pub ready: Option<Event>,
 }
 
 /// What a request that was not carried out leaves: why, and its memory.
@@ -250,14 +270,36 @@ impl Engine {
     fn enter(&self, submission: &Submission) -> Result<NameId> {
         self.shared.check_fork()?;
         submission.check()?;
+        if submission.request.device != Device::Cpu {
+            self.check_device(submission)?;
+        }
         self.shared.tensor_table.enter(submission.group, &submission.request, &self.recorder)
     }
 
+    /// Whether allreduces of device memory are carried out in a group: all its ranks are on one host and share memory.
+    ///
+    /// # Errors
+    /// [`Error::UnknownGroup`] if there is none.
+    pub fn reduces_on_devices(&self, group: GroupId) -> Result<bool> {
+        self.shared.tensor_table.reaches_devices(group)
+    }
+
+    fn check_device(&self, submission: &Submission) -> Result<()> {
+        let Submission { group, request, .. } = submission;
+        let wrong = |what: &str| Err(Error::WrongMemory { name: Arc::clone(&request.name), what: what.into() });
+        match request.collective {
+            Collective::Allreduce { op: ReduceOp::Adasum, .. } => wrong("Adasum does not work in device memory"),
+            Collective::Allreduce { .. } if self.reduces_on_devices(*group)? => Ok(()),
+            Collective::Allreduce { .. } => wrong("the ranks of this group do not see each other's device memory"),
+            _ => wrong("only allreduces work in device memory"),
+        }
+    }
+
     fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
-        let Submission { group, request, input, output } = submission;
+        let Submission { group, request, input, output, ready } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
-        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output };
+        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output, ready };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
         if push != Push::Quiet && self.recorder.is_on() {
             let stamped = |time_ns| {

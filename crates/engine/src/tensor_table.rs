@@ -40,6 +40,8 @@ struct Entry {
     ranks: Arc<[Rank]>,
     /// This rank's number in the group, if it is a member.
     me: Option<Rank>,
+    /// Whether its ranks see each other's device memory.
+    reaches_devices: bool,
     /// Names that this rank has used lately.
     names: HashMap<Arc<str>, Name, BuildHasherDefault<QuickHasher>>,
     /// Why nothing can be submitted any more.
@@ -48,8 +50,15 @@ struct Entry {
 
 impl TensorTable {
     /// Enters a group.
-    pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>) {
-        self.lock().insert(group, Entry { ranks, me, names: HashMap::default(), ended: None });
+    pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>, reaches_devices: bool) {
+        let names = HashMap::default();
+        self.lock().insert(group, Entry { ranks, me, reaches_devices, names, ended: None });
+    }
+
+    /// Whether the ranks of a group see each other's device memory.
+    pub(crate) fn reaches_devices(&self, group: GroupId) -> Result<bool> {
+        let groups = self.lock();
+        groups.get(&group).map(|entry| entry.reaches_devices).ok_or(Error::UnknownGroup(group))
     }
 
     /// The lowest number that no group has. Ranks that add and remove the same groups in the same order find the same.
@@ -201,7 +210,7 @@ mod tests {
         let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
         let enter = || tensor_table.enter(GroupId::WORLD, &t, &recorder);
         assert!(matches!(enter(), Err(Error::UnknownGroup(_))));
-        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), false);
         enter().unwrap();
         assert!(matches!(enter(), Err(Error::Duplicate { .. })));
         tensor_table.leave(GroupId::WORLD, [&t.name].into_iter());
@@ -211,7 +220,7 @@ mod tests {
     #[test]
     fn names_that_are_never_used_again_are_forgotten() {
         let (tensor_table, recorder) = (TensorTable::default(), Recorder::off());
-        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)));
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), false);
         tensor_table.enter(GroupId::WORLD, &request("under way"), &recorder).unwrap();
         for number in 0..2 * NAMES_KEPT {
             let request = request(&format!("made up {number}"));
@@ -226,7 +235,7 @@ mod tests {
     #[test]
     fn the_first_cause_of_an_end_counts() {
         let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
-        tensor_table.add(GroupId(3), Arc::new([Rank(1)]), None);
+        tensor_table.add(GroupId(3), Arc::new([Rank(1)]), None, false);
         assert!(matches!(tensor_table.enter(GroupId(3), &t, &recorder), Err(Error::ForeignGroup(_))));
         tensor_table.end(GroupId(3), &Error::ShutDown);
         tensor_table.end(GroupId(3), &Error::Forked);

@@ -61,7 +61,8 @@ impl Engine {
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let slot = Arc::new(Slot::new());
         let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)));
-        let pending = Pending { name: Arc::clone(&name), mark, promise, input: Some(memory), output: None };
+        let (input, output, ready) = (Some(memory), None, None);
+        let pending = Pending { name: Arc::clone(&name), mark, promise, input, output, ready };
         let command = Command::Transfer { group, transfer, pending };
         let _ = self.shared.driver_lock.push(command, Push::Ringing);
         Ok(Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) })

@@ -138,7 +138,8 @@ impl BucketPlan {
     /// entered it: every result needs every contribution, and partial results stay in the fusion buffer.
     pub fn holds_until_all_entered(&self) -> bool {
         match self.collective {
-            Collective::Allreduce { .. } => self.staged && self.elems > 0,
+            // On devices ranks fold when all have come, wherever the tensors lie.
+            Collective::Allreduce { .. } => (self.staged || self.device == Placement::Gpu) && self.elems > 0,
             Collective::Barrier => true,
             _ => false,
         }
@@ -233,10 +234,10 @@ pub fn fuse(items: &[Arc<Item>], after: impl Fn(usize) -> usize, limits: &Fusion
 }
 
 /// Whether an item is better off without others, and without being copied. Adasum works in a buffer of the engine's
-/// anyway.
+/// anyway, and on devices nothing is copied.
 fn is_large(item: &Item, bytes: u64, limits: &FusionLimits) -> bool {
     let folds = matches!(item.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
-    folds && bytes >= limits.alone_from_bytes
+    folds && item.device == Placement::Cpu && bytes >= limits.alone_from_bytes
 }
 
 /// A bucket that may still get items.

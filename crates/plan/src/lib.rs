@@ -31,6 +31,7 @@ mod barrier;
 mod broadcast;
 pub mod choose;
 pub mod cost;
+pub mod device;
 mod doubling;
 pub mod fuse;
 mod gather;

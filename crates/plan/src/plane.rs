@@ -1,9 +1,10 @@
 //! Which plane a bucket takes, in which element type it is reduced there, and the schedule of each rank on it.
 //!
-//! A *plane* is where the bytes of a bucket are reduced. Three are built in: host memory over *links*, host memory
-//! through shared *windows*, and the *mapped* fusion buffer that all ranks of a host share. A program may *add* planes
-//! ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what every rank has
-//! ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message.
+//! A *plane* is where the bytes of a bucket are reduced. Four are built in: host memory over *links*, host memory
+//! through shared *windows*, the *mapped* fusion buffer that all ranks of a host share, and the memory of *devices*. A
+//! program may *add* planes ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what
+//! every rank has ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message. Buckets in
+//! device memory have one plane; whether a group has it is asked before a request is submitted.
 //!
 //! Half precision is accumulated and scaled in single precision and rounded once, on every plane. Where that happens
 //! depends on how many contributions a fold combines ([`Folding`]): where one rank folds all at once, no partial result
@@ -15,6 +16,7 @@
 use crate::algorithm::{self, Algorithm, Tuning};
 use crate::choose::{Choices, Formed, Means};
 use crate::fuse::BucketPlan;
+use crate::item::Placement;
 use crate::{Collective, Dtype, Rank, ReduceOp, Schedule, Span, Topology};
 
 /// Where a bucket's bytes are reduced. See the module's text.
@@ -26,6 +28,8 @@ pub enum Plane {
     Windows,
     /// In the mapped fusion buffer itself.
     Mapped,
+    /// In the memory of devices, which all ranks of a host map.
+    Device,
     /// The plane that was added with this number.
     Added(u8),
 }
@@ -49,6 +53,7 @@ impl Offer {
         let reduces = matches!(plan.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
         let bytes = Plane::Added(0).bytes(plan);
         reduces
+            && plan.device == Placement::Cpu
             && plan.elems > 0
             && (self.min_bytes..=self.max_bytes).contains(&bytes)
             && self.dtypes.contains(&Plane::Added(0).carrier(plan))
@@ -66,6 +71,9 @@ pub struct Reach {
 
 /// The plane of a bucket.
 pub fn choose(plan: &BucketPlan, reach: Reach, offers: &[Offer], choices: &Choices) -> Plane {
+    if plan.device == Placement::Gpu {
+        return Plane::Device;
+    }
     if let Some(added) = offers.iter().position(|offer| offer.carries(plan)) {
         return Plane::Added(added as u8);
     }
@@ -125,6 +133,8 @@ impl Plane {
         let folding = match self {
             Plane::Links | Plane::Added(_) => Folding::OneByOne,
             Plane::Windows | Plane::Mapped => Folding::AllAtOnce,
+            // Kernels scale, widen and round as they fold.
+            Plane::Device => return plan.dtype,
         };
         match plan.collective.reduction() {
             Some((op, prescale, _)) => carrier(plan.dtype, op, prescale, folding),

@@ -10,6 +10,7 @@ use farandole_tensor::cast::cast;
 use farandole_tensor::{Finish, Fold, OwnedBytes};
 use farandole_transport::shm::Mapped;
 
+use super::device::DevicePlane;
 use super::store_policy::Stores;
 
 /// Why a schedule with folds may expect an operation.
@@ -24,6 +25,8 @@ pub(crate) struct Buffers<'a> {
     pub(crate) contribution: Option<&'a [u8]>,
     /// What an alltoall sends, and what `Buffer::Source` stands for.
     pub(crate) source: &'a [u8],
+    /// The group's devices, for a bucket whose memory lies there.
+    pub(crate) device: Option<&'a mut DevicePlane>,
     /// The buffer that all ranks map, for mapped steps.
     pub(crate) mapped: Option<&'a mut Mapped>,
     /// The element type of all of them.
@@ -54,6 +57,7 @@ impl<'a> Buffers<'a> {
             work,
             contribution: None,
             source: &[],
+            device: None,
             mapped: None,
             dtype,
             fold: None,

@@ -11,6 +11,7 @@ use farandole_transport::{Link, Mesh, Progress, Result};
 use super::Buffers;
 use super::adasum::Adasum;
 use super::buffers::FOLDS;
+use super::device::DeviceRun;
 use super::links::{LinkRun, Links};
 use super::reads::Reads;
 use super::step_trace::StepTrace;
@@ -32,6 +33,8 @@ pub(crate) enum Execution {
     Reads(Reads),
     /// Exchanges of whole vectors over links.
     Adasum(Adasum),
+    /// In the memory of devices.
+    Device(Box<DeviceRun>),
     /// On a plane that was added.
     Added(Box<dyn PlaneRun>),
 }
@@ -58,6 +61,10 @@ impl Execution {
             Execution::Windows(run) => run.advance(windows_of(mesh), buffers),
             Execution::Reads(reads) => reads.advance(windows_of(mesh), buffers.work),
             Execution::Adasum(adasum) => adasum.advance(mesh, buffers),
+            Execution::Device(run) => {
+                let plane = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
+                run.advance(plane, windows_of(mesh))
+            }
             Execution::Added(run) => run.advance(buffers.work, &buffers.fold.expect(FOLDS)),
         }
     }
@@ -71,6 +78,7 @@ impl Execution {
             | Execution::Gather
             | Execution::Reads(_)
             | Execution::Adasum(_)
+            | Execution::Device(_)
             | Execution::Added(_) => {}
         }
     }
@@ -84,6 +92,7 @@ impl Execution {
             | Execution::Gather
             | Execution::Reads(_)
             | Execution::Adasum(_)
+            | Execution::Device(_)
             | Execution::Added(_) => None,
         }
     }
@@ -101,6 +110,7 @@ impl Execution {
             Execution::Windows(run) => steps("through shared memory", run.place()),
             Execution::Reads(_) => "reading the peers' memory".to_owned(),
             Execution::Adasum(_) => "by pairs".to_owned(),
+            Execution::Device(run) => run.progress().to_owned(),
             Execution::Added(run) => format!("on an added plane: {run:?}"),
         }
     }
@@ -117,6 +127,7 @@ impl Execution {
             Execution::Windows(run) => windows.and_then(|windows| run.waiting_for(windows)),
             Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
             Execution::Adasum(adasum) => adasum.waiting_for(),
+            Execution::Device(run) => windows.and_then(|windows| run.waiting_for(windows)),
             Execution::Added(run) => run.waiting_for(),
         }
     }

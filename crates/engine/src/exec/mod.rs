@@ -8,6 +8,7 @@
 //! - `planes`: the planes of a group, and the execution of a bucket on one of them.
 //! - `links`: steps over links; `windows`: steps through shared memory; `reads`: out of the peers' own memory;
 //!   `adasum`: exchanges of whole vectors.
+//! - `device`: in the memory of devices.
 //! - `fusion_buffer`: the group's own memory for buckets; `plan_cache`: what was worked out for collectives that
 //!   repeat.
 //! - `backoff`: spin, yield, sleep; `crowd`: whether others compute on this rank's cores.
@@ -19,6 +20,7 @@ pub(crate) mod adasum;
 pub(crate) mod backoff;
 pub(crate) mod buffers;
 pub(crate) mod crowd;
+pub(crate) mod device;
 pub(crate) mod execution;
 pub(crate) mod fusion_buffer;
 pub(crate) mod links;

@@ -87,10 +87,11 @@ impl Planes {
         let plane = plane::choose(plan, reach, &self.offers, &self.choices);
         let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
         let schedule = match plane {
-            Plane::Added(_) => Arc::new(Schedule::default()),
+            Plane::Added(_) | Plane::Device => Arc::new(Schedule::default()),
             _ => Arc::new(self.make_schedule(plan, plane, mesh)),
         };
-        let wants_mapped = plan.staged && matches!(plan.collective, Collective::Allreduce { .. });
+        let wants_mapped =
+            plan.staged && plane != Plane::Device && matches!(plan.collective, Collective::Allreduce { .. });
         let wants_mapped_bytes = if wants_mapped { Plane::Mapped.bytes(plan) as usize } else { 0 };
         Prepared { plane, layout, schedule, wants_mapped_bytes, mapped_bytes }
     }
@@ -116,6 +117,8 @@ impl Planes {
                 let added = &mut self.added[usize::from(number)];
                 Execution::Added(added.begin(bucket.operation.0, plan.elems, layout.carrier()))
             }
+            // What has elements has begun with its bucket, before others were met.
+            Plane::Device => Execution::Nothing,
             Plane::Mapped => Execution::Windows(WindowRun::new(schedule, Choice::default())),
             // That all have come is all there is; they have shown it in their windows.
             Plane::Windows if matches!(plan.collective, Collective::Barrier) => Execution::Nothing,

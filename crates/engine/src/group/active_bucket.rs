@@ -13,6 +13,7 @@ use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
 use crate::bucket::Memory;
+use crate::exec::device::{DevicePlane, DeviceRun};
 use crate::exec::planes::{Prepared, shares_memory};
 use crate::exec::{Buffers, Execution};
 
@@ -47,6 +48,13 @@ impl ActiveBucket {
         }
     }
 
+    /// The driver is about to sleep: a device that it waits for must wake it.
+    pub(super) fn fall_asleep(&mut self, device: Option<&mut DevicePlane>) {
+        if let (Execution::Device(run), Some(device)) = (&mut self.execution, device) {
+            run.fall_asleep(device);
+        }
+    }
+
     /// The peer that it waits for, if one can be named.
     pub(super) fn waiting_for(&self, mesh: &Mesh) -> Option<Rank> {
         self.execution.waiting_for(mesh)
@@ -60,16 +68,17 @@ impl Group {
         self.record.started(&bucket, &self.table, now);
         let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut memory = prepared.layout.memory(&bucket, &self.table);
-        let number = self.window_operation(&bucket);
         let shares_memory = shares_memory(&self.mesh);
-        if let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) {
-            windows.begin(number, self.planes.descriptor(&bucket.plan), &[]);
-        }
+        let on_device =
+            (prepared.plane == Plane::Device && bucket.plan.elems > 0).then(|| self.begin_on_device(&bucket));
+        self.show_begun(&bucket, shares_memory, on_device.as_deref());
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the flags overwritten. Steps through windows see to that themselves.
         let gathers =
             shares_memory && (matches!(prepared.plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
-        let (stage, execution) = if bucket.entry_barrier || gathers {
+        let (stage, execution) = if let Some(run) = on_device {
+            (Stage::Work, Execution::Device(run))
+        } else if bucket.entry_barrier || gathers {
             let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
             (Stage::Entry, entry)
         } else {
@@ -85,12 +94,33 @@ impl Group {
         self.active = Some(active);
     }
 
+    /// Begins a bucket in device memory.
+    fn begin_on_device(&mut self, bucket: &Bucket) -> Box<DeviceRun> {
+        let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share device memory have windows");
+        let slot_bytes = windows.layout().small_bytes;
+        let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
+        Box::new(DeviceRun::begin(device, bucket, &self.table, self.here.size, slot_bytes))
+    }
+
+    /// Shows the other ranks of the host that this one has begun a bucket.
+    fn show_begun(&mut self, bucket: &Bucket, shares_memory: bool, on_device: Option<&DeviceRun>) {
+        let number = self.window_operation(bucket);
+        let descriptor = self.planes.descriptor(&bucket.plan);
+        let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) else { return };
+        match on_device {
+            None => windows.begin(number, descriptor, &[]),
+            Some(run) => windows.begin_with_note(number, descriptor, &[], |slot| run.write_posting(slot)),
+        }
+    }
+
     /// The contribution of a bucket has been loaded: its execution begins.
     fn begin_work(&mut self, active: &mut ActiveBucket, now: Duration) {
         let bucket = &active.bucket;
         self.record.packed(bucket, now);
-        let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
-        active.execution = self.planes.execution(bucket, &active.prepared, entry);
+        if !matches!(active.execution, Execution::Device(_)) {
+            let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
+            active.execution = self.planes.execution(bucket, &active.prepared, entry);
+        }
         if self.record.wants_step_trace(bucket) {
             active.execution.trace_steps();
         }
@@ -128,6 +158,7 @@ impl Group {
         if active.stage == Stage::Work {
             let (layout, memory) = (&active.prepared.layout, &mut active.memory);
             let mut buffers = layout.buffers(memory, &active.bucket, &mut self.table, &mut self.fusion);
+            buffers.device = self.device.as_mut();
             progress = active.execution.advance(&mut self.mesh, &mut buffers)?;
             if progress != Progress::Pending {
                 self.record.moved(&active.bucket, now);
@@ -155,10 +186,15 @@ impl Group {
 
     /// The running bucket is done on this rank.
     pub(super) fn complete(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
-        let ActiveBucket { bucket, prepared, memory, .. } =
+        let ActiveBucket { bucket, prepared, memory, mut execution, .. } =
             *self.active.take().expect("invariant: a bucket that is done was running");
         self.record.travelled(&bucket, turn.now);
         prepared.layout.unload(memory, &bucket, &mut self.table, &mut self.fusion, &mut self.done);
+        if let Execution::Device(run) = &mut execution
+            && let Some(event) = run.take_done()
+        {
+            self.done.iter_mut().for_each(|(_, outcome)| outcome.ready = Some(event.clone()));
+        }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);
         turn.tensor_table.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));

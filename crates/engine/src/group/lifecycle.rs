@@ -65,7 +65,8 @@ impl Group {
     }
 
     fn ask_to_leave(&mut self, now: Duration) -> bool {
-        let all_received = self.transfers.all_received();
+        // What a device computes for others is still to come.
+        let all_received = self.transfers.all_received() && self.computing.is_empty();
         if all_received {
             self.leaving = Leaving::Asked;
             self.member.close(now);
@@ -109,7 +110,7 @@ impl Group {
     pub(super) fn say_goodbye(&mut self, turn: &TurnInput<'_>) {
         self.state = State::Ended(turn.now + LINGER);
         turn.tensor_table.end(self.id(), &Error::ShutDown);
-        for pending in self.table.take_all() {
+        for pending in self.table.take_all().chain(self.computing.take_all()) {
             pending.fail(Error::ShutDown);
         }
         self.transfers.fail_all(&Error::ShutDown);
@@ -148,7 +149,7 @@ impl Group {
             (pending.input, pending.output) = (outcome.input, outcome.output);
             pending.fail(error.clone());
         }
-        for pending in self.table.take_all() {
+        for pending in self.table.take_all().chain(self.computing.take_all()) {
             self.record.failed(&pending, now);
             pending.fail(error.clone());
         }

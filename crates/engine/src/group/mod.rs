@@ -10,6 +10,7 @@
 //! words.
 
 mod active_bucket;
+mod computing;
 mod control;
 mod group_error;
 mod lifecycle;
@@ -30,8 +31,9 @@ use farandole_transport::{Mesh, Progress};
 
 use crate::bucket::GroupRank;
 use crate::error::Error;
+use crate::exec::device::DevicePlane;
 use crate::exec::fusion_buffer::FusionBuffer;
-use crate::exec::planes::Planes;
+use crate::exec::planes::{Planes, shares_memory};
 use crate::pending::{Pending, PendingTable};
 use crate::plane::{Offer, PlaneGroup};
 use crate::record::group::GroupRecord;
@@ -43,6 +45,7 @@ pub(crate) use group_error::GroupError;
 pub use stalls::StallNotice;
 
 use active_bucket::ActiveBucket;
+use computing::Computing;
 use lifecycle::{CLOSE_LIMIT, Leaving};
 use stalls::{Stalls, check_interval};
 use transfers::Transfers;
@@ -88,6 +91,10 @@ pub(crate) struct Group {
     record: GroupRecord,
     member: Member,
     planes: Planes,
+    /// Devices, if they are to be used.
+    device: Option<DevicePlane>,
+    /// What they compute for requests of this group.
+    computing: Computing,
     table: PendingTable,
     fusion: FusionBuffer,
     /// Buckets that have ended here, if the ranks share memory.
@@ -132,6 +139,7 @@ impl Group {
         mesh: Mesh,
         record: GroupRecord,
         added: Vec<(Offer, Box<dyn PlaneGroup>)>,
+        device: Option<DevicePlane>,
     ) -> Group {
         let here = GroupRank { me: mesh.me(), size: mesh.size() };
         let member = Member::new(here.me, here.size, settings.agree.clone());
@@ -147,6 +155,8 @@ impl Group {
             record,
             member,
             planes,
+            device,
+            computing: Computing::default(),
             table: PendingTable::default(),
             fusion: FusionBuffer::new(),
             window_operations: 0,
@@ -169,12 +179,24 @@ impl Group {
         self.settings.id
     }
 
+    /// Whether its ranks see each other's device memory.
+    pub(crate) fn reaches_devices(&self) -> bool {
+        self.device.is_some() && shares_memory(&self.mesh)
+    }
+
     /// Takes a request in.
     pub(crate) fn submit(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         if let State::Ended(_) = self.state {
             let error = turn.tensor_table.ended(self.id()).unwrap_or(Error::ShutDown);
             return pending.fail(error);
         }
+        if let Some((request, pending)) = self.computing.hold(request, pending) {
+            self.enter(request, pending, turn);
+        }
+    }
+
+    /// Tells the agreement of a request whose data are there.
+    fn enter(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         self.record.submitted(&request, &pending, turn.now);
         match self.member.submit(request, turn.now) {
             Ok(id) => self.table.put(id, pending),
@@ -234,6 +256,10 @@ impl Group {
         if self.member.next_timeout().is_some_and(|timeout| timeout <= turn.now) {
             self.member.handle_timeout(turn.now);
         }
+        for (request, pending) in self.computing.take_computed() {
+            moved = true;
+            self.enter(request, pending, turn);
+        }
         moved |= self.act(turn)?;
         moved |= self.transfers.advance(&mut self.mesh, &self.left, &mut self.unflushed)?;
         moved |= self.go_on_leaving(turn);
@@ -253,6 +279,7 @@ impl Group {
         self.state != State::Open
             || self.active.is_some()
             || !self.table.is_empty()
+            || !self.computing.is_empty()
             || self.transfers.has_work()
             || self.unflushed
     }
@@ -277,8 +304,12 @@ impl Group {
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there
     /// is nothing in the windows to wait for, and ringing would only cost them time.
     pub(crate) fn fall_asleep(&mut self) {
-        if let Some(active) = &self.active {
+        if let Some(active) = &mut self.active {
             self.record.doze(&active.bucket, || active.waiting_for(&self.mesh));
+            active.fall_asleep(self.device.as_mut());
+        }
+        if let Some(device) = &mut self.device {
+            self.computing.fall_asleep(device);
         }
         if let (Some(windows), Some(_)) = (&self.mesh.windows, &self.active) {
             windows.raise_asleep();

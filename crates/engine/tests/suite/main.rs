@@ -5,6 +5,7 @@ mod harness;
 
 mod abort;
 mod collectives;
+mod devices;
 mod direct;
 mod direct_hosts;
 mod disagreement;

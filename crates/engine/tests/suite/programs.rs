@@ -1,8 +1,8 @@
 //! Random programs: collectives, sizes, element types, factors, groups, joins, batches, priorities, orders and ways of
 //! waiting, on two to eight ranks. Each program is run on every path: its requests in memory, in shared memory, over
-//! TCP, on two hosts and on a plane that was added, with different limits of fusion; and those of the first iteration
-//! that concern the whole world also as direct calls, on each of these and by each algorithm. Results are compared with
-//! a plain reference and between the paths, bit by bit.
+//! TCP, on two hosts, on a plane that was added and on pretended devices, with different limits of fusion; and those of
+//! the first iteration that concern the whole world also as direct calls, on each of these and by each algorithm.
+//! Results are compared with a plain reference and between the paths, bit by bit.
 //!
 //! A program is a list of *rounds* that is gone through several times (*iterations*), so that the ranks learn its order
 //! and replay it; now and then an iteration differs from the others, so that they have to talk again. At the end of a
@@ -16,6 +16,7 @@
 
 use crate::harness;
 use crate::harness::direct_paths;
+use crate::harness::pretend_device;
 use crate::harness::reference;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -253,7 +254,7 @@ fn make_calls(
         let solved = solved[index].as_ref().unwrap();
         let members = program.members(solved.call.group);
         let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
-        submission(solved, me, members.len())
+        pretend_device::moved(engine, submission(solved, me, members.len()))
     };
     if blocking {
         return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
@@ -292,11 +293,11 @@ fn submission(solved: &Solved, me: usize, size: usize) -> Submission {
 }
 
 fn check(solved: &Solved, me: usize, outcome: Outcome) -> Option<u64> {
-    let result = outcome.into_result()?;
+    let result = pretend_device::contents(&pretend_device::result(outcome)?);
     if let Some(expected) = &solved.expected {
-        assert!(result.as_bytes() == &expected[me][..], "rank {me} got a wrong result of {:?}", solved.call);
+        assert!(*result == *expected[me], "rank {me} got a wrong result of {:?}", solved.call);
     }
-    Some(reference::hash(result.as_bytes()))
+    Some(reference::hash(&result))
 }
 
 /// The limit of fusion on each transport: nothing is fused, some, or as much as can be.
@@ -304,7 +305,9 @@ fn config(transport: Transport) -> Config {
     let fusion_threshold_bytes = match transport {
         Transport::Memory => 0,
         Transport::Tcp => 8 << 10,
-        Transport::Shm | Transport::Hosts | Transport::Plane => Config::default().fusion_threshold_bytes,
+        Transport::Shm | Transport::Hosts | Transport::Plane | Transport::Device => {
+            Config::default().fusion_threshold_bytes
+        }
     };
     Config { fusion_threshold_bytes, ..harness::config() }
 }
@@ -317,7 +320,7 @@ fn try_program(seed: u64) -> usize {
     // Which rank of the world got which result.
     let mut results: HashMap<(usize, usize), u64> = HashMap::new();
     let mut directly = 0;
-    for transport in Transport::EVERY {
+    for transport in Transport::EVERY.into_iter().chain([Transport::Device]) {
         let (played, solved) = (Arc::clone(&program), Arc::clone(&solved));
         let of_all =
             ranks_with(program.size, transport, config(transport), move |engine| play(&engine, &played, &solved));
@@ -333,6 +336,9 @@ fn try_program(seed: u64) -> usize {
             }
             let first = *results.entry((rank, serial)).or_insert(hash);
             assert_eq!(first, hash, "call {serial} gave rank {rank} another result in {transport:?} than before");
+        }
+        if transport == Transport::Device {
+            continue; // Direct calls work in host memory.
         }
         let direct = Arc::clone(&direct);
         let made = direct_ranks(program.size, transport, direct_paths::settings(), move |mut communicator| {

@@ -362,7 +362,7 @@ impl Windows {
     /// raising one that time is better spent looking for the peers' marks, and most of the time nobody sleeps. So the
     /// announcement is put off until we have looked in vain a few times, sleep, or end the operation; an operation
     /// under way is looked at until it ends, so one of these comes soon.
-    fn announce(&self) {
+    pub fn announce(&self) {
         if self.unannounced.take().is_some() {
             announced();
             for local_rank in self.peers() {

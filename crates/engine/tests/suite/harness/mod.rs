@@ -7,6 +7,7 @@
 
 pub mod direct_paths;
 pub mod named_strikes;
+pub mod pretend_device;
 pub mod reference;
 pub mod strikes;
 pub mod toy_plane;
@@ -37,6 +38,8 @@ pub enum Transport {
     Hosts,
     /// As `Memory`, with a plane that was added for most allreduces (`toy_plane`).
     Plane,
+    /// As `Shm`, with devices that are none (`pretend_device`). Tensors lie there if the test puts them there.
+    Device,
 }
 
 impl Transport {
@@ -80,7 +83,11 @@ pub fn ranks_with<R: Send + 'static>(
         Transport::Plane => ToyPlane::add(),
         _ => vec![],
     };
-    run_hooked(meetings(n, transport), config, |_| Hooks { planes: planes.clone(), ..Hooks::default() }, body)
+    let hooks = |rank| match transport {
+        Transport::Device => pretend_device::hooks(rank),
+        _ => Hooks { planes: planes.clone(), ..Hooks::default() },
+    };
+    run_hooked(meetings(n, transport), config, hooks, body)
 }
 
 /// Runs the closure on the ranks of these meetings.
@@ -185,7 +192,7 @@ pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Connector>> {
             let thread_world = ThreadWorld::new(n, Medium::Pipes(Default::default()));
             (0..n).map(|rank| Box::new(thread_world.enter(Rank::from(rank))) as Box<dyn Connector>).collect()
         }
-        Transport::Shm => by_contacts(n, |_| "host".to_owned()),
+        Transport::Shm | Transport::Device => by_contacts(n, |_| "host".to_owned()),
         Transport::Tcp => by_contacts(n, |rank| format!("host-{rank}")),
         Transport::Hosts => by_contacts(n, |rank| format!("host-{}", rank % 2)),
     }

@@ -1,0 +1,103 @@
+//! Buckets in device memory.
+//!
+//! Ranks of one host see each other's device memory: each tells where its tensors lie (`posting`), and maps what the
+//! others tell. When all have their data, the ranks that fold (`plan::device`) read the contributions where they lie
+//! and store the results there. Nothing is copied, except where other processes cannot map a tensor: then it is packed
+//! into a fusion buffer on the device, which they can. `run` has the steps.
+//!
+//! Ranks meet through the same flags as on the host: *exposed* means that the contribution is there, *settled* that
+//! this rank has folded its share and uses no memory of others any more. The host looks at events and never waits for
+//! the device, except where a collective is given up while kernels still use its memory.
+//!
+//! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
+//! there: a job on processors does not pay for it.
+
+mod posting;
+mod run;
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::sync::Arc;
+
+use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Result, Stream};
+use farandole_transport::Bell;
+
+pub(crate) use run::DeviceRun;
+
+/// Opens a device by its number in this process.
+pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
+
+/// See the module's text.
+pub(crate) struct DevicePlane {
+    open: OpenDevice,
+    bell: Bell,
+    opened: BTreeMap<u32, Opened>,
+}
+
+/// A device that this group uses.
+#[derive(Debug)]
+struct Opened {
+    device: Device,
+    /// What the group does on the device runs in order.
+    stream: Stream,
+    /// Where the driver is asked to wake us, beside that.
+    doorbell: Stream,
+    mappings: Mappings,
+    exports: Exports,
+    fusion: Option<Allocation>,
+}
+
+impl DevicePlane {
+    pub(crate) fn new(open: OpenDevice, bell: Bell) -> DevicePlane {
+        DevicePlane { open, bell, opened: BTreeMap::new() }
+    }
+
+    fn opened(&mut self, ordinal: u32) -> Result<&mut Opened> {
+        Ok(match self.opened.entry(ordinal) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Opened::new((self.open)(ordinal)?)?),
+        })
+    }
+
+    /// Wakes the driver when an event has happened on a device.
+    pub(crate) fn ring_after(&mut self, ordinal: u32, event: &Event) -> Result<()> {
+        let bell = self.bell.clone();
+        let opened = self.opened(ordinal)?;
+        opened.doorbell.wait(event)?;
+        opened.doorbell.call_when_reached(move || bell.ring())
+    }
+}
+
+impl Opened {
+    fn new(device: Device) -> Result<Opened> {
+        let (stream, doorbell) = (device.stream()?, device.stream()?);
+        let (mappings, exports) = (Mappings::new(device.clone()), Exports::new(device.clone()));
+        Ok(Opened { device, stream, doorbell, mappings, exports, fusion: None })
+    }
+
+    /// A fusion buffer of at least this size on the device.
+    fn fusion(&mut self, bytes: usize) -> Result<&Allocation> {
+        match self.fusion.take() {
+            Some(fusion) if fusion.len_bytes() >= bytes => Ok(self.fusion.insert(fusion)),
+            smaller => {
+                // The last use of it is over: buckets of a group run one after the other, and its stream is in order.
+                self.stream.wait_until_empty()?;
+                drop(smaller);
+                let larger = self.device.allocate(bytes.next_power_of_two())?;
+                Ok(self.fusion.insert(larger))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for DevicePlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DevicePlane").field("opened", &self.opened).finish_non_exhaustive()
+    }
+}
+
+/// A failure of a device, as one of this side.
+fn local(doing: impl Into<String>, error: DeviceError) -> farandole_transport::Error {
+    farandole_transport::Error::local(doing, std::io::Error::other(error))
+}

@@ -1,0 +1,196 @@
+//! Tensors in device memory: every type and operation gives the bits of host memory, wherever the tensors lie; and
+//! every fault of a device ends with its cause, on all ranks.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use farandole_device::Error as DeviceError;
+use farandole_device::pretend::{Call as DeviceCall, DeviceFaults};
+use farandole_engine::{Config, Engine, Error, Submission, wait_all};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_tensor::{OwnedBytes, Region};
+
+use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory, result};
+use crate::harness::reference::{Call, Inputs, Solved};
+use crate::harness::{Transport, config, meetings, ranks, ranks_with, run_hooked, sum};
+
+const OPS: [ReduceOp; 5] = [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+/// Factors for contributions and results. Prescales are powers of two, so that everything stays exact.
+const FACTORS: [(f64, f64); 4] = [(1.0, 1.0), (0.25, 1.0), (1.0, 0.1), (0.5, 3.0)];
+
+fn reductions(size: usize) -> Vec<Solved> {
+    let mut solved = Vec::new();
+    for (turn, (dtype, op)) in Dtype::ALL.iter().flat_map(|dtype| OPS.map(|op| (*dtype, op))).enumerate() {
+        let (prescale, postscale) = FACTORS[turn % FACTORS.len()];
+        let call = Call {
+            number: turn as u64,
+            group: GroupId::WORLD,
+            collective: Collective::Allreduce { op, prescale, postscale },
+            dtype,
+            rows: [1, 130, 3000, 70_001][turn % 4],
+            row_elems: 1,
+            batch: None,
+            priority: 0,
+            inputs: Inputs::Extreme,
+        };
+        solved.push(Solved::new(&call, turn as u64, &vec![false; size]));
+    }
+    solved
+}
+
+fn submission(solved: &Solved, me: usize) -> Submission {
+    let call = &solved.call;
+    let request = Request::new(format!("call{}", call.number), call.collective.clone(), call.dtype, [call.rows]);
+    Submission::new(request, Region::from_owned_bytes(OwnedBytes::from_slice(&solved.inputs[me]), call.dtype))
+}
+
+/// Runs all calls alone and together, with tensors that `place` puts somewhere.
+fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Submission) {
+    let me = engine.rank().index();
+    let right = |solved: &Solved, how: &str, outcome| {
+        let result = contents(&result(outcome).unwrap());
+        assert!(*result == *solved.expected.as_ref().unwrap()[me], "rank {me}, {how}: {:?}", solved.call);
+    };
+    for solved in all {
+        right(solved, "alone", engine.run(place(submission(solved, me))).unwrap());
+    }
+    for solved in all {
+        let output = OwnedBytes::from_slice(&vec![0xa5; solved.inputs[me].len()]);
+        let apart = submission(solved, me).with_output(Region::from_owned_bytes(output, solved.call.dtype));
+        let mut outcome = engine.run(place(apart)).unwrap();
+        let input = outcome.input.take().unwrap();
+        right(solved, "apart", outcome);
+        assert!(contents(&input) == solved.inputs[me], "the input of {:?} changed", solved.call);
+    }
+    let tickets: Vec<_> = all.iter().map(|solved| engine.submit(place(submission(solved, me))).unwrap()).collect();
+    for (solved, outcome) in all.iter().zip(wait_all(tickets)) {
+        right(solved, "together", outcome.unwrap());
+    }
+}
+
+#[test]
+fn tensors_on_devices_give_the_bits_of_host_memory() {
+    for size in [2, 4] {
+        ranks(size, Transport::Device, move |engine| {
+            let all = reductions(engine.size());
+            for _ in 0..2 {
+                check_all(&engine, &all, |submission| moved(&engine, submission));
+            }
+        });
+    }
+}
+
+#[test]
+fn tensors_that_cannot_be_mapped_are_packed() {
+    ranks(3, Transport::Device, |engine| {
+        let all = reductions(engine.size());
+        // On one rank, on all, and in turns.
+        for rounds in 0..3 {
+            let private = rounds == 1 || engine.rank().index() == rounds;
+            check_all(&engine, &all, |submission| match private {
+                true => moved_to_private_memory(submission),
+                false => moved(&engine, submission),
+            });
+        }
+    });
+}
+
+#[test]
+fn device_memory_is_for_allreduces_of_ranks_that_share_a_host() {
+    for (transport, expected) in [(Transport::Device, true), (Transport::Shm, false), (Transport::Tcp, false)] {
+        ranks(2, transport, move |engine| {
+            assert_eq!(engine.reduces_on_devices(GroupId::WORLD).unwrap(), expected);
+            let alone = engine.add_group(&[engine.rank()]);
+            assert!(alone.is_err() || !engine.reduces_on_devices(alone.unwrap()).unwrap());
+        });
+    }
+    ranks(2, Transport::Shm, |engine| {
+        let error = engine.submit(moved_to_private_memory(sum("t", vec![1f32; 4]))).unwrap_err().to_string();
+        assert!(error.contains("do not see each other's device memory"), "{error}");
+    });
+    ranks(2, Transport::Device, |engine| {
+        let collective = Collective::Broadcast { root: Rank(0) };
+        let broadcast =
+            Submission::new(Request::new("b", collective, Dtype::F32, [4u64]), Region::from_vec(vec![1f32; 4]));
+        let error = engine.submit(moved_to_private_memory(broadcast)).unwrap_err().to_string();
+        assert!(error.contains("only allreduces work in device memory"), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_whose_tensor_lies_elsewhere_is_told_so() {
+    let errors = ranks(2, Transport::Device, |engine| {
+        let mine = sum("t", vec![1f32; 100]);
+        let mine = if engine.rank() == Rank(0) { moved(&engine, mine) } else { mine };
+        let error = engine.run(mine).unwrap_err().to_string();
+        // A rank that leaves at once would be the cause for the other.
+        engine.run(sum("both are here", vec![1f32])).unwrap();
+        error
+    });
+    assert!(errors.iter().all(|error| error.contains("CPU/GPU device selection")), "{errors:?}");
+}
+
+/// Every kind of call fails once on one rank, early or late; all ranks end with the cause.
+#[test]
+fn faults_of_a_device_are_named_on_all_ranks() {
+    let out_of_memory = || DeviceError::OutOfMemory { bytes: 1 << 20, free_and_total: Some((1 << 10, 1 << 34)) };
+    let gone = || DeviceError::NotShareable("the other process has freed it".to_owned());
+    let sticky = DeviceFaults::illegal_address;
+    let strikes: Vec<(DeviceCall, DeviceError, &str)> = vec![
+        (DeviceCall::Record, sticky(), "illegal memory access"),
+        (DeviceCall::Look, sticky(), "illegal memory access"),
+        (DeviceCall::Fold, sticky(), "illegal memory access"),
+        (DeviceCall::Allocate, out_of_memory(), "has no 1.0 MiB left"),
+        (DeviceCall::Export, sticky(), "illegal memory access"),
+        (DeviceCall::Import, gone(), "has freed it"),
+    ];
+    for (call, error, words) in strikes {
+        for after in [0, 2] {
+            for victim in 0..2 {
+                let fault = DeviceFaults::default().at(call, after, error.clone());
+                check_fault(fault, victim, words, &format!("{call:?} after {after} on rank {victim}"));
+            }
+        }
+    }
+}
+
+fn check_fault(fault: DeviceFaults, victim: usize, words: &str, which: &str) {
+    let config = Config { deadline: Duration::from_secs(5), ..config() };
+    let hooks = move |rank| hooks_with(rank, if rank == victim { fault.clone() } else { DeviceFaults::default() });
+    let ended = run_hooked(meetings(2, Transport::Device), config, hooks, |engine| {
+        for round in 0..12 {
+            // Packed now and then, so that memory is allocated.
+            let tensor = sum(&format!("t{}", round % 3), vec![1f32; 100 << round]);
+            let tensor = if round % 2 == 0 { moved(&engine, tensor) } else { moved_to_private_memory(tensor) };
+            match engine.run(tensor) {
+                Ok(outcome) => {
+                    let result = contents(&result(outcome).unwrap());
+                    assert_eq!(result[..4], 2f32.to_ne_bytes());
+                }
+                Err(error) => return Some(error.to_string()),
+            }
+        }
+        None
+    });
+    // Some calls are never made on some ranks: only one of two ranks that share a device folds and maps.
+    if ended.iter().any(Option::is_some) {
+        let all: Vec<&str> = ended.iter().map(|error| error.as_deref().unwrap_or("went on")).collect();
+        assert!(all.iter().all(|error| error.contains(words)), "{which}: {all:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_while_others_wait_for_its_device_is_named() {
+    let config = Config { deadline: Duration::from_secs(5), ..config() };
+    let errors = ranks_with(2, Transport::Device, config, |engine| {
+        if engine.rank() == Rank(1) {
+            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+        }
+        match engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))) {
+            Err(error @ Error::Failed(_)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(errors.iter().all(|error| error.contains("rank 1 was killed")), "{errors:?}");
+}

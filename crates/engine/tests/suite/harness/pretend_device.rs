@@ -1,0 +1,97 @@
+//! Ranks with pretended devices: their tensors lie there, and are computed late.
+//!
+//! Two ranks share a device, as ranks of one host do. A tensor gets its data by a copy in a stream of the program's,
+//! which has not run when the tensor is submitted: whoever does not wait for the event behind it folds zeros.
+
+use std::sync::{Arc, OnceLock};
+
+use farandole_device::pretend::{DeviceFaults, Pretend};
+use farandole_device::{Device, DeviceCopy, Uuid};
+use farandole_engine::{Engine, Hooks, OpenDevice, Outcome, Submission};
+use farandole_plan::{Collective, ReduceOp};
+use farandole_tensor::Region;
+
+/// Looks at an event before it happens.
+const DELAY_LOOKS: u32 = 3;
+
+/// Hooks with a device for this rank, which has faults.
+pub fn hooks_with(rank: usize, faults: DeviceFaults) -> Hooks {
+    let device = Pretend::with(DELAY_LOOKS, faults).sharing(uuid(rank)).device();
+    let open: OpenDevice = Arc::new(move |_| Ok(device.clone()));
+    Hooks { devices: Some(open), ..Hooks::default() }
+}
+
+/// Hooks with a device for this rank.
+pub fn hooks(rank: usize) -> Hooks {
+    hooks_with(rank, DeviceFaults::default())
+}
+
+fn uuid(rank: usize) -> Uuid {
+    Uuid([rank as u8 / 2; 16])
+}
+
+/// What programs compute on. All pretended devices have the same memory.
+fn program() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Pretend::new().device())
+}
+
+/// The same with memory that other ranks cannot map.
+fn private() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Pretend::new().private().device())
+}
+
+/// The same submission with its tensors on a device, if the engine reduces them there.
+pub fn moved(engine: &Engine, submission: Submission) -> Submission {
+    let folds = matches!(submission.request.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
+    if !folds || !engine.reduces_on_devices(submission.group).unwrap() {
+        return submission;
+    }
+    on_device(submission, program())
+}
+
+/// The same in memory that other ranks cannot map.
+pub fn moved_to_private_memory(submission: Submission) -> Submission {
+    on_device(submission, private())
+}
+
+fn on_device(mut submission: Submission, device: &Device) -> Submission {
+    let stream = device.stream().unwrap();
+    submission.input = submission.input.map(|region| computed_late(&region, device, &stream));
+    submission.output = submission.output.map(|region| computed_late(&region, device, &stream));
+    let ordinal = submission.input.as_ref().and_then(Region::device).unwrap().ordinal;
+    submission.request.device = farandole_plan::Device::Gpu(ordinal);
+    let ready = stream.record().unwrap();
+    // A stream that ends runs first what is in it.
+    std::mem::forget(stream);
+    submission.ready_after(ready)
+}
+
+/// A region on a device that will have these contents when the stream has come so far.
+fn computed_late(region: &Region, device: &Device, stream: &farandole_device::Stream) -> Region {
+    let bytes = region.as_bytes();
+    let (source, target) = (device.allocate(bytes.len()).unwrap(), device.allocate(bytes.len()).unwrap());
+    device.write_and_wait(source.address(), bytes).unwrap();
+    stream
+        .copy(&[DeviceCopy { source: source.address(), target: target.address(), bytes: bytes.len() as u64 }])
+        .unwrap();
+    // Zero bytes lie nowhere in particular.
+    target.into_region(region.dtype()).keeping(source)
+}
+
+/// The contents of a region, wherever it lies.
+pub fn contents(region: &Region) -> Vec<u8> {
+    let Some(place) = region.device() else { return region.as_bytes().to_vec() };
+    let mut bytes = vec![0; region.len_bytes()];
+    program().read_and_wait(place.address, &mut bytes).unwrap();
+    bytes
+}
+
+/// The result of an outcome, when it is there.
+pub fn result(outcome: Outcome) -> Option<Region> {
+    if let Some(event) = &outcome.ready {
+        while !event.has_happened().unwrap() {}
+    }
+    outcome.into_result()
+}
