@@ -2,7 +2,7 @@
 //! the same on all.
 //!
 //! ```text
-//! u8 format 1 · u8 settings · each: name, value (u16 length, bytes each) · contact (the rest)
+//! u8 format 2 · u8 devices · u8 settings · each: name, value (u16 length, bytes each) · contact (the rest)
 //! ```
 //! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every
 //! rank, with the same words, before any of them connects to another. Decoding is total: any bytes give an
@@ -14,7 +14,7 @@ use farandole_transport::contact::Contact;
 
 use crate::error::{Error, Result};
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 /// One rank, as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,20 +22,32 @@ pub(crate) struct Introduction {
     /// Variables and values, in the same order on all ranks.
     settings: Vec<(String, String)>,
     pub(crate) contact: Contact,
+    /// Whether it can open devices; they are used if all ranks can.
+    pub(crate) has_devices: bool,
+}
+
+/// What a rank knows of all others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Introduced {
+    /// In rank order.
+    pub(crate) contacts: Vec<Contact>,
+    pub(crate) all_have_devices: bool,
 }
 
 impl Introduction {
-    pub(crate) fn new(contact: Contact, config: &Config) -> Introduction {
+    pub(crate) fn new(contact: Contact, config: &Config, has_devices: bool) -> Introduction {
         let settings = [
             (settings::WIRE_PROTECTION.name, config.wire_protection.show()),
             (settings::HIERARCHICAL_ALLREDUCE.name, config.hierarchical_allreduce.show()),
             (settings::DISABLE_GROUP_FUSION.name, config.disable_group_fusion.show()),
+            (settings::PLANE.name, config.plane.show()),
         ];
-        Introduction { settings: settings.map(|(name, value)| (name.to_owned(), value)).into(), contact }
+        let settings = settings.map(|(name, value)| (name.to_owned(), value)).into();
+        Introduction { settings, contact, has_devices }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![FORMAT, self.settings.len() as u8];
+        let mut bytes = vec![FORMAT, u8::from(self.has_devices), self.settings.len() as u8];
         for text in self.settings.iter().flat_map(|(name, value)| [name, value]) {
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
             bytes.extend_from_slice(text.as_bytes());
@@ -45,7 +57,7 @@ impl Introduction {
     }
 
     fn decode(bytes: &[u8]) -> Option<Introduction> {
-        let (&[format, count], mut rest) = bytes.split_first_chunk()?;
+        let (&[format, has_devices, count], mut rest) = bytes.split_first_chunk()?;
         if format != FORMAT {
             return None;
         }
@@ -56,15 +68,15 @@ impl Introduction {
             String::from_utf8(text.to_vec()).ok()
         };
         let settings = (0..count).map(|_| Some((text()?, text()?))).collect::<Option<Vec<_>>>()?;
-        Some(Introduction { settings, contact: Contact::decode(rest)? })
+        Some(Introduction { settings, contact: Contact::decode(rest)?, has_devices: has_devices != 0 })
     }
 }
 
-/// The contacts of all ranks, by what each has said at the rendezvous.
+/// What is known of all ranks, by what each has said at the rendezvous.
 ///
 /// # Errors
 /// If a rank said something else, or ranks differ in a setting; the text names the ranks and both values.
-pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Vec<Contact>> {
+pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Introduced> {
     let read = |(rank, blob): (usize, &Vec<u8>)| {
         Introduction::decode(blob).ok_or_else(|| {
             Error::Rendezvous(format!(
@@ -75,7 +87,8 @@ pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Vec<Contact>> {
     };
     let ranks = blobs.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
     compare(&ranks)?;
-    Ok(ranks.into_iter().map(|rank| rank.contact).collect())
+    let all_have_devices = ranks.iter().all(|rank| rank.has_devices);
+    Ok(Introduced { contacts: ranks.into_iter().map(|rank| rank.contact).collect(), all_have_devices })
 }
 
 /// Fails if a rank has other settings than rank 0.
@@ -106,7 +119,7 @@ mod tests {
             connections: 2,
             process: farandole_transport::contact::Process { pid: 7, namespace: 9 },
         };
-        Introduction::new(contact, &Config { wire_protection: protection, ..Config::default() })
+        Introduction::new(contact, &Config { wire_protection: protection, ..Config::default() }, true)
     }
 
     #[test]
@@ -121,7 +134,7 @@ mod tests {
     fn ranks_with_different_settings_are_told_which() {
         let blob = |protection| introduction(protection).encode();
         let alike = [blob(Protection::Encrypt), blob(Protection::Encrypt)];
-        assert_eq!(read_all(&alike).expect("the same settings").len(), 2);
+        assert_eq!(read_all(&alike).expect("the same settings").contacts.len(), 2);
         let mixed = [blob(Protection::Encrypt), blob(Protection::Encrypt), blob(Protection::Off)];
         let error = read_all(&mixed).expect_err("different settings").to_string();
         assert!(

@@ -55,17 +55,19 @@ pub use error::{Error, Result};
 pub use farandole_cluster::environment::{StoreRank, this_host};
 pub use farandole_cluster::rendezvous::Address;
 pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
+/// Memory of accelerators ([`Setup::devices`]).
+pub use farandole_device as device;
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
     AbortHandle, Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError,
-    Failure, Outcome, Returned, SharedBuffer, Submission, Ticket, wait_all,
+    Failure, OpenDevice, Outcome, Returned, SharedBuffer, Submission, Ticket, wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
 pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, Topology};
 /// The table of settings, and how they are read.
 pub use farandole_settings as settings;
-pub use farandole_tensor::{Element, Region};
+pub use farandole_tensor::{Element, OnDevice, Region};
 pub use farandole_trace::event::{Phase, ThreadId};
 pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
 pub use farandole_transport::{Error as TransportError, JobId, Protection};

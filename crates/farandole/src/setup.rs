@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
+use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, Stacks};
+use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, OpenDevice, Stacks};
 use farandole_plan::{Rank, Topology};
 use farandole_settings as settings;
 use farandole_trace::live::Sampler;
@@ -27,7 +28,7 @@ use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
 
 use crate::error::{Error, Result};
-use crate::introduction::{self, Introduction};
+use crate::introduction::{self, Introduced, Introduction};
 use crate::measured;
 use crate::records::{Place, Records, Wishes};
 use crate::world::World;
@@ -64,6 +65,9 @@ pub struct Setup {
     /// Planes for named allreduces besides the built-in ones; the first whose offer carries a bucket takes it. The same
     /// on all ranks, in the same order. docs/planes.md shows how one is written.
     pub planes: Vec<Arc<dyn Plane>>,
+    /// Opens the devices in whose memory allreduces are carried out, by their numbers in this process. NVIDIA's by
+    /// default, where there are any and `FARANDOLE_PLANE` does not say otherwise. Used if all ranks have it.
+    pub devices: Option<OpenDevice>,
 }
 
 impl fmt::Debug for Setup {
@@ -87,6 +91,7 @@ impl Default for Setup {
             on_stall: None,
             process_sets: Vec::new(),
             planes: Vec::new(),
+            devices: None,
         }
     }
 }
@@ -106,7 +111,8 @@ impl Setup {
         let settled = self.settle()?;
         environment.log();
         environment.warn_of_settings();
-        let peers = Peers::meet(environment, &settled, self.address, self.patience)?;
+        let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
+        let peers = Peers::meet(environment, &settled, devices.is_some(), self.address, self.patience)?;
         let Settled { config, direct, options, .. } = settled;
         let lost = |error: Error| with_verdict(error, peers.lifeline.as_ref());
         let communicator = Communicator::join(&mut peers.connector(options, 0), direct, self.patience);
@@ -118,7 +124,8 @@ impl Setup {
         let shelf = self.tables.unwrap_or_else(Shelf::from_env);
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
-        let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes };
+        let devices = devices.filter(|_| peers.all_have_devices);
+        let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());
@@ -163,6 +170,8 @@ struct Peers {
     environment: Environment,
     /// Where each rank is reached, in rank order.
     contacts: Vec<Contact>,
+    /// Whether every rank can open devices.
+    all_have_devices: bool,
     listener: Arc<Listener>,
     /// Dropped last: rank 0 may host the rendezvous for all.
     access: RendezvousAccess,
@@ -170,7 +179,13 @@ struct Peers {
 
 impl Peers {
     /// Meets the other ranks at the rendezvous. All of it takes at most `patience` of awake time.
-    fn meet(environment: Environment, settled: &Settled, address: Option<IpAddr>, patience: Duration) -> Result<Peers> {
+    fn meet(
+        environment: Environment,
+        settled: &Settled,
+        has_devices: bool,
+        address: Option<IpAddr>,
+        patience: Duration,
+    ) -> Result<Peers> {
         let countdown = Countdown::new(patience);
         let access = environment.open(Instant::now() + countdown.left())?;
         let listen_at = match address {
@@ -178,10 +193,11 @@ impl Peers {
             None => access.listen_at.clone(),
         };
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
-        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config);
+        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices);
         let rendezvous = access.rendezvous.clone().map(|rendezvous| rendezvous.with_silence(settled.silence));
         let deadline = Instant::now() + countdown.left();
-        let (contacts, lifeline) = exchange(rendezvous.as_ref(), environment.rank, own, deadline)?;
+        let (Introduced { contacts, all_have_devices }, lifeline) =
+            exchange(rendezvous.as_ref(), environment.rank, own, deadline)?;
         if let Some(lifeline) = &lifeline {
             let listener = Arc::downgrade(&listener);
             lifeline.on_failure(move |notice| {
@@ -190,7 +206,7 @@ impl Peers {
                 }
             });
         }
-        Ok(Peers { lifeline, environment, contacts, listener, access })
+        Ok(Peers { lifeline, environment, contacts, all_have_devices, listener, access })
     }
 
     /// Connects the ranks: for direct calls in epoch 0, for the engine in epoch 1.
@@ -241,14 +257,27 @@ impl Peers {
     }
 }
 
+/// NVIDIA's devices, if this machine looks as if it had any and the user lets us work in their memory.
+fn devices_of(config: &Config) -> Option<OpenDevice> {
+    let wanted = match config.plane {
+        DevicePlaneChoice::Own => true,
+        DevicePlaneChoice::Auto => farandole_device::cuda::is_likely(),
+        DevicePlaneChoice::Staged => false,
+    };
+    wanted.then(|| Arc::new(farandole_device::cuda::open) as OpenDevice)
+}
+
 /// Introduces this rank to all others and gets their contacts; and keeps the connection, to hear of the others' end.
 fn exchange(
     way: Option<&Rendezvous>,
     rank: Rank,
     own: Introduction,
     deadline: Instant,
-) -> Result<(Vec<Contact>, Option<Lifeline>)> {
-    let Some(rendezvous) = way else { return Ok((vec![own.contact], None)) };
+) -> Result<(Introduced, Option<Lifeline>)> {
+    let Some(rendezvous) = way else {
+        let (contacts, all_have_devices) = (vec![own.contact], own.has_devices);
+        return Ok((Introduced { contacts, all_have_devices }, None));
+    };
     let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
     Ok((introduction::read_all(&blobs)?, Some(lifeline)))
 }

@@ -32,6 +32,7 @@ fn setup() -> Setup {
         stacks: None::<farandole::stall::Stacks>,
         on_stall: None::<farandole::stall::OnStall>,
         process_sets: vec![vec![0]],
+        devices: None,
         planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
     }
 }

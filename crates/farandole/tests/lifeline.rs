@@ -318,8 +318,8 @@ fn meet_and_be_lost() {
 /// What a rank with default settings says at the rendezvous (`introduction.rs`).
 fn introduce(contact: &[u8]) -> Vec<u8> {
     let shown: HashMap<String, String> = Config::default().shown().into_iter().collect();
-    let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion"];
-    let mut bytes = vec![1, settings.len() as u8];
+    let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion", "plane"];
+    let mut bytes = vec![2, 0, settings.len() as u8];
     for setting in settings {
         for text in [format!("FARANDOLE_{}", setting.to_uppercase()), shown[setting].clone()] {
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());

@@ -13,7 +13,7 @@ const fn internal(name: &'static str, what: &'static str) -> Setting {
 
 const AUTOTUNE_WHY: &str =
     "nothing is tuned while a job runs; `farandole calibrate` measures algorithms once, for all jobs";
-const GPU_WHY: &str = "collectives run in host memory, through which tensors of a GPU are staged; NCCL is not used yet";
+const GPU_WHY: &str = "allreduces of GPU tensors run in device memory by kernels of Farandole's own (FARANDOLE_PLANE); NCCL is not used yet";
 const MPI_WHY: &str = "data never travels through MPI";
 const TIME_WHY: &str =
     "lines of the log carry no time; `farandole run --prefix-output-with-timestamp` puts one before every line";

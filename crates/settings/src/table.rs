@@ -22,6 +22,7 @@ pub const SECTIONS: &[Section] = &[
             STALL_SHUTDOWN_TIME_SECONDS,
             STALL_CHECK_DISABLE,
             WIRE_PROTECTION,
+            PLANE,
             THREAD_AFFINITY,
             SPIN_US,
             TABLES,
@@ -203,6 +204,16 @@ pub const WIRE_PROTECTION: Setting = Setting::does(
 )
 .flag("wire-protection", "HOW")
 .key("library_options.wire_protection");
+
+/// `FARANDOLE_PLANE`.
+pub const PLANE: Setting = Setting::does(
+    "FARANDOLE_PLANE",
+    Reader::Ranks,
+    Kind::OneOf(&["auto", "own", "staged"]),
+    "auto",
+    "Where tensors on GPUs are reduced. `own`: in device memory, which the ranks of a host map (CUDA IPC); `staged`: \
+     through pinned host memory; `auto`: in device memory where all ranks have devices. The same on all ranks.",
+);
 
 /// `FARANDOLE_THREAD_AFFINITY`.
 pub const THREAD_AFFINITY: Setting = Setting::does(
