@@ -11,7 +11,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use super::driver::Effort;
 use super::placement::BenchPlacement;
 use super::sizes::Sizes;
-use super::task::{Kind, Memory, Pace, Recording, Task, Through, dtype_named, op_named};
+use super::task::{Kind, Memory, On, Pace, Recording, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
 
 /// More ranks than this on one host can only be a slip of the finger.
@@ -66,6 +66,11 @@ pub(crate) struct BenchArgs {
     /// Whose memory: the caller's own, or buffers that the engine owns and all ranks of this machine have mapped.
     #[arg(long, value_enum, default_value_t = Memory::Own)]
     pub(crate) memory: Memory,
+
+    /// Where the buffers lie: in host memory, or in that of the GPUs, which the ranks take in turn. On GPUs an
+    /// allreduce goes through the engine.
+    #[arg(long, value_enum, default_value_t = On::Cpu)]
+    pub(crate) device: On,
 
     /// By which door: direct calls in the same order on all ranks, or the engine, by name (submit, agree, fuse, wait).
     #[arg(long, value_enum, default_value_t = Through::Direct)]
@@ -166,7 +171,7 @@ impl BenchArgs {
             "--op adasum: its result cannot be checked exactly, so it is not measured here"
         );
         ensure!(
-            self.tensors == 1 || self.through == Through::Engine,
+            self.tensors == 1 || self.through() == Through::Engine,
             "--tensors {}: direct calls run one tensor at a time; add --through engine",
             self.tensors
         );
@@ -197,6 +202,15 @@ impl BenchArgs {
             self.memory == Memory::Own || self.through == Through::Direct,
             "--memory mapped: the engine maps its fusion buffers itself; leave out --memory or --through engine"
         );
+        if self.device == On::Cuda {
+            ensure!(self.collective == Kind::Allreduce, "--device cuda: only allreduce works in device memory");
+            ensure!(self.hosts == 1, "--device cuda: only ranks of one host see each other's devices");
+            ensure!(self.memory == Memory::Own, "--device cuda: the memory is that of the GPUs; leave out --memory");
+            ensure!(
+                self.against.is_empty() && !self.limit,
+                "--device cuda: the peers and the bound are those of host memory; leave out --against and --limit"
+            );
+        }
         ensure!(
             !self.limit || self.collective == Kind::Allreduce,
             "--limit: the bound is defined for allreduce, not for {}",
@@ -224,12 +238,17 @@ impl BenchArgs {
             dtype: self.dtype,
             op: self.op,
             pace: self.pace,
-            memory: self.memory,
-            through: self.through,
+            memory: if self.device == On::Cuda { Memory::Cuda } else { self.memory },
+            through: self.through(),
             tensors: self.tensors,
             recording: Recording::On,
         };
         rounded.into_iter().map(task).collect()
+    }
+
+    /// On GPUs there is one door.
+    fn through(&self) -> Through {
+        if self.device == On::Cuda { Through::Engine } else { self.through }
     }
 
     /// Which rank runs where.

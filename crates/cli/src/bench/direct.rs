@@ -67,6 +67,7 @@ impl Direct {
         }
         let (input, output) = buffer_bytes(task, self.ranks());
         let memory = match task.memory {
+            Memory::Cuda => return Err(Refusal::Unsupported("direct calls work in host memory".to_owned())),
             Memory::Mapped => Buffers::Mapped(self.communicator.shared_buffer(input).map_err(anyhow::Error::from)?),
             Memory::Own => Buffers::Own { input: OwnedBytes::zeroed(input), output: output.map(OwnedBytes::zeroed) },
         };

@@ -32,6 +32,10 @@ impl Named {
         Named { engine, prepared: None }
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     pub(crate) fn prepare(&mut self, task: &Task) -> Result<(), Refusal> {
         if self.prepared.as_ref().is_some_and(|prepared| prepared.task == *task) {
             return Ok(());

@@ -14,9 +14,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 use farandole_cluster::Environment;
 use farandole_cluster::launch::exec_shim;
+use farandole_device::cuda;
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::{self, Notice, Shelf};
-use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks};
+use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, OpenDevice};
 use farandole_plan::algorithm::Algorithm;
 use farandole_trace::{Identity, Recorder};
 use farandole_transport::connect::{Local, Options};
@@ -27,8 +28,9 @@ use super::args::{BenchArgs, Transport, parse_algorithm};
 use super::contestant::{Contestant, Refusal, serve};
 use super::direct::Direct;
 use super::named::Named;
+use super::on_device::OnDevice;
 use super::placement::BenchPlacement;
-use super::task::{Recording, Task, Through};
+use super::task::{Memory, Recording, Task, Through};
 use crate::peer::start::{Pin, this_program};
 
 /// How long ranks may take to find each other. They are started at the same moment on one machine.
@@ -124,8 +126,27 @@ pub(crate) fn serve_rank(args: &RankArgs) -> Result<()> {
 struct Ours {
     direct: Direct,
     named: Named,
-    through: Through,
+    on_device: OnDevice,
+    way: Way,
     recorder: Arc<Recorder>,
+}
+
+/// By which door, and to which memory.
+#[derive(Clone, Copy)]
+enum Way {
+    Direct,
+    Named,
+    OnDevice,
+}
+
+impl Way {
+    fn of(task: &Task) -> Way {
+        match (task.memory, task.through) {
+            (Memory::Cuda, _) => Way::OnDevice,
+            (_, Through::Direct) => Way::Direct,
+            (_, Through::Engine) => Way::Named,
+        }
+    }
 }
 
 impl Ours {
@@ -144,10 +165,12 @@ impl Ours {
         if let Some(Notice::Warning(text)) = notice {
             eprintln!("farandole: {text}");
         }
-        let hooks = Hooks { table, recorder: Some(Arc::clone(&recorder)), ..Hooks::default() };
+        // Opened only if tensors lie there. All ranks are on this machine.
+        let devices = cuda::is_likely().then(|| Arc::new(cuda::open) as OpenDevice);
+        let hooks = Hooks { table, recorder: Some(Arc::clone(&recorder)), devices, ..Hooks::default() };
         let engine = Engine::start_with(contacts, config, hooks)?;
         let (direct, named) = (Direct::new(communicator), Named::new(engine));
-        Ok(Ours { direct, named, through: Through::Direct, recorder })
+        Ok(Ours { direct, named, on_device: OnDevice::default(), way: Way::Direct, recorder })
     }
 }
 
@@ -169,37 +192,41 @@ impl Contestant for Ours {
     }
 
     fn prepare(&mut self, task: &Task) -> Result<(), Refusal> {
-        self.through = task.through;
+        self.way = Way::of(task);
         match task.recording {
             Recording::On => self.recorder.resume(),
             Recording::Off => self.recorder.pause(),
         }
         // To the memory it makes no difference, and the buffers are to stay where they are.
         let task = &Task { recording: Recording::On, ..task.clone() };
-        match task.through {
-            Through::Direct => self.direct.prepare(task),
-            Through::Engine => self.named.prepare(task),
+        match self.way {
+            Way::Direct => self.direct.prepare(task),
+            Way::Named => self.named.prepare(task),
+            Way::OnDevice => self.on_device.prepare(self.named.engine(), task),
         }
     }
 
     fn inputs(&mut self) -> Vec<&mut [u8]> {
-        match self.through {
-            Through::Direct => self.direct.inputs(),
-            Through::Engine => self.named.inputs(),
+        match self.way {
+            Way::Direct => self.direct.inputs(),
+            Way::Named => self.named.inputs(),
+            Way::OnDevice => self.on_device.inputs(),
         }
     }
 
     fn outputs(&mut self) -> Vec<&[u8]> {
-        match self.through {
-            Through::Direct => self.direct.outputs(),
-            Through::Engine => self.named.outputs(),
+        match self.way {
+            Way::Direct => self.direct.outputs(),
+            Way::Named => self.named.outputs(),
+            Way::OnDevice => self.on_device.outputs().unwrap_or_default(),
         }
     }
 
     fn run(&mut self) -> Result<()> {
-        match self.through {
-            Through::Direct => self.direct.run(),
-            Through::Engine => self.named.run(),
+        match self.way {
+            Way::Direct => self.direct.run(),
+            Way::Named => self.named.run(),
+            Way::OnDevice => self.on_device.run(self.named.engine()),
         }
     }
 

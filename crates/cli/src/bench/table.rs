@@ -28,7 +28,12 @@ pub(crate) fn heading(report: &Report) -> String {
     if task.kind.reduces() {
         words.push(task.op.to_string());
     }
-    words.push(if task.memory == Memory::Own { "caller's own memory" } else { "mapped buffers" }.to_string());
+    let memory = match task.memory {
+        Memory::Own => "caller's own memory",
+        Memory::Mapped => "mapped buffers",
+        Memory::Cuda => "device memory",
+    };
+    words.push(memory.to_string());
     words.push(match (task.through, task.tensors) {
         (Through::Direct, _) => "direct".to_string(),
         (Through::Engine, 1) => "through the engine, by name".to_string(),

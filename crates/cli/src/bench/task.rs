@@ -98,6 +98,18 @@ pub(crate) enum Memory {
     Own,
     /// Buffers that the engine owns and that all ranks of the host have mapped.
     Mapped,
+    /// Memory of GPUs.
+    #[value(skip)]
+    Cuda,
+}
+
+/// Where the buffers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    /// In host memory.
+    Cpu,
+    /// On NVIDIA's GPUs, which the ranks take in turn.
+    Cuda,
 }
 
 /// Whether requests are direct calls or go through the engine.
