@@ -140,7 +140,10 @@ class GradientBatch:
         """members: name, shape, dtype. With batch, a name that is the same on all ranks, they run together or not
         at all."""
 
-    def submit(self, addresses: list[int], owners: tuple[object, ...]) -> BatchHandle: ...
+    def submit(
+        self, addresses: list[int], owners: tuple[object, ...], device: tuple[int, int] | None = None
+    ) -> BatchHandle:
+        """device: where the memory lies, with the stream in which its data are computed (see allreduce_batch)."""
     def __len__(self) -> int: ...
 
 class BatchHandle:
@@ -148,8 +151,13 @@ class BatchHandle:
 
     def poll(self) -> bool:
         """Whether all are done, successfully or not."""
-    def wait(self) -> None:
-        """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests."""
+    def is_computed(self) -> bool:
+        """Whether the device has computed what was submitted."""
+    def wait_until_computed(self) -> None:
+        """Returns when it has."""
+    def wait(self, stream: int | None = None) -> None:
+        """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests. Results on a device
+        may still be on their way: this stream waits for them, or the caller if none is given."""
     def __len__(self) -> int: ...
 
 def allreduce_batch(
@@ -159,9 +167,14 @@ def allreduce_batch(
     postscale: float,
     group: int,
     batch: str | None,
+    device: tuple[int, int] | None = None,
 ) -> BatchHandle:
     """Many tensors in place and with one reduction, each a tuple of name, address, shape, element type and owner.
-    batch: a name that is the same on all ranks; they run together or not at all."""
+    batch: a name that is the same on all ranks; they run together or not at all.
+    device: the number of the device on which they lie, and the handle of the stream in which their data are computed."""
+
+def reduces_on_devices(group: int) -> bool:
+    """Whether allreduces of device memory are carried out in this group."""
 
 def broadcast(
     name: str,

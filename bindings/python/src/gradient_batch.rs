@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use farandole::device::Event;
 use farandole::{Batch, Collective, Dtype, EngineError, GroupId, Request, Submission, Ticket};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,6 +21,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
 use crate::lent_memory::{LentMemory, Piece, Pieces};
+use crate::on_device::{self, OnStream};
 use crate::request::{element_type, len_bytes, read_group, read_op};
 use crate::waiting::wait_until_done;
 use crate::world::{self, Job};
@@ -67,9 +69,17 @@ impl GradientBatch {
     }
 
     /// Submits all members, each with the memory at its address. The owners, in the same order, live until all are
-    /// done.
-    fn submit(&self, addresses: &Bound<'_, PyList>, owners: &Bound<'_, PyTuple>) -> PyResult<BatchHandle> {
+    /// done. With `device` (its number and the handle of a stream) the memory lies there, and holds its data when the
+    /// stream has done what it has.
+    #[pyo3(signature = (addresses, owners, device=None))]
+    fn submit(
+        &self,
+        addresses: &Bound<'_, PyList>,
+        owners: &Bound<'_, PyTuple>,
+        device: Option<(u32, u64)>,
+    ) -> PyResult<BatchHandle> {
         let job = world::current()?;
+        let device = device.map(|(ordinal, stream)| OnStream::record(ordinal, stream)).transpose()?;
         if addresses.len() != self.members.len() || owners.len() != self.members.len() {
             return Err(PyValueError::new_err(format!(
                 "a batch of {} gradients was given {} addresses and {} owners",
@@ -87,11 +97,15 @@ impl GradientBatch {
         let memory = LentMemory::register(owners.clone().into_any().unbind(), pieces);
         let submissions: Vec<Submission> = (self.members.iter().zip(memory.pieces()))
             .map(|(member, piece)| {
-                let input = memory.region(piece, member.dtype)?;
-                Ok(Submission::new(member.request.clone(), input).in_group(self.group))
+                let (request, dtype) = (member.request.clone(), member.dtype);
+                let submission = match &device {
+                    None => Submission::new(request, memory.region(piece, dtype)?),
+                    Some(device) => device.submission(request, &memory, piece, dtype),
+                };
+                Ok(submission.in_group(self.group))
             })
             .collect::<PyResult<_>>()?;
-        BatchHandle::submit(&job, submissions)
+        Ok(BatchHandle::submit(&job, submissions)?.computed_at(device.as_ref()))
     }
 
     fn __len__(&self) -> usize {
@@ -108,6 +122,8 @@ pub(crate) struct BatchHandle {
     taking: AtomicBool,
     /// The first error, once all outcomes have been taken.
     error: OnceLock<Option<EngineError>>,
+    /// When a device has computed what was submitted.
+    computed: Option<Event>,
 }
 
 #[pymethods]
@@ -117,10 +133,25 @@ impl BatchHandle {
         self.tickets.iter().all(Ticket::is_done)
     }
 
-    /// Waits until all are done. Raises the first error.
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+    /// Whether the device has computed what was submitted. A device that has failed computes nothing more.
+    fn is_computed(&self) -> bool {
+        self.computed.as_ref().is_none_or(|computed| computed.has_happened().unwrap_or(true))
+    }
+
+    /// Returns when it has.
+    fn wait_until_computed(&self, py: Python<'_>) -> PyResult<()> {
+        while !py.detach(|| on_device::happens_soon(|| self.is_computed())) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all are done. Raises the first error. Results on a device may still be on their way: with `stream`,
+    /// the handle of one, what comes into it from now on waits for them, else the caller does.
+    #[pyo3(signature = (stream=None))]
+    fn wait(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<()> {
         wait_until_done(py, |index| &self.tickets[index], self.tickets.len())?;
-        match self.take_outcomes(py) {
+        match self.take_outcomes(py, stream)? {
             None => Ok(()),
             Some(error) => Err(errors::of_job(&self.job, error.clone())),
         }
@@ -143,25 +174,40 @@ impl BatchHandle {
         let tickets: std::result::Result<Vec<Ticket>, EngineError> =
             submissions.into_iter().map(|submission| engine.submit(submission)).collect();
         let tickets = tickets.map_err(|error| errors::raised(job.world.report(error)))?;
-        Ok(BatchHandle { tickets, job: Arc::downgrade(job), taking: AtomicBool::new(false), error: OnceLock::new() })
+        let (taking, error) = (AtomicBool::new(false), OnceLock::new());
+        Ok(BatchHandle { tickets, job: Arc::downgrade(job), taking, error, computed: None })
+    }
+
+    /// The same for tensors on a device.
+    pub(crate) fn computed_at(mut self, device: Option<&OnStream>) -> BatchHandle {
+        self.computed = device.map(OnStream::ready);
+        self
     }
 
     /// Releases all memory that was lent, and returns the first error. Releasing may run Python code and with it other
     /// threads, so no lock is held; a second thread waits until the first one has finished.
-    fn take_outcomes(&self, py: Python<'_>) -> Option<&EngineError> {
+    fn take_outcomes(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<Option<&EngineError>> {
         if !self.taking.swap(true, Ordering::Relaxed) {
-            let mut first = None;
+            let (mut first, mut waited, mut lent) = (None, None, Vec::new());
             for ticket in &self.tickets {
                 match ticket.poll().expect("invariant: all tickets are done before their outcomes are taken") {
-                    Ok(lent) => drop(lent),
+                    Ok(outcome) => {
+                        // Requests of one bucket share the event.
+                        if let Some(event) = outcome.ready.clone().filter(|event| waited != Some(event.handle())) {
+                            waited = Some(event.handle());
+                            on_device::wait_for(py, &event, stream)?;
+                        }
+                        lent.push(outcome);
+                    }
                     Err(error) => drop(first.get_or_insert(error)),
                 }
             }
-            return self.error.get_or_init(|| first).as_ref();
+            drop(lent);
+            return Ok(self.error.get_or_init(|| first).as_ref());
         }
         loop {
             match self.error.get() {
-                Some(error) => return error.as_ref(),
+                Some(error) => return Ok(error.as_ref()),
                 None => py.detach(|| std::thread::sleep(RETRY_AFTER)),
             }
         }

@@ -25,7 +25,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use farandole::{Dtype, Region};
+use farandole::{Dtype, OnDevice, Region};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -94,6 +94,13 @@ impl LentMemory {
         // SAFETY: the Python package passes the address and size of contiguous memory of the owner, which lives as long
         // as the region; the user leaves the tensor alone until the request is done (see the module's text).
         Ok(unsafe { Region::from_raw_parts(start, len_bytes, dtype, Arc::clone(self)) })
+    }
+
+    /// The bytes of one of these pieces in the memory of a device, for the engine.
+    pub(crate) fn region_on_device(self: &Arc<LentMemory>, piece: &Piece, dtype: Dtype, ordinal: u32) -> Region {
+        let place = OnDevice { ordinal, address: piece.address as u64 };
+        // SAFETY: as in `region`; the Python package passes an address of this device.
+        unsafe { Region::on_device(place, piece.len_bytes, dtype, Arc::clone(self)) }
     }
 
     /// The name of a request that has bytes in this range.

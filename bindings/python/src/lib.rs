@@ -24,6 +24,7 @@ mod lent_memory;
 mod library;
 mod lifecycle;
 mod mxnet;
+mod on_device;
 mod op_calls;
 mod op_error;
 mod records;
@@ -67,6 +68,8 @@ mod _native {
     use crate::mxnet::{
         MxnetCall, load_mxnet, mxnet_allgather, mxnet_allreduce, mxnet_alltoall, mxnet_broadcast, mxnet_reducescatter,
     };
+    #[pymodule_export]
+    use crate::on_device::reduces_on_devices;
     #[pymodule_export]
     use crate::records::{
         mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use crate::errors;
 
 /// How often a waiting thread checks for signals: soon enough for a user who presses Ctrl-C, too rare to be measured.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Threads that wait without the interpreter's lock. Counted by those threads; read by the thread that ends the
 /// interpreter.

@@ -31,8 +31,8 @@ def make_zeros(gradient: Gradient) -> torch.Tensor:
 
 
 def pack(gradient: Gradient, grad: torch.Tensor, options: ReduceOptions) -> torch.Tensor | None:
-    """The tensor that is reduced for this gradient: contiguous, or on a device. `None` if an operation of its own has
-    been started for it."""
+    """The tensor that is reduced for this gradient, contiguous. `None` if an operation of its own has been started for
+    it."""
     if grad.is_sparse:
         gradient.sparse_dims = grad.sparse_dim()
         if not options.sparse_as_dense:
@@ -43,7 +43,7 @@ def pack(gradient: Gradient, grad: torch.Tensor, options: ReduceOptions) -> torc
         # Sums and averages of complex numbers are those of their parts.
         grad = torch.view_as_real(grad)
     compressed, context = options.compression.compress(grad)
-    packed = compressed.detach() if lent_memory.is_on_device(compressed) else compressed.detach().contiguous()
+    packed = compressed.detach().contiguous()
     gradient.unpack = lambda: _unpack(gradient, packed, context, options)
     return packed
 
@@ -52,11 +52,11 @@ def stage(gradient: Gradient, loan: lent_memory.Loan) -> None:
     """The packed tensor of this gradient is on a device, and a copy of it is reduced. The result is copied back before
     it is unpacked."""
     unpack = gradient.unpack
-    assert unpack is not None, "invariant: a gradient on a device is packed"
 
     def unpack_staged() -> None:
         loan.copy_back(gradient.name)
-        unpack()
+        if unpack is not None:
+            unpack()
 
     gradient.unpack = unpack_staged
 

@@ -15,8 +15,8 @@ With groups of the user's, batches are these groups instead, and the members of 
 Hooks run in the threads of autograd and `synchronize` in the thread that calls the optimizer; autograd returns from
 backward after its last hook, and all of it happens under the interpreter's lock. So nothing here is locked.
 
-This file is the steady state: dense gradients in host memory, reduced in place. Gradients of any other kind, and those
-in no batch, are submitted by `gradient_submission`.
+This file is the steady state: dense gradients, reduced in place, in host memory or in that of one GPU. Gradients of any
+other kind, and those in no batch, are submitted by `gradient_submission`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any, cast
 import torch
 
 from farandole import _native
-from farandole.torch import gradient_errors, gradient_packing, gradient_submission, staging
+from farandole.basics import basics as _basics
+from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, staging
 from farandole.torch.batch_order import BatchOrder
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
@@ -39,10 +40,21 @@ class GradientBatch:
 
     `missing` counts those that are not; `addresses` and `owners` are the memory and the storages of those that are.
     `needs_packing` says that one of them cannot be reduced in place; then all are submitted by `gradient_submission`.
+    `place` is the GPU on which all of them lie and the stream that computed them, or `None` for host memory.
     `key` names a group of the user's.
     """
 
-    __slots__ = ("addresses", "key", "members", "missing", "native", "needs_packing", "owners", "process_set_id")
+    __slots__ = (
+        "addresses",
+        "key",
+        "members",
+        "missing",
+        "native",
+        "needs_packing",
+        "owners",
+        "place",
+        "process_set_id",
+    )
 
     def __init__(self, members: Sequence[Gradient], key: str | None = None) -> None:
         self.key = key
@@ -61,17 +73,30 @@ class GradientBatch:
         """Waits for all members again."""
         self.missing = len(self.members)
         self.needs_packing = False
+        self.place: tuple[int, int] | None = None
         self.addresses = [0] * self.missing
         self.owners: list[torch.UntypedStorage | None] = [None] * self.missing
 
-    def submit(self, options: ReduceOptions) -> _native.BatchHandle:
+    def note_place(self, grad: torch.Tensor) -> None:
+        """A member on a GPU is ready. All must lie on one, computed by one stream."""
+        place = staging.current_place(grad.device)
+        if self.place is None and self.missing == len(self.members):
+            self.place = place
+        elif self.place != place:
+            self.needs_packing = True
+
+    def submit(self, options: ReduceOptions) -> _native.BatchHandle | staging.AnyWork:
         """Submits all members, which are reduced in place."""
         if self.native is None or self.process_set_id != options.process_set.process_set_id:
             self.process_set_id = options.group()
             # Gradients that are reduced in place have an element type that the engine knows.
             members = [(gradient.name, gradient.shape, cast(int, gradient.dtype_code)) for gradient in self.members]
             self.native = _native.GradientBatch(members, *options.reduction(), self.process_set_id, self.key)
-        return self.native.submit(self.addresses, tuple(self.owners))
+        if self.place is None:
+            return self.native.submit(self.addresses, tuple(self.owners))
+        device = torch.device("cuda", self.place[0])
+        device_memory.place_to_record(device)
+        return staging.DeviceWork(self.native.submit(self.addresses, tuple(self.owners), self.place), device)
 
 
 class GradientQueue:
@@ -146,6 +171,10 @@ class GradientQueue:
                 return
             grad: Any = parameter.grad  # A tensor: its hook runs.
             if uncompressed and gradient.reduces_in_place(grad):
+                if grad.is_cuda:
+                    batch.note_place(grad)
+                elif batch.place is not None:
+                    batch.needs_packing = True
                 index = gradient.index
                 # The bytes belong to the storage: the tensor may get another one before they are reduced.
                 batch.owners[index] = grad.untyped_storage()
@@ -162,13 +191,18 @@ class GradientQueue:
 
     def _flush(self, batch: GradientBatch) -> None:
         """Submits a batch whose members are all ready."""
-        if batch.needs_packing:
+        if batch.needs_packing or (batch.place is not None and not self._reduces_on_device()):
             self._submit(batch.members, batch.key)
         else:
             self.reduced = False
             self._handles.append(batch.submit(self.options))
             self._in_flight += batch.members
         batch.reset()
+
+    def _reduces_on_device(self) -> bool:
+        """Whether gradients on a GPU are reduced there."""
+        options = self.options
+        return options.op != _basics.Adasum and device_memory.reduces_in(options.group())
 
     def _submit(self, gradients: Sequence[Gradient], key: str | None = None) -> None:
         """Submits gradients of any kind, as they are now."""

@@ -1,6 +1,7 @@
-"""Submits gradients of any kind: in no batch, packed, staged from a device, or sparse.
+"""Submits gradients of any kind: in no batch, packed, on a device, or sparse.
 
-Those on a device are copied to the host together, waited for together and submitted with one call. A sparse gradient
+Those on a device are reduced there (`device_memory`), or copied to the host together, waited for together and submitted
+with one call. A sparse gradient
 cannot run together with its group, because it is gathered and not reduced; it is submitted on its own, with a warning.
 
 Not here: the steady state, in which dense gradients in host memory are submitted in batches (`gradient_queue`).
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from farandole import _native
-from farandole.torch import gradient_errors, gradient_packing, lent_memory, staging
+from farandole.basics import basics
+from farandole.torch import device_memory, gradient_errors, gradient_packing, lent_memory, staging
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.gradients import Gradient
 from farandole.torch.reduce_options import ReduceOptions
@@ -52,7 +54,9 @@ def submit(
         else:
             on_host.append(request)
     handles: list[_native.BatchHandle | staging.AnyWork] = []
-    if on_device:
+    if on_device and not (key is not None and on_host) and _reduced_where_they_lie(on_device, options):
+        handles += _submit_on_devices(on_device, options, key)
+    elif on_device:
         # A group is submitted with one call, so its members on the host wait for the device, too.
         with_them = on_host if key is not None else []
         handles.append(_submit_staged(on_device, with_them, options, key))
@@ -72,9 +76,35 @@ def _prepare(gradient: Gradient, options: ReduceOptions) -> _Request | None:
         gradient_errors.raise_part_of_graph(gradient)
     gradient.note_submitted(grad)
     if options.compression is NoneCompressor and gradient.reduces_in_place(grad):
+        gradient.unpack = None
         return _Request(gradient, grad, gradient.shape)
     packed = gradient_packing.pack(gradient, grad, options)
     return None if packed is None else _Request(gradient, packed, tuple(packed.shape))
+
+
+def _reduced_where_they_lie(requests: Sequence[_Request], options: ReduceOptions) -> bool:
+    """Whether these gradients are reduced in the memory of their GPUs. Those of one call are submitted alike."""
+    if options.op == basics.Adasum or not device_memory.reduces_in(options.group()):
+        return False
+    return all(request.memory.is_cuda and request.memory.dtype in lent_memory.DTYPE_CODES for request in requests)
+
+
+def _submit_on_devices(
+    requests: Sequence[_Request], options: ReduceOptions, key: str | None
+) -> list[staging.AnyWork]:
+    """Submits gradients with one call for each GPU. A group of the user's lies on one."""
+    by_device: dict[torch.device, list[_Request]] = {}
+    for request in requests:
+        by_device.setdefault(request.memory.device, []).append(request)
+    if key is not None and len(by_device) > 1:
+        return [_submit_staged(requests, [], options, key)]
+    handles: list[staging.AnyWork] = []
+    for device, on_it in by_device.items():
+        tensors = [(request.gradient.name, *request.native_arguments()) for request in on_it]
+        place = device_memory.place_to_record(device)
+        handle = _native.allreduce_batch(tensors, *options.reduction(), options.group(), key, place)
+        handles.append(staging.DeviceWork(handle, device))
+    return handles
 
 
 def _submit_staged(

@@ -1,7 +1,7 @@
 """One parameter's gradient: `Gradient`, the record that the optimizer keeps of each parameter.
 
-Nearly all gradients are dense, in host memory, and laid out like their parameter. They are reduced *in place*, without
-a copy. All others are packed first (`gradient_packing`).
+Nearly all gradients are dense and laid out like their parameter. They are reduced *in place*, without a copy: in host
+memory, or on a GPU (`device_memory`). All others are packed first (`gradient_packing`).
 
 Invariant: from submission to the end of `synchronize` a gradient belongs to the engine, which holds its storage. If it
 is replaced or changed meanwhile, `synchronize` raises, because the result would be garbage without any other sign. That
@@ -84,7 +84,7 @@ class Gradient:
 
     def reduces_in_place(self, grad: torch.Tensor) -> bool:
         """Whether the engine can work on this gradient's own memory. Called for each gradient of each iteration."""
-        if not grad.is_cpu or grad.requires_grad:
+        if grad.requires_grad or not (grad.is_cpu or grad.is_cuda):
             return False
         if grad.dtype is not self.dtype or grad.numel() != self.numel:
             self.describe()

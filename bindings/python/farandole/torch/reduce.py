@@ -19,7 +19,7 @@ import torch
 from farandole import _native
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, lent_memory, staging
+from farandole.torch import device_memory, handles, lent_memory, staging
 from farandole.torch.compression import Compression
 
 __all__ = [
@@ -86,6 +86,8 @@ def _result(
 def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
     group = group_for(reduction.process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
+    if tensor.is_cuda and device_memory.take([tensor], reduction.op, group):
+        return _start_on_device([tensor], [full_name], None, reduction, group, in_place=in_place)
     # Not through `_lend` and `_result`: a script makes this call for each of a thousand tensors, and notices both.
     if in_place:
         loan, output = lent_memory.lend_to_write(tensor), None
@@ -107,6 +109,8 @@ def _start_group(
     names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
     if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
+    if tensors and device_memory.take(tensors, reduction.op, group):
+        return _start_on_device(tensors, names, base_name, reduction, group, in_place=in_place)
     lent = [_lend(tensor, in_place=in_place) for tensor in tensors]
     batch = (base_name, len(tensors))
     requests = [_native_request(name, *one, reduction, group, batch) for name, one in zip(names, lent)]
@@ -134,6 +138,28 @@ def _start_plain_group(
         return tensors
 
     return handles.put(staging.BatchWork(handle), finish)
+
+
+def _start_on_device(
+    tensors: list[torch.Tensor],
+    names: list[str],
+    batch: Optional[str],
+    reduction: _Reduction,
+    group: int,
+    *,
+    in_place: bool,
+) -> int:
+    """Tensors that the engine works on in the memory of their GPU. Without `batch` it is one tensor."""
+    targets = tensors if in_place else [tensor.detach().clone() for tensor in tensors]
+    addresses = [target.data_ptr() for target in targets]
+    work = device_memory.submit(list(zip(names, targets)), reduction.native_arguments(), group, batch)
+
+    def finish(_results: list[_native.Result]) -> Any:
+        for name, target, address in zip(names, targets, addresses):
+            device_memory.check_place(name, target, address)
+        return targets[0] if batch is None else targets
+
+    return handles.put(work, finish)
 
 
 def _allreduce(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction) -> torch.Tensor:

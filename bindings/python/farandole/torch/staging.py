@@ -5,9 +5,11 @@ in the order in which they were asked for; it submits each request when its copi
 on queueing work while its first gradients are reduced. Results go back by `Loan.copy_back`, on the stream that is
 current then.
 
-A thread that asks for the result before the data are on the host waits for the device. Reports must know why: as long
-as the device computes what it was given, that is "device work", and once it only copies, "device copy", which is a
-loss. What a device was given in a phase that is over for the host (`carry_over`) is waited for in that phase's name.
+Requests of tensors on a device that are reduced there need no thread (`DeviceWork`).
+
+A thread that asks for the result before the data are there waits for the device. Reports must know why: as long as the
+device computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss. What
+a device was given in a phase that is over for the host (`carry_over`) is waited for in that phase's name.
 
 The order of requests is that of the calls, as far as it matters: ranks need not agree on one.
 
@@ -64,6 +66,38 @@ class BatchWork:
     def wait(self) -> list[_native.Result]:
         """Returns when all are done."""
         self.batch.wait()
+        return []
+
+
+def current_place(device: torch.device) -> tuple[int, int]:
+    """The number of a device and the handle of its current stream. A backward pass asks for every gradient."""
+    index: int = device.index
+    return index, torch._C._cuda_getCurrentRawStream(index)
+
+
+class DeviceWork:
+    """Requests that the engine has, of tensors on one device (`device_memory`); their results are in place."""
+
+    __slots__ = ("_device", "_handle")
+
+    def __init__(self, handle: _native.BatchHandle, device: torch.device) -> None:
+        self._handle = handle
+        self._device = device
+
+    def poll(self) -> bool:
+        """Whether all are done."""
+        return self._handle.poll()
+
+    def wait(self) -> list[_native.Result]:
+        """Returns when all are done; the current stream sees their results."""
+        if not self._handle.is_computed():
+            _wait_for_carried_over()
+            _native.phase_begin("device work")
+            try:
+                self._handle.wait_until_computed()
+            finally:
+                _native.phase_end("device work")
+        self._handle.wait(current_place(self._device)[1])
         return []
 
 
@@ -182,7 +216,7 @@ def _wait_for_carried_over() -> None:
         _native.phase_end(phase)
 
 
-AnyWork = Union[Work, BatchWork, StagedWork]
+AnyWork = Union[Work, BatchWork, StagedWork, DeviceWork]
 
 RequestWork = Union[Work, StagedWork]
 """What can be waited for with a limit."""
