@@ -187,7 +187,7 @@ fn a_rank_of_another_job_with_the_same_key_is_told_both_jobs_and_takes_no_seat()
         |job: &str| Listener::bind_for(JobId::named(job), Some("127.0.0.1:0".parse().unwrap()), &key(1)).unwrap();
     let (zero, one, other) = (bind("Slurm step 7.0"), bind("Slurm step 7.0"), bind("Slurm step 8.0"));
     // Rank 1 of the other job has an address at which rank 0 of its own job was before.
-    let (first, refused) = two_ranks(&zero, &other, Duration::from_secs(2));
+    let (first, refused) = two_ranks(&zero, &other, Duration::from_secs(4));
     let refused = refused.unwrap_err();
     let Error::OtherJob { ours, theirs, .. } = &refused else { panic!("{refused}") };
     assert_eq!((ours.as_str(), theirs.as_str()), ("Slurm step 8.0", "Slurm step 7.0"));

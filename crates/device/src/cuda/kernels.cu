@@ -342,7 +342,7 @@ template <class E> struct Vector {
     }
 };
 
-// ---- DeviceFold ------------------------------------------------------------------------------------
+// ---- Folding ------------------------------------------------------------------------------------
 
 // A segment's part that a block works on.
 struct Part {
@@ -520,7 +520,7 @@ DEVICE void fold(
     }
 }
 
-// ---- DeviceCopy ------------------------------------------------------------------------------------
+// ---- Copying ------------------------------------------------------------------------------------
 
 // Copies what lies at multiples of the size of T, and returns how many bytes that were.
 template <class T> DEVICE u32 copy_as(u64 source, u64 target, u32 bytes) {
