@@ -3,7 +3,7 @@
 //! Frameworks work in the *primary context* of a device, so we do, too: their memory, streams and events are ours to
 //! use. Threads come without a context; every call pushes it and pops it again, which takes a tenth of a microsecond.
 //!
-//! The kernels are PTX in this crate ([`kernels`]); the driver compiles them for its device when it first loads them,
+//! The kernels are PTX in this crate (`kernels`); the driver compiles them for its device when it first loads them,
 //! and keeps the result.
 //!
 //! Memory is shared by CUDA IPC. That covers whatever `cudaMalloc` gives, which is where PyTorch's allocator gets its
