@@ -215,10 +215,12 @@ impl Building<'_> {
         }
     }
 
-    /// The error for a peer that has not connected. Whoever was turned away meanwhile may have been it.
+    /// The error for a peer that has not connected. Whoever was turned away lately may have been it.
     fn never_came(&self, peer: Rank) -> Error {
         let refusals = self.listener.refusals();
-        let mut lately = refusals.iter().filter(|refusal| refusal.at >= self.began);
+        // It may have come before this rank began: by as much as ranks wait for each other.
+        let waited = self.began.elapsed();
+        let mut lately = refusals.iter().filter(|refusal| refusal.at + waited >= self.began);
         if let Some(theirs) = lately.clone().find_map(|refusal| refusal.version) {
             return Error::Version { peer: None, ours: crate::frame::PROTOCOL_VERSION, theirs };
         }
@@ -226,7 +228,7 @@ impl Building<'_> {
             None => "it has not connected".to_owned(),
             Some(refusal) => format!("it has not connected; meanwhile a connection was refused: {}", refusal.why),
         };
-        Error::Deadline { peer: Some(peer), waiting_for, waited: self.began.elapsed() }
+        Error::Deadline { peer: Some(peer), waiting_for, waited }
     }
 
     /// Connects to a lower rank, trying all its addresses again and again.

@@ -198,9 +198,7 @@ fn a_rank_of_another_job_with_the_same_key_is_told_both_jobs_and_takes_no_seat()
     );
     let waited = first.unwrap_err();
     assert!(matches!(waited, Error::Deadline { peer: Some(Rank(1)), .. }), "{waited}");
-    // It names the other job if it has read the word of it before the other end closed the connection.
-    let words = waited.to_string();
-    assert!(words.contains("'Slurm step 8.0'") || words.ends_with("rank 1: it has not connected"), "{words}");
+    assert!(waited.to_string().contains("'Slurm step 8.0'"), "{waited}");
     let (first, second) = two_ranks(&zero, &one, PATIENCE);
     first.unwrap();
     second.unwrap();
