@@ -171,7 +171,7 @@ def allreduce_batch(
 ) -> BatchHandle:
     """Many tensors in place and with one reduction, each a tuple of name, address, shape, element type and owner.
     batch: a name that is the same on all ranks; they run together or not at all.
-    device: the number of the device on which they lie, and the handle of the stream in which their data are computed."""
+    device: the number of the device on which they lie, and the handle of the stream that computes their data."""
 
 def reduces_on_devices(group: int) -> bool:
     """Whether allreduces of device memory are carried out in this group."""
