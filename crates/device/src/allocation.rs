@@ -52,6 +52,18 @@ impl Allocation {
         lengths.iter().map(region).collect()
     }
 
+    /// A region of its first bytes. When that is dropped, `then` gets the allocation back.
+    ///
+    /// # Panics
+    /// If there are not as many bytes, or they are not a whole number of elements.
+    pub fn lend(self, bytes: usize, dtype: Dtype, then: impl FnOnce(Allocation) + Send + 'static) -> Region {
+        assert!(bytes <= self.bytes, "the region fits");
+        let place = OnDevice { ordinal: self.backend.info().ordinal, address: self.address };
+        let lent = Lent { allocation: Some(self), then: Some(Box::new(then)) };
+        // SAFETY: the region owns the allocation, and nobody else has its address until it is dropped.
+        unsafe { Region::on_device(place, bytes, dtype, lent) }
+    }
+
     /// A region of all of it, which owns it.
     ///
     /// # Panics
@@ -61,6 +73,20 @@ impl Allocation {
         let bytes = self.bytes;
         // SAFETY: the region owns the allocation, and nobody else has its address.
         unsafe { Region::on_device(place, bytes, dtype, self) }
+    }
+}
+
+/// An allocation that goes back to somebody.
+struct Lent {
+    allocation: Option<Allocation>,
+    then: Option<Box<dyn FnOnce(Allocation) + Send>>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(allocation), Some(then)) = (self.allocation.take(), self.then.take()) {
+            then(allocation);
+        }
     }
 }
 

@@ -7,10 +7,10 @@ use std::fmt::Debug;
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
 
-use crate::{Export, Info, Result};
+use crate::{Export, Info, Result, SignalWord};
 
-/// A fold: for each segment, the contributions of some ranks are combined in their order, and the result is stored with
-/// each of them.
+/// A fold: for each segment, the contributions of some ranks are combined in their order, and the result is stored
+/// where they lie, or in other places. With one contribution and another target it is a copy that scales.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceFold<'a> {
     /// The element type. Halves are combined and finished as singles and rounded once.
@@ -23,10 +23,20 @@ pub struct DeviceFold<'a> {
     pub finish: Finish,
     /// Contributions of each segment.
     pub ranks: usize,
+    /// Places where each result is stored; zero: where the contributions lie.
+    pub targets: usize,
     /// Elements of each segment.
     pub elems: &'a [u64],
-    /// The addresses of the contributions: those of the first segment in the order of the ranks, then the second's, …
+    /// For each segment, the addresses of its contributions in the order of the ranks, then those of its targets. A
+    /// target may be one of the contributions; otherwise they do not overlap.
     pub addresses: &'a [u64],
+}
+
+impl DeviceFold<'_> {
+    /// Addresses of each segment.
+    pub(crate) fn width(&self) -> usize {
+        self.ranks + self.targets
+    }
 }
 
 /// Bytes to be copied.
@@ -95,6 +105,24 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// As [`Backend::record`].
     fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()>;
+
+    /// A signal that is not set.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] if streams cannot wait for signals; if the driver refuses.
+    fn create_signal(&self) -> Result<SignalWord>;
+
+    /// Sets a signal.
+    fn set_signal(&self, signal: SignalWord);
+
+    /// Makes what comes into a stream from now on wait for a signal.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()>;
+
+    /// Gives a signal back that is set. Streams may still be waiting for what it was set to.
+    fn destroy_signal(&self, signal: SignalWord);
 
     /// Waits until a stream is empty.
     ///

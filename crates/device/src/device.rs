@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Allocation, Backend, Event, Export, Result, Stream};
+use crate::{Allocation, Backend, Event, Export, Result, Signal, Stream};
 
 /// The number of a physical device, which does not depend on what a process may see of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +74,14 @@ impl Device {
     /// If the driver refuses.
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(Arc::clone(&self.backend))
+    }
+
+    /// A signal, for streams of this device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] if its streams cannot wait for signals; if the driver refuses.
+    pub fn signal(&self) -> Result<Signal> {
+        Signal::new(Arc::clone(&self.backend))
     }
 
     /// An event in a stream that somebody else owns, behind everything that is there. `stream` is the driver's handle;

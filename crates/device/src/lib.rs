@@ -2,8 +2,8 @@
 //!
 //! A [`Device`] is one accelerator as this process sees it. It has [`Allocation`]s, [`Stream`]s and [`Event`]s, tells
 //! other processes of the host where its memory lies ([`Export`]), maps what they tell ([`Mappings`]), and runs two
-//! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with all of them,
-//! [`Stream::copy`] packs and unpacks.
+//! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with some of them,
+//! [`Stream::copy`] packs and unpacks. A [`Signal`] lets streams wait for the host.
 //!
 //! There are two backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so and
 //! nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
@@ -26,6 +26,7 @@ mod export;
 mod exports;
 mod mappings;
 pub mod pretend;
+mod signal;
 mod stream;
 mod table;
 
@@ -37,4 +38,6 @@ pub use event::Event;
 pub use export::{EXPORT_BYTES, Export};
 pub use exports::Exports;
 pub use mappings::{Hits, Mappings};
+pub use signal::{Signal, SignalWord};
 pub use stream::Stream;
+pub use table::MAX_RANKS;

@@ -54,9 +54,9 @@ impl Stream {
     /// As [`Stream::record`].
     ///
     /// # Panics
-    /// If there is not one address for each rank and segment.
+    /// If there is not one address for each contribution and target of each segment.
     pub fn fold(&self, folding: &DeviceFold<'_>) -> Result<()> {
-        assert_eq!(folding.addresses.len(), folding.elems.len() * folding.ranks, "one address for each contribution");
+        assert_eq!(folding.addresses.len(), folding.elems.len() * folding.width(), "one address for each place");
         if folding.elems.iter().all(|&elems| elems == 0) { Ok(()) } else { self.backend.fold(self.handle, folding) }
     }
 

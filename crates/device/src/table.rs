@@ -4,8 +4,8 @@
 //! be kept until the kernel has read it. Parameters have room for [`WORDS`] words, so many segments take several
 //! launches. The form is that of `cuda/kernels.cu`:
 //!
-//! - a fold has `ranks + 2` words for each segment: the number of blocks before it, its elements, and the address of
-//!   each rank's contribution;
+//! - a fold has `ranks + targets + 2` words for each segment: the number of blocks before it, its elements, the address
+//!   of each rank's contribution, and those of its targets;
 //! - a copy has four: the number of blocks before it, its bytes, source and target.
 //!
 //! A block works on [`BLOCK_BYTES`] of one contribution.
@@ -18,8 +18,8 @@ pub(crate) const WORDS: usize = 496;
 /// Bytes of each contribution, or of a copy, that one block works on.
 pub(crate) const BLOCK_BYTES: u64 = 32 << 10;
 
-/// Ranks of which a segment can have contributions.
-pub(crate) const MAX_RANKS: usize = 64;
+/// Ranks of which a segment can have contributions, and targets that it can have.
+pub const MAX_RANKS: usize = 64;
 
 /// One launch of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,11 +58,12 @@ impl Launch {
 /// The launches of a fold.
 ///
 /// # Panics
-/// If there are more than [`MAX_RANKS`] contributions.
+/// If there are more than [`MAX_RANKS`] contributions or targets.
 pub(crate) fn of_fold(folding: &DeviceFold<'_>) -> Vec<Launch> {
-    assert!(folding.ranks <= MAX_RANKS, "a fold of at most {MAX_RANKS} contributions");
+    let most = folding.ranks.max(folding.targets);
+    assert!(most <= MAX_RANKS, "a fold of at most {MAX_RANKS} contributions");
     let mut launches = vec![Launch::empty()];
-    for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.ranks)) {
+    for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.width())) {
         let bytes = elems * folding.dtype.size_bytes() as u64;
         put(&mut launches, bytes, *elems, addresses.iter().copied());
     }
@@ -108,6 +109,7 @@ mod tests {
             prescale: 1.0,
             finish: Finish::Nothing,
             ranks: 3,
+            targets: 0,
             elems: &elems,
             addresses: &addresses,
         };
@@ -116,6 +118,8 @@ mod tests {
         assert_eq!(counts, [99, 99, 99, 3]);
         assert_eq!(launches[0].blocks, 99 * 2, "36,000 bytes are two blocks");
         assert_eq!(launches[1].words[..10], [0, 9000, 297, 298, 299, 2, 9000, 300, 301, 302]);
+        let apart = of_fold(&DeviceFold { ranks: 2, targets: 1, ..folding });
+        assert_eq!(apart, launches, "rows of as many words");
     }
 
     #[test]

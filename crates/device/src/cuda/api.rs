@@ -42,6 +42,8 @@ macro_rules! functions {
         /// See the module's text.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+            /// `cuStreamWaitValue32`, in drivers whose streams can wait for memory.
+            pub(super) stream_wait_value: Option<unsafe extern "C" fn(Handle, Pointer, u32, c_uint) -> Code>,
             error_name: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
             error_string: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
             /// Never closed: the driver has threads of its own.
@@ -55,6 +57,7 @@ macro_rules! functions {
                 unsafe {
                     Ok(Api {
                         $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)*
+                        stream_wait_value: library.get(b"cuStreamWaitValue32_v2\0").ok().map(|found| *found),
                         error_name: *library.get(b"cuGetErrorName\0")?,
                         error_string: *library.get(b"cuGetErrorString\0")?,
                         _library: library,
@@ -80,6 +83,8 @@ functions! {
     mem_get_info(*mut usize, *mut usize) = "cuMemGetInfo_v2";
     mem_alloc(*mut Pointer, usize) = "cuMemAlloc_v2";
     mem_free(Pointer) = "cuMemFree_v2";
+    mem_host_alloc(*mut *mut c_void, usize, c_uint) = "cuMemHostAlloc";
+    mem_host_get_device_pointer(*mut Pointer, *mut c_void, c_uint) = "cuMemHostGetDevicePointer_v2";
     mem_get_address_range(*mut Pointer, *mut usize, Pointer) = "cuMemGetAddressRange_v2";
     pointer_get_attribute(*mut c_void, c_int, Pointer) = "cuPointerGetAttribute";
     memcpy_htod(Pointer, *const c_void, usize) = "cuMemcpyHtoD_v2";

@@ -5,7 +5,8 @@ use std::ptr;
 
 use super::api::{Api, Context, Handle, IpcHandle, NOT_READY, OUT_OF_MEMORY};
 use super::kernels::Kernels;
-use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, table};
+use super::signals::{self, Signals};
+use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid, table};
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -24,6 +25,7 @@ pub(super) struct Cuda {
     info: Info,
     context: Context,
     kernels: Kernels,
+    signals: Signals,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the context is made current around each call.
@@ -53,7 +55,7 @@ impl Cuda {
         let current = Current(api);
         let kernels = Kernels::load(api)?;
         drop(current);
-        Ok(Cuda { api, info, context, kernels })
+        Ok(Cuda { api, info, context, kernels, signals: Signals::default() })
     }
 
     fn enter(&self) -> Result<Current<'_>> {
@@ -166,6 +168,24 @@ impl Backend for Cuda {
             // SAFETY: the driver has not taken the pointer.
             drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
         })
+    }
+
+    fn create_signal(&self) -> Result<SignalWord> {
+        let _current = self.enter()?;
+        self.signals.take(self.api)
+    }
+
+    fn set_signal(&self, signal: SignalWord) {
+        signals::set(signal);
+    }
+
+    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+        let _current = self.enter()?;
+        signals::wait(self.api, handle(stream), signal)
+    }
+
+    fn destroy_signal(&self, signal: SignalWord) {
+        self.signals.give_back(signal);
     }
 
     fn wait_until_empty(&self, stream: u64) -> Result<()> {

@@ -1,4 +1,4 @@
-// The kernels of a CUDA device: folding the ranks' contributions in place, and copying.
+// The kernels of a CUDA device: folding the ranks' contributions, in place or to other places, and copying.
 //
 // The crate carries these kernels as PTX: `kernels.ptx` beside this file is made of it by `cargo xtask kernels`, and is
 // committed. So no compiler is needed at run time, which Rust programs would not have; the driver compiles the PTX for
@@ -16,14 +16,16 @@
 // How a launch is described. A kernel works on `count` *segments*, each of them elements that lie one behind another.
 // It has THREADS threads a block; a block works on BLOCK_BYTES of one segment (of each rank's contribution), the last
 // block of a segment on the rest, and the grid has as many blocks as all segments need. The table holds a *row* for
-// each segment, of ranks + 2 words for a fold:
+// each segment, of ranks + targets + 2 words for a fold:
 //
-//   0       the first block of the segment, which is the number of blocks of all segments before it
-//   1       its elements
-//   2 + r   where the contribution of rank r lies in device memory, and where the result goes
+//   0               the first block of the segment, which is the number of blocks of all segments before it
+//   1               its elements
+//   2 + r           where the contribution of rank r lies in device memory
+//   2 + ranks + t   where the result goes; without targets it goes where the contributions lie
 //
-// and of 4 words for a copy: first block, bytes, source, target. Contributions of different ranks do not overlap. Each
-// is aligned to its element; only where all are aligned to 16 bytes is a segment fast.
+// and of 4 words for a copy: first block, bytes, source, target. Contributions of different ranks do not overlap, and a
+// target overlaps one only if it is that contribution. Each is aligned to its element; only where all are aligned to 16
+// bytes is a segment fast.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -346,9 +348,12 @@ template <class E> struct Vector {
 
 // A segment's part that a block works on.
 struct Part {
-    // The word of the table with the address of rank 0.
+    // The word of the table with the address of rank 0, and that with the first address for the result.
     u32 addresses;
+    u32 stores;
     u32 ranks;
+    // Addresses for the result.
+    u32 store_count;
     // Where the part begins in every contribution, and how many elements it has.
     u64 offset_bytes;
     u32 elems;
@@ -379,6 +384,7 @@ template <class E, class Op, class P, class Scaling>
 DEVICE void fold_pieces(const Table &table, const Part &part, u32 piece, u32 pieces, const Scaling &scaling) {
     using Memory = typename P::Memory;
     const u64 *const addresses = table.words + part.addresses;
+    const u64 *const stores = table.words + part.stores;
 #pragma unroll 1
     for (; piece < pieces; piece += THREADS) {
         const u64 offset_bytes = part.offset_bytes + u64(piece) * sizeof(Memory);
@@ -394,15 +400,15 @@ DEVICE void fold_pieces(const Table &table, const Part &part, u32 piece, u32 pie
             take<E, Op, P>(folded, memory, scaling);
         } while (++rank < part.ranks);
         const Memory finished = result<E, P>(folded, scaling);
-        rank = 0;
+        u32 store = 0;
 #pragma unroll 1
-        do *global<Memory>(addresses[rank] + offset_bytes) = finished;
-        while (++rank < part.ranks);
+        do *global<Memory>(stores[store] + offset_bytes) = finished;
+        while (++store < part.store_count);
     }
 }
 
-// Folds this thread's vectors of a part for exactly so many ranks, as long as UNROLL of them are left, and returns the
-// first that is not folded. UNROLL vectors of every rank are on their way at once.
+// Folds this thread's vectors of a part in place for exactly so many ranks, as long as UNROLL of them are left, and
+// returns the first that is not folded. UNROLL vectors of every rank are on their way at once.
 template <class E, class Op, u32 RANKS, u32 UNROLL, class Scaling>
 DEVICE u32 fold_ranks(const Table &table, const Part &part, u32 vectors, const Scaling &scaling) {
     using V = Vector<E>;
@@ -440,13 +446,14 @@ DEVICE u32 fold_ranks(const Table &table, const Part &part, u32 vectors, const S
     return piece;
 }
 
-// Whether all contributions lie on 16 bytes. Parts begin at multiples of that.
+// Whether all contributions and targets lie on 16 bytes. Parts begin at multiples of that.
 DEVICE bool is_aligned(const Table &table, const Part &part) {
+    const u32 end = part.stores + part.store_count;
     u64 all = 0;
-    u32 rank = 0;
+    u32 word = part.addresses;
 #pragma unroll 1
-    do all |= table.words[part.addresses + rank];
-    while (++rank < part.ranks);
+    do all |= table.words[word];
+    while (++word < end);
     return all % 16 == 0;
 }
 
@@ -465,7 +472,7 @@ DEVICE void fold_vectors(const Table &table, Part &part, const Scaling &scaling)
     if constexpr (IsCommon<E, Op>::VALUE) {
         const FloatFinish<E> &finish = scaling;
         // Eight vectors are on their way for each thread.
-        switch (scaling.prescale == 1.0f ? part.ranks : 0) {
+        switch (scaling.prescale == 1.0f && part.stores == part.addresses ? part.ranks : 0) {
         case 2: piece = fold_ranks<E, Op, 2, 4>(table, part, vectors, finish); break;
         case 4: piece = fold_ranks<E, Op, 4, 2>(table, part, vectors, finish); break;
         case 8: piece = fold_ranks<E, Op, 8, 1>(table, part, vectors, finish); break;
@@ -497,14 +504,16 @@ DEVICE u32 find_row(const Table &table, u32 count, u32 row_words) {
 // What a block does.
 template <class E, template <class> class Operation>
 DEVICE void fold(
-    const Table &table, u32 count, u32 ranks, u32 finish, double prescale, double factor, u64 divisor) {
+    const Table &table, u32 count, u32 ranks, u32 targets, u32 finish, double prescale, double factor, u64 divisor) {
     using Op = Operation<E>;
     enum : u32 { SIZE = sizeof(typename E::Bits), BLOCK_ELEMS = BLOCK_BYTES / SIZE };
-    const u32 row = find_row(table, count, ranks + 2);
+    const u32 row = find_row(table, count, ranks + targets + 2);
     const u64 block = blockIdx.x - table.words[row], elems = table.words[row + 1];
     if (block * BLOCK_ELEMS >= elems) return;
     const u64 left = elems - block * BLOCK_ELEMS;
-    Part part = {row + 2, ranks, block * BLOCK_BYTES, left < BLOCK_ELEMS ? u32(left) : u32(BLOCK_ELEMS)};
+    const u32 stores = targets == 0 ? row + 2 : row + 2 + ranks, store_count = targets == 0 ? ranks : targets;
+    const u32 part_elems = left < BLOCK_ELEMS ? u32(left) : u32(BLOCK_ELEMS);
+    Part part = {row + 2, stores, ranks, store_count, block * BLOCK_BYTES, part_elems};
     if constexpr (E::KIND == FLOAT) {
         const FloatScaling<E> scaling(prescale, finish, factor);
         if (is_aligned(table, part)) fold_vectors<E, Op>(table, part, scaling);
@@ -565,9 +574,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy(const __grid_constant
 
 #define FOLD(NAME, ELEMENT, OPERATION) \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME( \
-        const __grid_constant__ Table table, u32 count, u32 ranks, u32 finish, double prescale, double factor, \
-        u64 divisor) { \
-        fold<ELEMENT, OPERATION>(table, count, ranks, finish, prescale, factor, divisor); \
+        const __grid_constant__ Table table, u32 count, u32 ranks, u32 targets, u32 finish, double prescale, \
+        double factor, u64 divisor) { \
+        fold<ELEMENT, OPERATION>(table, count, ranks, targets, finish, prescale, factor, divisor); \
     }
 
 #define FOLDS(DTYPE, ELEMENT) \

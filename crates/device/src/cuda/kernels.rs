@@ -61,11 +61,13 @@ impl Kernels {
             Finish::Divide(divisor) if folding.dtype.is_float() => (1, 1.0 / divisor.value() as f64, 1),
             Finish::Divide(divisor) => (2, 1.0, divisor.value()),
         };
-        let (mut ranks, mut prescale, mut count) = (folding.ranks as u32, folding.prescale, launch.count);
-        let mut parameters: [*mut c_void; 7] = [
+        let (mut ranks, mut targets) = (folding.ranks as u32, folding.targets as u32);
+        let (mut prescale, mut count) = (folding.prescale, launch.count);
+        let mut parameters: [*mut c_void; 8] = [
             launch.words.as_ptr().cast_mut().cast(),
             (&raw mut count).cast(),
             (&raw mut ranks).cast(),
+            (&raw mut targets).cast(),
             (&raw mut finish).cast(),
             (&raw mut prescale).cast(),
             (&raw mut factor).cast(),

@@ -11,14 +11,15 @@ mod faults;
 mod memory;
 mod run;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use faults::{Call, DeviceFaults};
 
-use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid};
-use run::Work;
+use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
+use run::{HostCall, Work};
 
 /// Numbers of streams, events and devices. All pretended devices of a process share them.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -49,6 +50,8 @@ struct Queues {
     streams: HashMap<u64, VecDeque<Work>>,
     /// Events that were recorded and have not happened.
     awaited: HashMap<u64, Awaited>,
+    /// Signals that are not set.
+    unset: HashSet<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -130,24 +133,51 @@ impl Queues {
         self.queue(stream, Work::Mark(event));
     }
 
-    /// Runs everything that the event stands behind, and what that waits for.
-    fn run_until(&mut self, event: u64) {
-        let Some(Awaited { stream, .. }) = self.awaited.get(&event).copied() else { return };
+    /// Runs everything that the event stands behind, and what that waits for, as far as signals are set. Says whether
+    /// the event has happened.
+    fn run_until(&mut self, event: u64) -> bool {
+        match self.awaited.get(&event) {
+            Some(&Awaited { stream, .. }) => {
+                self.run(stream, Some(event));
+                !self.awaited.contains_key(&event)
+            }
+            None => true,
+        }
+    }
+
+    /// Runs what lies in a stream, up to an event or to a signal that is not set.
+    fn run(&mut self, stream: u64, until: Option<u64>) {
         while let Some(work) = self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
+            let waits = match &work {
+                Work::Await(event) => !self.run_until(*event),
+                Work::AwaitSignal(signal) => self.unset.contains(signal),
+                _ => false,
+            };
+            if waits {
+                self.streams.entry(stream).or_default().push_front(work);
+                return;
+            }
             match work {
                 Work::Mark(mark) => {
                     self.awaited.remove(&mark);
-                    if mark == event {
+                    if until == Some(mark) {
                         break;
                     }
                 }
-                Work::Await(other) => self.run_until(other),
                 work => work.run(),
             }
         }
         if self.streams.get(&stream).is_some_and(VecDeque::is_empty) {
             self.streams.remove(&stream);
         }
+    }
+
+    /// Runs the streams in which the host is to be called.
+    fn run_calls(&mut self) {
+        let calls = |works: &VecDeque<Work>| works.iter().any(|work| matches!(work, Work::Call(_)));
+        let streams: Vec<u64> =
+            self.streams.iter().filter(|(_, works)| calls(works)).map(|(&stream, _)| stream).collect();
+        streams.into_iter().for_each(|stream| self.run(stream, None));
     }
 }
 
@@ -198,10 +228,7 @@ impl Backend for Pretend {
         let mut queues = self.enter(Call::Look)?;
         match queues.awaited.get_mut(&event) {
             None => Ok(true),
-            Some(Awaited { looks: 0, .. }) => {
-                queues.run_until(event);
-                Ok(true)
-            }
+            Some(Awaited { looks: 0, .. }) => Ok(queues.run_until(event)),
             Some(awaited) => {
                 awaited.looks -= 1;
                 Ok(false)
@@ -210,17 +237,40 @@ impl Backend for Pretend {
     }
 
     fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // A driver may call at any time after what is before it; here that is at once.
-        self.wait_until_empty(stream)?;
-        call();
+        let mut queues = self.enter(Call::Other)?;
+        queues.queue(stream, Work::Call(HostCall(call)));
+        // A driver may call at any time after what is before it; here that is at once, or when a signal is set.
+        queues.run(stream, None);
         Ok(())
     }
 
-    fn wait_until_empty(&self, stream: u64) -> Result<()> {
+    fn create_signal(&self) -> Result<SignalWord> {
         let mut queues = self.enter(Call::Other)?;
+        let word = number();
+        queues.unset.insert(word);
+        Ok(SignalWord { word, value: 1 })
+    }
+
+    fn set_signal(&self, signal: SignalWord) {
+        let mut queues = queues();
+        queues.unset.remove(&signal.word);
+        queues.run_calls();
+    }
+
+    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+        let mut queues = self.enter(Call::Other)?;
+        queues.queue(stream, Work::AwaitSignal(signal.word));
+        Ok(())
+    }
+
+    fn destroy_signal(&self, _signal: SignalWord) {}
+
+    fn wait_until_empty(&self, stream: u64) -> Result<()> {
         let last = number();
-        queues.mark(stream, last, 0);
-        queues.run_until(last);
+        self.enter(Call::Other)?.mark(stream, last, 0);
+        while !queues().run_until(last) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
         Ok(())
     }
 
@@ -299,6 +349,7 @@ mod tests {
             prescale: 2.0,
             finish: Finish::Multiply(0.5),
             ranks: 2,
+            targets: 0,
             elems: &[1],
             addresses,
         };

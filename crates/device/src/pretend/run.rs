@@ -1,5 +1,7 @@
 //! What lies in the streams of a pretended device, and how it is carried out.
 
+use std::fmt;
+
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::{Finish, Fold, copy_finished};
 
@@ -13,8 +15,20 @@ pub(super) enum Work {
     Mark(u64),
     /// Nothing happens before this event has.
     Await(u64),
+    /// Nothing happens before this signal is set.
+    AwaitSignal(u64),
+    Call(HostCall),
     Copy(Vec<DeviceCopy>),
     Fold(Box<OwnedFolding>),
+}
+
+/// A call of the host.
+pub(super) struct HostCall(pub(super) Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for HostCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostCall")
+    }
 }
 
 #[derive(Debug)]
@@ -24,21 +38,23 @@ pub(super) struct OwnedFolding {
     prescale: f64,
     finish: Finish,
     ranks: usize,
+    targets: usize,
     elems: Vec<u64>,
     addresses: Vec<u64>,
 }
 
 impl Work {
     pub(super) fn fold(folding: &DeviceFold<'_>) -> Work {
-        let DeviceFold { dtype, op, prescale, finish, ranks, elems, addresses } = *folding;
+        let DeviceFold { dtype, op, prescale, finish, ranks, targets, elems, addresses } = *folding;
         let (elems, addresses) = (elems.to_vec(), addresses.to_vec());
-        Work::Fold(Box::new(OwnedFolding { dtype, op, prescale, finish, ranks, elems, addresses }))
+        Work::Fold(Box::new(OwnedFolding { dtype, op, prescale, finish, ranks, targets, elems, addresses }))
     }
 
     /// Carries it out; marks are the queue's business.
     pub(super) fn run(self) {
         match self {
-            Work::Mark(_) | Work::Await(_) => {}
+            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) => {}
+            Work::Call(HostCall(call)) => call(),
             Work::Copy(copies) => copies.iter().for_each(copy),
             Work::Fold(folding) => folding.run(),
         }
@@ -53,9 +69,11 @@ fn copy(copy: &DeviceCopy) {
 
 impl OwnedFolding {
     fn run(&self) {
-        for (elems, addresses) in self.elems.iter().zip(self.addresses.chunks(self.ranks)) {
-            let result = self.result(*elems as usize, addresses);
-            addresses.iter().for_each(|address| memory::write(*address, &result));
+        for (elems, addresses) in self.elems.iter().zip(self.addresses.chunks(self.ranks + self.targets)) {
+            let (contributions, targets) = addresses.split_at(self.ranks);
+            let result = self.result(*elems as usize, contributions);
+            let targets = if targets.is_empty() { contributions } else { targets };
+            targets.iter().for_each(|address| memory::write(*address, &result));
         }
     }
 
