@@ -138,8 +138,9 @@ impl BucketPlan {
     /// entered it: every result needs every contribution, and partial results stay in the fusion buffer.
     pub fn holds_until_all_entered(&self) -> bool {
         match self.collective {
-            // On devices ranks fold when all have come, wherever the tensors lie.
-            Collective::Allreduce { .. } => (self.staged || self.device == Placement::Gpu) && self.elems > 0,
+            // On devices ranks work when all have come, wherever the tensors lie.
+            _ if self.device == Placement::Gpu => true,
+            Collective::Allreduce { .. } => self.staged && self.elems > 0,
             Collective::Barrier => true,
             _ => false,
         }

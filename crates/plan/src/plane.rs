@@ -34,6 +34,13 @@ pub enum Plane {
     Added(u8),
 }
 
+/// Whether ranks that see each other's device memory carry out a collective there. Adasum does not fold element by
+/// element, and what has no tensors lies nowhere.
+pub fn works_on_devices(collective: &Collective) -> bool {
+    let is_adasum = matches!(collective.reduction(), Some((ReduceOp::Adasum, ..)));
+    !is_adasum && !matches!(collective, Collective::Barrier | Collective::Join)
+}
+
 /// What an added plane carries. Must be the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
