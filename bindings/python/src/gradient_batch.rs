@@ -146,12 +146,10 @@ impl BatchHandle {
         Ok(())
     }
 
-    /// Waits until all are done. Raises the first error. Results on a device may still be on their way: with `stream`,
-    /// the handle of one, what comes into it from now on waits for them, else the caller does.
-    #[pyo3(signature = (stream=None))]
-    fn wait(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<()> {
+    /// Waits until all are done. Raises the first error.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
         wait_until_done(py, |index| &self.tickets[index], self.tickets.len())?;
-        match self.take_outcomes(py, stream)? {
+        match self.take_outcomes(py) {
             None => Ok(()),
             Some(error) => Err(errors::of_job(&self.job, error.clone())),
         }
@@ -186,28 +184,21 @@ impl BatchHandle {
 
     /// Releases all memory that was lent, and returns the first error. Releasing may run Python code and with it other
     /// threads, so no lock is held; a second thread waits until the first one has finished.
-    fn take_outcomes(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<Option<&EngineError>> {
+    fn take_outcomes(&self, py: Python<'_>) -> Option<&EngineError> {
         if !self.taking.swap(true, Ordering::Relaxed) {
-            let (mut first, mut waited, mut lent) = (None, None, Vec::new());
+            let (mut first, mut lent) = (None, Vec::new());
             for ticket in &self.tickets {
                 match ticket.poll().expect("invariant: all tickets are done before their outcomes are taken") {
-                    Ok(outcome) => {
-                        // Requests of one bucket share the event.
-                        if let Some(event) = outcome.ready.clone().filter(|event| waited != Some(event.handle())) {
-                            waited = Some(event.handle());
-                            on_device::wait_for(py, &event, stream)?;
-                        }
-                        lent.push(outcome);
-                    }
+                    Ok(outcome) => lent.push(outcome),
                     Err(error) => drop(first.get_or_insert(error)),
                 }
             }
             drop(lent);
-            return Ok(self.error.get_or_init(|| first).as_ref());
+            return self.error.get_or_init(|| first).as_ref();
         }
         loop {
             match self.error.get() {
-                Some(error) => return Ok(error.as_ref()),
+                Some(error) => return error.as_ref(),
                 None => py.detach(|| std::thread::sleep(RETRY_AFTER)),
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole::device::{self, Event};
-use farandole::{Device, Dtype, Request, Submission};
+use farandole::{Collective, Device, Dtype, ReduceOp, Request, Submission};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -51,20 +51,6 @@ impl OnStream {
     }
 }
 
-/// Makes a stream wait for an event, or waits for it without the interpreter's lock.
-pub(crate) fn wait_for(py: Python<'_>, event: &Event, stream: Option<u64>) -> PyResult<()> {
-    let waited = match stream {
-        Some(stream) => event.make_wait(stream),
-        None => py.detach(|| {
-            while !event.has_happened()? {
-                std::thread::sleep(LOOK_EVERY);
-            }
-            Ok(())
-        }),
-    };
-    waited.map_err(raised)
-}
-
 /// Whether something happens within the time after which a thread looks for signals.
 pub(crate) fn happens_soon(happened: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
@@ -81,7 +67,9 @@ pub(crate) fn happens_soon(happened: impl Fn() -> bool) -> bool {
 #[pyfunction]
 pub(crate) fn reduces_on_devices(group: i64) -> PyResult<bool> {
     let group = crate::request::read_group(group)?;
-    world::current()?.world.engine().reduces_on_devices(group).map_err(crate::errors::of_engine)
+    let allreduce = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+    let engine = world::current()?;
+    engine.world.engine().works_on_devices(group, &allreduce, Dtype::F32).map_err(crate::errors::of_engine)
 }
 
 fn raised(error: device::Error) -> PyErr {

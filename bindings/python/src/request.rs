@@ -67,7 +67,8 @@ pub(crate) fn allreduce(
     let request =
         Request::new(Arc::clone(name), collective, dtype, shape).in_batch(read_batch(batch)).with_priority(priority);
     let output = lend_output(output, name, &input)?;
-    let submission = Submission { group: read_group(group)?, request, input: Some(input), output, ready: None };
+    let submission =
+        Submission { group: read_group(group)?, request, input: Some(input), output, ready: None, signal: None };
     submit(&job, submission, ResultMemory::Caller)
 }
 
@@ -89,7 +90,14 @@ fn read_allreduce(arguments: &Bound<'_, PyAny>) -> PyResult<Submission> {
     let request = Request::new(name, collective, dtype, shape)
         .in_batch(read_batch(argument(9)?.extract()?))
         .with_priority(argument(10)?.extract()?);
-    Ok(Submission { group: read_group(argument(8)?.extract()?)?, request, input: Some(input), output, ready: None })
+    Ok(Submission {
+        group: read_group(argument(8)?.extract()?)?,
+        request,
+        input: Some(input),
+        output,
+        ready: None,
+        signal: None,
+    })
 }
 
 /// Asks for the combination of all ranks' tensors, in place, for each of `tensors`: tuples of name, address, shape,
@@ -187,7 +195,11 @@ pub(crate) fn broadcast(
     let (shape, dtype, input) = Tensor { name, address, shape, dtype, owner }.lend()?;
     let output = lend_output(output, name, &input)?;
     let request = Request::new(Arc::clone(name), collective, dtype, shape);
-    submit(&job, Submission { group, request, input: Some(input), output, ready: None }, ResultMemory::Caller)
+    submit(
+        &job,
+        Submission { group, request, input: Some(input), output, ready: None, signal: None },
+        ResultMemory::Caller,
+    )
 }
 
 /// Asks for all ranks' tensors, one after the other along the first dimension.

@@ -301,6 +301,7 @@ impl Layout {
                 _ if plan.collective.exchanges() => {
                     outcome.received_splits = item.exchange(here.me, here.size).received_rows;
                 }
+                // On a device the plane has made what memory results need.
                 _ if in_place => {}
                 _ => unload_part(plan, part, here, carrier, work, finish, pending),
             }

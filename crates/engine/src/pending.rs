@@ -13,7 +13,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use farandole_device::Event;
+use farandole_device::{Event, Signal};
 use farandole_plan::agree::RequestId;
 use farandole_tensor::Region;
 
@@ -85,26 +85,39 @@ impl Recipient {
     }
 }
 
-/// The driver's end of a ticket or of a place in a queue. However the driver loses it, there is an answer.
+/// The driver's end of a ticket or of a place in a queue. However the driver loses it, there is an answer, and streams
+/// of devices that wait for the request go on.
 #[derive(Debug)]
-pub(crate) struct Promise(Option<Recipient>);
+pub(crate) struct Promise {
+    recipient: Option<Recipient>,
+    signal: Option<Signal>,
+}
 
 impl Promise {
-    pub(crate) fn new(recipient: Recipient) -> Promise {
-        Promise(Some(recipient))
+    /// An answer that is owed to somebody. The signal is set when it has been given.
+    pub(crate) fn new(recipient: Recipient, signal: Option<Signal>) -> Promise {
+        Promise { recipient: Some(recipient), signal }
     }
 
     /// Gives the answer.
     pub(crate) fn fulfil(mut self, result: Result<Outcome, Box<Returned>>) {
-        if let Some(recipient) = self.0.take() {
+        if let Some(recipient) = self.recipient.take() {
             recipient.answer(result);
+        }
+        self.set_signal();
+    }
+
+    fn set_signal(&mut self) {
+        if let Some(signal) = self.signal.take() {
+            signal.set();
         }
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        let Some(recipient) = self.0.take() else { return };
+        self.set_signal();
+        let Some(recipient) = self.recipient.take() else { return };
         if std::thread::panicking() {
             // A thread that ends has nobody left who could take it.
             let _ = ORPHANS.try_with(|orphans| orphans.borrow_mut().push(recipient));
@@ -190,7 +203,7 @@ mod tests {
     #[test]
     fn a_promise_that_unwinding_drops_can_still_be_kept() {
         let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
-        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)));
+        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)), None);
         let panicked = catch_unwind(AssertUnwindSafe(move || {
             let _held = promise;
             panic!("for the test");
@@ -204,7 +217,7 @@ mod tests {
     #[test]
     fn a_promise_that_nobody_works_on_any_more_is_answered() {
         let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
-        drop(Promise::new(Recipient::Ticket(Arc::clone(&slot))));
+        drop(Promise::new(Recipient::Ticket(Arc::clone(&slot)), None));
         assert!(matches!(slot.take(), Some(Err(returned)) if matches!(returned.error, Error::ShutDown)));
     }
 }

@@ -10,13 +10,15 @@
 //! own making.
 //!
 //! Memory may lie on a *device*; the request says so, too. Then the submission has the event after which the data are
-//! there, and the outcome the event after which the result is, if it is not there already: nobody waits on the host.
-//! [`Engine::reduces_on_devices`] says in which groups allreduces of such memory are carried out.
+//! there, and may have a signal that is set when the request is over, well or not: so streams can wait for the result,
+//! and nobody waits on the host. [`Engine::works_on_devices`] says which collectives are carried out there. Results
+//! that the caller has no memory for lie in device memory of the engine's own; whoever gets such a region drops it only
+//! when nothing on the device uses it any more.
 
 use std::sync::Arc;
 
-use farandole_device::Event;
-use farandole_plan::{Collective, Device, GroupId, Rank, ReduceOp, Request, Shape};
+use farandole_device::{Event, Signal};
+use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, plane};
 use farandole_tensor::Region;
 use farandole_trace::event::{NameId, ThreadId};
 
@@ -45,18 +47,20 @@ pub struct Submission {
     pub output: Option<Region>,
     /// When the input holds its data, if it lies on a device; without it, it does already.
     pub ready: Option<Event>,
+    /// Set when the request is over, well or not.
+    pub signal: Option<Signal>,
 }
 
 impl Submission {
     /// A request of the whole world whose result replaces the input (allreduce, broadcast, reduce) or lies in memory of
     /// its own (allgather, alltoall, reducescatter, gather, scatter).
     pub fn new(request: Request, input: Region) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: Some(input), output: None, ready: None }
+        Submission { group: GroupId::WORLD, request, input: Some(input), output: None, ready: None, signal: None }
     }
 
     /// A request of the whole world without memory (barrier, join).
     pub fn without_memory(request: Request) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: None, output: None, ready: None }
+        Submission { group: GroupId::WORLD, request, input: None, output: None, ready: None, signal: None }
     }
 
     /// The same for another group.
@@ -74,6 +78,12 @@ impl Submission {
     /// The same for memory on a device that holds its data after this event.
     pub fn ready_after(mut self, event: Event) -> Submission {
         self.ready = Some(event);
+        self
+    }
+
+    /// The same with a signal that is set when the request is over, well or not.
+    pub fn signalling(mut self, signal: Signal) -> Submission {
+        self.signal = Some(signal);
         self
     }
 
@@ -137,8 +147,6 @@ pub struct Outcome {
     pub last_joined: Option<Rank>,
     /// For a message between two ranks: the other one (inside the group).
     pub source: Option<Rank>,
-    /// When the result is there, if it lies on a device and is not there already.
-    pub ready: Option<Event>,
 }
 
 /// What a request that was not carried out leaves: why, and its memory.
@@ -276,30 +284,30 @@ impl Engine {
         self.shared.tensor_table.enter(submission.group, &submission.request, &self.recorder)
     }
 
-    /// Whether allreduces of device memory are carried out in a group: all its ranks are on one host and share memory.
+    /// Whether a collective on tensors in device memory is carried out there in a group: its ranks are on one host and
+    /// see each other's device memory. All ranks get the same answer.
     ///
     /// # Errors
     /// [`Error::UnknownGroup`] if there is none.
-    pub fn reduces_on_devices(&self, group: GroupId) -> Result<bool> {
-        self.shared.tensor_table.reaches_devices(group)
+    pub fn works_on_devices(&self, group: GroupId, collective: &Collective, _dtype: Dtype) -> Result<bool> {
+        Ok(plane::works_on_devices(collective) && self.shared.tensor_table.reaches_devices(group)?)
     }
 
     fn check_device(&self, submission: &Submission) -> Result<()> {
         let Submission { group, request, .. } = submission;
         let wrong = |what: &str| Err(Error::WrongMemory { name: Arc::clone(&request.name), what: what.into() });
-        match request.collective {
-            Collective::Allreduce { op: ReduceOp::Adasum, .. } => wrong("Adasum does not work in device memory"),
-            Collective::Allreduce { .. } if self.reduces_on_devices(*group)? => Ok(()),
-            Collective::Allreduce { .. } => wrong("the ranks of this group do not see each other's device memory"),
-            _ => wrong("only allreduces work in device memory"),
+        match request.collective.reduction() {
+            _ if self.works_on_devices(*group, &request.collective, request.dtype)? => Ok(()),
+            Some((ReduceOp::Adasum, ..)) => wrong("Adasum does not work in device memory"),
+            _ => wrong("the ranks of this group do not see each other's device memory"),
         }
     }
 
     fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
-        let Submission { group, request, input, output, ready } = submission;
+        let Submission { group, request, input, output, ready, signal } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
-        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output, ready };
+        let mut pending = Pending { name, mark, promise: Promise::new(recipient, signal), input, output, ready };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
         if push != Push::Quiet && self.recorder.is_on() {
             let stamped = |time_ns| {

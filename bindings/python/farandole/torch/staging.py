@@ -89,7 +89,7 @@ class DeviceWork:
         return self._handle.poll()
 
     def wait(self) -> list[_native.Result]:
-        """Returns when all are done; the current stream sees their results."""
+        """Returns when all are done."""
         if not self._handle.is_computed():
             _wait_for_carried_over()
             _native.phase_begin("device work")
@@ -97,7 +97,7 @@ class DeviceWork:
                 self._handle.wait_until_computed()
             finally:
                 _native.phase_end("device work")
-        self._handle.wait(current_place(self._device)[1])
+        self._handle.wait()
         return []
 
 

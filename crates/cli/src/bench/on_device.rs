@@ -112,9 +112,6 @@ impl OnDevice {
         for (tensor, outcome) in tensors.iter_mut().zip(tickets.wait_returning()) {
             let outcome = outcome.map_err(EngineError::from).with_context(|| tensor.request.name.to_string())?;
             tensor.region = outcome.input;
-            while !outcome.ready.as_ref().map_or(Ok(true), |event| event.has_happened())? {
-                std::hint::spin_loop();
-            }
         }
         Ok(())
     }

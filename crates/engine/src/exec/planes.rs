@@ -10,6 +10,7 @@ use std::sync::Arc;
 use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::choose::{Choices, Means};
+use farandole_plan::device;
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::plane::{self, Movement, Offer, Plane, Reach, Site};
 use farandole_plan::{Collective, ReduceOp, Schedule};
@@ -35,6 +36,8 @@ pub(crate) struct Prepared {
     pub(crate) layout: Layout,
     /// The steps on a built-in plane.
     schedule: Arc<Schedule>,
+    /// What is moved in device memory.
+    pub(crate) movement: Option<Arc<device::Movement>>,
     /// The mapped buffer that the bucket would like; zero: none.
     pub(crate) wants_mapped_bytes: usize,
     /// The mapped buffer that there was.
@@ -93,7 +96,8 @@ impl Planes {
         let wants_mapped =
             plan.staged && plane != Plane::Device && matches!(plan.collective, Collective::Allreduce { .. });
         let wants_mapped_bytes = if wants_mapped { Plane::Mapped.bytes(plan) as usize } else { 0 };
-        Prepared { plane, layout, schedule, wants_mapped_bytes, mapped_bytes }
+        let movement = (plane == Plane::Device).then(|| Arc::new(device::Movement::new(plan, self.here.size)));
+        Prepared { plane, layout, schedule, movement, wants_mapped_bytes, mapped_bytes }
     }
 
     /// What a rank takes a bucket to be, for its peers to compare: the bucket itself, and what its plane is chosen by.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use farandole_plan::Rank;
 use farandole_plan::agree::Bucket;
+use farandole_plan::device::Movement;
 use farandole_plan::plane::Plane;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
@@ -69,8 +70,7 @@ impl Group {
         let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut memory = prepared.layout.memory(&bucket, &self.table);
         let shares_memory = shares_memory(&self.mesh);
-        let on_device =
-            (prepared.plane == Plane::Device && bucket.plan.elems > 0).then(|| self.begin_on_device(&bucket));
+        let on_device = prepared.movement.as_ref().map(|movement| self.begin_on_device(&bucket, movement));
         self.show_begun(&bucket, shares_memory, on_device.as_deref());
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the flags overwritten. Steps through windows see to that themselves.
@@ -95,11 +95,11 @@ impl Group {
     }
 
     /// Begins a bucket in device memory.
-    fn begin_on_device(&mut self, bucket: &Bucket) -> Box<DeviceRun> {
+    fn begin_on_device(&mut self, bucket: &Bucket, movement: &Arc<Movement>) -> Box<DeviceRun> {
         let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share device memory have windows");
         let slot_bytes = windows.layout().small_bytes;
         let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
-        Box::new(DeviceRun::begin(device, bucket, &self.table, self.here.size, slot_bytes))
+        Box::new(DeviceRun::begin(device, bucket, movement, &self.table, self.here, slot_bytes))
     }
 
     /// Shows the other ranks of the host that this one has begun a bucket.
@@ -190,10 +190,10 @@ impl Group {
             *self.active.take().expect("invariant: a bucket that is done was running");
         self.record.travelled(&bucket, turn.now);
         prepared.layout.unload(memory, &bucket, &mut self.table, &mut self.fusion, &mut self.done);
-        if let Execution::Device(run) = &mut execution
-            && let Some(event) = run.take_done()
-        {
-            self.done.iter_mut().for_each(|(_, outcome)| outcome.ready = Some(event.clone()));
+        if let Execution::Device(run) = &mut execution {
+            for ((_, outcome), made) in self.done.iter_mut().zip(run.take_results()) {
+                outcome.output = made.or(outcome.output.take());
+            }
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);

@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use farandole_device::Error as DeviceError;
-use farandole_device::pretend::{Call as DeviceCall, DeviceFaults};
-use farandole_engine::{Config, Engine, Error, Submission, wait_all};
+use farandole_device::pretend::{Call as DeviceCall, DeviceFaults, Pretend};
+use farandole_engine::{Config, Engine, Error, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
 
-use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory, result};
+use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory};
 use crate::harness::reference::{Call, Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, run_hooked, sum};
 
@@ -19,51 +19,69 @@ const OPS: [ReduceOp; 5] = [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, Red
 /// Factors for contributions and results. Prescales are powers of two, so that everything stays exact.
 const FACTORS: [(f64, f64); 4] = [(1.0, 1.0), (0.25, 1.0), (1.0, 0.1), (0.5, 3.0)];
 
-fn reductions(size: usize) -> Vec<Solved> {
+/// Every collective, with every type and operation where it reduces.
+fn calls(size: usize) -> Vec<Solved> {
     let mut solved = Vec::new();
     for (turn, (dtype, op)) in Dtype::ALL.iter().flat_map(|dtype| OPS.map(|op| (*dtype, op))).enumerate() {
         let (prescale, postscale) = FACTORS[turn % FACTORS.len()];
-        let call = Call {
-            number: turn as u64,
-            group: GroupId::WORLD,
-            collective: Collective::Allreduce { op, prescale, postscale },
-            dtype,
-            rows: [1, 130, 3000, 70_001][turn % 4],
-            row_elems: 1,
-            batch: None,
-            priority: 0,
-            inputs: Inputs::Extreme,
-        };
-        solved.push(Solved::new(&call, turn as u64, &vec![false; size]));
+        let root = Rank((turn % size) as u32);
+        let collectives = [
+            Collective::Allreduce { op, prescale, postscale },
+            Collective::Reduce { root, op, prescale, postscale },
+            Collective::ReduceScatter { op, prescale, postscale },
+            match turn % 5 {
+                0 => Collective::Broadcast { root },
+                1 => Collective::Allgather,
+                2 => Collective::Alltoall { splits: None },
+                3 => Collective::Gather { root },
+                _ => Collective::Scatter { root, splits: None },
+            },
+        ];
+        for collective in collectives {
+            let call = Call {
+                number: solved.len() as u64,
+                group: GroupId::WORLD,
+                collective,
+                dtype,
+                rows: [1, 130, 3000, 0, 7001][turn % 5],
+                row_elems: [1, 3, 2][turn % 3],
+                batch: None,
+                priority: 0,
+                inputs: Inputs::Extreme,
+            };
+            solved.push(Solved::new(&call, turn as u64, &vec![false; size]));
+        }
     }
     solved
-}
-
-fn submission(solved: &Solved, me: usize) -> Submission {
-    let call = &solved.call;
-    let request = Request::new(format!("call{}", call.number), call.collective.clone(), call.dtype, [call.rows]);
-    Submission::new(request, Region::from_owned_bytes(OwnedBytes::from_slice(&solved.inputs[me]), call.dtype))
 }
 
 /// Runs all calls alone and together, with tensors that `place` puts somewhere.
 fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Submission) {
     let me = engine.rank().index();
-    let right = |solved: &Solved, how: &str, outcome| {
-        let result = contents(&result(outcome).unwrap());
+    let submission = |solved: &Solved| solved.submission(me, engine.size());
+    let right = |solved: &Solved, how: &str, outcome: Outcome| {
+        let result = contents(&outcome.into_result().unwrap());
         assert!(*result == *solved.expected.as_ref().unwrap()[me], "rank {me}, {how}: {:?}", solved.call);
     };
     for solved in all {
-        right(solved, "alone", engine.run(place(submission(solved, me))).unwrap());
+        right(solved, "alone", engine.run(place(submission(solved))).unwrap());
     }
     for solved in all {
-        let output = OwnedBytes::from_slice(&vec![0xa5; solved.inputs[me].len()]);
-        let apart = submission(solved, me).with_output(Region::from_owned_bytes(output, solved.call.dtype));
+        let is_reduce = matches!(solved.call.collective, Collective::Reduce { .. });
+        let len = solved.expected.as_ref().unwrap()[me].len();
+        let output = OwnedBytes::from_slice(&vec![0xa5; if is_reduce { solved.inputs[me].len() } else { len }]);
+        let apart = submission(solved).with_output(Region::from_owned_bytes(output, solved.call.dtype));
         let mut outcome = engine.run(place(apart)).unwrap();
         let input = outcome.input.take().unwrap();
-        right(solved, "apart", outcome);
         assert!(contents(&input) == solved.inputs[me], "the input of {:?} changed", solved.call);
+        if is_reduce && solved.call.collective.root() != Some(engine.rank()) {
+            let untouched = contents(&outcome.into_result().unwrap());
+            assert!(untouched.iter().all(|byte| *byte == 0xa5), "the output of {:?} changed", solved.call);
+            continue;
+        }
+        right(solved, "apart", outcome);
     }
-    let tickets: Vec<_> = all.iter().map(|solved| engine.submit(place(submission(solved, me))).unwrap()).collect();
+    let tickets: Vec<_> = all.iter().map(|solved| engine.submit(place(submission(solved))).unwrap()).collect();
     for (solved, outcome) in all.iter().zip(wait_all(tickets)) {
         right(solved, "together", outcome.unwrap());
     }
@@ -73,7 +91,7 @@ fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Subm
 fn tensors_on_devices_give_the_bits_of_host_memory() {
     for size in [2, 4] {
         ranks(size, Transport::Device, move |engine| {
-            let all = reductions(engine.size());
+            let all = calls(engine.size());
             for _ in 0..2 {
                 check_all(&engine, &all, |submission| moved(&engine, submission));
             }
@@ -84,7 +102,7 @@ fn tensors_on_devices_give_the_bits_of_host_memory() {
 #[test]
 fn tensors_that_cannot_be_mapped_are_packed() {
     ranks(3, Transport::Device, |engine| {
-        let all = reductions(engine.size());
+        let all = calls(engine.size());
         // On one rank, on all, and in turns.
         for rounds in 0..3 {
             let private = rounds == 1 || engine.rank().index() == rounds;
@@ -97,12 +115,14 @@ fn tensors_that_cannot_be_mapped_are_packed() {
 }
 
 #[test]
-fn device_memory_is_for_allreduces_of_ranks_that_share_a_host() {
+fn device_memory_is_for_ranks_that_share_a_host() {
     for (transport, expected) in [(Transport::Device, true), (Transport::Shm, false), (Transport::Tcp, false)] {
         ranks(2, transport, move |engine| {
-            assert_eq!(engine.reduces_on_devices(GroupId::WORLD).unwrap(), expected);
+            let works = |group, collective| engine.works_on_devices(group, &collective, Dtype::F32).unwrap();
+            assert_eq!(works(GroupId::WORLD, Collective::Allgather), expected);
+            assert!(!works(GroupId::WORLD, Collective::Barrier));
             let alone = engine.add_group(&[engine.rank()]);
-            assert!(alone.is_err() || !engine.reduces_on_devices(alone.unwrap()).unwrap());
+            assert!(alone.is_err() || !works(alone.unwrap(), Collective::Allgather));
         });
     }
     ranks(2, Transport::Shm, |engine| {
@@ -110,11 +130,35 @@ fn device_memory_is_for_allreduces_of_ranks_that_share_a_host() {
         assert!(error.contains("do not see each other's device memory"), "{error}");
     });
     ranks(2, Transport::Device, |engine| {
-        let collective = Collective::Broadcast { root: Rank(0) };
-        let broadcast =
-            Submission::new(Request::new("b", collective, Dtype::F32, [4u64]), Region::from_vec(vec![1f32; 4]));
-        let error = engine.submit(moved_to_private_memory(broadcast)).unwrap_err().to_string();
-        assert!(error.contains("only allreduces work in device memory"), "{error}");
+        let collective = Collective::Allreduce { op: ReduceOp::Adasum, prescale: 1.0, postscale: 1.0 };
+        let adasum =
+            Submission::new(Request::new("a", collective, Dtype::F32, [4u64]), Region::from_vec(vec![1f32; 4]));
+        let error = engine.submit(moved_to_private_memory(adasum)).unwrap_err().to_string();
+        assert!(error.contains("Adasum does not work in device memory"), "{error}");
+    });
+}
+
+/// A stream of the program waits for a request without the host, and goes on when the request is over, well or not.
+#[test]
+fn streams_wait_for_requests() {
+    let config = Config { deadline: Duration::from_secs(5), ..config() };
+    ranks_with(2, Transport::Device, config, |engine| {
+        let device = Pretend::new().device();
+        let wait = |name: &str| {
+            let (stream, signal) = (device.stream().unwrap(), device.signal().unwrap());
+            signal.make_wait(stream.handle()).unwrap();
+            let tensor = moved(&engine, sum(name, vec![1f32; 1000])).signalling(signal);
+            let ticket = engine.submit(tensor).unwrap();
+            stream.wait_until_empty().unwrap();
+            ticket.poll().expect("the stream has waited until the request was over")
+        };
+        let result = contents(&wait("well").unwrap().into_result().unwrap());
+        assert_eq!(result[..4], 2f32.to_ne_bytes());
+        engine.run(sum("both are here", vec![1f32])).unwrap();
+        match engine.rank() {
+            Rank(1) => engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned()),
+            _ => assert!(wait("not well").unwrap_err().to_string().contains("rank 1 was killed")),
+        }
     });
 }
 
@@ -165,7 +209,7 @@ fn check_fault(fault: DeviceFaults, victim: usize, words: &str, which: &str) {
             let tensor = if round % 2 == 0 { moved(&engine, tensor) } else { moved_to_private_memory(tensor) };
             match engine.run(tensor) {
                 Ok(outcome) => {
-                    let result = contents(&result(outcome).unwrap());
+                    let result = contents(&outcome.into_result().unwrap());
                     assert_eq!(result[..4], 2f32.to_ne_bytes());
                 }
                 Err(error) => return Some(error.to_string()),

@@ -26,8 +26,7 @@ use crate::harness::reference::{Call, Dice, Inputs, Solved};
 use crate::harness::{Transport, direct_ranks, ranks_with, request};
 use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
-use farandole_tensor::{OwnedBytes, Region};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 
 /// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
@@ -254,7 +253,7 @@ fn make_calls(
         let solved = solved[index].as_ref().unwrap();
         let members = program.members(solved.call.group);
         let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
-        pretend_device::moved(engine, submission(solved, me, members.len()))
+        pretend_device::moved(engine, solved.submission(me, members.len()))
     };
     if blocking {
         return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
@@ -272,28 +271,8 @@ fn make_calls(
     }
 }
 
-fn submission(solved: &Solved, me: usize, size: usize) -> Submission {
-    let call = &solved.call;
-    let rows = call.rows_of(me, size);
-    let collective = match call.collective {
-        Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
-        Collective::Scatter { root, .. } if root.index() == me => {
-            Collective::Scatter { root, splits: Some(call.splits(me, size)) }
-        }
-        ref other => other.clone(),
-    };
-    let request = Request::new(format!("call{}", call.number), collective, call.dtype, [rows, call.row_elems])
-        .in_batch(call.batch.clone())
-        .with_priority(call.priority);
-    if call.collective == Collective::Barrier {
-        return Submission::without_memory(request).in_group(call.group);
-    }
-    let bytes = OwnedBytes::from_slice(&solved.inputs[me]);
-    Submission::new(request, Region::from_owned_bytes(bytes, call.dtype)).in_group(call.group)
-}
-
 fn check(solved: &Solved, me: usize, outcome: Outcome) -> Option<u64> {
-    let result = pretend_device::contents(&pretend_device::result(outcome)?);
+    let result = pretend_device::contents(&outcome.into_result()?);
     if let Some(expected) = &solved.expected {
         assert!(*result == *expected[me], "rank {me} got a wrong result of {:?}", solved.call);
     }

@@ -1,19 +1,23 @@
 //! Buckets in device memory.
 //!
-//! Ranks of one host see each other's device memory: each tells where its tensors lie (`posting`), and maps what the
-//! others tell. When all have their data, the ranks that fold (`plan::device`) read the contributions where they lie
-//! and store the results there. Nothing is copied, except where other processes cannot map a tensor: then it is packed
-//! into a fusion buffer on the device, which they can. `run` has the steps.
+//! Ranks of one host see each other's device memory: each tells where its tensors lie (`tensors`, `posting`), and maps
+//! what the others tell. When all have their data, the ranks that work for a device (`plan::device`, `work`) read the
+//! contributions where they lie and store the results where they belong. Nothing is copied on the way, except where
+//! other processes cannot map a tensor: then it is packed into a fusion buffer on the device, which they can. Memory
+//! for results whose size only the agreement tells comes from `results`. `run` has the steps.
 //!
 //! Ranks meet through the same flags as on the host: *exposed* means that the contribution is there, *settled* that
-//! this rank has folded its share and uses no memory of others any more. The host looks at events and never waits for
+//! this rank has done its share and uses no memory of others any more. The host looks at events and never waits for
 //! the device, except where a collective is given up while kernels still use its memory.
 //!
 //! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
 //! there: a job on processors does not pay for it.
 
 mod posting;
+mod results;
 mod run;
+pub(crate) mod tensors;
+mod work;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,6 +27,7 @@ use std::sync::Arc;
 use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Result, Stream};
 use farandole_transport::Bell;
 
+use results::ResultPool;
 pub(crate) use run::DeviceRun;
 
 /// Opens a device by its number in this process.
@@ -37,14 +42,15 @@ pub(crate) struct DevicePlane {
 
 /// A device that this group uses.
 #[derive(Debug)]
-struct Opened {
-    device: Device,
+pub(crate) struct Opened {
+    pub(crate) device: Device,
     /// What the group does on the device runs in order.
-    stream: Stream,
+    pub(crate) stream: Stream,
     /// Where the driver is asked to wake us, beside that.
     doorbell: Stream,
     mappings: Mappings,
     exports: Exports,
+    results: ResultPool,
     fusion: Option<Allocation>,
 }
 
@@ -53,7 +59,8 @@ impl DevicePlane {
         DevicePlane { open, bell, opened: BTreeMap::new() }
     }
 
-    fn opened(&mut self, ordinal: u32) -> Result<&mut Opened> {
+    /// A device of this process, which is opened if need be.
+    pub(crate) fn opened(&mut self, ordinal: u32) -> Result<&mut Opened> {
         Ok(match self.opened.entry(ordinal) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Opened::new((self.open)(ordinal)?)?),
@@ -73,11 +80,11 @@ impl Opened {
     fn new(device: Device) -> Result<Opened> {
         let (stream, doorbell) = (device.stream()?, device.stream()?);
         let (mappings, exports) = (Mappings::new(device.clone()), Exports::new(device.clone()));
-        Ok(Opened { device, stream, doorbell, mappings, exports, fusion: None })
+        Ok(Opened { device, stream, doorbell, mappings, exports, results: ResultPool::default(), fusion: None })
     }
 
     /// A fusion buffer of at least this size on the device.
-    fn fusion(&mut self, bytes: usize) -> Result<&Allocation> {
+    pub(crate) fn fusion(&mut self, bytes: usize) -> Result<&Allocation> {
         match self.fusion.take() {
             Some(fusion) if fusion.len_bytes() >= bytes => Ok(self.fusion.insert(fusion)),
             smaller => {
@@ -98,6 +105,6 @@ impl fmt::Debug for DevicePlane {
 }
 
 /// A failure of a device, as one of this side.
-fn local(doing: impl Into<String>, error: DeviceError) -> farandole_transport::Error {
+pub(crate) fn local(doing: impl Into<String>, error: DeviceError) -> farandole_transport::Error {
     farandole_transport::Error::local(doing, std::io::Error::other(error))
 }

@@ -3,40 +3,109 @@
 //! It lies in the rank's small slot, which peers read when the rank has begun the operation:
 //!
 //! ```text
-//! exports: u32 | places: u32 | exports, EXPORT_BYTES each | places: (export: u64, address: u64) each
+//! form: u32 | exports: u32 | exports, EXPORT_BYTES each | places, 16 bytes each: (export: u64, address: u64)
 //! ```
 //!
-//! Addresses are the teller's own. A rank that has joined, and so has no tensors, tells nothing: no exports and no
-//! places. Decoding is total; whoever tells of memory beyond an allocation is named.
+//! The *form* says which places follow: none (a rank that has joined has no tensors), the inputs, which the results
+//! replace, the input and output of each tensor, or one for all: where a fusion buffer begins in which they are packed
+//! ([`packed`]). Tensors without elements lie nowhere. Addresses are the teller's own. How large each tensor is follows
+//! from the bucket, so decoding is total, and whoever tells of memory beyond an allocation is named.
 
 use std::collections::HashMap;
 
 use farandole_device::{EXPORT_BYTES, Export};
 
+use super::tensors::{Stretch, Tensor};
+
 /// Bytes of the two numbers in front.
 const HEAD_BYTES: usize = 8;
 /// Bytes of a place.
 const PLACE_BYTES: usize = 16;
+/// The export of a tensor that lies nowhere.
+const NOWHERE: u64 = u64::MAX;
+/// Where tensors begin in a fusion buffer, as frameworks' allocators place them.
+const PACKED_ALIGN_BYTES: u64 = 512;
+
+/// An export, by its place in a posting, and an address in it.
+type Place = Option<(usize, u64)>;
+
+/// Which places a posting has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    #[default]
+    Nothing = 0,
+    InPlace = 1,
+    Apart = 2,
+    Packed = 3,
+}
 
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Posting {
-    pub(super) exports: Vec<Export>,
-    /// For each tensor of the bucket, the export in which it lies and its address.
-    pub(super) places: Vec<(usize, u64)>,
+    form: Form,
+    exports: Vec<Export>,
+    places: Vec<Place>,
     /// Where the export of an allocation is.
     known: HashMap<u64, usize>,
 }
 
+/// Bytes of a tensor's input and output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EndBytes {
+    pub(super) input: u64,
+    pub(super) output: u64,
+}
+
+/// What another rank has told: where the inputs and outputs of its tensors lie.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Told {
+    pub(super) exports: Vec<Export>,
+    /// For each tensor; none if the rank has joined.
+    pub(super) places: Vec<(Place, Place)>,
+}
+
 impl Posting {
-    /// Adds a tensor that lies in this export.
-    pub(super) fn add(&mut self, export: &Export, address: u64) {
-        let exports = &mut self.exports;
-        let index = *self.known.entry(export.allocation).or_insert_with(|| {
-            exports.push(export.clone());
-            exports.len() - 1
-        });
-        self.places.push((index, address));
+    /// Tensors that lie where these exports say.
+    ///
+    /// # Errors
+    /// What `export` says of a tensor that others cannot map.
+    pub(super) fn of<E>(
+        tensors: &[Tensor],
+        mut export: impl FnMut(Stretch) -> Result<Export, E>,
+    ) -> Result<Posting, E> {
+        let in_place = tensors.iter().all(|tensor| tensor.output.bytes == 0 || tensor.output == tensor.input);
+        let form = match (tensors.is_empty(), in_place) {
+            (true, _) => Form::Nothing,
+            (_, true) => Form::InPlace,
+            _ => Form::Apart,
+        };
+        let mut posting = Posting { form, ..Posting::default() };
+        for tensor in tensors {
+            posting.add(tensor.input, &mut export)?;
+            if form == Form::Apart {
+                posting.add(tensor.output, &mut export)?;
+            }
+        }
+        Ok(posting)
+    }
+
+    /// Tensors that are packed from an address on.
+    pub(super) fn packed(export: Export, address: u64) -> Posting {
+        Posting { form: Form::Packed, exports: vec![export], places: vec![Some((0, address))], known: HashMap::new() }
+    }
+
+    fn add<E>(&mut self, stretch: Stretch, export: &mut impl FnMut(Stretch) -> Result<Export, E>) -> Result<(), E> {
+        if stretch.bytes == 0 {
+            self.places.push(None);
+            return Ok(());
+        }
+        let export = export(stretch)?;
+        let index = *self.known.entry(export.allocation).or_insert(self.exports.len());
+        if index == self.exports.len() {
+            self.exports.push(export);
+        }
+        self.places.push(Some((index, stretch.address)));
+        Ok(())
     }
 
     /// Bytes that it takes.
@@ -52,20 +121,24 @@ impl Posting {
             here.copy_from_slice(bytes);
             rest = after;
         };
+        put(&(self.form as u32).to_le_bytes());
         put(&(self.exports.len() as u32).to_le_bytes());
-        put(&(self.places.len() as u32).to_le_bytes());
         self.exports.iter().for_each(|export| put(&export.encode()));
-        for (export, address) in &self.places {
-            put(&(*export as u64).to_le_bytes());
+        for place in &self.places {
+            let (export, address) = place.map_or((NOWHERE, 0), |(export, address)| (export as u64, address));
+            put(&export.to_le_bytes());
             put(&address.to_le_bytes());
         }
     }
+}
 
-    /// Reads what a peer has written for tensors of these sizes.
+impl Told {
+    /// Reads what a peer has written of tensors of these sizes. `replaces` says that results replace inputs where
+    /// tensors are packed.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn read(slot: &[u8], sizes: &[u64]) -> Result<Posting, String> {
+    pub(super) fn read(slot: &[u8], sizes: &[EndBytes], replaces: bool) -> Result<Told, String> {
         let mut rest = slot;
         let mut take = |len: usize| {
             let (here, after) = rest.split_at_checked(len).ok_or("more places than there is room for")?;
@@ -73,24 +146,73 @@ impl Posting {
             Ok::<&[u8], &str>(here)
         };
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
-        let exports = number(take(4)?) as usize;
-        let places = number(take(4)?) as usize;
-        if places != 0 && places != sizes.len() {
-            return Err(format!("{places} places for {} tensors", sizes.len()));
-        }
-        let mut posting = Posting::default();
-        for _ in 0..exports {
+        let (form, count) = (number(take(4)?), number(take(4)?) as usize);
+        let mut exports = Vec::new();
+        for _ in 0..count {
             let bytes = take(EXPORT_BYTES)?.try_into().map_err(|_| "half an export")?;
-            posting.exports.push(Export::decode(bytes));
+            exports.push(Export::decode(bytes));
         }
-        for size in &sizes[..places] {
-            let (export, address) = (number(take(8)?) as usize, number(take(8)?));
-            if !posting.exports.get(export).is_some_and(|export| export.contains(address, *size)) {
-                return Err(format!("{size} bytes at {address:#x}, which lie in no allocation that it told of"));
+        let mut next = |bytes: u64| {
+            let (export, address) = (number(take(8)?), number(take(8)?));
+            check(&exports, export, address, bytes)
+        };
+        let mut places = Vec::new();
+        match form {
+            0 => {}
+            1 => {
+                for size in sizes {
+                    let input = next(size.input.max(size.output))?;
+                    places.push((input, input.filter(|_| size.output > 0)));
+                }
             }
-            posting.places.push((export, address));
+            2 => {
+                for size in sizes {
+                    places.push((next(size.input)?, next(size.output)?));
+                }
+            }
+            3 => {
+                let (offsets, total) = packed(sizes, replaces);
+                let (export, start) = next(total)?.ok_or("nothing is packed")?;
+                let place = |bytes: u64, offset: u64| (bytes > 0).then_some((export, start + offset));
+                places = (sizes.iter().zip(offsets))
+                    .map(|(size, (input, output))| (place(size.input, input), place(size.output, output)))
+                    .collect();
+            }
+            other => return Err(format!("a posting of the unknown form {other}")),
         }
-        Ok(posting)
+        Ok(Told { exports, places })
+    }
+}
+
+/// Where tensors of these sizes begin in a fusion buffer: inputs and outputs, and how long it is.
+pub(super) fn packed(sizes: &[EndBytes], replaces: bool) -> (Vec<(u64, u64)>, u64) {
+    let mut end = 0_u64;
+    let mut next = |bytes: u64| {
+        let start = end;
+        end = (end + bytes).next_multiple_of(PACKED_ALIGN_BYTES);
+        start
+    };
+    let offsets = (sizes.iter())
+        .map(|size| match replaces {
+            true => {
+                let both = next(size.input);
+                (both, both)
+            }
+            false => (next(size.input), next(size.output)),
+        })
+        .collect();
+    (offsets, end)
+}
+
+/// A place, if so many bytes lie there.
+fn check(exports: &[Export], export: u64, address: u64, bytes: u64) -> Result<Place, String> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let place = exports.get(export as usize).filter(|export| export.contains(address, bytes));
+    match place {
+        Some(_) => Ok(Some((export as usize, address))),
+        None => Err(format!("{bytes} bytes at {address:#x}, which lie in no allocation that it told of")),
     }
 }
 
@@ -100,44 +222,70 @@ mod tests {
 
     use super::*;
 
-    fn export(allocation: u64, base: u64) -> Export {
-        Export { process: 7, device: Uuid([1; 16]), allocation, base, bytes: 1000, handle: [2; 64] }
+    fn export(stretch: Stretch) -> Result<Export, String> {
+        let base = stretch.address / 10_000 * 10_000;
+        Ok(Export { process: 7, device: Uuid([1; 16]), allocation: base, base, bytes: 1000, handle: [2; 64] })
     }
 
-    fn posting() -> Posting {
-        let mut posting = Posting::default();
-        for (export, address) in [(export(1, 0), 0), (export(2, 5000), 5100), (export(1, 0), 600)] {
-            posting.add(&export, address);
-        }
-        posting
+    fn stretch(address: u64, bytes: u64) -> Stretch {
+        Stretch { address, bytes }
+    }
+
+    fn sizes(tensors: &[Tensor]) -> Vec<EndBytes> {
+        tensors.iter().map(|tensor| EndBytes { input: tensor.input.bytes, output: tensor.output.bytes }).collect()
+    }
+
+    fn tensors() -> Vec<Tensor> {
+        let in_place = |address, bytes| Tensor { input: stretch(address, bytes), output: stretch(address, bytes) };
+        vec![in_place(0, 600), in_place(50_100, 900), in_place(600, 400)]
+    }
+
+    fn written(posting: &Posting) -> Vec<u8> {
+        let mut slot = vec![0xff; 1024];
+        posting.write(&mut slot);
+        slot
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let (posting, mut slot) = (posting(), vec![0xff; 512]);
-        posting.write(&mut slot);
-        assert_eq!(posting.exports.len(), 2);
-        let read = Posting::read(&slot, &[600, 900, 400]).unwrap();
-        assert_eq!((read.exports, read.places), (posting.exports, posting.places));
+        let mut tensors = tensors();
+        let in_place = Posting::of(&tensors, export).unwrap();
+        let told = Told::read(&written(&in_place), &sizes(&tensors), true).unwrap();
+        assert_eq!((told.exports.len(), told.places[1]), (2, (Some((1, 50_100)), Some((1, 50_100)))));
+        // A root's result, and an input without elements.
+        tensors[0].output = stretch(90_000, 64);
+        tensors[1].input.bytes = 0;
+        tensors[2].output.bytes = 0;
+        let apart = Posting::of(&tensors, export).unwrap();
+        let told = Told::read(&written(&apart), &sizes(&tensors), false).unwrap();
+        let expected = [(Some((0, 0)), Some((1, 90_000))), (None, Some((2, 50_100))), (Some((0, 600)), None)];
+        assert_eq!(told.places, expected);
+    }
+
+    #[test]
+    fn packed_tensors_lie_one_behind_another() {
+        let sizes = [EndBytes { input: 100, output: 10 }, EndBytes { input: 0, output: 200 }];
+        assert_eq!(packed(&sizes, false), (vec![(0, 512), (1024, 1024)], 1536));
+        let whole = Export { bytes: 2000, ..export(stretch(20_000, 1)).unwrap() };
+        let told = Told::read(&written(&Posting::packed(whole, 20_100)), &sizes, false).unwrap();
+        assert_eq!(told.places, [(Some((0, 20_100)), Some((0, 20_612))), (None, Some((0, 21_124)))]);
     }
 
     #[test]
     fn nothing_is_told_by_who_has_nothing() {
-        let mut slot = [1; 16];
-        Posting::default().write(&mut slot);
-        let read = Posting::read(&slot, &[4, 4]).unwrap();
-        assert!(read.exports.is_empty() && read.places.is_empty());
+        let told = Told::read(&written(&Posting::default()), &[EndBytes { input: 4, output: 4 }], true).unwrap();
+        assert_eq!(told, Told::default());
     }
 
     #[test]
     fn nonsense_is_named() {
-        let mut slot = vec![0; 512];
-        posting().write(&mut slot);
-        assert!(Posting::read(&slot, &[600, 901, 400]).unwrap_err().contains("lie in no allocation"));
-        assert!(Posting::read(&slot, &[600]).unwrap_err().contains("3 places for 1 tensors"));
-        assert!(Posting::read(&slot[..100], &[600, 900, 400]).unwrap_err().contains("room"));
-        for garbage in [&[][..], &[1, 2, 3], &[255; 64]] {
-            assert!(Posting::read(garbage, &[1, 2]).is_err());
+        let (tensors, posting) = (tensors(), Posting::of(&tensors(), export).unwrap());
+        let (slot, mut larger) = (written(&posting), sizes(&tensors));
+        larger[1] = EndBytes { input: 901, output: 901 };
+        assert!(Told::read(&slot, &larger, true).unwrap_err().contains("lie in no allocation"));
+        assert!(Told::read(&slot[..100], &sizes(&tensors), true).unwrap_err().contains("room"));
+        for garbage in [&[][..], &[1, 2, 3], &[255; 64], &[9, 0, 0, 0, 0, 0, 0, 0]] {
+            assert!(Told::read(garbage, &larger, false).is_err());
         }
     }
 }

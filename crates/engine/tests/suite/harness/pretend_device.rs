@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use farandole_device::pretend::{DeviceFaults, Pretend};
 use farandole_device::{Device, DeviceCopy, Uuid};
-use farandole_engine::{Engine, Hooks, OpenDevice, Outcome, Submission};
-use farandole_plan::{Collective, ReduceOp};
+use farandole_engine::{Engine, Hooks, OpenDevice, Submission};
+use farandole_plan::Request;
 use farandole_tensor::Region;
 
 /// Looks at an event before it happens.
@@ -42,13 +42,13 @@ fn private() -> &'static Device {
     DEVICE.get_or_init(|| Pretend::new().private().device())
 }
 
-/// The same submission with its tensors on a device, if the engine reduces them there.
+/// The same submission with its tensors on a device, if the engine works on them there.
 pub fn moved(engine: &Engine, submission: Submission) -> Submission {
-    let folds = matches!(submission.request.collective, Collective::Allreduce { op, .. } if op != ReduceOp::Adasum);
-    if !folds || !engine.reduces_on_devices(submission.group).unwrap() {
-        return submission;
+    let Request { collective, dtype, .. } = &submission.request;
+    match engine.works_on_devices(submission.group, collective, *dtype).unwrap() {
+        true => on_device(submission, program()),
+        false => submission,
     }
-    on_device(submission, program())
 }
 
 /// The same in memory that other ranks cannot map.
@@ -86,12 +86,4 @@ pub fn contents(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len_bytes()];
     program().read_and_wait(place.address, &mut bytes).unwrap();
     bytes
-}
-
-/// The result of an outcome, when it is there.
-pub fn result(outcome: Outcome) -> Option<Region> {
-    if let Some(event) = &outcome.ready {
-        while !event.has_happened().unwrap() {}
-    }
-    outcome.into_result()
 }

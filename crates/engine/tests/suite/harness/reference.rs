@@ -10,8 +10,10 @@
 
 use std::sync::Arc;
 
+use farandole_engine::Submission;
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Dtype, GroupId, ReduceOp};
+use farandole_plan::{Collective, Dtype, GroupId, ReduceOp, Request};
+use farandole_tensor::{OwnedBytes, Region};
 
 /// One call of a random program, the same on all ranks.
 #[derive(Clone, Debug)]
@@ -76,6 +78,27 @@ impl Solved {
         let expected = expected(call, &inputs, joined);
         let inputs = inputs.iter().map(|values| encode_all(call.dtype, values)).collect();
         Solved { call: call.clone(), inputs, expected }
+    }
+
+    /// The request of one rank, with its input.
+    pub fn submission(&self, me: usize, size: usize) -> Submission {
+        let call = &self.call;
+        let rows = call.rows_of(me, size);
+        let collective = match call.collective {
+            Collective::Alltoall { .. } => Collective::Alltoall { splits: Some(call.splits(me, size)) },
+            Collective::Scatter { root, .. } if root.index() == me => {
+                Collective::Scatter { root, splits: Some(call.splits(me, size)) }
+            }
+            ref other => other.clone(),
+        };
+        let request = Request::new(format!("call{}", call.number), collective, call.dtype, [rows, call.row_elems])
+            .in_batch(call.batch.clone())
+            .with_priority(call.priority);
+        if call.collective == Collective::Barrier {
+            return Submission::without_memory(request).in_group(call.group);
+        }
+        let bytes = OwnedBytes::from_slice(&self.inputs[me]);
+        Submission::new(request, Region::from_owned_bytes(bytes, call.dtype)).in_group(call.group)
     }
 }
 

@@ -1,0 +1,155 @@
+//! What a rank queues on its device for a bucket: the folds and copies of its share.
+//!
+//! The [`Share`] of a rank follows from where all tensors lie (`plan::device`); ranks that do not work for a device
+//! have none. Folds of a bucket become one launch, or a few where there are many tensors; so do copies.
+
+use farandole_device::{DeviceCopy, DeviceFold, Mappings, Result, Stream, Uuid};
+use farandole_plan::device::{self, Move, Receivers};
+use farandole_plan::fuse::BucketPlan;
+use farandole_plan::{Collective, ReduceOp};
+use farandole_tensor::Finish;
+
+use super::posting::Told;
+
+/// Where a rank's tensors lie in this process: input and output of each, or nothing on a rank that has joined.
+pub(super) type Places = Option<Vec<(u64, u64)>>;
+
+/// Which part of the work is this rank's.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Ranks that work.
+    folders: usize,
+    /// This rank among them.
+    folder: usize,
+    /// Whether this rank stores what a rank gets of copies.
+    serves: Vec<bool>,
+}
+
+impl Share {
+    /// That of the rank `me`, if it works for a device.
+    pub(super) fn of(told: &[Told], me: usize) -> Option<Share> {
+        let device_of = |told: &Told| told.exports.first().map(|export| export.device);
+        let devices: Vec<Option<Uuid>> = told.iter().map(device_of).collect();
+        let folders = device::folders(&devices);
+        let folder = folders.iter().position(|&local_rank| local_rank == me)?;
+        let serves = devices.iter().map(|device| device.is_some() && *device == devices[me]).collect();
+        Some(Share { folders: folders.len(), folder, serves })
+    }
+}
+
+/// Where the tensors that a rank has told of lie in this process.
+///
+/// # Errors
+/// If its memory is gone, or out of reach.
+pub(super) fn translate(mappings: &mut Mappings, told: &Told) -> Result<Places> {
+    if told.places.is_empty() {
+        return Ok(None);
+    }
+    let bases = told.exports.iter().map(|export| mappings.translate(export).map(|base| (base, export.base)));
+    let bases: Vec<(u64, u64)> = bases.collect::<Result<_>>()?;
+    // What has no elements lies nowhere, and nothing is done with it.
+    let here = |place: Option<(usize, u64)>| {
+        place.map_or(0, |(export, address)| {
+            let (base, theirs) = bases[export];
+            base + (address - theirs)
+        })
+    };
+    Ok(Some(told.places.iter().map(|&(input, output)| (here(input), here(output))).collect()))
+}
+
+/// Queues this rank's share of a bucket, and says whether there was any.
+///
+/// # Errors
+/// If the driver refuses, or the device has failed.
+pub(super) fn queue(
+    stream: &Stream,
+    plan: &BucketPlan,
+    moves: &[Move],
+    places: &[Places],
+    share: &Share,
+    size: usize,
+) -> Result<bool> {
+    let folded = queue_folds(stream, plan, moves, places, share, size)?;
+    let copies = copies(plan, moves, places, share);
+    stream.copy(&copies)?;
+    Ok(folded || !copies.is_empty())
+}
+
+fn queue_folds(
+    stream: &Stream,
+    plan: &BucketPlan,
+    moves: &[Move],
+    places: &[Places],
+    share: &Share,
+    size: usize,
+) -> Result<bool> {
+    let Some((op, prescale, postscale)) = plan.collective.reduction() else { return Ok(false) };
+    assert_ne!(op, ReduceOp::Adasum, "invariant: Adasum is no fold");
+    let contributions: Vec<&Vec<(u64, u64)>> = places.iter().flatten().collect();
+    let in_place = matches!(plan.collective, Collective::Allreduce { .. })
+        && contributions.iter().all(|tensors| tensors.iter().all(|(input, output)| input == output));
+    let folds: Vec<Fold> = moves.iter().filter_map(|one| Fold::of(one, places)).collect();
+    let lengths: Vec<u64> = folds.iter().map(|fold| fold.len).collect();
+    let elem_bytes = plan.dtype.size_bytes() as u64;
+    let (mut elems, mut addresses, mut targets) = (Vec::new(), Vec::new(), 0);
+    for (number, span) in device::share(&lengths, share.folders, share.folder) {
+        let Fold { part, source_start, target_start, to, .. } = folds[number];
+        let source = (source_start + span.start) * elem_bytes;
+        elems.push(span.len);
+        addresses.extend(contributions.iter().map(|tensors| tensors[part].0 + source));
+        if in_place {
+            continue;
+        }
+        let target = (target_start + span.start) * elem_bytes;
+        let before = addresses.len();
+        let stored = |tensors: &Vec<(u64, u64)>| tensors[part].1 + target;
+        match to {
+            Receivers::All => addresses.extend(contributions.iter().map(|tensors| stored(tensors))),
+            Receivers::One(rank) => addresses.extend(places[rank].iter().map(stored)),
+        }
+        targets = addresses.len() - before;
+    }
+    if elems.is_empty() {
+        return Ok(false);
+    }
+    let finish = Finish::new(plan.dtype, op, size as u64, postscale);
+    let (dtype, ranks) = (plan.dtype, contributions.len());
+    stream.fold(&DeviceFold { dtype, op, prescale, finish, ranks, targets, elems: &elems, addresses: &addresses })?;
+    Ok(true)
+}
+
+/// A fold whose result somebody gets.
+struct Fold {
+    part: usize,
+    source_start: u64,
+    len: u64,
+    target_start: u64,
+    to: Receivers,
+}
+
+impl Fold {
+    fn of(one: &Move, places: &[Places]) -> Option<Fold> {
+        let Move::Fold { part, source, target_start, to } = *one else { return None };
+        // A rank that has joined wants no result.
+        let wanted = match to {
+            Receivers::All => true,
+            Receivers::One(rank) => places[rank].is_some(),
+        };
+        wanted.then_some(Fold { part, source_start: source.start, len: source.len, target_start, to })
+    }
+}
+
+fn copies(plan: &BucketPlan, moves: &[Move], places: &[Places], share: &Share) -> Vec<DeviceCopy> {
+    let elem_bytes = plan.dtype.size_bytes() as u64;
+    let copy = |one: &Move| {
+        let Move::Copy { part, from, source, to, target_start } = *one else { return None };
+        let (sender, receiver) = (places[from].as_ref()?, places[to].as_ref()?);
+        let copy = DeviceCopy {
+            source: sender[part].0 + source.start * elem_bytes,
+            target: receiver[part].1 + target_start * elem_bytes,
+            bytes: source.len * elem_bytes,
+        };
+        (share.serves[to] && copy.source != copy.target).then_some(copy)
+    };
+    moves.iter().filter_map(copy).collect()
+}
