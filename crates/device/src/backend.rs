@@ -3,6 +3,7 @@
 //! Handles are numbers here; [`crate::Device`], [`crate::Stream`], [`crate::Event`] and [`crate::Allocation`] own them.
 
 use std::fmt::Debug;
+use std::ptr::NonNull;
 
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
@@ -13,8 +14,11 @@ use crate::{Export, Info, Result, SignalWord};
 /// where they lie, or in other places. With one contribution and another target it is a copy that scales.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceFold<'a> {
-    /// The element type. Halves are combined and finished as singles and rounded once.
+    /// The element type of the contributions. Halves are combined and finished as singles and rounded once.
     pub dtype: Dtype,
+    /// The element type of the result: the same, or single precision for halves and halves for single precision
+    /// ([`DeviceFold::can_store`]), in other places than the contributions.
+    pub stored: Dtype,
     /// How contributions are combined; Average is a Sum with a finish. Not Adasum.
     pub op: ReduceOp,
     /// Multiplied with every contribution first.
@@ -33,6 +37,13 @@ pub struct DeviceFold<'a> {
 }
 
 impl DeviceFold<'_> {
+    /// Whether contributions of one type can be combined to a result of another one.
+    pub fn can_store(dtype: Dtype, stored: Dtype, op: ReduceOp) -> bool {
+        let is_half = |dtype| matches!(dtype, Dtype::F16 | Dtype::BF16);
+        let sums = matches!(op, ReduceOp::Sum | ReduceOp::Average);
+        dtype == stored || is_half(dtype) && stored == Dtype::F32 || dtype == Dtype::F32 && is_half(stored) && sums
+    }
+
     /// Addresses of each segment.
     pub(crate) fn width(&self) -> usize {
         self.ranks + self.targets
@@ -135,6 +146,27 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// As [`Backend::record`].
     fn fold(&self, stream: u64, folding: &DeviceFold<'_>) -> Result<()>;
+
+    /// Host memory that the device copies to and from without the driver's help.
+    ///
+    /// # Errors
+    /// If there is none left.
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>>;
+
+    /// Gives such memory back. Nothing may use it any more.
+    fn free_pinned(&self, memory: NonNull<u8>);
+
+    /// Queues a copy from the device to pinned memory of so many bytes.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn copy_to_pinned(&self, stream: u64, source: u64, target: NonNull<u8>, bytes: usize) -> Result<()>;
+
+    /// Queues a copy from pinned memory of so many bytes to the device.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn copy_from_pinned(&self, stream: u64, source: NonNull<u8>, target: u64, bytes: usize) -> Result<()>;
 
     /// Queues copies between memory of devices.
     ///

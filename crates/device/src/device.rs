@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Allocation, Backend, Event, Export, Result, Signal, Stream};
+use crate::{Allocation, Backend, Event, Export, Pinned, Result, Signal, Stream};
 
 /// The number of a physical device, which does not depend on what a process may see of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +66,14 @@ impl Device {
     /// If there is none left.
     pub fn allocate(&self, bytes: usize) -> Result<Allocation> {
         Allocation::new(Arc::clone(&self.backend), bytes)
+    }
+
+    /// Host memory that this device copies to and from.
+    ///
+    /// # Errors
+    /// If there is none left.
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<Pinned> {
+        Pinned::new(Arc::clone(&self.backend), bytes)
     }
 
     /// A stream.

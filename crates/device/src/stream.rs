@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Backend, DeviceCopy, DeviceFold, Event, Result};
+use crate::{Backend, DeviceCopy, DeviceFold, Event, Pinned, Result};
 
 /// Work in it runs in the order in which it was queued.
 pub struct Stream {
@@ -54,9 +54,13 @@ impl Stream {
     /// As [`Stream::record`].
     ///
     /// # Panics
-    /// If there is not one address for each contribution and target of each segment.
+    /// If there is not one address for each contribution and target of each segment, or the result cannot have this
+    /// type.
     pub fn fold(&self, folding: &DeviceFold<'_>) -> Result<()> {
         assert_eq!(folding.addresses.len(), folding.elems.len() * folding.width(), "one address for each place");
+        let can_store = DeviceFold::can_store(folding.dtype, folding.stored, folding.op);
+        let apart = folding.dtype == folding.stored || folding.targets > 0;
+        assert!(can_store && apart, "{} of {} is not stored as {}", folding.op, folding.dtype, folding.stored);
         if folding.elems.iter().all(|&elems| elems == 0) { Ok(()) } else { self.backend.fold(self.handle, folding) }
     }
 
@@ -66,6 +70,30 @@ impl Stream {
     /// As [`Stream::record`].
     pub fn copy(&self, copies: &[DeviceCopy]) -> Result<()> {
         if copies.iter().all(|copy| copy.bytes == 0) { Ok(()) } else { self.backend.copy(self.handle, copies) }
+    }
+
+    /// Queues a copy from the device to the front of pinned memory. Nobody touches it before that is done.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    ///
+    /// # Panics
+    /// If there is not as much.
+    pub fn copy_to_pinned(&self, source: u64, target: &mut Pinned, bytes: usize) -> Result<()> {
+        assert!(bytes <= target.len_bytes(), "the bytes fit");
+        if bytes == 0 { Ok(()) } else { self.backend.copy_to_pinned(self.handle, source, target.memory(), bytes) }
+    }
+
+    /// Queues a copy of the front of pinned memory to the device. Nobody writes to it before that is done.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    ///
+    /// # Panics
+    /// If there is not as much.
+    pub fn copy_from_pinned(&self, source: &mut Pinned, target: u64, bytes: usize) -> Result<()> {
+        assert!(bytes <= source.len_bytes(), "the bytes are there");
+        if bytes == 0 { Ok(()) } else { self.backend.copy_from_pinned(self.handle, source.memory(), target, bytes) }
     }
 
     /// Waits until everything that is queued is done.

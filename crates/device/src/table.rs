@@ -64,6 +64,7 @@ pub(crate) fn of_fold(folding: &DeviceFold<'_>) -> Vec<Launch> {
     assert!(most <= MAX_RANKS, "a fold of at most {MAX_RANKS} contributions");
     let mut launches = vec![Launch::empty()];
     for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.width())) {
+        // Where the result has another type, blocks are counted by contributions, too.
         let bytes = elems * folding.dtype.size_bytes() as u64;
         put(&mut launches, bytes, *elems, addresses.iter().copied());
     }
@@ -105,6 +106,7 @@ mod tests {
         let (elems, addresses) = (vec![9000; 300], (0..900).collect::<Vec<u64>>());
         let folding = DeviceFold {
             dtype: Dtype::F32,
+            stored: Dtype::F32,
             op: ReduceOp::Sum,
             prescale: 1.0,
             finish: Finish::Nothing,

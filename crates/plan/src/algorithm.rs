@@ -177,6 +177,15 @@ impl Tuning {
     }
 }
 
+/// Steps of rank `me` in the phase of a hierarchical allreduce that crosses hosts: its shard, of `elems` elements, lies
+/// at the front of [`crate::Buffer::Work`], and the holders of the same shard on all hosts combine theirs.
+pub fn allreduce_across(elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Schedule {
+    match elems {
+        0 => Schedule::default(),
+        _ => hierarchical::allreduce_across(elems, topology, me, tuning),
+    }
+}
+
 /// Steps of rank `me` in an allreduce of `elems` elements, in place in [`crate::Buffer::Work`].
 ///
 /// # Panics

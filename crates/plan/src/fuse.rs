@@ -139,11 +139,17 @@ impl BucketPlan {
     pub fn holds_until_all_entered(&self) -> bool {
         match self.collective {
             // On devices ranks work when all have come, wherever the tensors lie.
-            _ if self.device == Placement::Gpu => true,
+            _ if self.device == Placement::Gpu => self.has_elems(),
             Collective::Allreduce { .. } => self.staged && self.elems > 0,
             Collective::Barrier => true,
             _ => false,
         }
+    }
+
+    /// Whether any rank has anything to send.
+    fn has_elems(&self) -> bool {
+        let sends = |item: &Item| item.row_elems() > 0 && item.rows.iter().any(|&rows| rows > 0);
+        self.elems > 0 || self.collective.exchanges() && self.parts.iter().any(|part| sends(&part.item))
     }
 
     fn lay_out_tensors(&mut self) {

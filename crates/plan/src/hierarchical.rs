@@ -108,6 +108,12 @@ pub(crate) fn allreduce_window(span: Span, topology: &Topology, me: Rank, tuning
     rounds.schedule(steps)
 }
 
+/// Steps of rank `me` for phase 2 alone, of a shard of so many elements that lies at the front of its work buffer: for
+/// ranks whose hosts fold elsewhere.
+pub(crate) fn allreduce_across(elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Schedule {
+    Schedule::new(across(Span { start: 0, len: elems }, topology, me, tuning))
+}
+
 /// Phase 2: allreduce of one shard among its holders on all hosts.
 fn across(shard: Span, topology: &Topology, me: Rank, tuning: &Tuning) -> Vec<Step> {
     let team = Team::new(topology.cross_ranks(topology.local_rank(me)), me);

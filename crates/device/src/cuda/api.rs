@@ -84,6 +84,9 @@ functions! {
     mem_alloc(*mut Pointer, usize) = "cuMemAlloc_v2";
     mem_free(Pointer) = "cuMemFree_v2";
     mem_host_alloc(*mut *mut c_void, usize, c_uint) = "cuMemHostAlloc";
+    mem_free_host(*mut c_void) = "cuMemFreeHost";
+    memcpy_htod_async(Pointer, *const c_void, usize, Handle) = "cuMemcpyHtoDAsync_v2";
+    memcpy_dtoh_async(*mut c_void, Pointer, usize, Handle) = "cuMemcpyDtoHAsync_v2";
     mem_host_get_device_pointer(*mut Pointer, *mut c_void, c_uint) = "cuMemHostGetDevicePointer_v2";
     mem_get_address_range(*mut Pointer, *mut usize, Pointer) = "cuMemGetAddressRange_v2";
     pointer_get_attribute(*mut c_void, c_int, Pointer) = "cuPointerGetAttribute";

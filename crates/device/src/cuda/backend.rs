@@ -1,7 +1,7 @@
 //! The driver's calls behind [`crate::Backend`]: [`Cuda`].
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use super::api::{Api, Context, Handle, IpcHandle, NOT_READY, OUT_OF_MEMORY};
 use super::kernels::Kernels;
@@ -16,6 +16,8 @@ const DISABLE_TIMING: u32 = 2;
 const ENABLE_PEER_ACCESS: u32 = 1;
 /// The stream of calls that name none.
 const DEFAULT_STREAM: u64 = 0;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for all contexts.
+const PORTABLE: u32 = 1;
 /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of an allocation, unique in a process.
 const BUFFER_ID: c_int = 7;
 
@@ -199,6 +201,37 @@ impl Backend for Cuda {
         table::of_fold(folding)
             .iter()
             .try_for_each(|launch| self.kernels.fold(self.api, handle(stream), launch, folding))
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let _current = self.enter()?;
+        let mut memory = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let code = unsafe { (self.api.mem_host_alloc)(&raw mut memory, bytes, PORTABLE) };
+        self.api.check("cuMemHostAlloc", code)?;
+        Ok(NonNull::new(memory.cast()).expect("invariant: the driver gives memory or an error"))
+    }
+
+    fn free_pinned(&self, memory: NonNull<u8>) {
+        let Ok(_current) = self.enter() else { return };
+        // SAFETY: the memory came from `allocate_pinned`, and its owner is gone.
+        self.tell(self.api.check("cuMemFreeHost", unsafe { (self.api.mem_free_host)(memory.as_ptr().cast()) }));
+    }
+
+    fn copy_to_pinned(&self, stream: u64, source: u64, target: NonNull<u8>, bytes: usize) -> Result<()> {
+        let _current = self.enter()?;
+        let target = target.as_ptr().cast();
+        // SAFETY: whoever gives the address has promised memory there; the target has so many bytes (`Stream`).
+        let code = unsafe { (self.api.memcpy_dtoh_async)(target, source, bytes, handle(stream)) };
+        self.api.check("cuMemcpyDtoHAsync", code)
+    }
+
+    fn copy_from_pinned(&self, stream: u64, source: NonNull<u8>, target: u64, bytes: usize) -> Result<()> {
+        let _current = self.enter()?;
+        let source = source.as_ptr().cast_const().cast();
+        // SAFETY: as in `copy_to_pinned`.
+        let code = unsafe { (self.api.memcpy_htod_async)(target, source, bytes, handle(stream)) };
+        self.api.check("cuMemcpyHtoDAsync", code)
     }
 
     fn copy(&self, stream: u64, copies: &[DeviceCopy]) -> Result<()> {

@@ -529,6 +529,35 @@ DEVICE void fold(
     }
 }
 
+// ---- Folding to another type --------------------------------------------------------------------
+//
+// Partial results of halves between hosts are singles, and gradients may travel as halves. The result never lies where
+// contributions do. Whoever uses these waits for a network, so that they go element by element.
+
+template <class E, class Stored, template <class> class Operation>
+DEVICE void fold_as(const Table &table, u32 count, u32 ranks, u32 targets, u32 finish, double prescale, double factor) {
+    using Op = Operation<E>;
+    using In = typename E::Bits;
+    using Out = typename Stored::Bits;
+    enum : u32 { BLOCK_ELEMS = BLOCK_BYTES / sizeof(In) };
+    const u32 row = find_row(table, count, ranks + targets + 2);
+    const u64 *const addresses = table.words + row + 2, *const stores = addresses + ranks;
+    const u64 first = (blockIdx.x - table.words[row]) * BLOCK_ELEMS, elems = table.words[row + 1];
+    const u64 end = first + BLOCK_ELEMS < elems ? first + BLOCK_ELEMS : elems;
+    const FloatScaling<E> scaling(prescale, finish, factor);
+#pragma unroll 1
+    for (u64 elem = first + threadIdx.x; elem < end; elem += THREADS) {
+        typename E::Number folded = Op::neutral();
+#pragma unroll 1
+        for (u32 rank = 0; rank < ranks; rank++) {
+            folded = Op::apply(folded, scaling.before(E::widen(global<const In>(addresses[rank])[elem])));
+        }
+        const Out finished = Stored::narrow(scaling.after(folded));
+#pragma unroll 1
+        for (u32 store = 0; store < targets; store++) global<Out>(stores[store])[elem] = finished;
+    }
+}
+
 // ---- Copying ------------------------------------------------------------------------------------
 
 // Copies what lies at multiples of the size of T, and returns how many bytes that were.
@@ -598,3 +627,21 @@ FOLDS(f16, F16)
 FOLDS(bf16, BF16)
 FOLDS(f32, F32)
 FOLDS(f64, F64)
+
+#define FOLD_AS(NAME, ELEMENT, STORED, OPERATION) \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME( \
+        const __grid_constant__ Table table, u32 count, u32 ranks, u32 targets, u32 finish, double prescale, \
+        double factor, u64) { \
+        fold_as<ELEMENT, STORED, OPERATION>(table, count, ranks, targets, finish, prescale, factor); \
+    }
+
+#define WIDENING_FOLDS(DTYPE, ELEMENT) \
+    FOLD_AS(fold_##DTYPE##_f32_sum, ELEMENT, F32, Sum) \
+    FOLD_AS(fold_##DTYPE##_f32_min, ELEMENT, F32, Min) \
+    FOLD_AS(fold_##DTYPE##_f32_max, ELEMENT, F32, Max) \
+    FOLD_AS(fold_##DTYPE##_f32_product, ELEMENT, F32, Product)
+
+WIDENING_FOLDS(f16, F16)
+WIDENING_FOLDS(bf16, BF16)
+FOLD_AS(fold_f32_f16_sum, F32, F16, Sum)
+FOLD_AS(fold_f32_bf16_sum, F32, BF16, Sum)

@@ -25,8 +25,24 @@ const OPS: [(ReduceOp, &str); 4] =
 pub(super) struct Kernels {
     /// By element type and operation.
     folds: Vec<[Handle; OPS.len()]>,
+    /// Folds whose results have another type, in the order of [`CONVERSIONS`].
+    conversions: Vec<Handle>,
     copy: Handle,
 }
+
+/// Folds whose results have another type.
+const CONVERSIONS: [(Dtype, Dtype, ReduceOp); 10] = [
+    (Dtype::F16, Dtype::F32, ReduceOp::Sum),
+    (Dtype::F16, Dtype::F32, ReduceOp::Min),
+    (Dtype::F16, Dtype::F32, ReduceOp::Max),
+    (Dtype::F16, Dtype::F32, ReduceOp::Product),
+    (Dtype::BF16, Dtype::F32, ReduceOp::Sum),
+    (Dtype::BF16, Dtype::F32, ReduceOp::Min),
+    (Dtype::BF16, Dtype::F32, ReduceOp::Max),
+    (Dtype::BF16, Dtype::F32, ReduceOp::Product),
+    (Dtype::F32, Dtype::F16, ReduceOp::Sum),
+    (Dtype::F32, Dtype::BF16, ReduceOp::Sum),
+];
 
 impl Kernels {
     /// Loads the module into the current context.
@@ -50,11 +66,19 @@ impl Kernels {
             }
             Ok(of_type)
         });
-        Ok(Kernels { folds: folds.collect::<Result<_>>()?, copy: function("copy")? })
+        let (folds, conversions) = (folds.collect::<Result<_>>()?, CONVERSIONS.iter().map(|one| function(&name(one))));
+        Ok(Kernels { folds, conversions: conversions.collect::<Result<_>>()?, copy: function("copy")? })
     }
 
     pub(super) fn fold(&self, api: &Api, stream: Handle, launch: &Launch, folding: &DeviceFold<'_>) -> Result<()> {
-        let function = self.folds[folding.dtype as usize][column(folding.dtype, folding.op)];
+        let column = column(folding.dtype, folding.op);
+        let function = if folding.dtype == folding.stored {
+            self.folds[folding.dtype as usize][column]
+        } else {
+            let wanted = (folding.dtype, folding.stored, OPS[column].0);
+            let place = CONVERSIONS.iter().position(|known| *known == wanted);
+            self.conversions[place.expect("invariant: a stream has checked what can be stored")]
+        };
         let (mut finish, mut factor, mut divisor) = match folding.finish {
             Finish::Nothing => (0_u32, 1.0_f64, 1_u64),
             Finish::Multiply(factor) => (1, factor, 1),
@@ -81,6 +105,11 @@ impl Kernels {
         let mut parameters: [*mut c_void; 2] = [launch.words.as_ptr().cast_mut().cast(), (&raw mut count).cast()];
         start(api, self.copy, stream, launch.blocks, &mut parameters)
     }
+}
+
+/// The name of a fold whose result has another type.
+fn name(&(dtype, stored, op): &(Dtype, Dtype, ReduceOp)) -> String {
+    format!("fold_{}_{}_{}", word(dtype), word(stored), OPS[column(dtype, op)].1)
 }
 
 /// The column of an operation. The average of truth values is true where all are.
@@ -135,5 +164,8 @@ mod tests {
             }
         }
         assert!(PTX.contains(".entry copy("));
+        for conversion in CONVERSIONS {
+            assert!(PTX.contains(&format!(".entry {}(", name(&conversion))), "{conversion:?}");
+        }
     }
 }

@@ -4,7 +4,11 @@
 //! pointers, and only inside of an allocation of this table. What two threads do to the same bytes at the same time is
 //! ordered by the table's lock.
 
+#![allow(unsafe_code)]
+
+use std::alloc::Layout;
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use super::number;
@@ -65,6 +69,41 @@ pub(super) fn read(address: u64, target: &mut [u8]) {
 
 pub(super) fn write(address: u64, source: &[u8]) {
     with(address, source.len(), |bytes| bytes.copy_from_slice(source));
+}
+
+/// Alignment of pinned memory: a page, as the driver's is.
+const PINNED_ALIGN: usize = 4096;
+
+/// Pinned memory, by where it begins.
+static PINNED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
+
+pub(super) fn allocate_pinned(bytes: usize) -> NonNull<u8> {
+    let layout = Layout::from_size_align(bytes, PINNED_ALIGN).expect("pinned memory has a sensible size");
+    // SAFETY: whoever pins memory asks for one byte at least.
+    let memory = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).expect("there is memory");
+    let start = memory.as_ptr().expose_provenance();
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner).insert(start, layout);
+    memory
+}
+
+pub(super) fn free_pinned(memory: NonNull<u8>) {
+    let removed = PINNED.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory.as_ptr().addr());
+    let layout = removed.expect("pinned memory is freed once");
+    // SAFETY: it was allocated with this layout, and the table says that it was not freed before.
+    unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
+}
+
+/// Bytes of pinned memory for a copy. Nobody else looks at them until whoever has queued it sees its event.
+///
+/// # Panics
+/// If they are freed.
+pub(super) fn pinned(start: usize, bytes: usize) -> &'static mut [u8] {
+    let pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let layout = pinned.get(&start).expect("pinned memory lives until copies are over");
+    assert!(bytes <= layout.size(), "a copy stays within pinned memory");
+    // SAFETY: the memory is allocated (the table says so), initialised, and belongs to this copy until its event
+    // happens (`crate::Pinned`).
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), bytes) }
 }
 
 /// Bytes of an allocation, with the table locked.

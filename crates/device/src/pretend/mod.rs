@@ -12,6 +12,7 @@ mod memory;
 mod run;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -280,6 +281,27 @@ impl Backend for Pretend {
         Ok(())
     }
 
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
+        drop(self.enter(Call::Allocate)?);
+        Ok(memory::allocate_pinned(bytes))
+    }
+
+    fn free_pinned(&self, pinned: NonNull<u8>) {
+        memory::free_pinned(pinned);
+    }
+
+    fn copy_to_pinned(&self, stream: u64, source: u64, target: NonNull<u8>, bytes: usize) -> Result<()> {
+        let mut queues = self.enter(Call::Copy)?;
+        queues.queue(stream, Work::ToHost { source, target: target.as_ptr().expose_provenance(), bytes });
+        Ok(())
+    }
+
+    fn copy_from_pinned(&self, stream: u64, source: NonNull<u8>, target: u64, bytes: usize) -> Result<()> {
+        let mut queues = self.enter(Call::Copy)?;
+        queues.queue(stream, Work::FromHost { source: source.as_ptr().expose_provenance(), target, bytes });
+        Ok(())
+    }
+
     fn copy(&self, stream: u64, copies: &[DeviceCopy]) -> Result<()> {
         let mut queues = self.enter(Call::Copy)?;
         queues.queue(stream, Work::Copy(copies.to_vec()));
@@ -345,6 +367,7 @@ mod tests {
         let stream = device.stream().unwrap();
         let folding = DeviceFold {
             dtype: Dtype::F32,
+            stored: Dtype::F32,
             op: ReduceOp::Sum,
             prescale: 2.0,
             finish: Finish::Multiply(0.5),

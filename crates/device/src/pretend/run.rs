@@ -19,6 +19,18 @@ pub(super) enum Work {
     AwaitSignal(u64),
     Call(HostCall),
     Copy(Vec<DeviceCopy>),
+    /// From the device to host memory at this address.
+    ToHost {
+        source: u64,
+        target: usize,
+        bytes: usize,
+    },
+    /// To the device from host memory at this address.
+    FromHost {
+        source: usize,
+        target: u64,
+        bytes: usize,
+    },
     Fold(Box<OwnedFolding>),
 }
 
@@ -34,6 +46,7 @@ impl fmt::Debug for HostCall {
 #[derive(Debug)]
 pub(super) struct OwnedFolding {
     dtype: Dtype,
+    stored: Dtype,
     op: ReduceOp,
     prescale: f64,
     finish: Finish,
@@ -45,9 +58,9 @@ pub(super) struct OwnedFolding {
 
 impl Work {
     pub(super) fn fold(folding: &DeviceFold<'_>) -> Work {
-        let DeviceFold { dtype, op, prescale, finish, ranks, targets, elems, addresses } = *folding;
+        let DeviceFold { dtype, stored, op, prescale, finish, ranks, targets, elems, addresses } = *folding;
         let (elems, addresses) = (elems.to_vec(), addresses.to_vec());
-        Work::Fold(Box::new(OwnedFolding { dtype, op, prescale, finish, ranks, targets, elems, addresses }))
+        Work::Fold(Box::new(OwnedFolding { dtype, stored, op, prescale, finish, ranks, targets, elems, addresses }))
     }
 
     /// Carries it out; marks are the queue's business.
@@ -56,6 +69,8 @@ impl Work {
             Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) => {}
             Work::Call(HostCall(call)) => call(),
             Work::Copy(copies) => copies.iter().for_each(copy),
+            Work::ToHost { source, target, bytes } => memory::read(source, memory::pinned(target, bytes)),
+            Work::FromHost { source, target, bytes } => memory::write(target, memory::pinned(source, bytes)),
             Work::Fold(folding) => folding.run(),
         }
     }
@@ -95,8 +110,8 @@ impl OwnedFolding {
         let sources: Vec<&[u8]> = contributions.iter().map(Vec::as_slice).collect();
         let mut folded = vec![0; elems * carrier.size_bytes()];
         Fold::new(carrier, self.op).fold_many(&mut folded, &sources, Finish::Nothing);
-        let mut result = vec![0; elems * self.dtype.size_bytes()];
-        copy_finished(&mut result, self.dtype, &folded, carrier, self.finish);
+        let mut result = vec![0; elems * self.stored.size_bytes()];
+        copy_finished(&mut result, self.stored, &folded, carrier, self.finish);
         result
     }
 }

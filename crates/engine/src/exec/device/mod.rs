@@ -13,9 +13,12 @@
 //! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
 //! there: a job on processors does not pay for it.
 
+pub(crate) mod hosts;
+pub(crate) mod in_flight;
 mod posting;
 mod results;
 mod run;
+mod sharing;
 pub(crate) mod tensors;
 mod work;
 
@@ -24,7 +27,7 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Result, Stream};
+use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Pinned, Result, Stream};
 use farandole_transport::Bell;
 
 use results::ResultPool;
@@ -52,6 +55,9 @@ pub(crate) struct Opened {
     exports: Exports,
     results: ResultPool,
     fusion: Option<Allocation>,
+    /// Where this rank's share of an allreduce between hosts is collected, and what it travels from.
+    shard: Option<Allocation>,
+    pinned: Option<Pinned>,
 }
 
 impl DevicePlane {
@@ -67,6 +73,11 @@ impl DevicePlane {
         })
     }
 
+    /// A device that is open, or the first one of this process.
+    fn any_ordinal(&self) -> u32 {
+        self.opened.keys().next().copied().unwrap_or(0)
+    }
+
     /// Wakes the driver when an event has happened on a device.
     pub(crate) fn ring_after(&mut self, ordinal: u32, event: &Event) -> Result<()> {
         let bell = self.bell.clone();
@@ -80,20 +91,57 @@ impl Opened {
     fn new(device: Device) -> Result<Opened> {
         let (stream, doorbell) = (device.stream()?, device.stream()?);
         let (mappings, exports) = (Mappings::new(device.clone()), Exports::new(device.clone()));
-        Ok(Opened { device, stream, doorbell, mappings, exports, results: ResultPool::default(), fusion: None })
+        Ok(Opened {
+            device,
+            stream,
+            doorbell,
+            mappings,
+            exports,
+            results: ResultPool::default(),
+            fusion: None,
+            shard: None,
+            pinned: None,
+        })
     }
 
     /// A fusion buffer of at least this size on the device.
     pub(crate) fn fusion(&mut self, bytes: usize) -> Result<&Allocation> {
-        match self.fusion.take() {
-            Some(fusion) if fusion.len_bytes() >= bytes => Ok(self.fusion.insert(fusion)),
+        grow(&mut self.fusion, bytes, &self.device, &self.stream)
+    }
+
+    /// Where a shard of this size lies on the device.
+    fn shard(&mut self, bytes: usize) -> Result<u64> {
+        if bytes == 0 { Ok(0) } else { Ok(grow(&mut self.shard, bytes, &self.device, &self.stream)?.address()) }
+    }
+
+    /// The stream, and pinned host memory of at least this size.
+    fn stream_and_pinned(&mut self, bytes: usize) -> Result<(&Stream, &mut Pinned)> {
+        let pinned = match self.pinned.take() {
+            Some(pinned) if pinned.len_bytes() >= bytes => pinned,
             smaller => {
-                // The last use of it is over: buckets of a group run one after the other, and its stream is in order.
-                self.stream.wait_until_empty()?;
+                // Copies from and to it are over: a run that is given up waits for them.
                 drop(smaller);
-                let larger = self.device.allocate(bytes.next_power_of_two())?;
-                Ok(self.fusion.insert(larger))
+                self.device.allocate_pinned(bytes.next_power_of_two())?
             }
+        };
+        Ok((&self.stream, self.pinned.insert(pinned)))
+    }
+}
+
+/// Makes memory of a group at least so large.
+fn grow<'a>(
+    memory: &'a mut Option<Allocation>,
+    bytes: usize,
+    device: &Device,
+    stream: &Stream,
+) -> Result<&'a Allocation> {
+    match memory.take() {
+        Some(there) if there.len_bytes() >= bytes => Ok(memory.insert(there)),
+        smaller => {
+            // The last use of it is over: buckets of a group run one after the other, and its stream is in order.
+            stream.wait_until_empty()?;
+            drop(smaller);
+            Ok(memory.insert(device.allocate(bytes.next_power_of_two())?))
         }
     }
 }

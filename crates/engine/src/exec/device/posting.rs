@@ -3,9 +3,10 @@
 //! It lies in the rank's small slot, which peers read when the rank has begun the operation:
 //!
 //! ```text
-//! form: u32 | exports: u32 | exports, EXPORT_BYTES each | places, 16 bytes each: (export: u64, address: u64)
+//! form: u32 | exports: u32 | exports, EXPORT_BYTES each | shard: a place | places, each (export: u64, address: u64)
 //! ```
 //!
+//! The *shard* is where this rank's share of an allreduce between hosts is collected (`hosts`), if there is one.
 //! The *form* says which places follow: none (a rank that has joined has no tensors), the inputs, which the results
 //! replace, the input and output of each tensor, or one for all: where a fusion buffer begins in which they are packed
 //! ([`packed`]). Tensors without elements lie nowhere. Addresses are the teller's own. How large each tensor is follows
@@ -14,11 +15,13 @@
 use std::collections::HashMap;
 
 use farandole_device::{EXPORT_BYTES, Export};
+use farandole_plan::Dtype;
+use farandole_plan::device::Ends;
 
 use super::tensors::{Stretch, Tensor};
 
-/// Bytes of the two numbers in front.
-const HEAD_BYTES: usize = 8;
+/// Bytes of the two numbers in front, and of the shard's place.
+const HEAD_BYTES: usize = 8 + PLACE_BYTES;
 /// Bytes of a place.
 const PLACE_BYTES: usize = 16;
 /// The export of a tensor that lies nowhere.
@@ -44,6 +47,7 @@ enum Form {
 pub(super) struct Posting {
     form: Form,
     exports: Vec<Export>,
+    shard: Place,
     places: Vec<Place>,
     /// Where the export of an allocation is.
     known: HashMap<u64, usize>,
@@ -56,10 +60,19 @@ pub(super) struct EndBytes {
     pub(super) output: u64,
 }
 
+impl EndBytes {
+    /// Those of a rank's tensors.
+    pub(super) fn of(ends: &[Ends], dtype: Dtype) -> Vec<EndBytes> {
+        let elem_bytes = dtype.size_bytes() as u64;
+        ends.iter().map(|ends| EndBytes { input: ends.input * elem_bytes, output: ends.output * elem_bytes }).collect()
+    }
+}
+
 /// What another rank has told: where the inputs and outputs of its tensors lie.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Told {
     pub(super) exports: Vec<Export>,
+    pub(super) shard: Place,
     /// For each tensor; none if the rank has joined.
     pub(super) places: Vec<(Place, Place)>,
 }
@@ -81,9 +94,11 @@ impl Posting {
         };
         let mut posting = Posting { form, ..Posting::default() };
         for tensor in tensors {
-            posting.add(tensor.input, &mut export)?;
+            let input = posting.place(tensor.input, &mut export)?;
+            posting.places.push(input);
             if form == Form::Apart {
-                posting.add(tensor.output, &mut export)?;
+                let output = posting.place(tensor.output, &mut export)?;
+                posting.places.push(output);
             }
         }
         Ok(posting)
@@ -91,21 +106,37 @@ impl Posting {
 
     /// Tensors that are packed from an address on.
     pub(super) fn packed(export: Export, address: u64) -> Posting {
-        Posting { form: Form::Packed, exports: vec![export], places: vec![Some((0, address))], known: HashMap::new() }
+        let known = HashMap::from([(export.allocation, 0)]);
+        Posting { form: Form::Packed, exports: vec![export], shard: None, places: vec![Some((0, address))], known }
     }
 
-    fn add<E>(&mut self, stretch: Stretch, export: &mut impl FnMut(Stretch) -> Result<Export, E>) -> Result<(), E> {
+    /// The same with a shard.
+    ///
+    /// # Errors
+    /// What `export` says if others cannot map it.
+    pub(super) fn with_shard<E>(
+        mut self,
+        shard: Stretch,
+        mut export: impl FnMut(Stretch) -> Result<Export, E>,
+    ) -> Result<Posting, E> {
+        self.shard = self.place(shard, &mut export)?;
+        Ok(self)
+    }
+
+    fn place<E>(
+        &mut self,
+        stretch: Stretch,
+        export: &mut impl FnMut(Stretch) -> Result<Export, E>,
+    ) -> Result<Place, E> {
         if stretch.bytes == 0 {
-            self.places.push(None);
-            return Ok(());
+            return Ok(None);
         }
         let export = export(stretch)?;
         let index = *self.known.entry(export.allocation).or_insert(self.exports.len());
         if index == self.exports.len() {
             self.exports.push(export);
         }
-        self.places.push(Some((index, stretch.address)));
-        Ok(())
+        Ok(Some((index, stretch.address)))
     }
 
     /// Bytes that it takes.
@@ -124,7 +155,7 @@ impl Posting {
         put(&(self.form as u32).to_le_bytes());
         put(&(self.exports.len() as u32).to_le_bytes());
         self.exports.iter().for_each(|export| put(&export.encode()));
-        for place in &self.places {
+        for place in std::iter::once(&self.shard).chain(&self.places) {
             let (export, address) = place.map_or((NOWHERE, 0), |(export, address)| (export as u64, address));
             put(&export.to_le_bytes());
             put(&address.to_le_bytes());
@@ -133,12 +164,12 @@ impl Posting {
 }
 
 impl Told {
-    /// Reads what a peer has written of tensors of these sizes. `replaces` says that results replace inputs where
-    /// tensors are packed.
+    /// Reads what a peer has written of a shard and of tensors of these sizes. `replaces` says that results replace
+    /// inputs where tensors are packed.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn read(slot: &[u8], sizes: &[EndBytes], replaces: bool) -> Result<Told, String> {
+    pub(super) fn read(slot: &[u8], sizes: &[EndBytes], shard_bytes: u64, replaces: bool) -> Result<Told, String> {
         let mut rest = slot;
         let mut take = |len: usize| {
             let (here, after) = rest.split_at_checked(len).ok_or("more places than there is room for")?;
@@ -156,6 +187,7 @@ impl Told {
             let (export, address) = (number(take(8)?), number(take(8)?));
             check(&exports, export, address, bytes)
         };
+        let shard = next(shard_bytes)?;
         let mut places = Vec::new();
         match form {
             0 => {}
@@ -180,7 +212,7 @@ impl Told {
             }
             other => return Err(format!("a posting of the unknown form {other}")),
         }
-        Ok(Told { exports, places })
+        Ok(Told { exports, shard, places })
     }
 }
 
@@ -250,14 +282,14 @@ mod tests {
     fn what_is_written_is_read() {
         let mut tensors = tensors();
         let in_place = Posting::of(&tensors, export).unwrap();
-        let told = Told::read(&written(&in_place), &sizes(&tensors), true).unwrap();
+        let told = Told::read(&written(&in_place), &sizes(&tensors), 0, true).unwrap();
         assert_eq!((told.exports.len(), told.places[1]), (2, (Some((1, 50_100)), Some((1, 50_100)))));
         // A root's result, and an input without elements.
         tensors[0].output = stretch(90_000, 64);
         tensors[1].input.bytes = 0;
         tensors[2].output.bytes = 0;
         let apart = Posting::of(&tensors, export).unwrap();
-        let told = Told::read(&written(&apart), &sizes(&tensors), false).unwrap();
+        let told = Told::read(&written(&apart), &sizes(&tensors), 0, false).unwrap();
         let expected = [(Some((0, 0)), Some((1, 90_000))), (None, Some((2, 50_100))), (Some((0, 600)), None)];
         assert_eq!(told.places, expected);
     }
@@ -267,13 +299,24 @@ mod tests {
         let sizes = [EndBytes { input: 100, output: 10 }, EndBytes { input: 0, output: 200 }];
         assert_eq!(packed(&sizes, false), (vec![(0, 512), (1024, 1024)], 1536));
         let whole = Export { bytes: 2000, ..export(stretch(20_000, 1)).unwrap() };
-        let told = Told::read(&written(&Posting::packed(whole, 20_100)), &sizes, false).unwrap();
+        let told = Told::read(&written(&Posting::packed(whole, 20_100)), &sizes, 0, false).unwrap();
         assert_eq!(told.places, [(Some((0, 20_100)), Some((0, 20_612))), (None, Some((0, 21_124)))]);
     }
 
     #[test]
+    fn a_shard_is_told_beside_tensors_of_any_form() {
+        let tensors = tensors();
+        for posting in [Posting::default(), Posting::of(&tensors, export).unwrap()] {
+            let posting = posting.with_shard(stretch(70_100, 64), export).unwrap();
+            let told = Told::read(&written(&posting), &sizes(&tensors), 64, true).unwrap();
+            assert_eq!(told.shard.map(|(_, address)| address), Some(70_100));
+            assert!(Told::read(&written(&posting), &sizes(&tensors), 901, true).is_err(), "beyond its allocation");
+        }
+    }
+
+    #[test]
     fn nothing_is_told_by_who_has_nothing() {
-        let told = Told::read(&written(&Posting::default()), &[EndBytes { input: 4, output: 4 }], true).unwrap();
+        let told = Told::read(&written(&Posting::default()), &[EndBytes { input: 4, output: 4 }], 0, true).unwrap();
         assert_eq!(told, Told::default());
     }
 
@@ -282,10 +325,10 @@ mod tests {
         let (tensors, posting) = (tensors(), Posting::of(&tensors(), export).unwrap());
         let (slot, mut larger) = (written(&posting), sizes(&tensors));
         larger[1] = EndBytes { input: 901, output: 901 };
-        assert!(Told::read(&slot, &larger, true).unwrap_err().contains("lie in no allocation"));
-        assert!(Told::read(&slot[..100], &sizes(&tensors), true).unwrap_err().contains("room"));
+        assert!(Told::read(&slot, &larger, 0, true).unwrap_err().contains("lie in no allocation"));
+        assert!(Told::read(&slot[..100], &sizes(&tensors), 0, true).unwrap_err().contains("room"));
         for garbage in [&[][..], &[1, 2, 3], &[255; 64], &[9, 0, 0, 0, 0, 0, 0, 0]] {
-            assert!(Told::read(garbage, &larger, false).is_err());
+            assert!(Told::read(garbage, &larger, 0, false).is_err());
         }
     }
 }

@@ -8,13 +8,11 @@
 //! 4. *Settle*: all ranks have settled.
 //! 5. *Unpack*: what was packed is copied back.
 //!
-//! A run that is dropped gives the bucket up. Before its memory goes back, what it has queued must be over: it waits
-//! for that, but not for ever (see [`GIVE_UP_AFTER`]).
+//! A run that is dropped gives the bucket up (`in_flight`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use farandole_device::{DeviceCopy, Error as DeviceError, Event, Result as DeviceResult};
+use farandole_device::Result as DeviceResult;
 use farandole_plan::agree::Bucket;
 use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
@@ -23,15 +21,13 @@ use farandole_tensor::Region;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Progress, Result};
 
-use super::posting::{EndBytes, Posting, Told, packed};
+use super::in_flight::InFlight;
+use super::posting::{EndBytes, Told};
+use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
-use super::{DevicePlane, Opened, local, work};
+use super::{DevicePlane, local, work};
 use crate::bucket::GroupRank;
 use crate::pending::PendingTable;
-
-/// How long a run that is given up waits for what it has queued. That is microseconds of work; but it may stand behind
-/// kernels of the program that never end.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -43,12 +39,8 @@ pub(crate) struct DeviceRun {
     stage: Stage,
     /// Why it could not begin, until somebody is told.
     failure: Option<Error>,
-    posting: Posting,
-    copies_back: Vec<DeviceCopy>,
-    /// The last event in the stream behind something that uses memory of the bucket.
-    last: Option<Event>,
-    /// Whether the driver was asked to ring for it.
-    rings: bool,
+    shared: Shared,
+    in_flight: InFlight,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,13 +70,11 @@ impl DeviceRun {
             tensors: Tensors::default(),
             stage: Stage::Load,
             failure: None,
-            posting: Posting::default(),
-            copies_back: Vec::new(),
-            last: None,
-            rings: false,
+            shared: Shared::default(),
+            in_flight: InFlight::default(),
         };
         if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
-            run.posting = Posting::default();
+            run.shared = Shared::default();
             run.failure = Some(error);
         }
         run
@@ -92,7 +82,7 @@ impl DeviceRun {
 
     /// What the others must know, for this rank's small slot.
     pub(crate) fn write_posting(&self, slot: &mut [u8]) {
-        self.posting.write(slot);
+        self.shared.posting.write(slot);
     }
 
     /// Does what can be done now.
@@ -104,7 +94,7 @@ impl DeviceRun {
         loop {
             let stage = self.stage;
             let went_on = match stage {
-                Stage::Load if self.has_happened()? => {
+                Stage::Load if self.in_flight.is_done()? => {
                     windows.expose();
                     // What comes next may be looks at the device: sleepers would hear of it late.
                     windows.announce();
@@ -114,7 +104,7 @@ impl DeviceRun {
                     self.work(plane, windows)?;
                     Some(Stage::Work)
                 }
-                Stage::Work if self.has_happened()? => {
+                Stage::Work if self.in_flight.is_done()? => {
                     windows.settle();
                     windows.announce();
                     Some(Stage::Settle)
@@ -124,7 +114,7 @@ impl DeviceRun {
                     self.copy_back(plane).map_err(|error| local("copying results on the device", error))?;
                     Some(Stage::Unpack)
                 }
-                Stage::Unpack if self.has_happened()? => return Ok(Progress::Done),
+                Stage::Unpack if self.in_flight.is_done()? => return Ok(Progress::Done),
                 _ => None,
             };
             match went_on {
@@ -141,14 +131,10 @@ impl DeviceRun {
 
     /// The driver is about to sleep: the device must wake it.
     pub(crate) fn fall_asleep(&mut self, plane: &mut DevicePlane) {
-        let (Some(ordinal), Some(event)) = (self.tensors.ordinal, &self.last) else { return };
-        if self.rings {
-            return;
-        }
+        let Some(ordinal) = self.tensors.ordinal else { return };
         // A driver that cannot ring has an error for the next look, too.
-        match plane.ring_after(ordinal, event) {
-            Ok(()) => self.rings = true,
-            Err(error) => self.failure = Some(local("waiting for the device", error)),
+        if let Err(error) = self.in_flight.fall_asleep(plane, ordinal) {
+            self.failure = Some(error);
         }
     }
 
@@ -170,15 +156,6 @@ impl DeviceRun {
         waits.then(peer).flatten().map(|local_rank| windows.rank(local_rank))
     }
 
-    fn has_happened(&mut self) -> Result<bool> {
-        let Some(event) = &self.last else { return Ok(true) };
-        let happened = event.has_happened().map_err(|error| local("waiting for the device", error))?;
-        if happened {
-            (self.last, self.rings) = (None, false);
-        }
-        Ok(happened)
-    }
-
     fn load(
         &mut self,
         plane: &mut DevicePlane,
@@ -189,40 +166,11 @@ impl DeviceRun {
         self.tensors = Tensors::find(plane, bucket, table, self.here)?;
         let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
-        self.share(opened, slot_bytes).map_err(|error| local("sharing device memory", error))
-    }
-
-    /// Decides where the ranks work on the tensors.
-    fn share(&mut self, opened: &mut Opened, slot_bytes: usize) -> DeviceResult<()> {
-        opened.exports.begin_round();
-        let exports = &mut opened.exports;
-        let export = |stretch: Stretch| exports.get(stretch.address, stretch.bytes).cloned();
-        match Posting::of(&self.tensors.tensors, export) {
-            Ok(posting) if posting.len_bytes() <= slot_bytes => {
-                self.posting = posting;
-                Ok(())
-            }
-            // Too many to tell of, or memory that cannot be mapped.
-            Ok(_) | Err(DeviceError::NotShareable(_)) => self.pack(opened),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Lets the ranks work in the fusion buffer.
-    fn pack(&mut self, opened: &mut Opened) -> DeviceResult<()> {
-        let (offsets, total) = packed(&self.end_bytes(self.here.me.index()), self.replaces());
-        let start = opened.fusion(total as usize)?.address();
-        opened.exports.begin_round();
-        self.posting = Posting::packed(opened.exports.get(start, total)?.clone(), start);
-        let mut copies = Vec::with_capacity(offsets.len());
-        for (tensor, (input, output)) in self.tensors.tensors.iter().zip(offsets) {
-            let Stretch { address, bytes } = tensor.input;
-            copies.push(DeviceCopy { source: address, target: start + input, bytes });
-            let Stretch { address, bytes } = tensor.output;
-            self.copies_back.push(DeviceCopy { source: start + output, target: address, bytes });
-        }
-        opened.stream.copy(&copies)?;
-        self.last = Some(opened.stream.record()?);
+        let (ends, replaces) = (self.end_bytes(self.here.me.index()), self.replaces());
+        let shard = Stretch::default();
+        let sharing = Sharing { tensors: &self.tensors, ends: &ends, replaces, shard, slot_bytes };
+        let shared = sharing.share(opened, &mut self.in_flight);
+        self.shared = shared.map_err(|error| local("sharing device memory", error))?;
         Ok(())
     }
 
@@ -240,17 +188,16 @@ impl DeviceRun {
         }
         let queued = work::queue(&opened.stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
         if queued.map_err(|error| local("working on the device", error))? {
-            let event = opened.stream.record().map_err(|error| local("recording an event", error))?;
-            self.last = Some(event);
+            self.in_flight.record(&opened.stream).map_err(|error| local("recording an event", error))?;
         }
         Ok(())
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
-        if let (false, Some(ordinal)) = (self.copies_back.is_empty(), self.tensors.ordinal) {
+        if let (false, Some(ordinal)) = (self.shared.copies_back.is_empty(), self.tensors.ordinal) {
             let opened = plane.opened(ordinal)?;
-            opened.stream.copy(&self.copies_back)?;
-            self.last = Some(opened.stream.record()?);
+            opened.stream.copy(&self.shared.copies_back)?;
+            self.in_flight.record(&opened.stream)?;
         }
         Ok(())
     }
@@ -260,19 +207,14 @@ impl DeviceRun {
         let read = |local_rank: usize| {
             let slot = windows.small_part(local_rank, 0, windows.layout().small_bytes);
             let rank = windows.rank(local_rank);
-            Told::read(slot, &self.end_bytes(rank.index()), self.replaces())
+            Told::read(slot, &self.end_bytes(rank.index()), 0, self.replaces())
                 .map_err(|what| Error::Garbled { peer: rank, what })
         };
         (0..windows.size()).map(read).collect()
     }
 
     fn end_bytes(&self, rank: usize) -> Vec<EndBytes> {
-        let elem_bytes = self.plan.dtype.size_bytes() as u64;
-        let bytes = |ends: &farandole_plan::device::Ends| EndBytes {
-            input: ends.input * elem_bytes,
-            output: ends.output * elem_bytes,
-        };
-        self.movement.ends[rank].iter().map(bytes).collect()
+        EndBytes::of(&self.movement.ends[rank], self.plan.dtype)
     }
 
     /// Whether results replace inputs where tensors are packed.
@@ -281,20 +223,5 @@ impl DeviceRun {
             self.plan.collective,
             Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. }
         )
-    }
-}
-
-impl Drop for DeviceRun {
-    fn drop(&mut self) {
-        let Some(event) = &self.last else { return };
-        let began = Instant::now();
-        // A device that has failed does nothing more.
-        while matches!(event.has_happened(), Ok(false)) {
-            if began.elapsed() > GIVE_UP_AFTER {
-                log::warn!("the device is still busy with work that a collective which was given up stands behind");
-                return;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
     }
 }

@@ -35,6 +35,16 @@ impl Share {
         let serves = devices.iter().map(|device| device.is_some() && *device == devices[me]).collect();
         Some(Share { folders: folders.len(), folder, serves })
     }
+
+    /// That of the only rank of a host.
+    pub(super) fn alone() -> Share {
+        Share { folders: 1, folder: 0, serves: vec![true] }
+    }
+
+    /// Whether this rank works for the device of another one.
+    pub(super) fn serves(&self, local_rank: usize) -> bool {
+        self.serves[local_rank]
+    }
 }
 
 /// Where the tensors that a rank has told of lie in this process.
@@ -55,6 +65,16 @@ pub(super) fn translate(mappings: &mut Mappings, told: &Told) -> Result<Places> 
         })
     };
     Ok(Some(told.places.iter().map(|&(input, output)| (here(input), here(output))).collect()))
+}
+
+/// Where the shard that a rank has told of lies in this process.
+///
+/// # Errors
+/// If its memory is gone, or out of reach.
+pub(super) fn translate_shard(mappings: &mut Mappings, told: &Told) -> Result<u64> {
+    let Some((export, address)) = told.shard else { return Ok(0) };
+    let export = &told.exports[export];
+    Ok(mappings.translate(export)? + (address - export.base))
 }
 
 /// Queues this rank's share of a bucket, and says whether there was any.
@@ -114,7 +134,17 @@ fn queue_folds(
     }
     let finish = Finish::new(plan.dtype, op, size as u64, postscale);
     let (dtype, ranks) = (plan.dtype, contributions.len());
-    stream.fold(&DeviceFold { dtype, op, prescale, finish, ranks, targets, elems: &elems, addresses: &addresses })?;
+    stream.fold(&DeviceFold {
+        dtype,
+        stored: dtype,
+        op,
+        prescale,
+        finish,
+        ranks,
+        targets,
+        elems: &elems,
+        addresses: &addresses,
+    })?;
     Ok(true)
 }
 

@@ -1,0 +1,513 @@
+//! An allreduce in device memory between hosts, on one rank: [`HostsRun`].
+//!
+//! It is hierarchical. The elements are cut into *shards*, one for each rank of a host, its *holder*; all hosts have as
+//! many ranks. A shard crosses the network once for each host, over its holders' own links, and only shards go through
+//! host memory:
+//!
+//! 1. *Load*: the tensors hold their data; this rank has *exposed* its contribution.
+//! 2. *Meet*: all ranks of the host have exposed theirs.
+//! 3. *Fold*: ranks that work for a device fold the contributions of the host into the shards, in device memory.
+//! 4. *Collect*: all shards of the host are folded.
+//! 5. *ToHost*: this rank's shard is copied to pinned host memory.
+//! 6. *Across*: the holders of this shard on all hosts combine theirs, over links (`plan::hierarchical`).
+//! 7. *ToDevice*: the result is copied back to the shard.
+//! 8. *Return*: all shards of the host are back.
+//! 9. *Spread*: ranks that work for a device store all shards, finished, with the ranks of that device.
+//! 10. *Settle*: all ranks of the host have done so. 11. *Unpack*: what was packed is copied back.
+//!
+//! Halves are partial sums in between, so shards are singles then (`plan::plane::carrier`). No rank writes a caller's
+//! memory before all ranks of all hosts have come: a shard needs its holders everywhere, and those need their hosts.
+//!
+//! Bytes: with `l` ranks on each of `h` hosts, each rank copies `1/l` of the bucket to the host and back, and sends
+//! `2 (h - 1) / (h l)` of it. Copies to the host and the network are not overlapped.
+
+use std::sync::Arc;
+
+use farandole_device::{DeviceFold, Result as DeviceResult};
+use farandole_plan::agree::Bucket;
+use farandole_plan::device::{self, Movement};
+use farandole_plan::fuse::BucketPlan;
+use farandole_plan::plane::{self, Folding};
+use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span, Topology};
+use farandole_tensor::{Finish, Fold};
+use farandole_transport::shm::Windows;
+use farandole_transport::{Error, Mesh, Progress, Result};
+
+use super::in_flight::InFlight;
+use super::posting::{EndBytes, Told};
+use super::sharing::{Shared, Sharing};
+use super::tensors::{Stretch, Tensors};
+use super::work::{self, Places, Share};
+use super::{DevicePlane, local};
+use crate::bucket::GroupRank;
+use crate::exec::Buffers;
+use crate::exec::links::LinkRun;
+use crate::pending::PendingTable;
+
+/// Marks by which the ranks of a host meet: contributions are there, shards are folded, shards are back.
+const EXPOSED: u64 = 0;
+const FOLDED: u64 = 1;
+const RETURNED: u64 = 2;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct HostsRun {
+    plan: Arc<BucketPlan>,
+    movement: Arc<Movement>,
+    here: GroupRank,
+    /// The group's ranks on this host, and this rank's place among them.
+    locals: Vec<Rank>,
+    local_rank: usize,
+    /// For each of them, the pieces of tensors that its shard consists of.
+    shards: Vec<Vec<(usize, Span)>>,
+    /// The element type of shards.
+    carrier: Dtype,
+    tensors: Tensors,
+    /// The device on which this rank's shard lies.
+    ordinal: u32,
+    shard: Stretch,
+    shared: Shared,
+    stage: Stage,
+    /// Why it could not begin, until somebody is told.
+    failure: Option<Error>,
+    /// Where everything lies on this host, once all have told.
+    reached: Option<Reached>,
+    across: LinkRun,
+    in_flight: InFlight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Load,
+    Meet,
+    Fold,
+    Collect,
+    ToHost,
+    Across,
+    ToDevice,
+    Return,
+    Spread,
+    Settle,
+    Unpack,
+}
+
+/// Where the tensors and shards of the host's ranks lie in this process.
+#[derive(Debug)]
+struct Reached {
+    places: Vec<Places>,
+    shards: Vec<u64>,
+    /// What this rank does, if it works for a device.
+    share: Option<Share>,
+}
+
+/// What a run across hosts follows from, besides its bucket.
+pub(crate) struct Begin<'a> {
+    pub(crate) plane: &'a mut DevicePlane,
+    pub(crate) table: &'a PendingTable,
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) here: GroupRank,
+    /// Stands for what this rank takes the operation to be.
+    pub(crate) descriptor: u64,
+}
+
+/// The pieces of tensors that each shard consists of, for so many holders.
+fn shards(plan: &BucketPlan, holders: usize) -> Vec<Vec<(usize, Span)>> {
+    let lengths: Vec<u64> = plan.parts.iter().map(|part| part.span.len).collect();
+    (0..holders).map(|holder| device::share(&lengths, holders, holder)).collect()
+}
+
+fn elems_of(shard: &[(usize, Span)]) -> u64 {
+    shard.iter().map(|(_, span)| span.len).sum()
+}
+
+/// The element type of the shards of an allreduce.
+fn carrier(plan: &BucketPlan) -> Dtype {
+    let (op, prescale, _) = plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards");
+    plane::carrier(plan.dtype, op, prescale, Folding::OneByOne)
+}
+
+/// The steps of a rank's shard across the hosts.
+pub(crate) fn schedule(plan: &BucketPlan, topology: &Topology, me: Rank) -> Schedule {
+    let shards = shards(plan, topology.local_size(me));
+    let tuning = farandole_plan::algorithm::Tuning::for_dtype(carrier(plan));
+    farandole_plan::algorithm::allreduce_across(elems_of(&shards[topology.local_rank(me)]), topology, me, &tuning)
+}
+
+impl HostsRun {
+    /// Begins a bucket. A failure is kept until the run is first advanced.
+    pub(crate) fn begin(
+        bucket: &Bucket,
+        movement: &Arc<Movement>,
+        schedule: &Arc<Schedule>,
+        begin: Begin<'_>,
+    ) -> HostsRun {
+        let Begin { plane, table, mesh, here, descriptor } = begin;
+        let topology = mesh.topology();
+        let locals = topology.ranks_on(topology.host_of(here.me)).to_vec();
+        let mut run = HostsRun {
+            plan: Arc::clone(&bucket.plan),
+            movement: Arc::clone(movement),
+            here,
+            local_rank: topology.local_rank(here.me),
+            shards: shards(&bucket.plan, locals.len()),
+            locals,
+            carrier: carrier(&bucket.plan),
+            tensors: Tensors::default(),
+            ordinal: 0,
+            shard: Stretch::default(),
+            shared: Shared::default(),
+            stage: Stage::Load,
+            failure: None,
+            reached: None,
+            across: LinkRun::new(Arc::clone(schedule), here.size, bucket.operation.0, descriptor),
+            in_flight: InFlight::default(),
+        };
+        let slot_bytes = mesh.windows.as_ref().map_or(usize::MAX, |windows| windows.layout().small_bytes);
+        if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
+            run.shared = Shared::default();
+            run.failure = Some(error);
+        }
+        run
+    }
+
+    /// What the others of the host must know, for this rank's small slot.
+    pub(crate) fn write_posting(&self, slot: &mut [u8]) {
+        self.shared.posting.write(slot);
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn advance(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let mut progress = Progress::Pending;
+        loop {
+            match self.step(plane, mesh)? {
+                Progress::Done if self.stage == Stage::Unpack => return Ok(Progress::Done),
+                Progress::Done => (self.stage, progress) = (next(self.stage), Progress::Moved),
+                Progress::Moved => return Ok(Progress::Moved),
+                Progress::Pending => return Ok(progress),
+            }
+        }
+    }
+
+    /// Does what this stage asks for; done if the next one can begin.
+    fn step(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
+        let pass = |passes: bool| Ok(if passes { Progress::Done } else { Progress::Pending });
+        match self.stage {
+            Stage::Load => pass(self.in_flight.is_done()? && show(mesh, EXPOSED)),
+            Stage::Meet if met(mesh, EXPOSED)? => {
+                self.fold(plane, mesh.windows.as_ref())?;
+                Ok(Progress::Done)
+            }
+            Stage::Fold => pass(self.in_flight.is_done()? && show(mesh, FOLDED)),
+            Stage::Collect if met(mesh, FOLDED)? => {
+                self.copy_to_host(plane).map_err(|error| local("copying a shard to the host", error))?;
+                Ok(Progress::Done)
+            }
+            Stage::ToHost => pass(self.in_flight.is_done()?),
+            Stage::Across => self.go_across(plane, mesh),
+            Stage::ToDevice => pass(self.in_flight.is_done()? && show(mesh, RETURNED)),
+            Stage::Return if met(mesh, RETURNED)? => {
+                self.spread(plane).map_err(|error| local("working on the device", error))?;
+                Ok(Progress::Done)
+            }
+            Stage::Spread => {
+                let done = self.in_flight.is_done()?;
+                if let (true, Some(windows)) = (done, &mut mesh.windows) {
+                    windows.settle();
+                    windows.announce();
+                }
+                pass(done)
+            }
+            Stage::Settle if mesh.windows.as_ref().is_none_or(Windows::all_settled) => {
+                if let Some(windows) = &mut mesh.windows {
+                    windows.finish();
+                }
+                self.copy_back(plane).map_err(|error| local("copying results on the device", error))?;
+                Ok(Progress::Done)
+            }
+            Stage::Unpack => pass(self.in_flight.is_done()?),
+            Stage::Meet | Stage::Collect | Stage::Return | Stage::Settle => Ok(Progress::Pending),
+        }
+    }
+
+    /// The driver is about to sleep: the device must wake it.
+    pub(crate) fn fall_asleep(&mut self, plane: &mut DevicePlane) {
+        if let Err(error) = self.in_flight.fall_asleep(plane, self.ordinal) {
+            self.failure = Some(error);
+        }
+    }
+
+    /// How far it has come, in words.
+    pub(crate) fn progress(&self) -> &'static str {
+        match self.stage {
+            Stage::Load => "packing on the device",
+            Stage::Meet => "waiting until the others of this host have their data",
+            Stage::Fold => "folding on the device",
+            Stage::Collect => "waiting until the others of this host have folded",
+            Stage::ToHost => "copying to the host",
+            Stage::Across => "exchanging with other hosts",
+            Stage::ToDevice => "copying to the device",
+            Stage::Return => "waiting for what the others of this host exchange with other hosts",
+            Stage::Spread => "storing results on the device",
+            Stage::Settle => "waiting until the others of this host have stored results",
+            Stage::Unpack => "unpacking on the device",
+        }
+    }
+
+    /// The peer that is waited for, if one can be named.
+    pub(crate) fn waiting_for(&self, windows: Option<&Windows>) -> Option<Rank> {
+        match self.stage {
+            Stage::Across => self.across.waiting_for(),
+            Stage::Meet | Stage::Collect | Stage::Return | Stage::Settle => {
+                let windows = windows?;
+                windows.first_absent().or_else(|| windows.last_behind()).map(|local_rank| windows.rank(local_rank))
+            }
+            _ => None,
+        }
+    }
+
+    fn load(
+        &mut self,
+        plane: &mut DevicePlane,
+        bucket: &Bucket,
+        table: &PendingTable,
+        slot_bytes: usize,
+    ) -> Result<()> {
+        self.tensors = Tensors::find(plane, bucket, table, self.here)?;
+        // A rank that has joined has no tensors, and holds its shard on any device.
+        self.ordinal = self.tensors.ordinal.unwrap_or_else(|| plane.any_ordinal());
+        let opened = plane.opened(self.ordinal);
+        let opened = opened.map_err(|error| local(format!("opening device {}", self.ordinal), error))?;
+        let bytes = self.shard_bytes(self.local_rank);
+        let ends = self.end_bytes(self.here.me);
+        let mut share = || {
+            let address = opened.shard(bytes as usize)?;
+            self.shard = Stretch { address, bytes };
+            let (tensors, shard) = (&self.tensors, self.shard);
+            let sharing = Sharing { tensors, ends: &ends, replaces: true, shard, slot_bytes };
+            sharing.share(opened, &mut self.in_flight)
+        };
+        self.shared = share().map_err(|error| local("sharing device memory", error))?;
+        Ok(())
+    }
+
+    /// Finds out where everything lies, and folds the contributions of this host.
+    fn fold(&mut self, plane: &mut DevicePlane, windows: Option<&Windows>) -> Result<()> {
+        let reached = self.reach(plane, windows)?;
+        let sources: Vec<&Vec<(u64, u64)>> = reached.places.iter().flatten().collect();
+        if let (Some(share), false) = (&reached.share, sources.is_empty()) {
+            let mut segments = Segments::default();
+            for (holder, shard) in self.shards.iter().enumerate().filter(|(holder, _)| share.serves(*holder)) {
+                for (part, span, at) in self.pieces(shard) {
+                    let start = span.start * self.plan.dtype.size_bytes() as u64;
+                    let contributions = sources.iter().map(|tensors| tensors[part].0 + start);
+                    segments.add(span.len, contributions, [reached.shards[holder] + at].into_iter());
+                }
+            }
+            let (op, prescale, _) = self.reduction();
+            let fold = DeviceFold {
+                dtype: self.plan.dtype,
+                stored: self.carrier,
+                op,
+                prescale,
+                finish: Finish::Nothing,
+                ranks: sources.len(),
+                targets: 1,
+                elems: &segments.elems,
+                addresses: &segments.addresses,
+            };
+            let queued = self.queue(plane, &fold);
+            queued.map_err(|error| local("working on the device", error))?;
+        }
+        self.reached = Some(reached);
+        Ok(())
+    }
+
+    /// Queues a fold, if it has any elements.
+    fn queue(&mut self, plane: &mut DevicePlane, fold: &DeviceFold<'_>) -> DeviceResult<()> {
+        if fold.elems.is_empty() {
+            return Ok(());
+        }
+        let stream = &plane.opened(self.ordinal)?.stream;
+        stream.fold(fold)?;
+        self.in_flight.record(stream)
+    }
+
+    fn copy_to_host(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
+        let (ordinal, Stretch { address, bytes }) = (self.ordinal, self.shard);
+        let contributes = self.reached.as_ref().is_some_and(|reached| reached.places.iter().any(Option::is_some));
+        let (op, ..) = self.reduction();
+        let (stream, pinned) = plane.opened(ordinal)?.stream_and_pinned(bytes as usize)?;
+        if !contributes {
+            // All ranks of this host have joined.
+            Fold::new(self.carrier, op).neutral(&mut pinned.bytes_mut()[..bytes as usize]);
+            return Ok(());
+        }
+        stream.copy_to_pinned(address, pinned, bytes as usize)?;
+        self.in_flight.record(stream)
+    }
+
+    fn go_across(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
+        let (ordinal, Stretch { address, bytes }) = (self.ordinal, self.shard);
+        let (op, ..) = self.reduction();
+        let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
+        let (stream, pinned) =
+            opened.stream_and_pinned(bytes as usize).map_err(|error| local("allocating pinned memory", error))?;
+        let mut buffers = Buffers::new(&mut pinned.bytes_mut()[..bytes as usize], self.carrier);
+        buffers.fold = Some(Fold::new(self.carrier, op));
+        let progress = self.across.advance(mesh, &mut buffers)?;
+        if progress == Progress::Done {
+            let copied = stream.copy_from_pinned(pinned, address, bytes as usize);
+            let copied = copied.and_then(|()| self.in_flight.record(stream));
+            copied.map_err(|error| local("copying a shard to the device", error))?;
+        }
+        Ok(progress)
+    }
+
+    /// Stores all shards with the ranks that this one works for.
+    fn spread(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
+        let reached = self.reached.take().expect("invariant: shards are folded before they are spread");
+        let Some(share) = &reached.share else { return Ok(()) };
+        let served = |(local_rank, _): &(usize, &Places)| share.serves(*local_rank);
+        let receivers: Vec<&Vec<(u64, u64)>> =
+            reached.places.iter().enumerate().filter(served).filter_map(|(_, places)| places.as_ref()).collect();
+        if receivers.is_empty() {
+            return Ok(());
+        }
+        let mut segments = Segments::default();
+        for (shard, &address) in self.shards.iter().zip(&reached.shards) {
+            for (part, span, at) in self.pieces(shard) {
+                let start = span.start * self.plan.dtype.size_bytes() as u64;
+                let targets = receivers.iter().map(|tensors| tensors[part].1 + start);
+                segments.add(span.len, [address + at].into_iter(), targets);
+            }
+        }
+        let (op, _, postscale) = self.reduction();
+        let fold = DeviceFold {
+            dtype: self.carrier,
+            stored: self.plan.dtype,
+            // Of one contribution: what it is, finished.
+            op: ReduceOp::Sum,
+            prescale: 1.0,
+            finish: Finish::new(self.plan.dtype, op, self.here.size as u64, postscale),
+            ranks: 1,
+            targets: receivers.len(),
+            elems: &segments.elems,
+            addresses: &segments.addresses,
+        };
+        self.queue(plane, &fold)
+    }
+
+    fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
+        if self.shared.copies_back.is_empty() {
+            return Ok(());
+        }
+        let stream = &plane.opened(self.ordinal)?.stream;
+        stream.copy(&self.shared.copies_back)?;
+        self.in_flight.record(stream)
+    }
+
+    /// Where the tensors and shards of this host lie.
+    fn reach(&self, plane: &mut DevicePlane, windows: Option<&Windows>) -> Result<Reached> {
+        let Some(windows) = windows else { return Ok(self.alone()) };
+        let opened = plane.opened(self.ordinal);
+        let opened = opened.map_err(|error| local(format!("opening device {}", self.ordinal), error))?;
+        let (mut all, mut places, mut shards) = (Vec::new(), Vec::new(), Vec::new());
+        for (local_rank, &rank) in self.locals.iter().enumerate() {
+            let slot = windows.small_part(local_rank, 0, windows.layout().small_bytes);
+            let told = Told::read(slot, &self.end_bytes(rank), self.shard_bytes(local_rank), true)
+                .map_err(|what| Error::Garbled { peer: rank, what })?;
+            all.push(told);
+        }
+        let share = Share::of(&all, windows.me());
+        if share.is_some() {
+            for (told, rank) in all.iter().zip(&self.locals) {
+                let failed = |error| local(format!("mapping the device memory of rank {rank}"), error);
+                places.push(work::translate(&mut opened.mappings, told).map_err(failed)?);
+                shards.push(work::translate_shard(&mut opened.mappings, told).map_err(failed)?);
+            }
+        } else {
+            places = all.iter().map(|told| (!told.places.is_empty()).then(Vec::new)).collect();
+        }
+        Ok(Reached { places, shards, share })
+    }
+
+    /// The same for the only rank of a host.
+    fn alone(&self) -> Reached {
+        let tensors = &self.tensors.tensors;
+        let places = tensors.iter().map(|tensor| (tensor.input.address, tensor.output.address)).collect();
+        let places = vec![(!tensors.is_empty()).then_some(places)];
+        Reached { places, shards: vec![self.shard.address], share: Some(Share::alone()) }
+    }
+
+    /// The pieces of a shard, each with where it lies in it in bytes.
+    fn pieces<'a>(&self, shard: &'a [(usize, Span)]) -> impl Iterator<Item = (usize, Span, u64)> + use<'a> {
+        let (mut at, elem_bytes) = (0, self.carrier.size_bytes() as u64);
+        shard.iter().map(move |&(part, span)| {
+            let start = at;
+            at += span.len * elem_bytes;
+            (part, span, start)
+        })
+    }
+
+    fn shard_bytes(&self, local_rank: usize) -> u64 {
+        elems_of(&self.shards[local_rank]) * self.carrier.size_bytes() as u64
+    }
+
+    fn end_bytes(&self, rank: Rank) -> Vec<EndBytes> {
+        EndBytes::of(&self.movement.ends[rank.index()], self.plan.dtype)
+    }
+
+    fn reduction(&self) -> (ReduceOp, f64, f64) {
+        self.plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards")
+    }
+}
+
+/// Segments of a fold.
+#[derive(Debug, Default)]
+struct Segments {
+    elems: Vec<u64>,
+    addresses: Vec<u64>,
+}
+
+impl Segments {
+    fn add(&mut self, elems: u64, sources: impl Iterator<Item = u64>, targets: impl Iterator<Item = u64>) {
+        self.elems.push(elems);
+        self.addresses.extend(sources.chain(targets));
+    }
+}
+
+fn next(stage: Stage) -> Stage {
+    match stage {
+        Stage::Load => Stage::Meet,
+        Stage::Meet => Stage::Fold,
+        Stage::Fold => Stage::Collect,
+        Stage::Collect => Stage::ToHost,
+        Stage::ToHost => Stage::Across,
+        Stage::Across => Stage::ToDevice,
+        Stage::ToDevice => Stage::Return,
+        Stage::Return => Stage::Spread,
+        Stage::Spread => Stage::Settle,
+        Stage::Settle | Stage::Unpack => Stage::Unpack,
+    }
+}
+
+/// Tells the others of this host how far this rank has come.
+fn show(mesh: &mut Mesh, mark: u64) -> bool {
+    if let Some(windows) = &mut mesh.windows {
+        windows.mark_filled(mark);
+        // What comes next may be looks at the device: sleepers would hear of it late.
+        windows.announce();
+    }
+    true
+}
+
+/// Whether all ranks of this host have come so far.
+fn met(mesh: &mut Mesh, mark: u64) -> Result<bool> {
+    match &mut mesh.windows {
+        Some(windows) => Ok(windows.all_begun()? && windows.all_filled(mark)),
+        None => Ok(true),
+    }
+}

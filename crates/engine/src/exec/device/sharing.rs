@@ -1,0 +1,71 @@
+//! How a rank lets the others of its host reach its tensors: where they lie, or packed into a fusion buffer.
+
+use farandole_device::{DeviceCopy, Error as DeviceError, Result};
+
+use super::Opened;
+use super::in_flight::InFlight;
+use super::posting::{EndBytes, Posting, packed};
+use super::tensors::{Stretch, Tensors};
+
+/// What the others work on.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// What they must know.
+    pub(super) posting: Posting,
+    /// What was packed goes back by these.
+    pub(super) copies_back: Vec<DeviceCopy>,
+}
+
+/// A bucket's tensors on this rank, and how they are shared.
+pub(super) struct Sharing<'a> {
+    pub(super) tensors: &'a Tensors,
+    /// Their sizes.
+    pub(super) ends: &'a [EndBytes],
+    /// Whether results replace inputs where tensors are packed.
+    pub(super) replaces: bool,
+    /// This rank's shard, if it has one.
+    pub(super) shard: Stretch,
+    /// Room for the posting.
+    pub(super) slot_bytes: usize,
+}
+
+impl Sharing<'_> {
+    /// Shares them. Where they have to be packed, copies are in flight afterwards.
+    ///
+    /// # Errors
+    /// If there is no memory left, or the device has failed.
+    pub(super) fn share(&self, opened: &mut Opened, in_flight: &mut InFlight) -> Result<Shared> {
+        opened.exports.begin_round();
+        let exports = &mut opened.exports;
+        let mut export = |stretch: Stretch| exports.get(stretch.address, stretch.bytes).cloned();
+        let posting = Posting::of(&self.tensors.tensors, &mut export)
+            .and_then(|posting| posting.with_shard(self.shard, &mut export));
+        match posting {
+            Ok(posting) if posting.len_bytes() <= self.slot_bytes => Ok(Shared { posting, ..Shared::default() }),
+            // Too many to tell of, or memory that cannot be mapped.
+            Ok(_) | Err(DeviceError::NotShareable(_)) => self.pack(opened, in_flight),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets the ranks work in the fusion buffer.
+    fn pack(&self, opened: &mut Opened, in_flight: &mut InFlight) -> Result<Shared> {
+        let (offsets, total) = packed(self.ends, self.replaces);
+        let start = opened.fusion(total as usize)?.address();
+        opened.exports.begin_round();
+        let exports = &mut opened.exports;
+        let mut export = |stretch: Stretch| exports.get(stretch.address, stretch.bytes).cloned();
+        let whole = export(Stretch { address: start, bytes: total })?;
+        let posting = Posting::packed(whole, start).with_shard(self.shard, &mut export)?;
+        let (mut copies, mut copies_back) = (Vec::with_capacity(offsets.len()), Vec::with_capacity(offsets.len()));
+        for (tensor, (input, output)) in self.tensors.tensors.iter().zip(offsets) {
+            let Stretch { address, bytes } = tensor.input;
+            copies.push(DeviceCopy { source: address, target: start + input, bytes });
+            let Stretch { address, bytes } = tensor.output;
+            copies_back.push(DeviceCopy { source: start + output, target: address, bytes });
+        }
+        opened.stream.copy(&copies)?;
+        in_flight.record(&opened.stream)?;
+        Ok(Shared { posting, copies_back })
+    }
+}
