@@ -6,6 +6,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::{Finish, Fold, copy_finished};
 
 use super::memory;
+use super::nccl::Meeting;
 use crate::{DeviceCopy, DeviceFold};
 
 /// One piece of work.
@@ -20,6 +21,8 @@ pub(super) enum Work {
     Call(HostCall),
     Copy(Vec<DeviceCopy>),
     Fold(Box<OwnedFolding>),
+    /// Calls of a communicator, which happen when all its ranks have come to theirs.
+    Meet(Meeting),
 }
 
 /// A call of the host.
@@ -50,10 +53,10 @@ impl Work {
         Work::Fold(Box::new(OwnedFolding { dtype, op, prescale, finish, ranks, targets, elems, addresses }))
     }
 
-    /// Carries it out; marks are the queue's business.
+    /// Carries it out; marks and meetings are the queue's business.
     pub(super) fn run(self) {
         match self {
-            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) => {}
+            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) | Work::Meet(_) => {}
             Work::Call(HostCall(call)) => call(),
             Work::Copy(copies) => copies.iter().for_each(copy),
             Work::Fold(folding) => folding.run(),
