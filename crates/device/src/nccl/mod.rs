@@ -5,8 +5,8 @@
 //! same calls on all its ranks.
 //!
 //! The invariant: no call here waits for another rank. Communicators are made non-blocking, which NCCL can since
-//! [`OLDEST`]: what takes long is under way until [`NcclCommunicator::is_ready`] says that it is over. A communicator that
-//! is dropped in the middle of something is aborted, on a thread of its own that is waited for only shortly.
+//! [`OLDEST`]: what takes long is under way until [`NcclCommunicator::is_ready`] says that it is over. One that is
+//! dropped in the middle of something is aborted, on a thread of its own that is waited for only shortly.
 //!
 //! Not here: which bucket goes through NCCL (`farandole-plan`), and what is packed for it (`farandole-engine`).
 
