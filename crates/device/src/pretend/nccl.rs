@@ -198,7 +198,11 @@ impl Handle for Seat {
     fn deregister(&self, _registration: u64) {}
 
     fn abort(self: Box<Self>) {
-        self.club.lock().members.entry(self.rank).or_default().is_aborted = true;
+        let mut state = self.club.lock();
+        state.members.entry(self.rank).or_default().is_aborted = true;
+        // What it would have contributed goes back to its owner.
+        state.arrived.values_mut().for_each(|arrived| drop(arrived.remove(&self.rank)));
+        drop(state);
         self.library.counts.aborted.fetch_add(1, Ordering::SeqCst);
     }
 
