@@ -206,4 +206,10 @@ pub trait Backend: Send + Sync + Debug {
 
     /// Ends a mapping. Nothing may use it any more.
     fn close(&self, base: u64);
+
+    /// Calls this with the device current on this thread, for libraries that look which one is.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn call_current(&self, call: &mut dyn FnMut()) -> Result<()>;
 }

@@ -127,6 +127,13 @@ impl Device {
         self.backend.write_and_wait(address, source)
     }
 
+    /// Calls this with the device current on this thread.
+    pub(crate) fn run_current<R>(&self, call: impl FnOnce() -> R) -> Result<R> {
+        let (mut call, mut result) = (Some(call), None);
+        self.backend.call_current(&mut || result = call.take().map(|call| call()))?;
+        Ok(result.expect("invariant: a backend calls what it is given"))
+    }
+
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }

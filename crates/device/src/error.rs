@@ -31,6 +31,17 @@ pub enum Error {
         /// Its explanation.
         text: String,
     },
+    /// NCCL refused a call, or found later that something has gone wrong.
+    Nccl {
+        /// The call.
+        call: &'static str,
+        /// NCCL's number of the error.
+        code: i32,
+        /// What that means.
+        text: String,
+        /// NCCL's last words about it, if it had any.
+        detail: String,
+    },
 }
 
 impl Error {
@@ -70,6 +81,21 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
+            Error::Nccl { call, code, text, detail } => {
+                write!(f, "{call} failed: {text} ({code})")?;
+                if !detail.is_empty() {
+                    write!(f, ": {detail}")?;
+                }
+                if detail.contains("Duplicate GPU") {
+                    return f.write_str(
+                        "; NCCL lets ranks share a GPU if each has another NCCL_HOSTID; FARANDOLE_PLANE=own always \
+                         does",
+                    );
+                }
+                // Most of its texts say so themselves.
+                let is_said = text.contains("NCCL_DEBUG");
+                if is_said { Ok(()) } else { f.write_str("; NCCL_DEBUG=WARN makes NCCL say more") }
+            }
         }
     }
 }
@@ -87,5 +113,16 @@ mod tests {
         assert_eq!(driver(1).to_string(), "cuEventQuery failed: t (N, 1)");
         let full = Error::OutOfMemory { bytes: 3 << 20, free_and_total: Some((1 << 20, 1 << 30)) };
         assert_eq!(full.to_string(), "the device has no 3.0 MiB left: 1.0 of 1024.0 MiB are free");
+        let nccl = |detail: &str| Error::Nccl {
+            call: "ncclAllReduce",
+            code: 5,
+            text: "invalid usage".into(),
+            detail: detail.into(),
+        };
+        assert_eq!(
+            nccl("").to_string(),
+            "ncclAllReduce failed: invalid usage (5); NCCL_DEBUG=WARN makes NCCL say more"
+        );
+        assert!(nccl("Duplicate GPU detected").to_string().contains("another NCCL_HOSTID"));
     }
 }

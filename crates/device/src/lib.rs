@@ -9,6 +9,8 @@
 //! nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
 //! event has not been waited for has not happened there, so a missing wait gives wrong results.
 //!
+//! [`nccl`] opens NVIDIA's library of collectives in the same way, and has a pretended one beside it.
+//!
 //! The invariant: no call here waits for a device, except those whose name says so. Addresses come from whoever
 //! promised that there is memory ([`farandole_tensor::Region::on_device`]), from allocations and from mappings.
 //!
@@ -25,6 +27,7 @@ mod event;
 mod export;
 mod exports;
 mod mappings;
+pub mod nccl;
 mod pinned;
 pub mod pretend;
 mod signal;

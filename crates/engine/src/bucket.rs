@@ -118,7 +118,7 @@ impl Layout {
         let bytes = offset + if apart { bytes_of(plan.dtype, plan.elems) } else { 0 };
         let (place, bytes) = match &plan.collective {
             _ if plane == Plane::Mapped => (Place::Mapped, bytes),
-            _ if plane == Plane::Device => (Place::Nowhere, 0),
+            _ if plane.is_on_devices() => (Place::Nowhere, 0),
             Collective::Barrier | Collective::Join => (Place::Nowhere, 0),
             // One half is combined with the other.
             Collective::Allreduce { op: ReduceOp::Adasum, .. } => (Place::Staging, 2 * bytes),
@@ -151,7 +151,7 @@ impl Layout {
             _ if apart => (Finish::Nothing, Finish::Nothing),
             Plane::Links | Plane::Added(_) => (Finish::Nothing, finish),
             Plane::Windows | Plane::Mapped => (finish, Finish::Nothing),
-            Plane::Device => (Finish::Nothing, Finish::Nothing),
+            Plane::Device | Plane::Nccl => (Finish::Nothing, Finish::Nothing),
         };
         let halves = apart.then_some(Behind { offset, dtype: plan.dtype, finish });
         let reads_input = plane == Plane::Windows
@@ -168,7 +168,7 @@ impl Layout {
             finish_in_fold,
             finish_in_unload,
             reads_input,
-            on_device: plane == Plane::Device,
+            on_device: plane.is_on_devices(),
             halves,
         }
     }

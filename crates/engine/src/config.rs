@@ -4,30 +4,49 @@
 
 use std::time::Duration;
 
+use farandole_plan::plane::DeviceReach;
 pub use farandole_settings::{Cores, SettingValue};
 use farandole_transport::Protection;
 
 use crate::error::{Error, Result};
 
-/// Where tensors on devices are reduced.
+/// How collectives on tensors in device memory are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePlaneChoice {
-    /// In device memory where all ranks have devices.
+    /// In device memory where the ranks map each other's, by NCCL where they do not and all ranks have it.
     Auto,
-    /// In device memory.
+    /// In device memory, which the ranks map.
     Own,
+    /// By NCCL.
+    Nccl,
+    /// By NCCL where all ranks have it, otherwise as [`DevicePlaneChoice::Auto`]: what Horovod's name for it means.
+    PreferNccl,
     /// Through host memory.
     Staged,
 }
 
 impl DevicePlaneChoice {
-    const WORDS: [(DevicePlaneChoice, &'static str); 3] =
-        [(DevicePlaneChoice::Auto, "auto"), (DevicePlaneChoice::Own, "own"), (DevicePlaneChoice::Staged, "staged")];
+    /// The last is not to be written, only shown.
+    const WORDS: [(DevicePlaneChoice, &'static str); 5] = [
+        (DevicePlaneChoice::Auto, "auto"),
+        (DevicePlaneChoice::Own, "own"),
+        (DevicePlaneChoice::Nccl, "nccl"),
+        (DevicePlaneChoice::Staged, "staged"),
+        (DevicePlaneChoice::PreferNccl, "NCCL where all ranks have it"),
+    ];
+
+    /// What a group has for device memory, if its ranks map each other's and if they have NCCL.
+    pub(crate) fn reach(self, maps: bool, has_nccl: bool) -> DeviceReach {
+        let own = maps && self != DevicePlaneChoice::Staged;
+        let nccl = has_nccl && !matches!(self, DevicePlaneChoice::Own | DevicePlaneChoice::Staged);
+        let prefers_nccl = matches!(self, DevicePlaneChoice::Nccl | DevicePlaneChoice::PreferNccl);
+        DeviceReach { own, nccl, prefers_nccl }
+    }
 }
 
 impl SettingValue for DevicePlaneChoice {
     fn parse(text: &str) -> Option<DevicePlaneChoice> {
-        Self::WORDS.iter().find(|(_, word)| word.eq_ignore_ascii_case(text)).map(|(choice, _)| *choice)
+        Self::WORDS[..4].iter().find(|(_, word)| word.eq_ignore_ascii_case(text)).map(|(choice, _)| *choice)
     }
 
     fn show(&self) -> String {
@@ -99,8 +118,8 @@ settings! {
     /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret
     /// and unchanged. The same on all ranks.
     wire_protection: Protection = WIRE_PROTECTION;
-    /// Where tensors on GPUs are reduced: in device memory (`own`), through host memory (`staged`), or as is best. The
-    /// same on all ranks.
+    /// How collectives on GPU tensors are carried out: in device memory (`own`), by NCCL (`nccl`), through host memory
+    /// (`staged`), or as is best. The same on all ranks.
     plane: DevicePlaneChoice = PLANE;
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use farandole_device::nccl::SharedLibrary;
 use farandole_plan::table::Table;
 use farandole_plan::{GroupId, Rank};
 use farandole_trace::Recorder;
@@ -38,6 +39,7 @@ pub struct Engine {
     pub(crate) table: Option<Arc<Table>>,
     pub(crate) planes: Vec<Arc<dyn Plane>>,
     pub(crate) devices: Option<OpenDevice>,
+    pub(crate) nccl: Option<SharedLibrary>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) start: Start,
     pub(crate) forming: Mutex<Forming>,
@@ -68,6 +70,9 @@ pub struct Hooks {
     pub planes: Vec<Arc<dyn Plane>>,
     /// Opens devices in whose memory allreduces are carried out. Either all ranks have it or none.
     pub devices: Option<OpenDevice>,
+    /// NCCL, for collectives in device memory ([`Config::plane`] says which). Either all ranks have the same version or
+    /// none has any.
+    pub nccl: Option<SharedLibrary>,
 }
 
 impl Engine {

@@ -14,8 +14,9 @@ use crate::engine::{Engine, Forming};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::record::group::GroupRecord;
-use crate::start::{device_plane, join_planes, settings};
+use crate::start::{accelerators, join_planes, settings};
 use crate::submission::Submission;
+use farandole_plan::plane::DeviceReach;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, Request};
 use farandole_tensor::Region;
 use std::sync::{Arc, PoisonError};
@@ -40,8 +41,8 @@ impl Engine {
         let ranks: Arc<[Rank]> = sorted.into();
         let met = me.map(|_| self.meet(&mut forming, group, round, &ranks));
         self.agree_on_success(round, matches!(met, Some(Err(_))))?;
-        let reaches_devices = matches!(&met, Some(Ok(met)) if met.reaches_devices());
-        self.shared.tensor_table.add(group, ranks, me, reaches_devices);
+        let device_reach = if let Some(Ok(met)) = &met { met.device_reach() } else { DeviceReach::default() };
+        self.shared.tensor_table.add(group, ranks, me, device_reach);
         if let Some(Ok(met)) = met {
             let _ = self.shared.driver_lock.push(Command::AddGroup(Box::new(met)), Push::Ringing);
         }
@@ -70,7 +71,7 @@ impl Engine {
             .map_err(|error| invalid(format!("the members of {ranks:?} did not meet: {error}")))?;
         drop(forming);
         let me = number_in(&ranks, self.rank);
-        self.shared.tensor_table.add(group, ranks, Some(me), met.reaches_devices());
+        self.shared.tensor_table.add(group, ranks, Some(me), met.device_reach());
         let _ = self.shared.driver_lock.push(Command::AddGroup(Box::new(met)), Push::Ringing);
         // A member that has reached this one may have failed to reach a third.
         let joined = request(format!("farandole.group.{group}.joined"), Collective::Barrier, 0);
@@ -127,7 +128,8 @@ impl Engine {
         let added = join_planes(&self.planes, round, &mesh, waiter)?;
         let record = GroupRecord::new(&self.recorder, recorded(round), ranks, self.start);
         let settings = settings(&self.config, self.table.clone(), group, ranks, &self.host_names);
-        Ok(Group::new(settings, mesh, record, added, device_plane(self.devices.as_ref(), waiter)))
+        let accelerators = accelerators(self.devices.as_ref(), self.nccl.as_ref(), waiter);
+        Ok(Group::new(settings, mesh, record, added, accelerators))
     }
 
     /// Waits until this rank has left a group, if it is a member.

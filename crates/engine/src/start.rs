@@ -10,13 +10,15 @@ use crate::engine::{Engine, Forming, Hooks};
 use crate::error::{Error, Failure, Result};
 use crate::exec::backoff::Backoff;
 use crate::exec::device::{DevicePlane, OpenDevice};
-use crate::group::{Group, Settings};
+use crate::exec::nccl::NcclPlane;
+use crate::group::{Accelerators, Group, Settings};
 use crate::plane::{GroupSeat, Offer, Plane, PlaneGroup};
 use crate::record::group::{GroupRecord, Start};
 use crate::shared::Shared;
 use crate::status_reporter::StatusReporter;
 use crate::tensor_table::TensorTable;
 use crate::wait_limits::WaitLimits;
+use farandole_device::nccl::SharedLibrary;
 use farandole_plan::agree::{Joining, Replay, Settings as AgreeSettings};
 use farandole_plan::choose::Hierarchical;
 use farandole_plan::fuse::BatchFusion;
@@ -59,9 +61,10 @@ impl Engine {
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
         let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
-        let world = Group::new(settings, mesh, record, added, device_plane(hooks.devices.as_ref(), &waiter));
+        let accelerators = accelerators(hooks.devices.as_ref(), hooks.nccl.as_ref(), &waiter);
+        let world = Group::new(settings, mesh, record, added, accelerators);
         let tensor_table = Arc::new(TensorTable::default());
-        tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.reaches_devices());
+        tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.device_reach());
         let on_stall: OnStall = hooks
             .on_stall
             .unwrap_or_else(|| Arc::new(|notice| log::warn!(target: farandole_settings::REPORT, "{}", notice.shown())));
@@ -89,7 +92,7 @@ impl Engine {
             .map_err(|error| not_started(farandole_transport::Error::local("starting a thread", error)))?;
         bound.recv().expect("invariant: the worker says first whether it is bound")?;
         let forming = Mutex::new(Forming { connector, rounds: 0 });
-        let Hooks { table, planes, devices, .. } = hooks;
+        let Hooks { table, planes, devices, nccl, .. } = hooks;
         Ok(Engine {
             shared,
             worker: Some(worker),
@@ -101,6 +104,7 @@ impl Engine {
             table,
             planes,
             devices,
+            nccl,
             recorder,
             start,
             forming,
@@ -170,6 +174,7 @@ pub(crate) fn settings(
             Some(true) => Hierarchical::Always,
             Some(false) => Hierarchical::Never,
         },
+        device_plane: config.plane,
     }
 }
 
@@ -185,8 +190,9 @@ pub(crate) fn join_planes(
 }
 
 /// What a group needs to work in device memory, if devices are to be used.
-pub(crate) fn device_plane(open: Option<&OpenDevice>, waiter: &Waiter) -> Option<DevicePlane> {
-    open.map(|open| DevicePlane::new(Arc::clone(open), waiter.bell()))
+pub(crate) fn accelerators(open: Option<&OpenDevice>, nccl: Option<&SharedLibrary>, waiter: &Waiter) -> Accelerators {
+    let device = open.map(|open| DevicePlane::new(Arc::clone(open), waiter.bell()));
+    Accelerators { device, nccl: nccl.map(|library| NcclPlane::new(Arc::clone(library))) }
 }
 
 pub(crate) fn not_started(error: farandole_transport::Error) -> Error {

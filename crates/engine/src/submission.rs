@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use farandole_device::{Event, Signal};
-use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, plane};
+use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 use farandole_tensor::Region;
 use farandole_trace::event::{NameId, ThreadId};
 
@@ -289,8 +289,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::UnknownGroup`] if there is none.
-    pub fn works_on_devices(&self, group: GroupId, collective: &Collective, _dtype: Dtype) -> Result<bool> {
-        Ok(plane::works_on_devices(collective) && self.shared.tensor_table.reaches_devices(group)?)
+    pub fn works_on_devices(&self, group: GroupId, collective: &Collective, dtype: Dtype) -> Result<bool> {
+        Ok(self.shared.tensor_table.device_reach(group)?.plane(collective, dtype).is_some())
     }
 
     fn check_device(&self, submission: &Submission) -> Result<()> {

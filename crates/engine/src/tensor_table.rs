@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use farandole_plan::plane::DeviceReach;
 use farandole_plan::{GroupId, Rank, Request};
 use farandole_trace::Recorder;
 use farandole_trace::event::NameId;
@@ -40,8 +41,8 @@ struct Entry {
     ranks: Arc<[Rank]>,
     /// This rank's number in the group, if it is a member.
     me: Option<Rank>,
-    /// Whether its ranks see each other's device memory.
-    reaches_devices: bool,
+    /// What its ranks have for device memory.
+    device_reach: DeviceReach,
     /// Names that this rank has used lately.
     names: HashMap<Arc<str>, Name, BuildHasherDefault<QuickHasher>>,
     /// Why nothing can be submitted any more.
@@ -50,15 +51,15 @@ struct Entry {
 
 impl TensorTable {
     /// Enters a group.
-    pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>, reaches_devices: bool) {
+    pub(crate) fn add(&self, group: GroupId, ranks: Arc<[Rank]>, me: Option<Rank>, device_reach: DeviceReach) {
         let names = HashMap::default();
-        self.lock().insert(group, Entry { ranks, me, reaches_devices, names, ended: None });
+        self.lock().insert(group, Entry { ranks, me, device_reach, names, ended: None });
     }
 
-    /// Whether the ranks of a group see each other's device memory.
-    pub(crate) fn reaches_devices(&self, group: GroupId) -> Result<bool> {
+    /// What the ranks of a group have for device memory.
+    pub(crate) fn device_reach(&self, group: GroupId) -> Result<DeviceReach> {
         let groups = self.lock();
-        groups.get(&group).map(|entry| entry.reaches_devices).ok_or(Error::UnknownGroup(group))
+        groups.get(&group).map(|entry| entry.device_reach).ok_or(Error::UnknownGroup(group))
     }
 
     /// The lowest number that no group has. Ranks that add and remove the same groups in the same order find the same.
@@ -210,7 +211,7 @@ mod tests {
         let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
         let enter = || tensor_table.enter(GroupId::WORLD, &t, &recorder);
         assert!(matches!(enter(), Err(Error::UnknownGroup(_))));
-        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), false);
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), DeviceReach::default());
         enter().unwrap();
         assert!(matches!(enter(), Err(Error::Duplicate { .. })));
         tensor_table.leave(GroupId::WORLD, [&t.name].into_iter());
@@ -220,7 +221,7 @@ mod tests {
     #[test]
     fn names_that_are_never_used_again_are_forgotten() {
         let (tensor_table, recorder) = (TensorTable::default(), Recorder::off());
-        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), false);
+        tensor_table.add(GroupId::WORLD, Arc::new([Rank(0)]), Some(Rank(0)), DeviceReach::default());
         tensor_table.enter(GroupId::WORLD, &request("under way"), &recorder).unwrap();
         for number in 0..2 * NAMES_KEPT {
             let request = request(&format!("made up {number}"));
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn the_first_cause_of_an_end_counts() {
         let (tensor_table, recorder, t) = (TensorTable::default(), Recorder::off(), request("t"));
-        tensor_table.add(GroupId(3), Arc::new([Rank(1)]), None, false);
+        tensor_table.add(GroupId(3), Arc::new([Rank(1)]), None, DeviceReach::default());
         assert!(matches!(tensor_table.enter(GroupId(3), &t, &recorder), Err(Error::ForeignGroup(_))));
         tensor_table.end(GroupId(3), &Error::ShutDown);
         tensor_table.end(GroupId(3), &Error::Forked);

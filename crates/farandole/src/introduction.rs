@@ -2,19 +2,21 @@
 //! the same on all.
 //!
 //! ```text
-//! u8 format 2 · u8 devices · u8 settings · each: name, value (u16 length, bytes each) · contact (the rest)
+//! u8 format 3 · u8 devices · u32 version of NCCL (0: none) · why there is none · u8 settings · each: name, value ·
+//! contact (the rest); texts are a u16 length and bytes
 //! ```
 //! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every
 //! rank, with the same words, before any of them connects to another. Decoding is total: any bytes give an
 //! introduction or nothing.
 
+use farandole_device::nccl::Version;
 use farandole_engine::Config;
 use farandole_settings::{self as settings, SettingValue as _};
 use farandole_transport::contact::Contact;
 
 use crate::error::{Error, Result};
 
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 /// One rank, as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub(crate) struct Introduction {
     pub(crate) contact: Contact,
     /// Whether it can open devices; they are used if all ranks can.
     pub(crate) has_devices: bool,
+    /// The version of its NCCL, or why it has none.
+    pub(crate) nccl: std::result::Result<Version, String>,
 }
 
 /// What a rank knows of all others.
@@ -32,10 +36,17 @@ pub(crate) struct Introduced {
     /// In rank order.
     pub(crate) contacts: Vec<Contact>,
     pub(crate) all_have_devices: bool,
+    /// Whether all ranks have the same NCCL, or which of them has none, and why.
+    pub(crate) nccl: std::result::Result<(), String>,
 }
 
 impl Introduction {
-    pub(crate) fn new(contact: Contact, config: &Config, has_devices: bool) -> Introduction {
+    pub(crate) fn new(
+        contact: Contact,
+        config: &Config,
+        has_devices: bool,
+        nccl: std::result::Result<Version, String>,
+    ) -> Introduction {
         let settings = [
             (settings::WIRE_PROTECTION.name, config.wire_protection.show()),
             (settings::HIERARCHICAL_ALLREDUCE.name, config.hierarchical_allreduce.show()),
@@ -43,33 +54,55 @@ impl Introduction {
             (settings::PLANE.name, config.plane.show()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).into();
-        Introduction { settings, contact, has_devices }
+        Introduction { settings, contact, has_devices, nccl }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![FORMAT, u8::from(self.has_devices), self.settings.len() as u8];
+        let mut bytes = vec![FORMAT, u8::from(self.has_devices)];
+        let (version, why) = match &self.nccl {
+            Ok(Version(version)) => (*version, ""),
+            Err(why) => (0, why.as_str()),
+        };
+        bytes.extend_from_slice(&version.to_le_bytes());
+        put_text(&mut bytes, why);
+        bytes.push(self.settings.len() as u8);
         for text in self.settings.iter().flat_map(|(name, value)| [name, value]) {
-            bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
-            bytes.extend_from_slice(text.as_bytes());
+            put_text(&mut bytes, text);
         }
         bytes.extend_from_slice(&self.contact.encode());
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Introduction> {
-        let (&[format, has_devices, count], mut rest) = bytes.split_first_chunk()?;
+        let (&[format, has_devices], rest) = bytes.split_first_chunk()?;
         if format != FORMAT {
             return None;
         }
-        let mut text = || {
-            let (length, behind) = rest.split_first_chunk()?;
-            let (text, behind) = behind.split_at_checked(u16::from_le_bytes(*length).into())?;
-            rest = behind;
-            String::from_utf8(text.to_vec()).ok()
+        let (&version, mut rest) = rest.split_first_chunk()?;
+        let why = take_text(&mut rest)?;
+        let nccl = match u32::from_le_bytes(version) {
+            0 => Err(why),
+            version => Ok(Version(version)),
         };
-        let settings = (0..count).map(|_| Some((text()?, text()?))).collect::<Option<Vec<_>>>()?;
-        Some(Introduction { settings, contact: Contact::decode(rest)?, has_devices: has_devices != 0 })
+        let (&count, mut rest) = rest.split_first()?;
+        let mut setting = || Some((take_text(&mut rest)?, take_text(&mut rest)?));
+        let settings = (0..count).map(|_| setting()).collect::<Option<Vec<_>>>()?;
+        Some(Introduction { settings, contact: Contact::decode(rest)?, has_devices: has_devices != 0, nccl })
     }
+}
+
+/// Texts are short; a longer one is cut off.
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    let length = text.floor_char_boundary(u16::MAX.into());
+    bytes.extend_from_slice(&(length as u16).to_le_bytes());
+    bytes.extend_from_slice(&text.as_bytes()[..length]);
+}
+
+fn take_text(rest: &mut &[u8]) -> Option<String> {
+    let (length, behind) = rest.split_first_chunk()?;
+    let (text, behind) = behind.split_at_checked(u16::from_le_bytes(*length).into())?;
+    *rest = behind;
+    String::from_utf8(text.to_vec()).ok()
 }
 
 /// What is known of all ranks, by what each has said at the rendezvous.
@@ -87,8 +120,29 @@ pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Introduced> {
     };
     let ranks = blobs.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
     compare(&ranks)?;
+    Ok(summary(ranks))
+}
+
+/// What all ranks have together.
+pub(crate) fn summary(ranks: Vec<Introduction>) -> Introduced {
     let all_have_devices = ranks.iter().all(|rank| rank.has_devices);
-    Ok(Introduced { contacts: ranks.into_iter().map(|rank| rank.contact).collect(), all_have_devices })
+    let nccl = same_nccl(&ranks);
+    Introduced { contacts: ranks.into_iter().map(|rank| rank.contact).collect(), all_have_devices, nccl }
+}
+
+/// Fails if a rank has no NCCL, or another one than rank 0: communicators are for one version.
+fn same_nccl(ranks: &[Introduction]) -> std::result::Result<(), String> {
+    for (number, rank) in ranks.iter().enumerate() {
+        match (&rank.nccl, &ranks[0].nccl) {
+            (Err(why), _) => return Err(format!("rank {number} on {} has none: {why}", rank.contact.host)),
+            (Ok(theirs), Ok(ours)) if theirs != ours => {
+                let host = &rank.contact.host;
+                return Err(format!("rank 0 has NCCL {ours}, rank {number} on {host} has {theirs}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Fails if a rank has other settings than rank 0.
@@ -119,7 +173,19 @@ mod tests {
             connections: 2,
             process: farandole_transport::contact::Process { pid: 7, namespace: 9 },
         };
-        Introduction::new(contact, &Config { wire_protection: protection, ..Config::default() }, true)
+        let config = Config { wire_protection: protection, ..Config::default() };
+        Introduction::new(contact, &config, true, Ok(Version(23_007)))
+    }
+
+    #[test]
+    fn nccl_is_there_if_all_ranks_have_the_same() {
+        let with = |nccl| Introduction { nccl, ..introduction(Protection::Off) };
+        let whole = with(Err("no library".to_owned()));
+        assert_eq!(Introduction::decode(&whole.encode()), Some(whole.clone()));
+        let of = |second| read_all(&[with(Ok(Version(23_007))).encode(), with(second).encode()]).expect("ranks").nccl;
+        assert_eq!(of(Ok(Version(23_007))), Ok(()));
+        assert_eq!(of(Err("no library".to_owned())), Err("rank 1 on h has none: no library".to_owned()));
+        assert_eq!(of(Ok(Version(22_809))), Err("rank 0 has NCCL 2.30.7, rank 1 on h has 2.28.9".to_owned()));
     }
 
     #[test]

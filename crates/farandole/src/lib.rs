@@ -33,6 +33,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accelerators;
 #[cfg(any(feature = "burn", feature = "candle"))]
 mod agreement;
 #[cfg(feature = "burn")]
@@ -51,6 +52,7 @@ mod setup;
 mod wire;
 mod world;
 
+pub use accelerators::{has_cuda, nccl_version};
 pub use error::{Error, Result};
 pub use farandole_cluster::environment::{StoreRank, this_host};
 pub use farandole_cluster::rendezvous::Address;

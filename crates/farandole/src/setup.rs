@@ -8,12 +8,14 @@
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
-use farandole_engine::config::DevicePlaneChoice;
+use farandole_device::nccl::{SharedLibrary, Version};
+use farandole_engine::config::{DevicePlaneChoice, SettingValue as _};
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
@@ -27,6 +29,7 @@ use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
 
+use crate::accelerators::{devices_of, nccl_of, prefers_nccl};
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduced, Introduction};
 use crate::measured;
@@ -68,6 +71,11 @@ pub struct Setup {
     /// Opens the devices in whose memory allreduces are carried out, by their numbers in this process. NVIDIA's by
     /// default, where there are any and `FARANDOLE_PLANE` does not say otherwise. Used if all ranks have it.
     pub devices: Option<OpenDevice>,
+    /// The NCCL by which collectives in device memory are carried out where ranks do not reach each other's. NVIDIA's by
+    /// default, where there is one. Used if all ranks have the same version.
+    pub nccl: Option<SharedLibrary>,
+    /// Files in which NCCL may be, where neither the process nor the dynamic linker knows it.
+    pub nccl_files: Vec<PathBuf>,
 }
 
 impl fmt::Debug for Setup {
@@ -92,6 +100,8 @@ impl Default for Setup {
             process_sets: Vec::new(),
             planes: Vec::new(),
             devices: None,
+            nccl: None,
+            nccl_files: Vec::new(),
         }
     }
 }
@@ -112,8 +122,13 @@ impl Setup {
         environment.log();
         environment.warn_of_settings();
         let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
-        let peers = Peers::meet(environment, &settled, devices.is_some(), self.address, self.patience)?;
+        let nccl = self.nccl.clone().map_or_else(|| nccl_of(&settled.config, &self.nccl_files), Ok);
+        let peers = Peers::meet(environment, &settled, has(&devices, &nccl), self.address, self.patience)?;
         let Settled { config, direct, options, .. } = settled;
+        if let (DevicePlaneChoice::Nccl, Err(why)) = (config.plane, &peers.nccl) {
+            let (name, value) = (settings::PLANE.name, config.plane.show());
+            return Err(Error::Settings(format!("{name}={value} needs NCCL on all ranks, but {why}")));
+        }
         let lost = |error: Error| with_verdict(error, peers.lifeline.as_ref());
         let communicator = Communicator::join(&mut peers.connector(options, 0), direct, self.patience);
         let mut communicator = communicator.map_err(|error| lost(error.into()))?;
@@ -125,7 +140,8 @@ impl Setup {
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
         let devices = devices.filter(|_| peers.all_have_devices);
-        let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices };
+        let nccl = nccl.ok().filter(|_| peers.nccl.is_ok());
+        let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices, nccl };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());
@@ -140,6 +156,9 @@ impl Setup {
     fn settle(&self) -> Result<Settled> {
         let lookup = |variable| std::env::var(variable).ok();
         let mut config = self.config.clone().map_or_else(|| Config::from_lookup(lookup), Ok)?;
+        if self.config.is_none() && prefers_nccl(lookup) {
+            config.plane = DevicePlaneChoice::PreferNccl;
+        }
         // A timeout that the user has set counts for direct calls as for named requests.
         let mut direct = self.direct;
         if direct.deadline.is_zero() {
@@ -152,6 +171,13 @@ impl Setup {
         config.wire_protection = options.protection();
         Ok(Settled { config, direct, options, silence: silence_from_lookup(lookup)? })
     }
+}
+
+/// Whether a rank can open devices, and the version of its NCCL or why it has none.
+type Has = (bool, std::result::Result<Version, String>);
+
+fn has(devices: &Option<OpenDevice>, nccl: &farandole_device::Result<SharedLibrary>) -> Has {
+    (devices.is_some(), nccl.as_ref().map(|library| library.version()).map_err(ToString::to_string))
 }
 
 /// The settings that hold.
@@ -172,6 +198,8 @@ struct Peers {
     contacts: Vec<Contact>,
     /// Whether every rank can open devices.
     all_have_devices: bool,
+    /// Whether all ranks have the same NCCL, or why not.
+    nccl: std::result::Result<(), String>,
     listener: Arc<Listener>,
     /// Dropped last: rank 0 may host the rendezvous for all.
     access: RendezvousAccess,
@@ -182,7 +210,7 @@ impl Peers {
     fn meet(
         environment: Environment,
         settled: &Settled,
-        has_devices: bool,
+        (has_devices, nccl): Has,
         address: Option<IpAddr>,
         patience: Duration,
     ) -> Result<Peers> {
@@ -193,10 +221,10 @@ impl Peers {
             None => access.listen_at.clone(),
         };
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
-        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices);
+        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices, nccl);
         let rendezvous = access.rendezvous.clone().map(|rendezvous| rendezvous.with_silence(settled.silence));
         let deadline = Instant::now() + countdown.left();
-        let (Introduced { contacts, all_have_devices }, lifeline) =
+        let (Introduced { contacts, all_have_devices, nccl }, lifeline) =
             exchange(rendezvous.as_ref(), environment.rank, own, deadline)?;
         if let Some(lifeline) = &lifeline {
             let listener = Arc::downgrade(&listener);
@@ -206,7 +234,7 @@ impl Peers {
                 }
             });
         }
-        Ok(Peers { lifeline, environment, contacts, all_have_devices, listener, access })
+        Ok(Peers { lifeline, environment, contacts, all_have_devices, nccl, listener, access })
     }
 
     /// Connects the ranks: for direct calls in epoch 0, for the engine in epoch 1.
@@ -257,16 +285,6 @@ impl Peers {
     }
 }
 
-/// NVIDIA's devices, if this machine looks as if it had any and the user lets us work in their memory.
-fn devices_of(config: &Config) -> Option<OpenDevice> {
-    let wanted = match config.plane {
-        DevicePlaneChoice::Own => true,
-        DevicePlaneChoice::Auto => farandole_device::cuda::is_likely(),
-        DevicePlaneChoice::Staged => false,
-    };
-    wanted.then(|| Arc::new(farandole_device::cuda::open) as OpenDevice)
-}
-
 /// Introduces this rank to all others and gets their contacts; and keeps the connection, to hear of the others' end.
 fn exchange(
     way: Option<&Rendezvous>,
@@ -274,10 +292,7 @@ fn exchange(
     own: Introduction,
     deadline: Instant,
 ) -> Result<(Introduced, Option<Lifeline>)> {
-    let Some(rendezvous) = way else {
-        let (contacts, all_have_devices) = (vec![own.contact], own.has_devices);
-        return Ok((Introduced { contacts, all_have_devices }, None));
-    };
+    let Some(rendezvous) = way else { return Ok((introduction::summary(vec![own]), None)) };
     let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
     Ok((introduction::read_all(&blobs)?, Some(lifeline)))
 }

@@ -33,6 +33,8 @@ fn setup() -> Setup {
         on_stall: None::<farandole::stall::OnStall>,
         process_sets: vec![vec![0]],
         devices: None,
+        nccl: None,
+        nccl_files: Vec::new(),
         planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
     }
 }

@@ -1,10 +1,10 @@
 //! Which plane a bucket takes, in which element type it is reduced there, and the schedule of each rank on it.
 //!
-//! A *plane* is where the bytes of a bucket are reduced. Four are built in: host memory over *links*, host memory
-//! through shared *windows*, the *mapped* fusion buffer that all ranks of a host share, and the memory of *devices*. A
-//! program may *add* planes ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what
-//! every rank has ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message. Buckets in
-//! device memory have one plane; whether a group has it is asked before a request is submitted.
+//! A *plane* is where the bytes of a bucket are reduced. Five are built in: host memory over *links*, host memory
+//! through shared *windows*, the *mapped* fusion buffer that all ranks of a host share, the memory of *devices*, which
+//! they map, and that memory by *NCCL*. A program may *add* planes ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what
+//! every rank has ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message. Whether
+//! a group has a plane for device memory ([`DeviceReach`]) is asked before a request is submitted.
 //!
 //! Half precision is accumulated and scaled in single precision and rounded once, on every plane. Where that happens
 //! depends on how many contributions a fold combines ([`Folding`]): where one rank folds all at once, no partial result
@@ -30,8 +30,37 @@ pub enum Plane {
     Mapped,
     /// In the memory of devices, which all ranks of a host map.
     Device,
+    /// In the memory of devices, by NCCL.
+    Nccl,
     /// The plane that was added with this number.
     Added(u8),
+}
+
+/// What all ranks of a group have for device memory. The same on all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceReach {
+    /// They map each other's.
+    pub own: bool,
+    /// They have NCCL.
+    pub nccl: bool,
+    /// NCCL takes what both planes carry.
+    pub prefers_nccl: bool,
+}
+
+impl DeviceReach {
+    /// The plane that carries out a collective on tensors of this type in device memory, if there is one. Where there
+    /// are both, size does not count: on one host kernels that read where the tensors lie were faster than NCCL at
+    /// every size (docs/gpu.md).
+    pub fn plane(self, collective: &Collective, dtype: Dtype) -> Option<Plane> {
+        let own = self.own && works_on_devices(collective);
+        let nccl = self.nccl && nccl_carries(collective, dtype);
+        match (own, nccl) {
+            (true, true) if self.prefers_nccl => Some(Plane::Nccl),
+            (true, _) => Some(Plane::Device),
+            (false, true) => Some(Plane::Nccl),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Whether ranks that see each other's device memory carry out a collective there. Adasum does not fold element by
@@ -39,6 +68,13 @@ pub enum Plane {
 pub fn works_on_devices(collective: &Collective) -> bool {
     let is_adasum = matches!(collective.reduction(), Some((ReduceOp::Adasum, ..)));
     !is_adasum && !matches!(collective, Collective::Barrier | Collective::Join)
+}
+
+/// Whether NCCL carries out a collective on tensors of this type. It reduces no integers of 16 bits; moving them is
+/// moving bytes.
+fn nccl_carries(collective: &Collective, dtype: Dtype) -> bool {
+    let reduces = collective.reduction().is_some();
+    works_on_devices(collective) && !(reduces && matches!(dtype, Dtype::U16 | Dtype::I16))
 }
 
 /// What an added plane carries. Must be the same on all ranks.
@@ -74,12 +110,18 @@ pub struct Reach {
     pub windows: bool,
     /// Bytes of the mapped fusion buffer; zero: there is none.
     pub mapped_bytes: u64,
+    /// What they have for device memory.
+    pub devices: DeviceReach,
 }
 
 /// The plane of a bucket.
+///
+/// # Panics
+/// If its tensors lie in device memory and the group has no plane for that.
 pub fn choose(plan: &BucketPlan, reach: Reach, offers: &[Offer], choices: &Choices) -> Plane {
     if plan.device == Placement::Gpu {
-        return Plane::Device;
+        let plane = reach.devices.plane(&plan.collective, plan.dtype);
+        return plane.expect("invariant: whoever submits device memory has asked for its plane");
     }
     if let Some(added) = offers.iter().position(|offer| offer.carries(plan)) {
         return Plane::Added(added as u8);
@@ -140,13 +182,18 @@ impl Plane {
         let folding = match self {
             Plane::Links | Plane::Added(_) => Folding::OneByOne,
             Plane::Windows | Plane::Mapped => Folding::AllAtOnce,
-            // Kernels scale, widen and round as they fold.
-            Plane::Device => return plan.dtype,
+            // Kernels scale, widen and round as they fold. NCCL adds halves as halves.
+            Plane::Device | Plane::Nccl => return plan.dtype,
         };
         match plan.collective.reduction() {
             Some((op, prescale, _)) => carrier(plan.dtype, op, prescale, folding),
             None => plan.dtype,
         }
+    }
+
+    /// Whether the ranks work on tensors in device memory here, which the host does not touch.
+    pub fn is_on_devices(self) -> bool {
+        matches!(self, Plane::Device | Plane::Nccl)
     }
 
     /// Whether partial results of a bucket are singles here, and results travel as halves.
@@ -272,6 +319,27 @@ mod tests {
                     assert_eq!(carrier != dtype, is_half && folding == Folding::OneByOne, "{op} of {dtype}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn device_memory_takes_the_plane_that_carries_it() {
+        let sum = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+        let adasum = Collective::Allreduce { op: ReduceOp::Adasum, prescale: 1.0, postscale: 1.0 };
+        let (own, nccl) = (Some(Plane::Device), Some(Plane::Nccl));
+        for (has, of_sum, of_shorts, of_moved_shorts) in [
+            ((false, false, false), None, None, None),
+            ((true, false, false), own, own, own),
+            ((true, true, false), own, own, own),
+            ((false, true, false), nccl, None, nccl),
+            ((true, true, true), nccl, own, nccl),
+            ((true, false, true), own, own, own),
+        ] {
+            let reach = DeviceReach { own: has.0, nccl: has.1, prefers_nccl: has.2 };
+            assert_eq!(reach.plane(&sum, Dtype::F32), of_sum, "{reach:?}");
+            assert_eq!(reach.plane(&sum, Dtype::I16), of_shorts, "{reach:?}");
+            assert_eq!(reach.plane(&Collective::Allgather, Dtype::I16), of_moved_shorts, "{reach:?}");
+            assert_eq!(reach.plane(&adasum, Dtype::F32), None, "{reach:?}");
         }
     }
 

@@ -13,7 +13,14 @@ const fn internal(name: &'static str, what: &'static str) -> Setting {
 
 const AUTOTUNE_WHY: &str =
     "nothing is tuned while a job runs; `farandole calibrate` measures algorithms once, for all jobs";
-const GPU_WHY: &str = "allreduces of GPU tensors run in device memory by kernels of Farandole's own (FARANDOLE_PLANE); NCCL is not used yet";
+const STREAMS_WHY: &str =
+    "a process set runs one bucket at a time, so one stream is all that it can use; process sets have one each";
+const PACKING_WHY: &str =
+    "tensors on GPUs are packed and unpacked by one kernel for all of them, where they are at all";
+const COMPLETION_WHY: &str =
+    "nothing waits for a GPU on the host (FARANDOLE_PLANE=staged does): streams wait for what they use";
+const ONE_PLANE_WHY: &str =
+    "one plane is chosen for all collectives on GPU tensors: FARANDOLE_PLANE, or HOROVOD_GPU_OPERATIONS";
 const MPI_WHY: &str = "data never travels through MPI";
 const TIME_WHY: &str =
     "lines of the log carry no time; `farandole run --prefix-output-with-timestamp` puts one before every line";
@@ -28,9 +35,9 @@ pub(crate) const UNUSED: &[Setting] = &[
     none("HOROVOD_TORUS_ALLREDUCE", "there is no torus allreduce; the algorithm is chosen by size and placement"),
     none("HOROVOD_AUTOTUNE", AUTOTUNE_WHY),
     none("HOROVOD_AUTOTUNE_*", AUTOTUNE_WHY),
-    none("HOROVOD_BATCH_D2D_MEMCOPIES", GPU_WHY),
-    none("HOROVOD_NUM_NCCL_STREAMS", GPU_WHY),
-    none("HOROVOD_ENABLE_ASYNC_COMPLETION", GPU_WHY),
+    none("HOROVOD_BATCH_D2D_MEMCOPIES", PACKING_WHY),
+    none("HOROVOD_NUM_NCCL_STREAMS", STREAMS_WHY),
+    none("HOROVOD_ENABLE_ASYNC_COMPLETION", COMPLETION_WHY),
     none("HOROVOD_ADASUM_MPI_CHUNK_SIZE", MPI_WHY),
     none("HOROVOD_MPI_THREADS_DISABLE", MPI_WHY),
     none("HOROVOD_CCL_CACHE", "oneCCL is not used"),
@@ -50,6 +57,10 @@ pub(crate) const BUILD: &[Setting] = &[
     none("HOROVOD_WITH_*", BUILD_WHY),
     none("HOROVOD_WITHOUT_*", BUILD_WHY),
     none("HOROVOD_GPU", BUILD_WHY),
+    none("HOROVOD_GPU_ALLGATHER", ONE_PLANE_WHY),
+    none("HOROVOD_GPU_ALLTOALL", ONE_PLANE_WHY),
+    none("HOROVOD_GPU_BROADCAST", ONE_PLANE_WHY),
+    none("HOROVOD_GPU_REDUCESCATTER", ONE_PLANE_WHY),
     none("HOROVOD_GPU_*", BUILD_WHY),
     none("HOROVOD_ALLOW_MIXED_GPU_IMPL", BUILD_WHY),
     none("HOROVOD_CUDA_HOME", BUILD_WHY),

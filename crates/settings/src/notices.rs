@@ -75,6 +75,7 @@ mod tests {
     #[test]
     fn what_has_no_effect_gets_one_line_with_the_reason() {
         let lines = said(&[
+            ("HOROVOD_GPU_BROADCAST", "NCCL"),
             ("HOROVOD_GPU_OPERATIONS", "NCCL"),
             ("HOROVOD_CYCLE_TIME", "5"),
             ("HOROVOD_CYCLE_TIME", "5"),
@@ -82,7 +83,7 @@ mod tests {
         ]);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert!(lines[0].starts_with("HOROVOD_CYCLE_TIME has no effect: there is no cycle"), "{lines:?}");
-        assert!(lines[1].starts_with("HOROVOD_GPU_OPERATIONS has no effect: "), "{lines:?}");
+        assert!(lines[1].starts_with("HOROVOD_GPU_BROADCAST has no effect: "), "{lines:?}");
         assert!(lines[2].starts_with("HOROVOD_WITH_PYTORCH has no effect: "), "{lines:?}");
     }
 

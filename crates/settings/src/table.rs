@@ -23,6 +23,8 @@ pub const SECTIONS: &[Section] = &[
             STALL_CHECK_DISABLE,
             WIRE_PROTECTION,
             PLANE,
+            GPU_OPERATIONS,
+            NCCL_LIBRARY,
             THREAD_AFFINITY,
             SPIN_US,
             TABLES,
@@ -209,10 +211,33 @@ pub const WIRE_PROTECTION: Setting = Setting::does(
 pub const PLANE: Setting = Setting::does(
     "FARANDOLE_PLANE",
     Reader::Ranks,
-    Kind::OneOf(&["auto", "own", "staged"]),
+    Kind::OneOf(&["auto", "own", "nccl", "staged"]),
     "auto",
-    "Where tensors on GPUs are reduced. `own`: in device memory, which the ranks of a host map (CUDA IPC); `staged`: \
-     through pinned host memory; `auto`: in device memory where all ranks have devices. The same on all ranks.",
+    "How collectives on GPU tensors are carried out. `own`: in device memory, which the ranks of a host map (CUDA IPC); \
+     `nccl`: by NCCL, and it is an error if a rank has none; `staged`: through pinned host memory; `auto`: `own` for \
+     groups on one host, `nccl` for others if all ranks have it, `staged` otherwise. What a plane cannot do takes the \
+     next. The same on all ranks.",
+);
+
+/// `HOROVOD_GPU_OPERATIONS`, and its older name for allreduces alone.
+pub const GPU_OPERATIONS: Setting = Setting::does(
+    "HOROVOD_GPU_OPERATIONS",
+    Reader::Ranks,
+    Kind::Text("the name of a library"),
+    "",
+    "`NCCL`: collectives on GPU tensors are carried out by NCCL where all ranks have it, unless `FARANDOLE_PLANE` says \
+     something. Any other library is not used. (Horovod reads it when it is built.)",
+)
+.horovod("HOROVOD_GPU_ALLREDUCE");
+
+/// `FARANDOLE_NCCL_LIBRARY`.
+pub const NCCL_LIBRARY: Setting = Setting::does(
+    "FARANDOLE_NCCL_LIBRARY",
+    Reader::Ranks,
+    Kind::Text("a file"),
+    "",
+    "The file of NCCL's library (2.18 or later). Unset: the one that a framework has brought into the process, or \
+     `libnccl.so.2` where the linker finds it, or the one of the wheel `nvidia-nccl`.",
 );
 
 /// `FARANDOLE_THREAD_AFFINITY`.

@@ -300,6 +300,12 @@ impl Backend for Cuda {
         // SAFETY: the address came from `import`, and nothing uses it any more.
         self.tell(self.api.check("cuIpcCloseMemHandle", unsafe { (self.api.ipc_close_mem_handle)(base) }));
     }
+
+    fn call_current(&self, call: &mut dyn FnMut()) -> Result<()> {
+        let _current = self.enter()?;
+        call();
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Cuda {

@@ -22,6 +22,14 @@ pub enum Call {
     Export,
     /// [`crate::Backend::import`].
     Import,
+    /// [`crate::nccl::Library::unique_id`].
+    NcclId,
+    /// [`crate::nccl::Library::join`].
+    NcclJoin,
+    /// [`crate::nccl::Handle::call`].
+    NcclCall,
+    /// [`crate::nccl::Handle::is_ready`].
+    NcclLook,
     /// Everything else, which never fails by itself.
     Other,
 }
@@ -57,6 +65,16 @@ impl DeviceFaults {
             code: 700,
             name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
             text: "an illegal memory access was encountered".to_owned(),
+        }
+    }
+
+    /// What NCCL says when another rank is gone.
+    pub fn remote_error() -> Error {
+        Error::Nccl {
+            call: "ncclCommGetAsyncError",
+            code: 6,
+            text: "remote process exited or there was a network error".to_owned(),
+            detail: String::new(),
         }
     }
 

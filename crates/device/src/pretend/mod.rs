@@ -9,6 +9,7 @@
 
 mod faults;
 mod memory;
+mod nccl;
 mod run;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -18,8 +19,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use faults::{Call, DeviceFaults};
+pub use nccl::{Ends, PretendNccl};
 
 use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
+use nccl::Come;
 use run::{HostCall, Work};
 
 /// Numbers of streams, events and devices. All pretended devices of a process share them.
@@ -146,12 +149,22 @@ impl Queues {
         }
     }
 
-    /// Runs what lies in a stream, up to an event or to a signal that is not set.
+    /// Runs what lies in a stream, up to an event, to a signal that is not set, or to a collective to which other ranks
+    /// have not come.
     fn run(&mut self, stream: u64, until: Option<u64>) {
         while let Some(work) = self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
             let waits = match &work {
                 Work::Await(event) => !self.run_until(*event),
                 Work::AwaitSignal(signal) => self.unset.contains(signal),
+                Work::Meet(meeting) => match meeting.come() {
+                    Come::Early => true,
+                    // Devices of ranks that came before go on by themselves.
+                    Come::Last => {
+                        self.run_calls();
+                        false
+                    }
+                    Come::After => false,
+                },
                 _ => false,
             };
             if waits {
@@ -202,8 +215,10 @@ impl Backend for Pretend {
     }
 
     fn destroy_stream(&self, stream: u64) {
-        // As the real one: what was queued still runs.
-        let _ = self.wait_until_empty(stream);
+        // As the real one: what was queued still runs, but nobody waits for it.
+        if let Ok(mut queues) = self.enter(Call::Other) {
+            queues.run(stream, None);
+        }
     }
 
     fn create_event(&self) -> Result<u64> {
@@ -350,6 +365,12 @@ impl Backend for Pretend {
     }
 
     fn close(&self, _base: u64) {}
+
+    fn call_current(&self, call: &mut dyn FnMut()) -> Result<()> {
+        drop(self.enter(Call::Other)?);
+        call();
+        Ok(())
+    }
 }
 
 fn find(address: u64) -> Result<memory::Found> {

@@ -6,6 +6,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::{Finish, Fold, copy_finished};
 
 use super::memory;
+use super::nccl::Meeting;
 use crate::{DeviceCopy, DeviceFold};
 
 /// One piece of work.
@@ -32,6 +33,8 @@ pub(super) enum Work {
         bytes: usize,
     },
     Fold(Box<OwnedFolding>),
+    /// Calls of a communicator, which happen when all its ranks have come to theirs.
+    Meet(Meeting),
 }
 
 /// A call of the host.
@@ -63,10 +66,10 @@ impl Work {
         Work::Fold(Box::new(OwnedFolding { dtype, stored, op, prescale, finish, ranks, targets, elems, addresses }))
     }
 
-    /// Carries it out; marks are the queue's business.
+    /// Carries it out; marks and meetings are the queue's business.
     pub(super) fn run(self) {
         match self {
-            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) => {}
+            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) | Work::Meet(_) => {}
             Work::Call(HostCall(call)) => call(),
             Work::Copy(copies) => copies.iter().for_each(copy),
             Work::ToHost { source, target, bytes } => memory::read(source, memory::pinned(target, bytes)),

@@ -11,6 +11,7 @@ use farandole_tensor::{Finish, Fold, OwnedBytes};
 use farandole_transport::shm::Mapped;
 
 use super::device::DevicePlane;
+use super::nccl::NcclPlane;
 use super::store_policy::Stores;
 
 /// Why a schedule with folds may expect an operation.
@@ -27,6 +28,8 @@ pub(crate) struct Buffers<'a> {
     pub(crate) source: &'a [u8],
     /// The group's devices, for a bucket whose memory lies there.
     pub(crate) device: Option<&'a mut DevicePlane>,
+    /// The group's NCCL, for a bucket that goes through it.
+    pub(crate) nccl: Option<&'a mut NcclPlane>,
     /// The buffer that all ranks map, for mapped steps.
     pub(crate) mapped: Option<&'a mut Mapped>,
     /// The element type of all of them.
@@ -58,6 +61,7 @@ impl<'a> Buffers<'a> {
             contribution: None,
             source: &[],
             device: None,
+            nccl: None,
             mapped: None,
             dtype,
             fold: None,

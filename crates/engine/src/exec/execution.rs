@@ -4,15 +4,19 @@
 //! ([`Buffers`]). The fronts make it (`group`, `direct`), whoever drives calls [`Execution::advance`] until it is done,
 //! and dropping it gives the collective up on this rank.
 
+use std::time::Duration;
+
 use farandole_plan::Rank;
+use farandole_tensor::Region;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Link, Mesh, Progress, Result};
 
 use super::Buffers;
 use super::adasum::Adasum;
 use super::buffers::FOLDS;
-use super::device::DeviceRun;
+use super::device::{DevicePlane, DeviceRun};
 use super::links::{LinkRun, Links};
+use super::nccl::NcclRun;
 use super::reads::Reads;
 use super::step_trace::StepTrace;
 use super::windows::WindowRun;
@@ -35,6 +39,8 @@ pub(crate) enum Execution {
     Adasum(Adasum),
     /// In the memory of devices.
     Device(Box<DeviceRun>),
+    /// There, by NCCL.
+    Nccl(Box<NcclRun>),
     /// On a plane that was added.
     Added(Box<dyn PlaneRun>),
 }
@@ -65,7 +71,35 @@ impl Execution {
                 let plane = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
                 run.advance(plane, windows_of(mesh))
             }
+            Execution::Nccl(run) => {
+                let device = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
+                let nccl = buffers.nccl.as_mut().expect("invariant: a bucket on NCCL has its group's");
+                run.advance(device, nccl, mesh)
+            }
             Execution::Added(run) => run.advance(buffers.work, &buffers.fold.expect(FOLDS)),
+        }
+    }
+
+    /// The driver is about to sleep: a device that it waits for must wake it.
+    pub(crate) fn fall_asleep(&mut self, device: Option<&mut DevicePlane>) {
+        match (self, device) {
+            (Execution::Device(run), Some(device)) => run.fall_asleep(device),
+            (Execution::Nccl(run), Some(device)) => run.fall_asleep(device),
+            _ => {}
+        }
+    }
+
+    /// After how long it wants to be advanced again, even if nothing happens.
+    pub(crate) fn look_every(&self) -> Option<Duration> {
+        if let Execution::Nccl(run) = self { run.look_every() } else { None }
+    }
+
+    /// Memory on devices that was made for results, in the order of the requests of this rank.
+    pub(crate) fn take_results(&mut self) -> Vec<Option<Region>> {
+        match self {
+            Execution::Device(run) => run.take_results(),
+            Execution::Nccl(run) => run.take_results(),
+            _ => Vec::new(),
         }
     }
 
@@ -79,6 +113,7 @@ impl Execution {
             | Execution::Reads(_)
             | Execution::Adasum(_)
             | Execution::Device(_)
+            | Execution::Nccl(_)
             | Execution::Added(_) => {}
         }
     }
@@ -93,6 +128,7 @@ impl Execution {
             | Execution::Reads(_)
             | Execution::Adasum(_)
             | Execution::Device(_)
+            | Execution::Nccl(_)
             | Execution::Added(_) => None,
         }
     }
@@ -111,6 +147,7 @@ impl Execution {
             Execution::Reads(_) => "reading the peers' memory".to_owned(),
             Execution::Adasum(_) => "by pairs".to_owned(),
             Execution::Device(run) => run.progress().to_owned(),
+            Execution::Nccl(run) => run.progress().to_owned(),
             Execution::Added(run) => format!("on an added plane: {run:?}"),
         }
     }
@@ -128,6 +165,7 @@ impl Execution {
             Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
             Execution::Adasum(adasum) => adasum.waiting_for(),
             Execution::Device(run) => windows.and_then(|windows| run.waiting_for(windows)),
+            Execution::Nccl(run) => run.waiting_for(),
             Execution::Added(run) => run.waiting_for(),
         }
     }

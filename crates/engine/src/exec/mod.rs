@@ -8,7 +8,7 @@
 //! - `planes`: the planes of a group, and the execution of a bucket on one of them.
 //! - `links`: steps over links; `windows`: steps through shared memory; `reads`: out of the peers' own memory;
 //!   `adasum`: exchanges of whole vectors.
-//! - `device`: in the memory of devices.
+//! - `device`: in the memory of devices; `nccl`: there, by NCCL.
 //! - `fusion_buffer`: the group's own memory for buckets; `plan_cache`: what was worked out for collectives that
 //!   repeat.
 //! - `backoff`: spin, yield, sleep; `crowd`: whether others compute on this rank's cores.
@@ -24,6 +24,7 @@ pub(crate) mod device;
 pub(crate) mod execution;
 pub(crate) mod fusion_buffer;
 pub(crate) mod links;
+pub(crate) mod nccl;
 pub(crate) mod plan_cache;
 pub(crate) mod planes;
 pub(crate) mod reads;

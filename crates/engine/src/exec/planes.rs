@@ -12,7 +12,7 @@ use farandole_plan::algorithm::{self, Algorithm, Tuning};
 use farandole_plan::choose::{Choices, Means};
 use farandole_plan::device;
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::plane::{self, Movement, Offer, Plane, Reach, Site};
+use farandole_plan::plane::{self, DeviceReach, Movement, Offer, Plane, Reach, Site};
 use farandole_plan::{Collective, ReduceOp, Schedule};
 use farandole_transport::Mesh;
 
@@ -50,6 +50,8 @@ pub(crate) struct Planes {
     choices: Choices,
     /// Larger buffers than this are not kept.
     fusion_limit_bytes: usize,
+    /// What the group has for device memory.
+    devices: DeviceReach,
     prepared: PlanCache<u64, Prepared>,
     barrier: Arc<Schedule>,
     store_policies: StorePolicies,
@@ -65,13 +67,14 @@ impl Planes {
         here: GroupRank,
         choices: Choices,
         fusion_limit_bytes: usize,
+        devices: DeviceReach,
         added: Vec<(Offer, Box<dyn PlaneGroup>)>,
     ) -> Planes {
         let (offers, added): (Vec<Offer>, _) = added.into_iter().unzip();
         let hash = choices.hash() ^ plane::hash(&offers);
         let (prepared, barrier) = (PlanCache::new(), Arc::new(algorithm::barrier(here.size, here.me)));
         let store_policies = StorePolicies::default();
-        Planes { here, choices, fusion_limit_bytes, prepared, barrier, store_policies, offers, hash, added }
+        Planes { here, choices, fusion_limit_bytes, devices, prepared, barrier, store_policies, offers, hash, added }
     }
 
     /// Chooses the plane of a bucket, its schedule and its memory; or finds what was chosen the last time.
@@ -86,17 +89,18 @@ impl Planes {
     }
 
     fn prepare_anew(&self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Prepared {
-        let reach = Reach { windows: shares_memory(mesh), mapped_bytes: mapped_bytes as u64 };
+        let (windows, mapped_bytes_there) = (shares_memory(mesh), mapped_bytes as u64);
+        let reach = Reach { windows, mapped_bytes: mapped_bytes_there, devices: self.devices };
         let plane = plane::choose(plan, reach, &self.offers, &self.choices);
         let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
         let schedule = match plane {
-            Plane::Added(_) | Plane::Device => Arc::new(Schedule::default()),
+            Plane::Added(_) | Plane::Device | Plane::Nccl => Arc::new(Schedule::default()),
             _ => Arc::new(self.make_schedule(plan, plane, mesh)),
         };
         let wants_mapped =
-            plan.staged && plane != Plane::Device && matches!(plan.collective, Collective::Allreduce { .. });
+            plan.staged && !plane.is_on_devices() && matches!(plan.collective, Collective::Allreduce { .. });
         let wants_mapped_bytes = if wants_mapped { Plane::Mapped.bytes(plan) as usize } else { 0 };
-        let movement = (plane == Plane::Device).then(|| Arc::new(device::Movement::new(plan, self.here.size)));
+        let movement = plane.is_on_devices().then(|| Arc::new(device::Movement::new(plan, self.here.size)));
         Prepared { plane, layout, schedule, movement, wants_mapped_bytes, mapped_bytes }
     }
 
@@ -122,7 +126,7 @@ impl Planes {
                 Execution::Added(added.begin(bucket.operation.0, plan.elems, layout.carrier()))
             }
             // What has elements has begun with its bucket, before others were met.
-            Plane::Device => Execution::Nothing,
+            Plane::Device | Plane::Nccl => Execution::Nothing,
             Plane::Mapped => Execution::Windows(WindowRun::new(schedule, Choice::default())),
             // That all have come is all there is; they have shown it in their windows.
             Plane::Windows if matches!(plan.collective, Collective::Barrier) => Execution::Nothing,
@@ -151,6 +155,17 @@ impl Planes {
                 Execution::Adasum(Adasum::new(run, Arc::clone(&bucket.plan), self.here))
             }
             _ => Execution::Links(run),
+        }
+    }
+
+    /// Where the messages of a bucket go on after its entry.
+    pub(crate) fn links_after(&self, bucket: &Bucket, entry: Execution) -> LinkRun {
+        match entry {
+            Execution::Links(run) => run,
+            _ => {
+                let descriptor = self.descriptor(&bucket.plan);
+                LinkRun::new(Arc::new(Schedule::default()), self.here.size, bucket.operation.0, descriptor)
+            }
         }
     }
 

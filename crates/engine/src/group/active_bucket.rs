@@ -15,6 +15,7 @@ use farandole_transport::{Error as TransportError, Mesh, Progress};
 use super::{Group, GroupError, TurnInput};
 use crate::bucket::Memory;
 use crate::exec::device::{DevicePlane, DeviceRun};
+use crate::exec::nccl::{self, NcclRun};
 use crate::exec::planes::{Prepared, shares_memory};
 use crate::exec::{Buffers, Execution};
 
@@ -26,6 +27,8 @@ pub(super) struct ActiveBucket {
     stage: Stage,
     execution: Execution,
     pub(super) began: Duration,
+    /// When it was last advanced.
+    looked: Duration,
     /// When something last moved.
     pub(super) moved: Duration,
     /// For how long nothing must have moved before that is told again; zero: it was not told.
@@ -51,9 +54,12 @@ impl ActiveBucket {
 
     /// The driver is about to sleep: a device that it waits for must wake it.
     pub(super) fn fall_asleep(&mut self, device: Option<&mut DevicePlane>) {
-        if let (Execution::Device(run), Some(device)) = (&mut self.execution, device) {
-            run.fall_asleep(device);
-        }
+        self.execution.fall_asleep(device);
+    }
+
+    /// When it wants to be advanced at the latest.
+    pub(super) fn next_look(&self) -> Duration {
+        self.execution.look_every().map_or(Duration::MAX, |every| self.looked + every)
     }
 
     /// The peer that it waits for, if one can be named.
@@ -70,23 +76,26 @@ impl Group {
         let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut memory = prepared.layout.memory(&bucket, &self.table);
         let shares_memory = shares_memory(&self.mesh);
-        let on_device = prepared.movement.as_ref().map(|movement| self.begin_on_device(&bucket, movement));
+        let mapped = prepared.movement.as_ref().filter(|_| prepared.plane == Plane::Device);
+        let on_device = mapped.map(|movement| self.begin_on_device(&bucket, movement));
         self.show_begun(&bucket, shares_memory, on_device.as_deref());
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the flags overwritten. Steps through windows see to that themselves.
-        let gathers =
-            shares_memory && (matches!(prepared.plane, Plane::Links | Plane::Added(_)) || bucket.plan.elems == 0);
+        let gathers = shares_memory
+            && (matches!(prepared.plane, Plane::Links | Plane::Added(_) | Plane::Nccl) || bucket.plan.elems == 0);
+        // What NCCL has been called for cannot be abandoned.
+        let needs_entry = bucket.entry_barrier || bucket.replayed && prepared.plane == Plane::Nccl;
         let (stage, execution) = if let Some(run) = on_device {
             (Stage::Work, Execution::Device(run))
-        } else if bucket.entry_barrier || gathers {
+        } else if needs_entry || gathers {
             let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
             (Stage::Entry, entry)
         } else {
             prepared.layout.load(&mut memory, &bucket, &mut self.table, &mut self.fusion);
             (Stage::Work, Execution::Nothing)
         };
-        let (moved, tell_again) = (now, Duration::ZERO);
-        let active = ActiveBucket { bucket, prepared, memory, stage, execution, began: now, moved, tell_again };
+        let (began, looked, moved, tell_again) = (now, now, now, Duration::ZERO);
+        let active = ActiveBucket { bucket, prepared, memory, stage, execution, began, looked, moved, tell_again };
         let mut active = Box::new(active);
         if stage == Stage::Work {
             self.begin_work(&mut active, now);
@@ -100,6 +109,15 @@ impl Group {
         let slot_bytes = windows.layout().small_bytes;
         let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
         Box::new(DeviceRun::begin(device, bucket, movement, &self.table, self.here, slot_bytes))
+    }
+
+    /// Begins a bucket on NCCL.
+    fn begin_on_nccl(&mut self, bucket: &Bucket, movement: &Arc<Movement>, entry: Execution) -> Box<NcclRun> {
+        let links = self.planes.links_after(bucket, entry);
+        let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
+        let nccl = self.nccl.as_mut().expect("invariant: buckets on NCCL are for groups with NCCL");
+        let begin = nccl::Begin { device, nccl, mesh: &self.mesh, table: &self.table, here: self.here };
+        Box::new(NcclRun::begin(bucket, movement, links, begin))
     }
 
     /// Shows the other ranks of the host that this one has begun a bucket.
@@ -119,7 +137,12 @@ impl Group {
         self.record.packed(bucket, now);
         if !matches!(active.execution, Execution::Device(_)) {
             let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
-            active.execution = self.planes.execution(bucket, &active.prepared, entry);
+            active.execution = match &active.prepared.movement {
+                Some(movement) if active.prepared.plane == Plane::Nccl => {
+                    Execution::Nccl(self.begin_on_nccl(bucket, movement, entry))
+                }
+                _ => self.planes.execution(bucket, &active.prepared, entry),
+            };
         }
         if self.record.wants_step_trace(bucket) {
             active.execution.trace_steps();
@@ -145,6 +168,7 @@ impl Group {
 
     fn advance_active(&mut self, active: &mut ActiveBucket, now: Duration) -> Result<Progress, GroupError> {
         let mut progress = Progress::Done;
+        active.looked = now;
         if active.stage == Stage::Entry {
             progress = active.execution.advance(&mut self.mesh, &mut Buffers::none())?;
             if progress == Progress::Done {
@@ -158,7 +182,7 @@ impl Group {
         if active.stage == Stage::Work {
             let (layout, memory) = (&active.prepared.layout, &mut active.memory);
             let mut buffers = layout.buffers(memory, &active.bucket, &mut self.table, &mut self.fusion);
-            buffers.device = self.device.as_mut();
+            (buffers.device, buffers.nccl) = (self.device.as_mut(), self.nccl.as_mut());
             progress = active.execution.advance(&mut self.mesh, &mut buffers)?;
             if progress != Progress::Pending {
                 self.record.moved(&active.bucket, now);
@@ -190,10 +214,8 @@ impl Group {
             *self.active.take().expect("invariant: a bucket that is done was running");
         self.record.travelled(&bucket, turn.now);
         prepared.layout.unload(memory, &bucket, &mut self.table, &mut self.fusion, &mut self.done);
-        if let Execution::Device(run) = &mut execution {
-            for ((_, outcome), made) in self.done.iter_mut().zip(run.take_results()) {
-                outcome.output = made.or(outcome.output.take());
-            }
+        for ((_, outcome), made) in self.done.iter_mut().zip(execution.take_results()) {
+            outcome.output = made.or(outcome.output.take());
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);

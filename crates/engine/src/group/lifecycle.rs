@@ -176,11 +176,14 @@ impl Group {
             return;
         }
         self.state = State::Ended(turn.now + LINGER);
-        self.active = None;
+        let active = self.active.take();
         turn.tensor_table.end(self.id(), error);
         let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
         self.mesh.abort(blamed, &error.to_string());
         self.unflushed = true;
+        // The others are told before this rank waits for its device.
+        self.linger();
+        drop(active);
         self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
         self.linger();

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
 use farandole_plan::choose::{AlgorithmLimits, Choices, Hierarchical};
+use farandole_plan::plane::DeviceReach;
 use farandole_plan::stall::{self};
 use farandole_plan::table::Table as Measured;
 use farandole_plan::{GroupId, Rank, Request};
@@ -30,9 +31,11 @@ use farandole_trace::event::NameId;
 use farandole_transport::{Mesh, Progress};
 
 use crate::bucket::GroupRank;
+use crate::config::DevicePlaneChoice;
 use crate::error::Error;
 use crate::exec::device::DevicePlane;
 use crate::exec::fusion_buffer::FusionBuffer;
+use crate::exec::nccl::NcclPlane;
 use crate::exec::planes::{Planes, shares_memory};
 use crate::pending::{Pending, PendingTable};
 use crate::plane::{Offer, PlaneGroup};
@@ -81,6 +84,17 @@ pub(crate) struct Settings {
     pub(crate) table: Option<Arc<Measured>>,
     /// Whether the user has taken a part of that choice away; the same on all ranks.
     pub(crate) hierarchical: Hierarchical,
+    /// How collectives in device memory are carried out; the same on all ranks.
+    pub(crate) device_plane: DevicePlaneChoice,
+}
+
+/// What a group has besides its mesh.
+#[derive(Default)]
+pub(crate) struct Accelerators {
+    /// Devices, if they are to be used.
+    pub(crate) device: Option<DevicePlane>,
+    /// NCCL, if all ranks have it.
+    pub(crate) nccl: Option<NcclPlane>,
 }
 
 /// See the module's text.
@@ -91,6 +105,10 @@ pub(crate) struct Group {
     record: GroupRecord,
     member: Member,
     planes: Planes,
+    /// What its ranks have for device memory.
+    device_reach: DeviceReach,
+    /// NCCL, if it is to be used. Ends before the devices that it works on.
+    nccl: Option<NcclPlane>,
     /// Devices, if they are to be used.
     device: Option<DevicePlane>,
     /// What they compute for requests of this group.
@@ -139,13 +157,16 @@ impl Group {
         mesh: Mesh,
         record: GroupRecord,
         added: Vec<(Offer, Box<dyn PlaneGroup>)>,
-        device: Option<DevicePlane>,
+        Accelerators { device, nccl }: Accelerators,
     ) -> Group {
         let here = GroupRank { me: mesh.me(), size: mesh.size() };
         let member = Member::new(here.me, here.size, settings.agree.clone());
         let limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
         let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
-        let planes = Planes::new(here, choices, settings.fusion_limit_bytes, added);
+        let maps = device.is_some() && shares_memory(&mesh);
+        let has_nccl = device.is_some() && nccl.is_some() && here.size > 1;
+        let device_reach = settings.device_plane.reach(maps, has_nccl);
+        let planes = Planes::new(here, choices, settings.fusion_limit_bytes, device_reach, added);
         let transfers = Transfers::new(here.me, &settings.ranks);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
@@ -155,6 +176,8 @@ impl Group {
             record,
             member,
             planes,
+            device_reach,
+            nccl,
             device,
             computing: Computing::default(),
             table: PendingTable::default(),
@@ -179,9 +202,9 @@ impl Group {
         self.settings.id
     }
 
-    /// Whether its ranks see each other's device memory.
-    pub(crate) fn reaches_devices(&self) -> bool {
-        self.device.is_some() && shares_memory(&self.mesh)
+    /// What its ranks have for device memory.
+    pub(crate) fn device_reach(&self) -> DeviceReach {
+        self.device_reach
     }
 
     /// Takes a request in.
@@ -294,10 +317,9 @@ impl Group {
             _ => Duration::MAX,
         };
         let agreement = self.member.next_timeout().unwrap_or(Duration::MAX).min(closing);
-        let deadline = self
-            .active
-            .as_ref()
-            .map_or(Duration::MAX, |active| active.moved.saturating_add(self.settings.wait.shortest()));
+        let deadline = self.active.as_ref().map_or(Duration::MAX, |active| {
+            active.moved.saturating_add(self.settings.wait.shortest()).min(active.next_look())
+        });
         agreement.min(deadline).min(self.next_stall_check).min(self.probe_due())
     }
 

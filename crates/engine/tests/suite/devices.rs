@@ -20,7 +20,7 @@ const OPS: [ReduceOp; 5] = [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, Red
 const FACTORS: [(f64, f64); 4] = [(1.0, 1.0), (0.25, 1.0), (1.0, 0.1), (0.5, 3.0)];
 
 /// Every collective, with every type and operation where it reduces.
-fn calls(size: usize) -> Vec<Solved> {
+pub(crate) fn calls(size: usize, inputs: Inputs) -> Vec<Solved> {
     let mut solved = Vec::new();
     for (turn, (dtype, op)) in Dtype::ALL.iter().flat_map(|dtype| OPS.map(|op| (*dtype, op))).enumerate() {
         let (prescale, postscale) = FACTORS[turn % FACTORS.len()];
@@ -47,7 +47,7 @@ fn calls(size: usize) -> Vec<Solved> {
                 row_elems: [1, 3, 2][turn % 3],
                 batch: None,
                 priority: 0,
-                inputs: Inputs::Extreme,
+                inputs,
             };
             solved.push(Solved::new(&call, turn as u64, &vec![false; size]));
         }
@@ -56,7 +56,7 @@ fn calls(size: usize) -> Vec<Solved> {
 }
 
 /// Runs all calls alone and together, with tensors that `place` puts somewhere.
-fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Submission) {
+pub(crate) fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Submission) {
     let me = engine.rank().index();
     let submission = |solved: &Solved| solved.submission(me, engine.size());
     let right = |solved: &Solved, how: &str, outcome: Outcome| {
@@ -91,7 +91,7 @@ fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submission) -> Subm
 fn tensors_on_devices_give_the_bits_of_host_memory() {
     for size in [2, 4] {
         ranks(size, Transport::Device, move |engine| {
-            let all = calls(engine.size());
+            let all = calls(engine.size(), Inputs::Extreme);
             for _ in 0..2 {
                 check_all(&engine, &all, |submission| moved(&engine, submission));
             }
@@ -102,7 +102,7 @@ fn tensors_on_devices_give_the_bits_of_host_memory() {
 #[test]
 fn tensors_that_cannot_be_mapped_are_packed() {
     ranks(3, Transport::Device, |engine| {
-        let all = calls(engine.size());
+        let all = calls(engine.size(), Inputs::Extreme);
         // On one rank, on all, and in turns.
         for rounds in 0..3 {
             let private = rounds == 1 || engine.rank().index() == rounds;

@@ -15,6 +15,7 @@ mod faults_windows;
 mod fork;
 mod joined;
 mod misuse;
+mod nccl;
 mod panics;
 mod planes;
 mod programs;

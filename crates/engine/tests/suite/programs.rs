@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::reference::{Call, Dice, Inputs, Solved};
 use crate::harness::{Transport, direct_ranks, ranks_with, request};
+use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
@@ -253,7 +254,7 @@ fn make_calls(
         let solved = solved[index].as_ref().unwrap();
         let members = program.members(solved.call.group);
         let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
-        pretend_device::moved(engine, solved.submission(me, members.len()))
+        pretend_device::moved_if_exact(engine, solved.submission(me, members.len()))
     };
     if blocking {
         return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
@@ -284,11 +285,15 @@ fn config(transport: Transport) -> Config {
     let fusion_threshold_bytes = match transport {
         Transport::Memory => 0,
         Transport::Tcp => 8 << 10,
-        Transport::Shm | Transport::Hosts | Transport::Plane | Transport::Device => {
+        Transport::Shm | Transport::Hosts | Transport::Plane | Transport::Device | Transport::Nccl => {
             Config::default().fusion_threshold_bytes
         }
     };
-    Config { fusion_threshold_bytes, ..harness::config() }
+    let mut config = Config { fusion_threshold_bytes, ..harness::config() };
+    if transport == Transport::Nccl {
+        config.plane = DevicePlaneChoice::PreferNccl;
+    }
+    config
 }
 
 /// Runs a program on every path. Says how many results of direct calls were compared.
@@ -299,7 +304,7 @@ fn try_program(seed: u64) -> usize {
     // Which rank of the world got which result.
     let mut results: HashMap<(usize, usize), u64> = HashMap::new();
     let mut directly = 0;
-    for transport in Transport::EVERY.into_iter().chain([Transport::Device]) {
+    for transport in Transport::EVERY.into_iter().chain([Transport::Device, Transport::Nccl]) {
         let (played, solved) = (Arc::clone(&program), Arc::clone(&solved));
         let of_all =
             ranks_with(program.size, transport, config(transport), move |engine| play(&engine, &played, &solved));
@@ -316,7 +321,7 @@ fn try_program(seed: u64) -> usize {
             let first = *results.entry((rank, serial)).or_insert(hash);
             assert_eq!(first, hash, "call {serial} gave rank {rank} another result in {transport:?} than before");
         }
-        if transport == Transport::Device {
+        if matches!(transport, Transport::Device | Transport::Nccl) {
             continue; // Direct calls work in host memory.
         }
         let direct = Arc::clone(&direct);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use farandole_device::pretend::PretendNccl;
 use farandole_engine::connector::{Connector, Medium, ProcessConnector, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, Submission};
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp, Request};
@@ -40,6 +41,8 @@ pub enum Transport {
     Plane,
     /// As `Shm`, with devices that are none (`pretend_device`). Tensors lie there if the test puts them there.
     Device,
+    /// As `Hosts`, with such devices and a NCCL that is none.
+    Nccl,
 }
 
 impl Transport {
@@ -85,6 +88,7 @@ pub fn ranks_with<R: Send + 'static>(
     };
     let hooks = |rank| match transport {
         Transport::Device => pretend_device::hooks(rank),
+        Transport::Nccl => pretend_device::hooks_with_nccl(rank, PretendNccl::default()),
         _ => Hooks { planes: planes.clone(), ..Hooks::default() },
     };
     run_hooked(meetings(n, transport), config, hooks, body)
@@ -194,7 +198,7 @@ pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Connector>> {
         }
         Transport::Shm | Transport::Device => by_contacts(n, |_| "host".to_owned()),
         Transport::Tcp => by_contacts(n, |rank| format!("host-{rank}")),
-        Transport::Hosts => by_contacts(n, |rank| format!("host-{}", rank % 2)),
+        Transport::Hosts | Transport::Nccl => by_contacts(n, |rank| format!("host-{}", rank % 2)),
     }
 }
 

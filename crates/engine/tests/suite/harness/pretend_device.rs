@@ -5,10 +5,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use farandole_device::pretend::{DeviceFaults, Pretend};
+use farandole_device::pretend::{DeviceFaults, Pretend, PretendNccl};
 use farandole_device::{Device, DeviceCopy, Uuid};
+use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Engine, Hooks, OpenDevice, Submission};
-use farandole_plan::Request;
+use farandole_plan::{Dtype, Request};
 use farandole_tensor::Region;
 
 /// Looks at an event before it happens.
@@ -19,6 +20,11 @@ pub fn hooks_with(rank: usize, faults: DeviceFaults) -> Hooks {
     let device = Pretend::with(DELAY_LOOKS, faults).sharing(uuid(rank)).device();
     let open: OpenDevice = Arc::new(move |_| Ok(device.clone()));
     Hooks { devices: Some(open), ..Hooks::default() }
+}
+
+/// Hooks with a device for this rank, and with NCCL.
+pub fn hooks_with_nccl(rank: usize, nccl: PretendNccl) -> Hooks {
+    Hooks { nccl: Some(Arc::new(nccl)), ..hooks(rank) }
 }
 
 /// Hooks with a device for this rank.
@@ -48,6 +54,16 @@ pub fn moved(engine: &Engine, submission: Submission) -> Submission {
     match engine.works_on_devices(submission.group, collective, *dtype).unwrap() {
         true => on_device(submission, program()),
         false => submission,
+    }
+}
+
+/// The same, unless NCCL would round where other planes do not: it adds halves in half precision.
+pub fn moved_if_exact(engine: &Engine, submission: Submission) -> Submission {
+    let is_half = matches!(submission.request.dtype, Dtype::F16 | Dtype::BF16);
+    let may_round = is_half && submission.request.collective.reduction().is_some();
+    match may_round && engine.config().plane == DevicePlaneChoice::PreferNccl {
+        true => submission,
+        false => moved(engine, submission),
     }
 }
 

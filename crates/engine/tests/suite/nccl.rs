@@ -1,0 +1,256 @@
+//! Collectives in device memory by NCCL, with one that is pretended: every collective, type and operation gives the
+//! bits of host memory; every fault ends with its cause, on all ranks; and every communicator is ended.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farandole_device::Error as DeviceError;
+use farandole_device::pretend::{Call as Fault, DeviceFaults, Ends, PretendNccl};
+use farandole_engine::config::DevicePlaneChoice;
+use farandole_engine::{Config, Engine, Error, Hooks};
+use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+
+use crate::devices::{calls, check_all};
+use crate::harness::pretend_device::{contents, hooks_with, hooks_with_nccl, moved};
+use crate::harness::reference::{Inputs, Solved};
+use crate::harness::{Transport, config, meetings, ranks, reduce, run_hooked, sum};
+
+/// What is promised for survivors, with room for a loaded machine: otherwise it would be a deadline of 20 s.
+const NAMED_WITHIN: Duration = Duration::from_secs(6);
+
+fn with(plane: DevicePlaneChoice) -> Config {
+    Config { plane, ..config() }
+}
+
+/// All calls whose results NCCL gives exactly: it adds halves in half precision, so those are small numbers.
+fn exact_calls(size: usize) -> Vec<Solved> {
+    let rounds = |solved: &Solved| {
+        matches!(solved.call.dtype, Dtype::F16 | Dtype::BF16) && solved.call.collective.reduction().is_some()
+    };
+    let far_out = calls(size, Inputs::Extreme).into_iter().filter(|solved| !rounds(solved));
+    let mut all: Vec<Solved> = far_out.chain(calls(size, Inputs::Small).into_iter().filter(rounds)).collect();
+    // Names are numbers.
+    all.iter_mut().enumerate().for_each(|(number, solved)| solved.call.number = number as u64);
+    all
+}
+
+fn check_exact(engine: &Engine) {
+    let all = exact_calls(engine.size());
+    for _ in 0..2 {
+        check_all(engine, &all, |submission| moved(engine, submission));
+    }
+}
+
+#[test]
+fn ranks_of_several_hosts_get_the_bits_of_host_memory() {
+    for size in [2, 3] {
+        ranks(size, Transport::Nccl, |engine| check_exact(&engine));
+    }
+}
+
+#[test]
+fn ranks_of_one_host_get_the_bits_of_host_memory_where_nccl_is_wanted() {
+    let hooks = |rank| hooks_with_nccl(rank, PretendNccl::default());
+    run_hooked(meetings(4, Transport::Device), with(DevicePlaneChoice::Nccl), hooks, |engine| check_exact(&engine));
+}
+
+/// Which collectives work in device memory, in groups on one host and across hosts.
+#[test]
+fn nccl_is_for_what_it_can_and_for_who_wants_it() {
+    let across = |plane| run_works(Transport::Nccl, plane);
+    let within = |plane| run_works(Transport::Device, plane);
+    let (all, none, not_shorts) = ([true; 3], [false; 3], [true, false, true]);
+    assert_eq!(across(DevicePlaneChoice::Auto), not_shorts);
+    assert_eq!(across(DevicePlaneChoice::Nccl), not_shorts);
+    assert_eq!(across(DevicePlaneChoice::Own), none);
+    assert_eq!(across(DevicePlaneChoice::Staged), none);
+    assert_eq!(within(DevicePlaneChoice::Auto), all);
+    assert_eq!(within(DevicePlaneChoice::Nccl), all, "what NCCL cannot do, kernels of our own do");
+    assert_eq!(within(DevicePlaneChoice::Staged), none);
+}
+
+/// Whether these work: sums of singles, sums of shorts, and gathering shorts.
+fn run_works(transport: Transport, plane: DevicePlaneChoice) -> [bool; 3] {
+    let hooks = |rank| hooks_with_nccl(rank, PretendNccl::default());
+    let answers = run_hooked(meetings(2, transport), with(plane), hooks, |engine| {
+        let works = |collective, dtype| engine.works_on_devices(GroupId::WORLD, &collective, dtype).unwrap();
+        let sum = || reduce(ReduceOp::Sum);
+        [works(sum(), Dtype::F32), works(sum(), Dtype::I16), works(Collective::Allgather, Dtype::I16)]
+    });
+    assert_eq!(answers[0], answers[1]);
+    answers[0]
+}
+
+/// Runs allreduces of growing tensors until one fails; says how it ended on each rank.
+fn run_until_failure(hooks: impl Fn(usize) -> Hooks, rounds: usize) -> Vec<Option<String>> {
+    let config = Config { deadline: Duration::from_secs(3), ..with(DevicePlaneChoice::Auto) };
+    run_hooked(meetings(2, Transport::Nccl), config, hooks, move |engine| {
+        for round in 0..rounds {
+            let mut tensor = sum(&format!("t{}", round % 3), vec![1f32; 100 << round]);
+            // Packed now and then, so that memory is allocated and folded.
+            if round % 2 == 0 {
+                tensor.request.collective = Collective::Allreduce { op: ReduceOp::Sum, prescale: 2.0, postscale: 0.5 };
+            }
+            match engine.run(moved(&engine, tensor)) {
+                Ok(outcome) => {
+                    let result = contents(&outcome.into_result().unwrap());
+                    assert_eq!(result[..4], 2f32.to_ne_bytes());
+                }
+                Err(error) => return Some(error.to_string()),
+            }
+        }
+        None
+    })
+}
+
+/// Every kind of call fails once on one rank, early or late; all ranks end with the cause.
+#[test]
+fn faults_are_named_on_all_ranks() {
+    let refused = || DeviceError::Nccl {
+        call: "ncclCommInitRankConfig",
+        code: 2,
+        text: "unhandled system error".to_owned(),
+        detail: "no socket interface found".to_owned(),
+    };
+    let out_of_memory = || DeviceError::OutOfMemory { bytes: 1 << 20, free_and_total: None };
+    let strikes: Vec<(Fault, DeviceError, &str)> = vec![
+        (Fault::NcclId, refused(), "no socket interface found"),
+        (Fault::NcclJoin, refused(), "no socket interface found"),
+        (Fault::NcclCall, refused(), "no socket interface found"),
+        (Fault::NcclLook, DeviceFaults::remote_error(), "remote process exited"),
+        (Fault::Record, DeviceFaults::illegal_address(), "illegal memory access"),
+        (Fault::Look, DeviceFaults::illegal_address(), "illegal memory access"),
+        (Fault::Fold, DeviceFaults::illegal_address(), "illegal memory access"),
+        (Fault::Allocate, out_of_memory(), "has no 1.0 MiB left"),
+    ];
+    let mut struck = 0;
+    for (call, error, words) in strikes {
+        for after in [0, 1, 7] {
+            for victim in 0..2 {
+                let faults = DeviceFaults::default().at(call, after, error.clone());
+                let libraries: Vec<PretendNccl> = (0..2)
+                    .map(|rank| {
+                        PretendNccl::with(if rank == victim { faults.clone() } else { DeviceFaults::default() })
+                    })
+                    .collect();
+                let lent = libraries.clone();
+                let hooks = move |rank: usize| {
+                    let of_device = if rank == victim { faults.clone() } else { DeviceFaults::default() };
+                    Hooks { nccl: Some(Arc::new(lent[rank].clone())), ..hooks_with(rank, of_device) }
+                };
+                let ended = run_until_failure(hooks, 6);
+                let which = format!("{call:?} after {after} on rank {victim}");
+                // Some calls are not made as often, and one rank alone asks for the id.
+                if ended.iter().any(Option::is_some) {
+                    struck += 1;
+                    let all: Vec<&str> = ended.iter().map(|error| error.as_deref().unwrap_or("went on")).collect();
+                    assert!(all.iter().all(|error| error.contains(words)), "{which}: {all:?}");
+                }
+                check_ends(&libraries, &which);
+            }
+        }
+    }
+    assert!(struck > 24, "most faults strike: {struck}");
+}
+
+/// Every communicator that was made is ended, in order or not.
+fn check_ends(libraries: &[PretendNccl], which: &str) {
+    for library in libraries {
+        let Ends { joined, ended, aborted } = library.ends();
+        assert_eq!(joined, ended + aborted, "{which}: {:?}", library.ends());
+    }
+}
+
+#[test]
+fn communicators_of_ranks_that_leave_in_order_are_ended_in_order() {
+    let library = PretendNccl::default();
+    let lent = library.clone();
+    let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent.clone()), 4);
+    assert_eq!(ended, [None, None]);
+    assert_eq!(library.ends(), Ends { joined: 2, ended: 2, aborted: 0 });
+}
+
+/// A rank whose device never comes to its calls holds the others up; nothing hangs, and nobody waits for NCCL.
+#[test]
+fn a_device_that_never_comes_ends_at_the_deadline() {
+    let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
+    let lent = libraries.clone();
+    let began = Instant::now();
+    let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent[rank].clone()), 4);
+    assert!(ended.iter().all(|error| error.as_deref().is_some_and(|error| error.contains("t2"))), "{ended:?}");
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    check_ends(&libraries, "a deadline");
+    assert_eq!(libraries[0].ends().aborted, 1);
+}
+
+/// A rank dies while the others' devices wait for it in the middle of a collective: they end with its name, soon.
+#[test]
+fn a_rank_that_dies_in_the_middle_is_named_soon() {
+    for size in [2, 4] {
+        let stuck = PretendNccl::default().stuck_after(1);
+        let libraries: Vec<PretendNccl> =
+            (0..size).map(|rank| if rank == 1 { stuck.clone() } else { PretendNccl::default() }).collect();
+        let lent = libraries.clone();
+        let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+        let ended = run_hooked(meetings(size, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+            engine.run(moved(&engine, sum("first", vec![1f32; 1000]))).unwrap();
+            let ticket = engine.submit(moved(&engine, sum("gradient", vec![1f32; 100_000]))).unwrap();
+            if engine.rank() == Rank(1) {
+                // Until it hangs in its device.
+                std::thread::sleep(Duration::from_millis(200));
+                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            }
+            let began = Instant::now();
+            match ticket.wait() {
+                Err(error @ Error::Failed(_)) => (error.to_string(), began.elapsed()),
+                other => panic!("{other:?}"),
+            }
+        });
+        for (error, took) in &ended {
+            assert!(error.contains("rank 1 was killed"), "{ended:?}");
+            assert!(*took < NAMED_WITHIN, "{ended:?}");
+        }
+        check_ends(&libraries, "a death");
+    }
+}
+
+/// A peer that never joins: the others wait for NCCL without blocking, and end when it is found to be gone.
+#[test]
+fn a_rank_that_dies_while_ranks_join_is_named() {
+    let libraries = [
+        PretendNccl::default(),
+        PretendNccl::with(DeviceFaults::default().at(Fault::NcclJoin, 0, DeviceFaults::remote_error())),
+    ];
+    let lent = libraries.clone();
+    let began = Instant::now();
+    let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent[rank].clone()), 1);
+    assert!(
+        ended.iter().all(|error| error.as_deref().is_some_and(|error| error.contains("remote process"))),
+        "{ended:?}"
+    );
+    assert!(began.elapsed() < NAMED_WITHIN, "{:?}", began.elapsed());
+    check_ends(&libraries, "a death while joining");
+}
+
+/// Process sets have communicators of their own, beside each other.
+#[test]
+fn process_sets_have_communicators_of_their_own() {
+    let library = PretendNccl::default();
+    let lent = library.clone();
+    let hooks = move |rank| hooks_with_nccl(rank, lent.clone());
+    run_hooked(meetings(4, Transport::Nccl), with(DevicePlaneChoice::Nccl), hooks, |engine| {
+        let group = engine.add_group(&[Rank(0), Rank(1), Rank(3)]).unwrap();
+        for round in 0..3 {
+            let world = engine.submit(moved(&engine, sum("world", vec![1f32; 100]))).unwrap();
+            if engine.rank() != Rank(2) {
+                let tensor = sum("set", vec![round as f32; 100]).in_group(group);
+                let outcome = engine.run(moved(&engine, tensor)).unwrap();
+                assert_eq!(contents(&outcome.into_result().unwrap())[..4], (3.0 * round as f32).to_ne_bytes());
+            }
+            let outcome = world.wait().unwrap();
+            assert_eq!(contents(&outcome.into_result().unwrap())[..4], 4f32.to_ne_bytes());
+        }
+    });
+    assert_eq!(library.ends(), Ends { joined: 7, ended: 7, aborted: 0 });
+}
