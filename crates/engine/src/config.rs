@@ -35,12 +35,14 @@ impl DevicePlaneChoice {
         (DevicePlaneChoice::PreferNccl, "NCCL where all ranks have it"),
     ];
 
-    /// What a group has for device memory, if its ranks map each other's and if they have NCCL.
-    pub(crate) fn reach(self, maps: bool, has_nccl: bool) -> DeviceReach {
+    /// What a group has for device memory, if all its ranks map each other's, if those of each host do, and if they
+    /// have NCCL.
+    pub(crate) fn reach(self, maps: bool, maps_on_hosts: bool, has_nccl: bool) -> DeviceReach {
         let own = maps && self != DevicePlaneChoice::Staged;
+        let across = maps_on_hosts && self != DevicePlaneChoice::Staged;
         let nccl = has_nccl && !matches!(self, DevicePlaneChoice::Own | DevicePlaneChoice::Staged);
         let prefers_nccl = matches!(self, DevicePlaneChoice::Nccl | DevicePlaneChoice::PreferNccl);
-        DeviceReach { own, nccl, prefers_nccl }
+        DeviceReach { own, across, nccl, prefers_nccl }
     }
 }
 

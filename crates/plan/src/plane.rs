@@ -41,6 +41,8 @@ pub enum Plane {
 pub struct DeviceReach {
     /// They map each other's.
     pub own: bool,
+    /// Those of each host do, and all hosts have as many: an allreduce crosses hosts in shards.
+    pub across: bool,
     /// They have NCCL.
     pub nccl: bool,
     /// NCCL takes what both planes carry.
@@ -58,7 +60,10 @@ impl DeviceReach {
             (true, true) if self.prefers_nccl => Some(Plane::Nccl),
             (true, _) => Some(Plane::Device),
             (false, true) => Some(Plane::Nccl),
-            (false, false) => None,
+            (false, false) => {
+                let folds = matches!(collective, Collective::Allreduce { op, .. } if *op != ReduceOp::Adasum);
+                (self.across && folds).then_some(Plane::Device)
+            }
         }
     }
 }

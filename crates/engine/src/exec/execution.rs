@@ -14,6 +14,7 @@ use farandole_transport::{Link, Mesh, Progress, Result};
 use super::Buffers;
 use super::adasum::Adasum;
 use super::buffers::FOLDS;
+use super::device::hosts::HostsRun;
 use super::device::{DevicePlane, DeviceRun};
 use super::links::{LinkRun, Links};
 use super::nccl::NcclRun;
@@ -39,6 +40,8 @@ pub(crate) enum Execution {
     Adasum(Adasum),
     /// In the memory of devices.
     Device(Box<DeviceRun>),
+    /// There and across hosts.
+    Hosts(Box<HostsRun>),
     /// There, by NCCL.
     Nccl(Box<NcclRun>),
     /// On a plane that was added.
@@ -71,6 +74,10 @@ impl Execution {
                 let plane = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
                 run.advance(plane, windows_of(mesh))
             }
+            Execution::Hosts(run) => {
+                let plane = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
+                run.advance(plane, mesh)
+            }
             Execution::Nccl(run) => {
                 let device = buffers.device.as_mut().expect("invariant: a bucket in device memory has its devices");
                 let nccl = buffers.nccl.as_mut().expect("invariant: a bucket on NCCL has its group's");
@@ -84,6 +91,7 @@ impl Execution {
     pub(crate) fn fall_asleep(&mut self, device: Option<&mut DevicePlane>) {
         match (self, device) {
             (Execution::Device(run), Some(device)) => run.fall_asleep(device),
+            (Execution::Hosts(run), Some(device)) => run.fall_asleep(device),
             (Execution::Nccl(run), Some(device)) => run.fall_asleep(device),
             _ => {}
         }
@@ -113,6 +121,7 @@ impl Execution {
             | Execution::Reads(_)
             | Execution::Adasum(_)
             | Execution::Device(_)
+            | Execution::Hosts(_)
             | Execution::Nccl(_)
             | Execution::Added(_) => {}
         }
@@ -128,6 +137,7 @@ impl Execution {
             | Execution::Reads(_)
             | Execution::Adasum(_)
             | Execution::Device(_)
+            | Execution::Hosts(_)
             | Execution::Nccl(_)
             | Execution::Added(_) => None,
         }
@@ -147,6 +157,7 @@ impl Execution {
             Execution::Reads(_) => "reading the peers' memory".to_owned(),
             Execution::Adasum(_) => "by pairs".to_owned(),
             Execution::Device(run) => run.progress().to_owned(),
+            Execution::Hosts(run) => run.progress().to_owned(),
             Execution::Nccl(run) => run.progress().to_owned(),
             Execution::Added(run) => format!("on an added plane: {run:?}"),
         }
@@ -165,6 +176,7 @@ impl Execution {
             Execution::Reads(reads) => windows.and_then(|windows| reads.waiting_for(windows)),
             Execution::Adasum(adasum) => adasum.waiting_for(),
             Execution::Device(run) => windows.and_then(|windows| run.waiting_for(windows)),
+            Execution::Hosts(run) => run.waiting_for(windows),
             Execution::Nccl(run) => run.waiting_for(),
             Execution::Added(run) => run.waiting_for(),
         }

@@ -18,6 +18,7 @@ use farandole_transport::Mesh;
 
 use super::Execution;
 use super::adasum::Adasum;
+use super::device::hosts;
 use super::links::LinkRun;
 use super::plan_cache::PlanCache;
 use super::store_policy::{Choice, StorePolicies};
@@ -35,7 +36,7 @@ pub(crate) struct Prepared {
     pub(crate) plane: Plane,
     pub(crate) layout: Layout,
     /// The steps on a built-in plane.
-    schedule: Arc<Schedule>,
+    pub(crate) schedule: Arc<Schedule>,
     /// What is moved in device memory.
     pub(crate) movement: Option<Arc<device::Movement>>,
     /// The mapped buffer that the bucket would like; zero: none.
@@ -94,6 +95,7 @@ impl Planes {
         let plane = plane::choose(plan, reach, &self.offers, &self.choices);
         let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
         let schedule = match plane {
+            Plane::Device if !shares_memory(mesh) => Arc::new(hosts::schedule(plan, mesh.topology(), self.here.me)),
             Plane::Added(_) | Plane::Device | Plane::Nccl => Arc::new(Schedule::default()),
             _ => Arc::new(self.make_schedule(plan, plane, mesh)),
         };
@@ -212,6 +214,13 @@ impl Planes {
         let chosen = self.choices.allreduce(plane.bytes(plan), Means { windows, mapped: plane == Plane::Mapped });
         if windows && !chosen.fits_windows() { Algorithm::WindowTiles } else { chosen }
     }
+}
+
+/// Whether the group is on several hosts with as many ranks each, which see each other's windows there.
+pub(crate) fn maps_on_hosts(mesh: &Mesh) -> bool {
+    let (topology, local_size) = (mesh.topology(), mesh.topology().local_size(mesh.me()));
+    let meet = local_size == 1 || mesh.windows.as_ref().is_some_and(|windows| windows.size() == local_size);
+    topology.hosts() > 1 && topology.is_homogeneous() && meet && local_size <= farandole_device::MAX_RANKS
 }
 
 /// Whether all ranks of the group see each other's windows.

@@ -14,6 +14,7 @@ use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
 use crate::bucket::Memory;
+use crate::exec::device::hosts::{Begin, HostsRun};
 use crate::exec::device::{DevicePlane, DeviceRun};
 use crate::exec::nccl::{self, NcclRun};
 use crate::exec::planes::{Prepared, shares_memory};
@@ -76,17 +77,16 @@ impl Group {
         let prepared = self.planes.prepare(&bucket.plan, &self.mesh, self.fusion.mapped_bytes());
         let mut memory = prepared.layout.memory(&bucket, &self.table);
         let shares_memory = shares_memory(&self.mesh);
-        let mapped = prepared.movement.as_ref().filter(|_| prepared.plane == Plane::Device);
-        let on_device = mapped.map(|movement| self.begin_on_device(&bucket, movement));
-        self.show_begun(&bucket, shares_memory, on_device.as_deref());
+        let on_device = self.begin_on_device(&bucket, &prepared, shares_memory);
+        self.show_begun(&bucket, shares_memory, on_device.as_ref());
         // Whoever shares memory must see that all others have come before it goes on to the next bucket, or a slow
         // rank would find the flags overwritten. Steps through windows see to that themselves.
         let gathers = shares_memory
             && (matches!(prepared.plane, Plane::Links | Plane::Added(_) | Plane::Nccl) || bucket.plan.elems == 0);
         // What NCCL has been called for cannot be abandoned.
         let needs_entry = bucket.entry_barrier || bucket.replayed && prepared.plane == Plane::Nccl;
-        let (stage, execution) = if let Some(run) = on_device {
-            (Stage::Work, Execution::Device(run))
+        let (stage, execution) = if let Some(execution) = on_device {
+            (Stage::Work, execution)
         } else if needs_entry || gathers {
             let entry = if shares_memory { Execution::Gather } else { self.planes.entry(&bucket) };
             (Stage::Entry, entry)
@@ -103,12 +103,22 @@ impl Group {
         self.active = Some(active);
     }
 
-    /// Begins a bucket in device memory.
-    fn begin_on_device(&mut self, bucket: &Bucket, movement: &Arc<Movement>) -> Box<DeviceRun> {
-        let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share device memory have windows");
-        let slot_bytes = windows.layout().small_bytes;
-        let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
-        Box::new(DeviceRun::begin(device, bucket, movement, &self.table, self.here, slot_bytes))
+    /// Begins a bucket in device memory that ranks map, if it is one.
+    fn begin_on_device(&mut self, bucket: &Bucket, prepared: &Prepared, shares_memory: bool) -> Option<Execution> {
+        let movement = prepared.movement.as_ref().filter(|_| prepared.plane == Plane::Device)?;
+        let plane = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
+        if shares_memory {
+            let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share memory have windows");
+            let slot_bytes = windows.layout().small_bytes;
+            let run = DeviceRun::begin(plane, bucket, movement, &self.table, self.here, slot_bytes);
+            return Some(Execution::Device(Box::new(run)));
+        }
+        // Without elements there are no shards by which hosts would meet; its entry is all there is to such a bucket.
+        (bucket.plan.elems > 0).then(|| {
+            let descriptor = self.planes.descriptor(&bucket.plan);
+            let begin = Begin { plane, table: &self.table, mesh: &self.mesh, here: self.here, descriptor };
+            Execution::Hosts(Box::new(HostsRun::begin(bucket, movement, &prepared.schedule, begin)))
+        })
     }
 
     /// Begins a bucket on NCCL.
@@ -121,13 +131,19 @@ impl Group {
     }
 
     /// Shows the other ranks of the host that this one has begun a bucket.
-    fn show_begun(&mut self, bucket: &Bucket, shares_memory: bool, on_device: Option<&DeviceRun>) {
+    fn show_begun(&mut self, bucket: &Bucket, shares_memory: bool, on_device: Option<&Execution>) {
         let number = self.window_operation(bucket);
         let descriptor = self.planes.descriptor(&bucket.plan);
-        let Some(windows) = self.mesh.windows.as_mut().filter(|_| shares_memory) else { return };
+        let Some(windows) = &mut self.mesh.windows else { return };
         match on_device {
-            None => windows.begin(number, descriptor, &[]),
-            Some(run) => windows.begin_with_note(number, descriptor, &[], |slot| run.write_posting(slot)),
+            Some(Execution::Device(run)) => {
+                windows.begin_with_note(number, descriptor, &[], |slot| run.write_posting(slot));
+            }
+            Some(Execution::Hosts(run)) => {
+                windows.begin_with_note(number, descriptor, &[], |slot| run.write_posting(slot));
+            }
+            _ if shares_memory => windows.begin(number, descriptor, &[]),
+            _ => {}
         }
     }
 
@@ -135,7 +151,7 @@ impl Group {
     fn begin_work(&mut self, active: &mut ActiveBucket, now: Duration) {
         let bucket = &active.bucket;
         self.record.packed(bucket, now);
-        if !matches!(active.execution, Execution::Device(_)) {
+        if !matches!(active.execution, Execution::Device(_) | Execution::Hosts(_)) {
             let entry = std::mem::replace(&mut active.execution, Execution::Nothing);
             active.execution = match &active.prepared.movement {
                 Some(movement) if active.prepared.plane == Plane::Nccl => {

@@ -99,19 +99,43 @@ fn tensors_on_devices_give_the_bits_of_host_memory() {
     }
 }
 
+/// Allreduces cross hosts in shards; everything else goes through host memory there.
+#[test]
+fn tensors_on_devices_of_several_hosts_give_the_bits_of_host_memory() {
+    for size in [2, 4, 6] {
+        ranks(size, Transport::DeviceHosts, move |engine| {
+            let works = |collective| engine.works_on_devices(GroupId::WORLD, &collective, Dtype::F16).unwrap();
+            assert!(works(Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 }));
+            assert!(!works(Collective::Allgather));
+            check_all(&engine, &calls(engine.size(), Inputs::Extreme), |submission| moved(&engine, submission));
+        });
+    }
+    // Hosts of different sizes have no shards.
+    ranks(3, Transport::DeviceHosts, |engine| {
+        let allreduce = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+        assert!(!engine.works_on_devices(GroupId::WORLD, &allreduce, Dtype::F32).unwrap());
+    });
+}
+
 #[test]
 fn tensors_that_cannot_be_mapped_are_packed() {
-    ranks(3, Transport::Device, |engine| {
-        let all = calls(engine.size(), Inputs::Extreme);
-        // On one rank, on all, and in turns.
-        for rounds in 0..3 {
-            let private = rounds == 1 || engine.rank().index() == rounds;
-            check_all(&engine, &all, |submission| match private {
-                true => moved_to_private_memory(submission),
-                false => moved(&engine, submission),
-            });
-        }
-    });
+    for (size, transport) in [(3, Transport::Device), (4, Transport::DeviceHosts)] {
+        ranks(size, transport, move |engine| {
+            let works = |solved: &Solved| {
+                let call = &solved.call;
+                engine.works_on_devices(GroupId::WORLD, &call.collective, call.dtype).unwrap()
+            };
+            let all: Vec<Solved> = calls(engine.size(), Inputs::Extreme).into_iter().filter(works).collect();
+            // On one rank, on all, and in turns.
+            for rounds in 0..3 {
+                let private = rounds == 1 || engine.rank().index() == rounds;
+                check_all(&engine, &all, |submission| match private {
+                    true => moved_to_private_memory(submission),
+                    false => moved(&engine, submission),
+                });
+            }
+        });
+    }
 }
 
 #[test]
@@ -188,21 +212,23 @@ fn faults_of_a_device_are_named_on_all_ranks() {
         (DeviceCall::Allocate, out_of_memory(), "has no 1.0 MiB left"),
         (DeviceCall::Export, sticky(), "illegal memory access"),
         (DeviceCall::Import, gone(), "has freed it"),
+        (DeviceCall::Copy, sticky(), "illegal memory access"),
     ];
     for (call, error, words) in strikes {
-        for after in [0, 2] {
+        for (transport, after) in [(Transport::Device, 0), (Transport::Device, 2), (Transport::DeviceHosts, 1)] {
             for victim in 0..2 {
                 let fault = DeviceFaults::default().at(call, after, error.clone());
-                check_fault(fault, victim, words, &format!("{call:?} after {after} on rank {victim}"));
+                let which = format!("{call:?} after {after} on rank {victim}, {transport:?}");
+                check_fault(transport, fault, victim, words, &which);
             }
         }
     }
 }
 
-fn check_fault(fault: DeviceFaults, victim: usize, words: &str, which: &str) {
+fn check_fault(transport: Transport, fault: DeviceFaults, victim: usize, words: &str, which: &str) {
     let config = Config { deadline: Duration::from_secs(5), ..config() };
     let hooks = move |rank| hooks_with(rank, if rank == victim { fault.clone() } else { DeviceFaults::default() });
-    let ended = run_hooked(meetings(2, Transport::Device), config, hooks, |engine| {
+    let ended = run_hooked(meetings(2, transport), config, hooks, |engine| {
         for round in 0..12 {
             // Packed now and then, so that memory is allocated.
             let tensor = sum(&format!("t{}", round % 3), vec![1f32; 100 << round]);
@@ -226,15 +252,17 @@ fn check_fault(fault: DeviceFaults, victim: usize, words: &str, which: &str) {
 
 #[test]
 fn a_rank_that_leaves_while_others_wait_for_its_device_is_named() {
-    let config = Config { deadline: Duration::from_secs(5), ..config() };
-    let errors = ranks_with(2, Transport::Device, config, |engine| {
-        if engine.rank() == Rank(1) {
-            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
-        }
-        match engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))) {
-            Err(error @ Error::Failed(_)) => error.to_string(),
-            other => panic!("{other:?}"),
-        }
-    });
-    assert!(errors.iter().all(|error| error.contains("rank 1 was killed")), "{errors:?}");
+    for (size, transport) in [(2, Transport::Device), (4, Transport::DeviceHosts)] {
+        let config = Config { deadline: Duration::from_secs(5), ..config() };
+        let errors = ranks_with(size, transport, config, |engine| {
+            if engine.rank() == Rank(1) {
+                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            }
+            match engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))) {
+                Err(error @ Error::Failed(_)) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(errors.iter().all(|error| error.contains("rank 1 was killed")), "{errors:?}");
+    }
 }

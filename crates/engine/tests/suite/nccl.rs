@@ -60,10 +60,10 @@ fn ranks_of_one_host_get_the_bits_of_host_memory_where_nccl_is_wanted() {
 fn nccl_is_for_what_it_can_and_for_who_wants_it() {
     let across = |plane| run_works(Transport::Nccl, plane);
     let within = |plane| run_works(Transport::Device, plane);
-    let (all, none, not_shorts) = ([true; 3], [false; 3], [true, false, true]);
-    assert_eq!(across(DevicePlaneChoice::Auto), not_shorts);
-    assert_eq!(across(DevicePlaneChoice::Nccl), not_shorts);
-    assert_eq!(across(DevicePlaneChoice::Own), none);
+    let (all, none) = ([true; 3], [false; 3]);
+    assert_eq!(across(DevicePlaneChoice::Auto), all, "what NCCL cannot reduce crosses hosts in shards");
+    assert_eq!(across(DevicePlaneChoice::Nccl), all);
+    assert_eq!(across(DevicePlaneChoice::Own), [true, true, false], "only allreduces do");
     assert_eq!(across(DevicePlaneChoice::Staged), none);
     assert_eq!(within(DevicePlaneChoice::Auto), all);
     assert_eq!(within(DevicePlaneChoice::Nccl), all, "what NCCL cannot do, kernels of our own do");

@@ -285,9 +285,12 @@ fn config(transport: Transport) -> Config {
     let fusion_threshold_bytes = match transport {
         Transport::Memory => 0,
         Transport::Tcp => 8 << 10,
-        Transport::Shm | Transport::Hosts | Transport::Plane | Transport::Device | Transport::Nccl => {
-            Config::default().fusion_threshold_bytes
-        }
+        Transport::Shm
+        | Transport::Hosts
+        | Transport::Plane
+        | Transport::Device
+        | Transport::DeviceHosts
+        | Transport::Nccl => Config::default().fusion_threshold_bytes,
     };
     let mut config = Config { fusion_threshold_bytes, ..harness::config() };
     if transport == Transport::Nccl {
@@ -304,7 +307,7 @@ fn try_program(seed: u64) -> usize {
     // Which rank of the world got which result.
     let mut results: HashMap<(usize, usize), u64> = HashMap::new();
     let mut directly = 0;
-    for transport in Transport::EVERY.into_iter().chain([Transport::Device, Transport::Nccl]) {
+    for transport in Transport::EVERY.into_iter().chain([Transport::Device, Transport::DeviceHosts, Transport::Nccl]) {
         let (played, solved) = (Arc::clone(&program), Arc::clone(&solved));
         let of_all =
             ranks_with(program.size, transport, config(transport), move |engine| play(&engine, &played, &solved));
@@ -321,7 +324,7 @@ fn try_program(seed: u64) -> usize {
             let first = *results.entry((rank, serial)).or_insert(hash);
             assert_eq!(first, hash, "call {serial} gave rank {rank} another result in {transport:?} than before");
         }
-        if matches!(transport, Transport::Device | Transport::Nccl) {
+        if matches!(transport, Transport::Device | Transport::DeviceHosts | Transport::Nccl) {
             continue; // Direct calls work in host memory.
         }
         let direct = Arc::clone(&direct);

@@ -162,8 +162,7 @@ impl HostsRun {
             across: LinkRun::new(Arc::clone(schedule), here.size, bucket.operation.0, descriptor),
             in_flight: InFlight::default(),
         };
-        let slot_bytes = mesh.windows.as_ref().map_or(usize::MAX, |windows| windows.layout().small_bytes);
-        if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
+        if let Err(error) = run.load(plane, bucket, table, mesh.windows.as_ref()) {
             run.shared = Shared::default();
             run.failure = Some(error);
         }
@@ -273,7 +272,7 @@ impl HostsRun {
         plane: &mut DevicePlane,
         bucket: &Bucket,
         table: &PendingTable,
-        slot_bytes: usize,
+        windows: Option<&Windows>,
     ) -> Result<()> {
         self.tensors = Tensors::find(plane, bucket, table, self.here)?;
         // A rank that has joined has no tensors, and holds its shard on any device.
@@ -281,15 +280,15 @@ impl HostsRun {
         let opened = plane.opened(self.ordinal);
         let opened = opened.map_err(|error| local(format!("opening device {}", self.ordinal), error))?;
         let bytes = self.shard_bytes(self.local_rank);
-        let ends = self.end_bytes(self.here.me);
-        let mut share = || {
-            let address = opened.shard(bytes as usize)?;
-            self.shard = Stretch { address, bytes };
-            let (tensors, shard) = (&self.tensors, self.shard);
-            let sharing = Sharing { tensors, ends: &ends, replaces: true, shard, slot_bytes };
-            sharing.share(opened, &mut self.in_flight)
-        };
-        self.shared = share().map_err(|error| local("sharing device memory", error))?;
+        let address = opened.shard(bytes as usize).map_err(|error| local("allocating a shard", error))?;
+        self.shard = Stretch { address, bytes };
+        // The only rank of a host works on its tensors where they lie.
+        let Some(windows) = windows else { return Ok(()) };
+        let (ends, slot_bytes) = (self.end_bytes(self.here.me), windows.layout().small_bytes);
+        let (tensors, shard) = (&self.tensors, self.shard);
+        let sharing = Sharing { tensors, ends: &ends, replaces: true, shard, slot_bytes };
+        let shared = sharing.share(opened, &mut self.in_flight);
+        self.shared = shared.map_err(|error| local("sharing device memory", error))?;
         Ok(())
     }
 

@@ -387,6 +387,7 @@ fn queue_scaled(
     // Of one contribution every operation but an average makes what it is; for bool "any" makes it zero or one.
     stream.fold(&DeviceFold {
         dtype,
+        stored: dtype,
         op: ReduceOp::Sum,
         prescale,
         finish,

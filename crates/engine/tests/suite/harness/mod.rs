@@ -41,6 +41,8 @@ pub enum Transport {
     Plane,
     /// As `Shm`, with devices that are none (`pretend_device`). Tensors lie there if the test puts them there.
     Device,
+    /// As `Hosts`, with such devices.
+    DeviceHosts,
     /// As `Hosts`, with such devices and a NCCL that is none.
     Nccl,
 }
@@ -87,7 +89,7 @@ pub fn ranks_with<R: Send + 'static>(
         _ => vec![],
     };
     let hooks = |rank| match transport {
-        Transport::Device => pretend_device::hooks(rank),
+        Transport::Device | Transport::DeviceHosts => pretend_device::hooks(rank),
         Transport::Nccl => pretend_device::hooks_with_nccl(rank, PretendNccl::default()),
         _ => Hooks { planes: planes.clone(), ..Hooks::default() },
     };
@@ -198,7 +200,9 @@ pub fn meetings(n: usize, transport: Transport) -> Vec<Box<dyn Connector>> {
         }
         Transport::Shm | Transport::Device => by_contacts(n, |_| "host".to_owned()),
         Transport::Tcp => by_contacts(n, |rank| format!("host-{rank}")),
-        Transport::Hosts | Transport::Nccl => by_contacts(n, |rank| format!("host-{}", rank % 2)),
+        Transport::Hosts | Transport::DeviceHosts | Transport::Nccl => {
+            by_contacts(n, |rank| format!("host-{}", rank % 2))
+        }
     }
 }
 
