@@ -186,14 +186,10 @@ constant! {
     horovod_gloo_enabled: Truth = 1;
     /// As above.
     horovod_gloo_built: Truth = 1;
-    /// No NCCL.
-    horovod_nccl_built: c_int = 0;
     /// No DDL.
     horovod_ddl_built: Truth = 0;
     /// No oneCCL.
     horovod_ccl_built: Truth = 0;
-    /// No CUDA.
-    horovod_cuda_built: Truth = 0;
     /// No ROCm.
     horovod_rocm_built: Truth = 0;
     /// The number of a reduction.
@@ -213,6 +209,18 @@ constant! {
 exported! {
     /// Whether all hosts have the same number of ranks; `false` before the beginning.
     fn horovod_is_homogeneous() -> Truth, otherwise 0; { Ok(Truth::from(is_homogeneous(&asked()?.world))) }
+}
+
+exported! {
+    /// The version of NCCL, if it is there and can be used: 23007 is 2.30.7. Opens it.
+    fn horovod_nccl_built() -> c_int, otherwise 0; {
+        Ok(farandole::nccl_version(&[]).map_or(0, |version| version.0 as c_int))
+    }
+}
+
+exported! {
+    /// Whether there is a device of CUDA's. Opens the driver.
+    fn horovod_cuda_built() -> Truth, otherwise 0; { Ok(Truth::from(farandole::has_cuda())) }
 }
 
 exported! {

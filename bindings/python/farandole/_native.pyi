@@ -23,11 +23,18 @@ def init(
     dynamic: bool,
     wire_protection: str | None = None,
     store_rank: tuple[int, int, str, str | None] | None = None,
+    nccl_files: Sequence[str] = (),
 ) -> None:
     """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
     nothing while it is one; may be called again after shutdown. store_rank: rank, size, a word that all ranks of this
     job and no others have, and tcp:HOST:PORT for the meeting in rank 0 (None: all ranks are on this host), for a
-    process that knows them from a store and not from a launcher."""
+    process that knows them from a store and not from a launcher. nccl_files: files in which NCCL may be."""
+
+def nccl_version(files: Sequence[str]) -> int:
+    """NCCL's version as a number, or 0 where there is none that can be used. files: files in which it may be."""
+
+def has_cuda() -> bool:
+    """Whether CUDA's driver is there and has a device."""
 
 def launched() -> tuple[int, int, bool] | None:
     """Rank and size that a launcher has given this process, and whether it is a launcher of ours."""

@@ -11,8 +11,8 @@ before an engine starts and after it has ended.
 nothing is compiled in: host memory travels through our own transports, which need nothing else installed, as Gloo does
 in Horovod. So `gloo_built` and `gloo_enabled` are true. `mpi_built` is true, because jobs may be started by `mpirun`
 and described by communicators of mpi4py, and `mpi_enabled` says whether this job was; data never travels through MPI.
-Everything else is false: there is no NCCL, oneCCL, DDL, CUDA or ROCm code in the engine. (Tensors on a GPU are accepted
-and staged through host memory.)
+`nccl_built` and `cuda_built` look whether the libraries are there when they are asked: both are opened at run time, by
+`init` where tensors on GPUs may come, and not by importing anything. oneCCL, DDL and ROCm are not used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
@@ -51,6 +52,12 @@ def on_reset(forget: Callable[[], None]) -> None:
 def _reset() -> None:
     for forget in _on_reset:
         forget()
+
+
+def _nccl_files() -> list[str]:
+    """Where wheels of frameworks keep NCCL, which no dynamic linker looks at. Nothing is imported for it."""
+    files = (os.path.join(folder, "nvidia", "nccl", "lib", "libnccl.so.2") for folder in sys.path)
+    return [file for file in files if os.path.exists(file)]
 
 
 class HorovodBasics:
@@ -111,7 +118,13 @@ class HorovodBasics:
             _reset()
             _process_sets.forget()
             dynamic = _native.switch_setting("FARANDOLE_DYNAMIC_PROCESS_SETS")
-            _native.init(distinct, dynamic=dynamic, wire_protection=wire_protection, store_rank=store_rank)
+            _native.init(
+                distinct,
+                dynamic=dynamic,
+                wire_protection=wire_protection,
+                store_rank=store_rank,
+                nccl_files=_nccl_files(),
+            )
             try:
                 _check_covers_job(comm)
             except ValueError:
@@ -196,8 +209,8 @@ class HorovodBasics:
         return True
 
     def nccl_built(self) -> int:
-        """0; see the module's text."""
-        return 0
+        """NCCL's version as a number (23007 is 2.30.7) if it is there and not too old, otherwise 0. Opens it."""
+        return _native.nccl_version(_nccl_files())
 
     def ddl_built(self) -> bool:
         """False; see the module's text."""
@@ -208,8 +221,8 @@ class HorovodBasics:
         return False
 
     def cuda_built(self) -> bool:
-        """False; see the module's text."""
-        return False
+        """Whether CUDA's driver is there and has a device. Opens the driver."""
+        return _native.has_cuda()
 
     def rocm_built(self) -> bool:
         """False; see the module's text."""

@@ -14,6 +14,7 @@
 
 #![deny(unsafe_code)]
 
+mod accelerators;
 mod calls;
 mod dlpack;
 mod errors;
@@ -50,6 +51,8 @@ mod _native {
         Ok(())
     }
 
+    #[pymodule_export]
+    use crate::accelerators::{has_cuda, nccl_version};
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

@@ -10,6 +10,7 @@
 //! parent's. They may ask for ranks and sizes; everything else is refused. Their `shutdown` does nothing, so that a
 //! child that ends like a Python program, with all its exit handlers, does not say goodbye in its parent's name.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -102,15 +103,16 @@ fn change_groups<T: Send>(py: Python<'_>, change: impl FnOnce(&World) -> Result<
 
 /// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
 /// nothing while it is one. `store_rank` has rank, size, the job's word and the address of rank 0, for a process that
-/// knows them from a store and not from a launcher.
+/// knows them from a store and not from a launcher. `nccl_files` are files in which NCCL may be.
 #[pyfunction]
-#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None, store_rank=None))]
+#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None, store_rank=None, nccl_files=Vec::new()))]
 pub(crate) fn init(
     py: Python<'_>,
     process_sets: Vec<Vec<u32>>,
     dynamic: bool,
     wire_protection: Option<&str>,
     store_rank: Option<(u32, usize, String, Option<String>)>,
+    nccl_files: Vec<PathBuf>,
 ) -> PyResult<()> {
     let environment = store_rank.map(read_store_rank).transpose()?;
     let wire_protection = wire_protection.map(read_protection).transpose()?;
@@ -118,7 +120,7 @@ pub(crate) fn init(
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
     let stacks = Some(prepare(py)?);
-    let setup = Setup { environment, stacks, wire_protection, ..Setup::default() };
+    let setup = Setup { environment, stacks, wire_protection, nccl_files, ..Setup::default() };
     py.detach(|| job::begin(setup, &process_sets, dynamic)).map_err(|error| match error {
         BeginError::Forked => errors::forked(),
         BeginError::Library(error) => errors::raised(error),

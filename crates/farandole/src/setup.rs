@@ -71,7 +71,7 @@ pub struct Setup {
     /// Opens the devices in whose memory allreduces are carried out, by their numbers in this process. NVIDIA's by
     /// default, where there are any and `FARANDOLE_PLANE` does not say otherwise. Used if all ranks have it.
     pub devices: Option<OpenDevice>,
-    /// The NCCL by which collectives in device memory are carried out where ranks do not reach each other's. NVIDIA's by
+    /// The NCCL by which collectives in device memory are carried out where `FARANDOLE_PLANE` says so. NVIDIA's by
     /// default, where there is one. Used if all ranks have the same version.
     pub nccl: Option<SharedLibrary>,
     /// Files in which NCCL may be, where neither the process nor the dynamic linker knows it.

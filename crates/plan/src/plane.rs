@@ -2,14 +2,15 @@
 //!
 //! A *plane* is where the bytes of a bucket are reduced. Five are built in: host memory over *links*, host memory
 //! through shared *windows*, the *mapped* fusion buffer that all ranks of a host share, the memory of *devices*, which
-//! they map, and that memory by *NCCL*. A program may *add* planes ([`Offer`]). The choice is a pure function of what all ranks know: the bucket's plan, what
-//! every rank has ([`Reach`]), the offers and the table in use. So all ranks choose alike without a message. Whether
-//! a group has a plane for device memory ([`DeviceReach`]) is asked before a request is submitted.
+//! they map, and that memory by *NCCL*. A program may *add* planes ([`Offer`]). The choice is a pure function of what
+//! all ranks know: the bucket's plan, what every rank has ([`Reach`]), the offers and the table in use. So all ranks
+//! choose alike without a message. Whether a group has a plane for device memory ([`DeviceReach`]) is asked before a
+//! request is submitted.
 //!
-//! Half precision is accumulated and scaled in single precision and rounded once, on every plane. Where that happens
-//! depends on how many contributions a fold combines ([`Folding`]): where one rank folds all at once, no partial result
-//! lies in memory; over links and on added planes partial results are singles. So the element type of the work buffer,
-//! the [`carrier`], depends on the plane.
+//! Half precision is accumulated and scaled in single precision and rounded once, on every plane but NCCL's, which adds
+//! halves as halves. Where that happens depends on how many contributions a fold combines ([`Folding`]): where one rank
+//! folds all at once, no partial result lies in memory; over links and on added planes partial results are singles. So
+//! the element type of the work buffer, the [`carrier`], depends on the plane.
 //!
 //! Not here: how a plane moves bytes (the engine's `exec`), and which algorithm an allreduce takes (`choose`).
 

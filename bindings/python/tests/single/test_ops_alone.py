@@ -73,9 +73,14 @@ def test_factors():
 
 def test_what_is_built():
     assert hvd.gloo_built() and hvd.gloo_enabled() and hvd.mpi_built()
-    for built in (hvd.mpi_enabled, hvd.ddl_built, hvd.ccl_built, hvd.cuda_built, hvd.rocm_built):
+    for built in (hvd.mpi_enabled, hvd.ddl_built, hvd.ccl_built, hvd.rocm_built):
         assert built() is False
-    assert hvd.nccl_built() == 0
+    assert hvd.cuda_built() is torch.cuda.is_available()
+    if torch.version.cuda is None:
+        assert hvd.nccl_built() >= 0
+    else:
+        major, minor, patch = torch.cuda.nccl.version()[:3]
+        assert hvd.nccl_built() == major * 10000 + minor * 100 + patch
     with pytest.raises(ValueError, match="MPI is not enabled"):
         hvd.mpi_threads_supported()
 

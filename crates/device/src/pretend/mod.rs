@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use faults::{Call, DeviceFaults};
-pub use nccl::{Ends, PretendNccl};
+pub use nccl::{NcclEnds, PretendNccl};
 
 use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
 use nccl::Come;

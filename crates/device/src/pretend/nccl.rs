@@ -44,7 +44,7 @@ struct Counts {
 
 /// What has become of the communicators of a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct NcclEnds {
     /// So many were made,
     pub joined: u64,
     /// so many ended in order,
@@ -67,10 +67,10 @@ impl PretendNccl {
     }
 
     /// What has become of its communicators.
-    pub fn ends(&self) -> Ends {
+    pub fn ends(&self) -> NcclEnds {
         let Counts { joined, ended, aborted } = &*self.counts;
         let [joined, ended, aborted] = [joined, ended, aborted].map(|count| count.load(Ordering::SeqCst));
-        Ends { joined, ended, aborted }
+        NcclEnds { joined, ended, aborted }
     }
 
     fn strike(&self, call: Fault) -> Result<()> {
@@ -485,7 +485,7 @@ mod tests {
         assert!(ranks.iter().all(|rank| contents(rank) == [6; 64]));
         ranks.iter_mut().for_each(|rank| rank.communicator.note_idle());
         drop(ranks);
-        assert_eq!(library.ends(), Ends { joined: 3, ended: 3, aborted: 0 });
+        assert_eq!(library.ends(), NcclEnds { joined: 3, ended: 3, aborted: 0 });
     }
 
     #[test]
@@ -502,7 +502,7 @@ mod tests {
         drop(communicator);
         until("the stream goes on", || waits.has_happened().unwrap());
         drop(ranks);
-        assert_eq!(library.ends(), Ends { joined: 2, ended: 0, aborted: 2 });
+        assert_eq!(library.ends(), NcclEnds { joined: 2, ended: 0, aborted: 2 });
     }
 
     #[test]

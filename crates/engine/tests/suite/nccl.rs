@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_device::Error as DeviceError;
-use farandole_device::pretend::{Call as Fault, DeviceFaults, Ends, PretendNccl};
+use farandole_device::pretend::{Call as Fault, DeviceFaults, NcclEnds, PretendNccl};
 use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Config, Engine, Error, Hooks};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
@@ -157,7 +157,7 @@ fn faults_are_named_on_all_ranks() {
 /// Every communicator that was made is ended, in order or not.
 fn check_ends(libraries: &[PretendNccl], which: &str) {
     for library in libraries {
-        let Ends { joined, ended, aborted } = library.ends();
+        let NcclEnds { joined, ended, aborted } = library.ends();
         assert_eq!(joined, ended + aborted, "{which}: {:?}", library.ends());
     }
 }
@@ -168,7 +168,7 @@ fn communicators_of_ranks_that_leave_in_order_are_ended_in_order() {
     let lent = library.clone();
     let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent.clone()), 4);
     assert_eq!(ended, [None, None]);
-    assert_eq!(library.ends(), Ends { joined: 2, ended: 2, aborted: 0 });
+    assert_eq!(library.ends(), NcclEnds { joined: 2, ended: 2, aborted: 0 });
 }
 
 /// A rank whose device never comes to its calls holds the others up; nothing hangs, and nobody waits for NCCL.
@@ -252,5 +252,5 @@ fn process_sets_have_communicators_of_their_own() {
             assert_eq!(contents(&outcome.into_result().unwrap())[..4], 4f32.to_ne_bytes());
         }
     });
-    assert_eq!(library.ends(), Ends { joined: 7, ended: 7, aborted: 0 });
+    assert_eq!(library.ends(), NcclEnds { joined: 7, ended: 7, aborted: 0 });
 }
