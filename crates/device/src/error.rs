@@ -53,7 +53,35 @@ impl Error {
 }
 
 /// Errors of CUDA that end a context. The numbers are those of `cuda.h`.
-const STICKY: [i32; 13] = [4, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
+const STICKY: [i32; 15] = [4, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 806, 810, 999];
+
+/// Errors of CUDA's multi-process service.
+const MPS: std::ops::RangeInclusive<i32> = 805..=810;
+
+/// `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.
+const NO_PEER_ACCESS: i32 = 217;
+
+/// What the user can do about an error of CUDA.
+fn advice(code: i32) -> Option<&'static str> {
+    if MPS.contains(&code) {
+        Some(
+            "the MPS daemon of this host is dead, or has no room for more processes: look into its log, and start it \
+             anew, or run without MPS",
+        )
+    } else if code == NO_PEER_ACCESS {
+        Some(
+            "these GPUs do not reach each other's memory: FARANDOLE_PLANE=nccl or FARANDOLE_PLANE=staged works \
+             without that",
+        )
+    } else if STICKY.contains(&code) {
+        Some(
+            "this error is sticky and usually comes from a kernel of the program itself, which CUDA_LAUNCH_BLOCKING=1 \
+             or compute-sanitizer finds",
+        )
+    } else {
+        None
+    }
+}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,13 +101,10 @@ impl fmt::Display for Error {
             Error::NotShareable(why) => write!(f, "other processes cannot map this device memory: {why}"),
             Error::Driver { call, code, name, text } => {
                 write!(f, "{call} failed: {text} ({name}, {code})")?;
-                if self.is_sticky() {
-                    f.write_str(
-                        "; this error is sticky and usually comes from a kernel of the program itself, which \
-                         CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer finds",
-                    )?;
+                match advice(*code) {
+                    Some(advice) => write!(f, "; {advice}"),
+                    None => Ok(()),
                 }
-                Ok(())
             }
             Error::Nccl { call, code, text, detail } => {
                 write!(f, "{call} failed: {text} ({code})")?;
@@ -111,6 +136,8 @@ mod tests {
         let driver = |code| Error::Driver { call: "cuEventQuery", code, name: "N".into(), text: "t".into() };
         assert!(driver(700).to_string().contains("cuEventQuery failed: t (N, 700); this error is sticky"));
         assert_eq!(driver(1).to_string(), "cuEventQuery failed: t (N, 1)");
+        assert!(driver(217).to_string().contains("FARANDOLE_PLANE=nccl"));
+        assert!(driver(806).to_string().contains("the MPS daemon of this host is dead") && driver(806).is_sticky());
         let full = Error::OutOfMemory { bytes: 3 << 20, free_and_total: Some((1 << 20, 1 << 30)) };
         assert_eq!(full.to_string(), "the device has no 3.0 MiB left: 1.0 of 1024.0 MiB are free");
         let nccl = |detail: &str| Error::Nccl {

@@ -341,7 +341,7 @@ mod tests {
             ((true, true, true), nccl, own, nccl),
             ((true, false, true), own, own, own),
         ] {
-            let reach = DeviceReach { own: has.0, nccl: has.1, prefers_nccl: has.2 };
+            let reach = DeviceReach { own: has.0, across: false, nccl: has.1, prefers_nccl: has.2 };
             assert_eq!(reach.plane(&sum, Dtype::F32), of_sum, "{reach:?}");
             assert_eq!(reach.plane(&sum, Dtype::I16), of_shorts, "{reach:?}");
             assert_eq!(reach.plane(&Collective::Allgather, Dtype::I16), of_moved_shorts, "{reach:?}");

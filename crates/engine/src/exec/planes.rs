@@ -18,7 +18,7 @@ use farandole_transport::Mesh;
 
 use super::Execution;
 use super::adasum::Adasum;
-use super::device::hosts;
+use super::device::shards;
 use super::links::LinkRun;
 use super::plan_cache::PlanCache;
 use super::store_policy::{Choice, StorePolicies};
@@ -95,7 +95,7 @@ impl Planes {
         let plane = plane::choose(plan, reach, &self.offers, &self.choices);
         let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
         let schedule = match plane {
-            Plane::Device if !shares_memory(mesh) => Arc::new(hosts::schedule(plan, mesh.topology(), self.here.me)),
+            Plane::Device if !shares_memory(mesh) => Arc::new(shards::schedule(plan, mesh.topology(), self.here.me)),
             Plane::Added(_) | Plane::Device | Plane::Nccl => Arc::new(Schedule::default()),
             _ => Arc::new(self.make_schedule(plan, plane, mesh)),
         };

@@ -25,16 +25,16 @@ use std::sync::Arc;
 
 use farandole_device::{DeviceFold, Result as DeviceResult};
 use farandole_plan::agree::Bucket;
-use farandole_plan::device::{self, Movement};
+use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::plane::{self, Folding};
-use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span, Topology};
+use farandole_plan::{Rank, ReduceOp, Schedule};
 use farandole_tensor::{Finish, Fold};
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Mesh, Progress, Result};
 
 use super::in_flight::InFlight;
 use super::posting::{EndBytes, Told};
+use super::shards::Shards;
 use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
 use super::work::{self, Places, Share};
@@ -58,10 +58,7 @@ pub(crate) struct HostsRun {
     /// The group's ranks on this host, and this rank's place among them.
     locals: Vec<Rank>,
     local_rank: usize,
-    /// For each of them, the pieces of tensors that its shard consists of.
-    shards: Vec<Vec<(usize, Span)>>,
-    /// The element type of shards.
-    carrier: Dtype,
+    shards: Shards,
     tensors: Tensors,
     /// The device on which this rank's shard lies.
     ordinal: u32,
@@ -110,29 +107,6 @@ pub(crate) struct Begin<'a> {
     pub(crate) descriptor: u64,
 }
 
-/// The pieces of tensors that each shard consists of, for so many holders.
-fn shards(plan: &BucketPlan, holders: usize) -> Vec<Vec<(usize, Span)>> {
-    let lengths: Vec<u64> = plan.parts.iter().map(|part| part.span.len).collect();
-    (0..holders).map(|holder| device::share(&lengths, holders, holder)).collect()
-}
-
-fn elems_of(shard: &[(usize, Span)]) -> u64 {
-    shard.iter().map(|(_, span)| span.len).sum()
-}
-
-/// The element type of the shards of an allreduce.
-fn carrier(plan: &BucketPlan) -> Dtype {
-    let (op, prescale, _) = plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards");
-    plane::carrier(plan.dtype, op, prescale, Folding::OneByOne)
-}
-
-/// The steps of a rank's shard across the hosts.
-pub(crate) fn schedule(plan: &BucketPlan, topology: &Topology, me: Rank) -> Schedule {
-    let shards = shards(plan, topology.local_size(me));
-    let tuning = farandole_plan::algorithm::Tuning::for_dtype(carrier(plan));
-    farandole_plan::algorithm::allreduce_across(elems_of(&shards[topology.local_rank(me)]), topology, me, &tuning)
-}
-
 impl HostsRun {
     /// Begins a bucket. A failure is kept until the run is first advanced.
     pub(crate) fn begin(
@@ -149,9 +123,8 @@ impl HostsRun {
             movement: Arc::clone(movement),
             here,
             local_rank: topology.local_rank(here.me),
-            shards: shards(&bucket.plan, locals.len()),
+            shards: Shards::new(&bucket.plan, locals.len()),
             locals,
-            carrier: carrier(&bucket.plan),
             tensors: Tensors::default(),
             ordinal: 0,
             shard: Stretch::default(),
@@ -279,7 +252,7 @@ impl HostsRun {
         self.ordinal = self.tensors.ordinal.unwrap_or_else(|| plane.any_ordinal());
         let opened = plane.opened(self.ordinal);
         let opened = opened.map_err(|error| local(format!("opening device {}", self.ordinal), error))?;
-        let bytes = self.shard_bytes(self.local_rank);
+        let bytes = self.shards.bytes(self.local_rank);
         let address = opened.shard(bytes as usize).map_err(|error| local("allocating a shard", error))?;
         self.shard = Stretch { address, bytes };
         // The only rank of a host works on its tensors where they lie.
@@ -295,29 +268,11 @@ impl HostsRun {
     /// Finds out where everything lies, and folds the contributions of this host.
     fn fold(&mut self, plane: &mut DevicePlane, windows: Option<&Windows>) -> Result<()> {
         let reached = self.reach(plane, windows)?;
-        let sources: Vec<&Vec<(u64, u64)>> = reached.places.iter().flatten().collect();
-        if let (Some(share), false) = (&reached.share, sources.is_empty()) {
-            let mut segments = Segments::default();
-            for (holder, shard) in self.shards.iter().enumerate().filter(|(holder, _)| share.serves(*holder)) {
-                for (part, span, at) in self.pieces(shard) {
-                    let start = span.start * self.plan.dtype.size_bytes() as u64;
-                    let contributions = sources.iter().map(|tensors| tensors[part].0 + start);
-                    segments.add(span.len, contributions, [reached.shards[holder] + at].into_iter());
-                }
-            }
+        if let Some(share) = &reached.share {
+            let segments = self.shards.fold(&reached.places, &reached.shards, share);
             let (op, prescale, _) = self.reduction();
-            let fold = DeviceFold {
-                dtype: self.plan.dtype,
-                stored: self.carrier,
-                op,
-                prescale,
-                finish: Finish::Nothing,
-                ranks: sources.len(),
-                targets: 1,
-                elems: &segments.elems,
-                addresses: &segments.addresses,
-            };
-            let queued = self.queue(plane, &fold);
+            let (dtype, stored, finish) = (self.plan.dtype, self.shards.carrier, Finish::Nothing);
+            let queued = self.queue(plane, &segments.as_fold(dtype, stored, op, prescale, finish));
             queued.map_err(|error| local("working on the device", error))?;
         }
         self.reached = Some(reached);
@@ -341,7 +296,7 @@ impl HostsRun {
         let (stream, pinned) = plane.opened(ordinal)?.stream_and_pinned(bytes as usize)?;
         if !contributes {
             // All ranks of this host have joined.
-            Fold::new(self.carrier, op).neutral(&mut pinned.bytes_mut()[..bytes as usize]);
+            Fold::new(self.shards.carrier, op).neutral(&mut pinned.bytes_mut()[..bytes as usize]);
             return Ok(());
         }
         stream.copy_to_pinned(address, pinned, bytes as usize)?;
@@ -354,8 +309,8 @@ impl HostsRun {
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
         let (stream, pinned) =
             opened.stream_and_pinned(bytes as usize).map_err(|error| local("allocating pinned memory", error))?;
-        let mut buffers = Buffers::new(&mut pinned.bytes_mut()[..bytes as usize], self.carrier);
-        buffers.fold = Some(Fold::new(self.carrier, op));
+        let mut buffers = Buffers::new(&mut pinned.bytes_mut()[..bytes as usize], self.shards.carrier);
+        buffers.fold = Some(Fold::new(self.shards.carrier, op));
         let progress = self.across.advance(mesh, &mut buffers)?;
         if progress == Progress::Done {
             let copied = stream.copy_from_pinned(pinned, address, bytes as usize);
@@ -369,34 +324,12 @@ impl HostsRun {
     fn spread(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
         let reached = self.reached.take().expect("invariant: shards are folded before they are spread");
         let Some(share) = &reached.share else { return Ok(()) };
-        let served = |(local_rank, _): &(usize, &Places)| share.serves(*local_rank);
-        let receivers: Vec<&Vec<(u64, u64)>> =
-            reached.places.iter().enumerate().filter(served).filter_map(|(_, places)| places.as_ref()).collect();
-        if receivers.is_empty() {
-            return Ok(());
-        }
-        let mut segments = Segments::default();
-        for (shard, &address) in self.shards.iter().zip(&reached.shards) {
-            for (part, span, at) in self.pieces(shard) {
-                let start = span.start * self.plan.dtype.size_bytes() as u64;
-                let targets = receivers.iter().map(|tensors| tensors[part].1 + start);
-                segments.add(span.len, [address + at].into_iter(), targets);
-            }
-        }
+        let segments = self.shards.spread(&reached.places, &reached.shards, share);
         let (op, _, postscale) = self.reduction();
-        let fold = DeviceFold {
-            dtype: self.carrier,
-            stored: self.plan.dtype,
-            // Of one contribution: what it is, finished.
-            op: ReduceOp::Sum,
-            prescale: 1.0,
-            finish: Finish::new(self.plan.dtype, op, self.here.size as u64, postscale),
-            ranks: 1,
-            targets: receivers.len(),
-            elems: &segments.elems,
-            addresses: &segments.addresses,
-        };
-        self.queue(plane, &fold)
+        let finish = Finish::new(self.plan.dtype, op, self.here.size as u64, postscale);
+        // Of one contribution a sum is what it is.
+        let (dtype, stored, op) = (self.shards.carrier, self.plan.dtype, ReduceOp::Sum);
+        self.queue(plane, &segments.as_fold(dtype, stored, op, 1.0, finish))
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
@@ -416,7 +349,7 @@ impl HostsRun {
         let (mut all, mut places, mut shards) = (Vec::new(), Vec::new(), Vec::new());
         for (local_rank, &rank) in self.locals.iter().enumerate() {
             let slot = windows.small_part(local_rank, 0, windows.layout().small_bytes);
-            let told = Told::read(slot, &self.end_bytes(rank), self.shard_bytes(local_rank), true)
+            let told = Told::read(slot, &self.end_bytes(rank), self.shards.bytes(local_rank), true)
                 .map_err(|what| Error::Garbled { peer: rank, what })?;
             all.push(told);
         }
@@ -441,40 +374,12 @@ impl HostsRun {
         Reached { places, shards: vec![self.shard.address], share: Some(Share::alone()) }
     }
 
-    /// The pieces of a shard, each with where it lies in it in bytes.
-    fn pieces<'a>(&self, shard: &'a [(usize, Span)]) -> impl Iterator<Item = (usize, Span, u64)> + use<'a> {
-        let (mut at, elem_bytes) = (0, self.carrier.size_bytes() as u64);
-        shard.iter().map(move |&(part, span)| {
-            let start = at;
-            at += span.len * elem_bytes;
-            (part, span, start)
-        })
-    }
-
-    fn shard_bytes(&self, local_rank: usize) -> u64 {
-        elems_of(&self.shards[local_rank]) * self.carrier.size_bytes() as u64
-    }
-
     fn end_bytes(&self, rank: Rank) -> Vec<EndBytes> {
         EndBytes::of(&self.movement.ends[rank.index()], self.plan.dtype)
     }
 
     fn reduction(&self) -> (ReduceOp, f64, f64) {
         self.plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards")
-    }
-}
-
-/// Segments of a fold.
-#[derive(Debug, Default)]
-struct Segments {
-    elems: Vec<u64>,
-    addresses: Vec<u64>,
-}
-
-impl Segments {
-    fn add(&mut self, elems: u64, sources: impl Iterator<Item = u64>, targets: impl Iterator<Item = u64>) {
-        self.elems.push(elems);
-        self.addresses.extend(sources.chain(targets));
     }
 }
 

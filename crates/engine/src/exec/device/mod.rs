@@ -18,6 +18,7 @@ pub(crate) mod in_flight;
 mod posting;
 mod results;
 mod run;
+pub(crate) mod shards;
 mod sharing;
 pub(crate) mod tensors;
 mod work;
