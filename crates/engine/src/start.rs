@@ -59,7 +59,8 @@ impl Engine {
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
         let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
-        let world = Group::new(settings, mesh, record, added, device_plane(hooks.devices.as_ref(), &waiter));
+        let devices = device_plane(hooks.devices.as_ref(), &waiter).map(|plane| plane.watching(config.ranks_per_gpu));
+        let world = Group::new(settings, mesh, record, added, devices);
         let tensor_table = Arc::new(TensorTable::default());
         tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.reaches_devices());
         let on_stall: OnStall = hooks

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
 use farandole_engine::config::DevicePlaneChoice;
@@ -113,7 +114,7 @@ impl Setup {
         environment.warn_of_settings();
         let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
         let peers = Peers::meet(environment, &settled, devices.is_some(), self.address, self.patience)?;
-        let Settled { config, direct, options, .. } = settled;
+        let Settled { mut config, direct, options, .. } = settled;
         let lost = |error: Error| with_verdict(error, peers.lifeline.as_ref());
         let communicator = Communicator::join(&mut peers.connector(options, 0), direct, self.patience);
         let mut communicator = communicator.map_err(|error| lost(error.into()))?;
@@ -125,6 +126,9 @@ impl Setup {
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
         let devices = devices.filter(|_| peers.all_have_devices);
+        if devices.is_some() && config.ranks_per_gpu == 0 {
+            config.ranks_per_gpu = ranks_per_gpu(topology.local_size(peers.environment.rank));
+        }
         let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
@@ -265,6 +269,15 @@ fn devices_of(config: &Config) -> Option<OpenDevice> {
         DevicePlaneChoice::Staged => false,
     };
     wanted.then(|| Arc::new(farandole_device::cuda::open) as OpenDevice)
+}
+
+/// How many of a host's ranks have the same GPU if they share them evenly; zero without a GPU. For ranks that something
+/// else than `farandole run` has started, which counts what all of them may see.
+fn ranks_per_gpu(local_size: usize) -> u64 {
+    match VisibleGpus::of_the_kernel(|variable| std::env::var_os(variable)).count() {
+        0 => 0,
+        gpus => local_size.div_ceil(gpus) as u64,
+    }
 }
 
 /// Introduces this rank to all others and gets their contacts; and keeps the connection, to hear of the others' end.

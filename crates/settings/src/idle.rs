@@ -74,10 +74,6 @@ pub(crate) const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_LOCAL_SIZE", "Number of ranks on this host.").horovod("HOROVOD_LOCAL_SIZE"),
     internal("FARANDOLE_CROSS_RANK", "Number of this host among the hosts.").horovod("HOROVOD_CROSS_RANK"),
     internal("FARANDOLE_CROSS_SIZE", "Number of hosts.").horovod("HOROVOD_CROSS_SIZE"),
-    internal(
-        "FARANDOLE_RANKS_PER_GPU",
-        "How many ranks of this host are meant to use the same GPU; where more do, one line says so (docs/gpu.md).",
-    ),
     internal("FARANDOLE_RENDEZVOUS", "Where ranks meet: `unix:…`, at the launcher; `tcp:host:port`, in rank 0."),
     internal("FARANDOLE_KEY_FD", "Descriptor from which the job's key is read."),
     internal("FARANDOLE_OPEN_FILES", "The user's soft limit of open files, which an agent gives back to its ranks."),

@@ -23,6 +23,7 @@ pub const SECTIONS: &[Section] = &[
             STALL_CHECK_DISABLE,
             WIRE_PROTECTION,
             PLANE,
+            RANKS_PER_GPU,
             THREAD_AFFINITY,
             SPIN_US,
             TABLES,
@@ -213,6 +214,16 @@ pub const PLANE: Setting = Setting::does(
     "auto",
     "Where tensors on GPUs are reduced. `own`: in device memory, which the ranks of a host map (CUDA IPC); `staged`: \
      through pinned host memory; `auto`: in device memory where all ranks have devices. The same on all ranks.",
+);
+
+/// `FARANDOLE_RANKS_PER_GPU`.
+pub const RANKS_PER_GPU: Setting = Setting::does(
+    "FARANDOLE_RANKS_PER_GPU",
+    Reader::Ranks,
+    Kind::Count,
+    "0",
+    "How many ranks of a host are meant to use the same GPU; where more do, one line says so. `farandole run` sets it; 0: \
+     as many as there are ranks for each GPU.",
 );
 
 /// `FARANDOLE_THREAD_AFFINITY`.

@@ -42,8 +42,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(super) launch: LaunchArgs,
 
-    /// So many ranks use the same GPU, and each of them sees only that one (CUDA_VISIBLE_DEVICES) if it is more than one.
-    /// Without -np and hosts, this host gets so many ranks for each of its GPUs
+    /// So many ranks use the same GPU, and each of them sees only that one (CUDA_VISIBLE_DEVICES) if it is more than
+    /// one. Without -np and hosts, this host gets so many ranks for each of its GPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = GPUS)]
     pub(super) ranks_per_gpu: Option<u32>,
 

@@ -29,7 +29,7 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_CROSS_RANK",
     "FARANDOLE_CROSS_SIZE",
     "FARANDOLE_RENDEZVOUS",
-    "FARANDOLE_RANKS_PER_GPU",
+    settings::RANKS_PER_GPU.name,
     settings::KEY.name,
     "FARANDOLE_KEY_FD",
     settings::HOST.name,

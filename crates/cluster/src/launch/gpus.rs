@@ -40,11 +40,23 @@ impl VisibleGpus {
     /// The GPUs that a process with these variables may use. `meanwhile` is called again and again while `nvidia-smi`
     /// is waited for.
     pub fn of_this_host(variable: impl Fn(&str) -> Option<OsString>, meanwhile: &mut dyn FnMut()) -> VisibleGpus {
+        VisibleGpus::or_else(variable, || of_smi(meanwhile))
+    }
+
+    /// The same as far as the kernel knows, without asking any program.
+    pub fn of_the_kernel(variable: impl Fn(&str) -> Option<OsString>) -> VisibleGpus {
+        VisibleGpus::or_else(variable, Vec::new)
+    }
+
+    fn or_else(
+        variable: impl Fn(&str) -> Option<OsString>,
+        unknown_to_kernel: impl FnOnce() -> Vec<Option<String>>,
+    ) -> VisibleGpus {
         let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
         let uuids = match text(PRETENDED) {
             Some(pretended) => words(&pretended).map(|uuid| Some(uuid.to_owned())).collect(),
             None => match of_kernel(Path::new("/proc/driver/nvidia/gpus"), Path::new("/dev")) {
-                none if none.is_empty() => of_smi(meanwhile),
+                none if none.is_empty() => unknown_to_kernel(),
                 some => some,
             },
         };

@@ -1,18 +1,18 @@
 //! Which GPU each rank of this host is to use: [`GpuPlan`].
 //!
-//! Without a word from the user nothing is hidden: every rank sees all GPUs that the user lets it see, and takes the one
-//! of its local rank, as scripts for Horovod do. Where several ranks are to share a GPU (`--ranks-per-gpu`), there are
-//! more local ranks than GPUs; then each rank sees only its own, so that nobody has to know how they are shared.
+//! Without a word from the user nothing is hidden: every rank sees all GPUs that the user lets it see, and takes the
+//! one of its local rank, as scripts for Horovod do. Where several ranks are to share a GPU (`--ranks-per-gpu`), there
+//! are more local ranks than GPUs; then each rank sees only its own, so that nobody has to know how they are shared.
 //!
-//! The invariant: a rank's GPU follows from its local rank and from what the user lets this host's ranks see. Each agent
-//! looks at its own host.
+//! The invariant: a rank's GPU follows from its local rank and from what the user lets this host's ranks see. Each
+//! agent looks at its own host.
 
 use crate::error::{Error, Result};
 use crate::launch::gpus::{CUDA_VISIBLE_DEVICES, VisibleGpus};
 use crate::launch::message::{RankSlot, StartRanks};
 
 /// The variable that tells ranks how many of a host are meant to have the same GPU.
-pub(super) const RANKS_PER_GPU: &str = "FARANDOLE_RANKS_PER_GPU";
+pub(super) const RANKS_PER_GPU: &str = farandole_settings::RANKS_PER_GPU.name;
 
 /// See the module's text.
 #[derive(Debug)]

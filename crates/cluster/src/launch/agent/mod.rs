@@ -8,8 +8,8 @@
 //! gives its launcher, and its ranks' grace period, the full time.
 //!
 //! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::exec_shim`),
-//! orphans become the agent's children (`children`), and an agent ends only when it has none. Only a grandchild of a
-//! rank whose agent was killed by SIGKILL survives. So it is with the job's MPS daemon (`mps`) and its server.
+//! orphans become the agent's children (`children`), and an agent ends only when it has none. So does the job's MPS
+//! daemon (`mps`). Only a grandchild of a rank, or a child of the daemon, whose agent was killed by SIGKILL survives.
 
 mod alias;
 mod children;

@@ -34,7 +34,7 @@ use crate::launch::mps_control::{LOGS, MpsControl, PIPES, PROGRAM};
 const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the daemon may take to quit, without clients. The launcher waits for 3 s longer than ranks may take.
-const QUIT_PATIENCE: Duration = Duration::from_millis(1500);
+const QUIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest path of a folder in which sockets can be made: the kernel's limit of 108 bytes, less their names.
 const MOST_FOLDER_BYTES: usize = 80;
