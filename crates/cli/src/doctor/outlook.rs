@@ -1,8 +1,8 @@
 //! What a job started here will use, and why, in sentences.
 //!
 //! Written from the same facts as the findings. It promises nothing that the engine would decide otherwise: which way
-//! data goes between ranks, whether they wait awake, which instruction set and which Python, and what becomes of tensors
-//! on GPUs.
+//! data goes between ranks, whether they wait awake, which instruction set and which Python, and what becomes of
+//! tensors on GPUs.
 
 use farandole_engine::config::SettingValue as _;
 use farandole_transport::contact::suggested_connections;
