@@ -68,8 +68,9 @@ def main() -> None:
     args = parse_args()
     # Farandole: join the job.
     hvd.init()
-    # Farandole: one GPU for each rank of a host.
-    device = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() and not args.no_cuda else mx.cpu()
+    # Farandole: one GPU for each rank of a host; where ranks share them, each in turn.
+    gpus = 0 if args.no_cuda else mx.context.num_gpus()
+    device = mx.gpu(hvd.local_rank() % gpus) if gpus else mx.cpu()
     mx.random.seed(args.seed)
 
     train_images = gluon.data.DataLoader(

@@ -101,9 +101,10 @@ def main() -> None:
     ]
     config = tf.ConfigProto()
     config.gpu_options.allow_growth = True
-    # Farandole: one GPU for each rank of a host.
-    config.gpu_options.visible_device_list = "" if args.no_cuda else str(hvd.local_rank())
-    if args.no_cuda:
+    # Farandole: one GPU for each rank of a host; where ranks share them, each in turn.
+    gpus = 0 if args.no_cuda else len(tf.config.experimental.list_physical_devices("GPU"))
+    config.gpu_options.visible_device_list = str(hvd.local_rank() % gpus) if gpus else ""
+    if not gpus:
         config.device_count["GPU"] = 0
 
     # Farandole: every rank draws the same images and takes its part of them.

@@ -116,6 +116,7 @@ fn the_report_has_the_keys_that_scripts_rely_on() {
         "cuda",
         "nccl",
         "mpi",
+        "gpus",
         "launcher",
         "settings",
         "simd",
@@ -203,6 +204,31 @@ fn a_library_that_crashes_when_it_is_opened_does_not_take_the_doctor_down() {
     assert_eq!(mpi["state"], "note", "{mpi}");
     let words = mpi["found"].as_str().unwrap();
     assert!(words.contains("libmpi.so.40 crashes when it is opened (signal 7)"), "{mpi}");
+}
+
+#[test]
+fn gpus_are_the_default_plan_and_a_daemon_of_mps_is_seen() {
+    let directory = TestDirectory::new();
+    directory.program("nvidia-cuda-mps-control", "read -r word && [ \"$CUDA_MPS_PIPE_DIRECTORY\" = \"$PIPES\" ]");
+    let report = |gpus: &str, pipes: &str| {
+        json(&doctor(|command| {
+            command.arg("--json").env("FARANDOLE_TEST_GPUS", gpus).env("PATH", directory.path());
+            command.env("CUDA_MPS_PIPE_DIRECTORY", &*directory.0).env("PIPES", pipes);
+            command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("NVIDIA_VISIBLE_DEVICES");
+        }))
+    };
+    let pipes = directory.0.to_str().unwrap();
+    let with_daemon = report("GPU-a,GPU-b,GPU-c", pipes);
+    assert_eq!(with_daemon["planned"]["ranks"], 3);
+    assert!(finding(&with_daemon, "gpus")["found"].as_str().unwrap().starts_with("3 GPUs"), "{with_daemon:#}");
+    let mps = finding(&with_daemon, "mps")["found"].as_str().unwrap();
+    assert_eq!(mps, format!("a daemon answers at {pipes}, which ranks use"));
+    let without = report("GPU-a", "/elsewhere");
+    assert_eq!(without["planned"]["ranks"], 1);
+    assert!(finding(&without, "mps")["found"].as_str().unwrap().contains("no daemon runs"), "{without:#}");
+    let none = report("", pipes);
+    assert_eq!(finding(&none, "gpus")["found"], "no NVIDIA GPU");
+    assert!(none["findings"].as_array().unwrap().iter().all(|finding| finding["key"] != "mps"));
 }
 
 /// Stands for ssh: h1 and h2 are this machine, h2 with another Python; nobody answers at h3.

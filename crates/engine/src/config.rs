@@ -123,6 +123,8 @@ settings! {
     /// How collectives on GPU tensors are carried out: in device memory (`own`), by NCCL (`nccl`), through host memory
     /// (`staged`), or as is best. The same on all ranks.
     plane: DevicePlaneChoice = PLANE;
+    /// How many ranks of a host are meant to use the same GPU; where more do, one of them says so. Zero: nobody knows.
+    ranks_per_gpu: u64 = RANKS_PER_GPU;
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do
     /// so, and the worker only where the host has cores to spare.
     spin_us: Option<u64> = SPIN_US;

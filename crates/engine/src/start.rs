@@ -61,7 +61,8 @@ impl Engine {
         let host_names: Arc<[String]> = host_names(&hosts).into();
         let settings = settings(&config, hooks.table.clone(), GroupId::WORLD, &ranks, &host_names);
         let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
-        let accelerators = accelerators(hooks.devices.as_ref(), hooks.nccl.as_ref(), &waiter);
+        let mut accelerators = accelerators(hooks.devices.as_ref(), hooks.nccl.as_ref(), &waiter);
+        accelerators.device = accelerators.device.map(|plane| plane.watching(config.ranks_per_gpu));
         let world = Group::new(settings, mesh, record, added, accelerators);
         let tensor_table = Arc::new(TensorTable::default());
         tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.device_reach());

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
 use farandole_device::nccl::{SharedLibrary, Version};
@@ -124,7 +125,7 @@ impl Setup {
         let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
         let nccl = self.nccl.clone().map_or_else(|| nccl_of(&settled.config, &self.nccl_files), Ok);
         let peers = Peers::meet(environment, &settled, has(&devices, &nccl), self.address, self.patience)?;
-        let Settled { config, direct, options, .. } = settled;
+        let Settled { mut config, direct, options, .. } = settled;
         if let (DevicePlaneChoice::Nccl, Err(why)) = (config.plane, &peers.nccl) {
             let (name, value) = (settings::PLANE.name, config.plane.show());
             return Err(Error::Settings(format!("{name}={value} needs NCCL on all ranks, but {why}")));
@@ -141,6 +142,9 @@ impl Setup {
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
         let devices = devices.filter(|_| peers.all_have_devices);
         let nccl = nccl.ok().filter(|_| peers.nccl.is_ok());
+        if devices.is_some() && config.ranks_per_gpu == 0 {
+            config.ranks_per_gpu = ranks_per_gpu(topology.local_size(peers.environment.rank));
+        }
         let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices, nccl };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
@@ -282,6 +286,15 @@ impl Peers {
             lifeline.observe(move || sampler.sample().encode());
         }
         records
+    }
+}
+
+/// How many of a host's ranks have the same GPU if they share them evenly; zero without a GPU. For ranks that something
+/// else than `farandole run` has started, which counts what all of them may see.
+fn ranks_per_gpu(local_size: usize) -> u64 {
+    match VisibleGpus::of_the_kernel(|variable| std::env::var_os(variable)).count() {
+        0 => 0,
+        gpus => local_size.div_ceil(gpus) as u64,
     }
 }
 

@@ -25,6 +25,7 @@ pub const SECTIONS: &[Section] = &[
             PLANE,
             GPU_OPERATIONS,
             NCCL_LIBRARY,
+            RANKS_PER_GPU,
             THREAD_AFFINITY,
             SPIN_US,
             TABLES,
@@ -238,6 +239,16 @@ pub const NCCL_LIBRARY: Setting = Setting::does(
     "",
     "The file of NCCL's library (2.18 or later). Unset: the one that a framework has brought into the process, or \
      `libnccl.so.2` where the linker finds it, or the one of the wheel `nvidia-nccl`.",
+);
+
+/// `FARANDOLE_RANKS_PER_GPU`.
+pub const RANKS_PER_GPU: Setting = Setting::does(
+    "FARANDOLE_RANKS_PER_GPU",
+    Reader::Ranks,
+    Kind::Count,
+    "0",
+    "How many ranks of a host are meant to use the same GPU; where more do, one line says so. `farandole run` sets it; 0: \
+     as many as there are ranks for each GPU.",
 );
 
 /// `FARANDOLE_THREAD_AFFINITY`.

@@ -3,19 +3,25 @@
 //! A cross means: this build has it and it can be used on this machine now. What Horovod had and Farandole does
 //! without is listed too, with the reason, so that nobody looks for a missing build flag.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use super::front_ends::standings;
+use super::gpus::usable;
 use super::python::{Known, Python};
+use super::vendor::Vendors;
 use super::{VERSION, say};
 
 /// Prints the table for this machine.
 pub(crate) fn check_build() -> Result<()> {
     let python = Python::of_this_machine(None);
-    say(&table(python.known.as_ref().ok()))
+    let known = python.known.as_ref().ok();
+    let nccl: Vec<PathBuf> = known.map_or(Vec::new(), |known| known.nccl.clone());
+    say(&table(known, &Vendors::of_this_machine(&nccl)))
 }
 
-fn table(known: Option<&Known>) -> String {
+fn table(known: Option<&Known>, vendors: &Vendors) -> String {
     let mut table = format!("Farandole v{VERSION}:\n\nAvailable Frameworks:\n");
     for (framework, standing) in standings(known) {
         table += &line(standing.is_usable(), framework.name, &standing.remark());
@@ -31,7 +37,19 @@ fn table(known: Option<&Known>) -> String {
     table += "\nAvailable Tensor Operations:\n";
     table += &line(true, "Shared memory", "between ranks of one host");
     table += &line(true, "TCP", "between hosts; plain, with checksums, or encrypted");
-    table += &line(false, "NCCL", "not used: tensors of a GPU go through host memory");
+    let gpus = usable(&vendors.cuda);
+    let remark = match gpus {
+        0 => "no GPU that CUDA's driver shows".to_owned(),
+        _ => format!("GPUs: {gpus}; in device memory, ranks of one host"),
+    };
+    table += &line(gpus > 0, "CUDA", &remark);
+    let nccl = Vendors::first(&vendors.nccl);
+    let remark = match (nccl, gpus) {
+        (None, _) => "not found; not needed".to_owned(),
+        (Some(nccl), 0) => format!("{}, and no GPU", nccl.version),
+        (Some(nccl), _) => format!("{}, with FARANDOLE_PLANE=nccl", nccl.version),
+    };
+    table += &line(nccl.is_some() && gpus > 0, "NCCL", &remark);
     table += &line(false, "DDL", "not needed");
     table += &line(false, "CCL", "not needed");
     table += &line(false, "MPI", "not needed");
@@ -51,6 +69,9 @@ fn line(usable: bool, name: &str, remark: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::gpus::h200;
+    use crate::doctor::library::Sighting;
+    use crate::doctor::vendor::Library;
 
     fn with(packages: &[(&str, &str)]) -> Known {
         let packages = packages.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect();
@@ -66,7 +87,15 @@ mod tests {
             ("farandole", "0.1.0"),
             ("jax", "0.10.2"),
         ]);
-        let table = table(Some(&known));
+        let vendors = |cuda, nccl| Vendors { cuda, nccl, mpi: vec![], has_nvidia_device: false };
+        let without = table(Some(&known), &vendors(Library::Absent, vec![]));
+        assert!(without.contains("[ ] CUDA ") && without.contains("[ ] NCCL           (not found"), "{without}");
+        let cuda = Library::Found(Sighting { gpus: vec![h200("GPU-1")], ..Sighting::default() });
+        let nccl = Library::Found(Sighting { version: "2.28.9".into(), ..Sighting::default() });
+        let unused = table(Some(&known), &vendors(Library::Absent, vec![nccl.clone()]));
+        assert!(unused.contains("[ ] NCCL           (2.28.9, and no GPU)"), "{unused}");
+        let table = table(Some(&known), &vendors(cuda, vec![nccl]));
+        assert!(table.contains("[X] NCCL           (2.28.9, with FARANDOLE_PLANE=nccl)"), "{table}");
         for heading in ["Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"] {
             assert!(table.contains(&format!("\n{heading}\n    [")), "{table}");
         }
@@ -79,7 +108,10 @@ mod tests {
         assert!(table.contains("[ ] MXNet          (not installed in "), "{table}");
         assert!(table.contains("[X] JAX            (0.10.2, farandole.jax)"), "{table}");
         assert!(table.contains("[X] Burn") && table.contains("[X] Candle"), "{table}");
-        assert!(table.contains("[X] TCP") && table.contains("[ ] NCCL"), "{table}");
+        assert!(
+            table.contains("[X] TCP") && table.contains("[X] CUDA           (GPUs: 1; in device memory"),
+            "{table}"
+        );
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     }
 }

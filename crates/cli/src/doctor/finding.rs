@@ -46,6 +46,8 @@ pub(crate) enum Group {
     Python,
     /// Vendor libraries.
     Libraries,
+    /// Devices, and how ranks share them.
+    Gpus,
     /// Launcher, settings, instruction set, clock.
     Job,
     /// Differences between hosts, and hosts that did not answer.
@@ -60,6 +62,7 @@ impl Group {
             Group::Network => "Network",
             Group::Python => "Python",
             Group::Libraries => "Libraries opened at run time",
+            Group::Gpus => "GPUs",
             Group::Job => "Job",
             Group::Hosts => "Hosts compared",
         }

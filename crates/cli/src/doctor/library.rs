@@ -15,18 +15,30 @@ use anyhow::{Context, Result, bail, ensure};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
 
+use super::gpus::Gpu;
+
 /// Room for the text of `MPI_Get_library_version`: larger than what any library may write (8192).
 const VERSION_BYTES: usize = 16 << 10;
 
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`.
+const COMPUTE_MODE: c_int = 20;
+
 /// What an opened library says of itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sighting {
     pub(crate) version: String,
     /// The file that was opened.
     pub(crate) path: Option<String>,
     /// What else it said: the number of devices, or why there are none.
     pub(crate) more: Option<String>,
+    /// Its devices, if it is CUDA's driver.
+    pub(crate) gpus: Vec<Gpu>,
+    /// Pairs of them that do not reach each other's memory.
+    pub(crate) strangers: Pairs,
 }
+
+/// Pairs of devices, by their numbers; the lower one first.
+pub(crate) type Pairs = Vec<(u32, u32)>;
 
 /// Opens a library by its name or path and asks for its version. The name says what it is.
 pub(crate) fn probe(name: &str) -> Result<Sighting> {
@@ -34,22 +46,23 @@ pub(crate) fn probe(name: &str) -> Result<Sighting> {
     // SAFETY: the initialisers of these libraries have no requirements on their callers; if one crashes nevertheless,
     // it takes a process with it that has nothing to lose (module's text).
     let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }?;
-    let (version, more) = if file.starts_with("libcuda.") {
+    let mut sighting = if file.starts_with("libcuda.") {
         cuda(&library)?
     } else if file.starts_with("libnccl.") {
-        (nccl(&library)?, None)
+        Sighting { version: nccl(&library)?, ..Sighting::default() }
     } else if file.starts_with("libmpi") {
-        (mpi(&library)?, None)
+        Sighting { version: mpi(&library)?, ..Sighting::default() }
     } else {
         bail!("{file} is no library that the doctor knows");
     };
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    Ok(Sighting { version, path: mapped_file(&maps, file), more })
+    sighting.path = mapped_file(&maps, file);
+    Ok(sighting)
 }
 
 /// The driver's version, and its devices. A driver without devices, or one that does not fit its kernel module, has a
 /// version, too.
-fn cuda(library: &Library) -> Result<(String, Option<String>)> {
+fn cuda(library: &Library) -> Result<Sighting> {
     let get_version: unsafe extern "C" fn(*mut c_int) -> c_int = function(library, "cuDriverGetVersion")?;
     let init: unsafe extern "C" fn(c_uint) -> c_int = function(library, "cuInit")?;
     let get_count: unsafe extern "C" fn(*mut c_int) -> c_int = function(library, "cuDeviceGetCount")?;
@@ -61,13 +74,43 @@ fn cuda(library: &Library) -> Result<(String, Option<String>)> {
     // SAFETY: the flags must be zero, and are.
     let code = unsafe { init(0) };
     if code != 0 {
-        return Ok((version, Some(format!("cuInit failed with CUDA error {code}{}", meaning(code)))));
+        let more = Some(format!("cuInit failed with CUDA error {code}{}", meaning(code)));
+        return Ok(Sighting { version, more, ..Sighting::default() });
     }
     let mut devices: c_int = 0;
     // SAFETY: CUDA is initialised; `devices` outlives the call.
     let code = unsafe { get_count(&mut devices) };
     ensure!(code == 0, "cuDeviceGetCount failed with CUDA error {code}");
-    Ok((version, Some(format!("{devices} device{}", if devices == 1 { "" } else { "s" }))))
+    let more = Some(format!("{devices} device{}", if devices == 1 { "" } else { "s" }));
+    let sighting = Sighting { version, more, ..Sighting::default() };
+    Ok(match gpus(library) {
+        Ok((gpus, strangers)) => Sighting { gpus, strangers, ..sighting },
+        Err(error) => Sighting { more: Some(format!("its use failed: {error:#}")), ..sighting },
+    })
+}
+
+/// All devices, and pairs of them that do not reach each other's memory. CUDA is initialised.
+fn gpus(library: &Library) -> Result<(Vec<Gpu>, Pairs)> {
+    let attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int = function(library, "cuDeviceGetAttribute")?;
+    let devices = farandole_device::cuda::list()?;
+    let gpu = |device: &farandole_device::Info| {
+        let mut compute_mode: c_int = 0;
+        // SAFETY: CUDA is initialised, the driver has counted this device, and `compute_mode` outlives the call.
+        let code = unsafe { attribute(&mut compute_mode, COMPUTE_MODE, device.ordinal as c_int) };
+        ensure!(code == 0, "cuDeviceGetAttribute failed with CUDA error {code}");
+        let (name, uuid) = (device.name.clone(), device.uuid.to_string());
+        Ok(Gpu { name, uuid, memory_bytes: device.memory_bytes, compute_mode })
+    };
+    let gpus = devices.iter().map(gpu).collect::<Result<Vec<Gpu>>>()?;
+    let ordinals = || devices.iter().map(|device| device.ordinal);
+    let pairs = ordinals().flat_map(|one| ordinals().filter(move |other| one < *other).map(move |other| (one, other)));
+    let mut strangers = Vec::new();
+    for (one, other) in pairs {
+        if !farandole_device::cuda::can_access_peer(one, other)? {
+            strangers.push((one, other));
+        }
+    }
+    Ok((gpus, strangers))
 }
 
 /// What the errors mean that `cuInit` is known for.

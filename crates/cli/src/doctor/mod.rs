@@ -3,7 +3,7 @@
 //! Each module looks at one thing in two steps: a value with what is there, and a function from that value to findings.
 //! Only the first step touches the machine, so the second is tested with machines that nobody has. What is looked at:
 //! `cores` and `memory` (bounded by `cgroup`), `limits`, `network`, `python`, vendor libraries (`vendor`, in child
-//! processes that open them in `library`), and the `job` that would run, with how its tensors are protected
+//! processes that open them in `library`), `gpus`, and the `job` that would run, with how its tensors are protected
 //! (`protection`). `outlook` says what will be used and why, `page` shows it all, `hosts` does the same elsewhere and
 //! `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
 //!
@@ -17,6 +17,7 @@ mod compare;
 mod cores;
 mod finding;
 mod front_ends;
+mod gpus;
 mod hosts;
 mod job;
 mod library;
@@ -42,6 +43,7 @@ use clap::Args;
 use cgroup::Allowance;
 use cores::Cores;
 use finding::{Planned, Report, SCHEMA, State, worst};
+use gpus::Gpus;
 use job::JobChecks;
 use limits::ResourceLimits;
 use memory::Memory;
@@ -62,7 +64,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Ends with 0 if nothing is wrong and with 1 if there is a problem; notes are no problems.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DoctorArgs {
-    /// Ranks that the job is to have [default: one for each usable core]
+    /// Ranks that the job is to have [default: one for each GPU, or for each usable core where there is none]
     #[arg(long = "np", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
     /// Ranks of the job on this host, if it has others elsewhere.
@@ -139,7 +141,9 @@ fn examine(args: &DoctorArgs) -> Report {
     let missing_directory = args.directory.clone().filter(|directory| std::env::set_current_dir(directory).is_err());
     let allowance = Allowance::of_this_process();
     let cores = Cores::of_this_process(&allowance);
-    let ranks = args.ranks.map_or_else(|| cores.usable(), |ranks| ranks as usize);
+    let gpus = Gpus::of_this_machine();
+    let default = if gpus.visible.count() > 0 { gpus.visible.count() } else { cores.usable() };
+    let ranks = args.ranks.map_or(default, |ranks| ranks as usize);
     let planned = Planned { ranks, local_ranks: args.local_ranks.map_or(ranks, |ranks| ranks as usize).min(ranks) };
     let (network, (python, vendors)) = thread::scope(|scope| {
         let network = scope.spawn(Network::of_this_machine);
@@ -150,7 +154,7 @@ fn examine(args: &DoctorArgs) -> Report {
         (network.join().expect("invariant: looking at the network does not panic"), (python, vendors))
     });
     let job = JobChecks::of_this_process(missing_directory);
-    let facts = Facts { cores, memory: Memory::of_this_machine(allowance), network, python, vendors, job };
+    let facts = Facts { cores, memory: Memory::of_this_machine(allowance), network, python, vendors, gpus, job };
     report(&facts, &ResourceLimits::of_this_process(), planned)
 }
 
@@ -163,6 +167,7 @@ fn report(facts: &Facts, limits: &ResourceLimits, planned: Planned) -> Report {
     findings.extend(facts.network.findings());
     findings.extend(facts.python.findings(VERSION));
     findings.extend(facts.vendors.findings());
+    findings.extend(facts.gpus.findings(&facts.vendors.cuda, planned));
     findings.extend(facts.job.findings());
     Report {
         schema: SCHEMA,

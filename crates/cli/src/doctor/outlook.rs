@@ -1,17 +1,20 @@
 //! What a job started here will use, and why, in sentences.
 //!
 //! Written from the same facts as the findings. It promises nothing that the engine would decide otherwise: which way
-//! data goes between ranks, whether they wait awake, which instruction set and which Python.
+//! data goes between ranks, whether they wait awake, which instruction set and which Python, and what becomes of
+//! tensors on GPUs.
 
+use farandole_engine::config::SettingValue as _;
 use farandole_transport::contact::suggested_connections;
 
 use super::cores::Cores;
 use super::finding::Planned;
+use super::gpus::{Gpus, usable};
 use super::job::JobChecks;
 use super::memory::Memory;
 use super::network::Network;
 use super::python::Python;
-use super::vendor::{Library, Vendors};
+use super::vendor::Vendors;
 
 /// Everything that was looked at.
 pub(crate) struct Facts {
@@ -20,6 +23,7 @@ pub(crate) struct Facts {
     pub(crate) network: Network,
     pub(crate) python: Python,
     pub(crate) vendors: Vendors,
+    pub(crate) gpus: Gpus,
     pub(crate) job: JobChecks,
 }
 
@@ -35,7 +39,7 @@ pub(crate) fn sentences(facts: &Facts, planned: Planned) -> Vec<String> {
     if let Ok(known) = &facts.python.known {
         sentences.push(format!("`python` jobs run in {}.", known.executable));
     }
-    sentences.push(gpu(facts));
+    sentences.extend(gpu(facts, planned));
     sentences
 }
 
@@ -88,36 +92,60 @@ fn between_hosts(facts: &Facts, planned: Planned) -> Option<String> {
     })
 }
 
-fn gpu(facts: &Facts) -> String {
-    gpu_with(&facts.vendors.cuda, Vendors::first(&facts.vendors.nccl).map(|nccl| nccl.version.as_str()))
+fn gpu(facts: &Facts, planned: Planned) -> Option<String> {
+    if usable(&facts.vendors.cuda) == 0 {
+        return Some("Everything runs on the processor; no GPU can be used.".to_owned());
+    }
+    let plane = facts.job.settings.as_ref().ok()?.plane.show();
+    let nccl = Vendors::first(&facts.vendors.nccl).map(|nccl| nccl.version.as_str());
+    Some(gpu_with(&plane, nccl, planned))
 }
 
-fn gpu_with(cuda: &Library, nccl: Option<&str>) -> String {
-    match (cuda, nccl) {
-        (Library::Found(_), nccl) => {
-            let unused =
-                nccl.map_or_else(|| "NCCL is not needed".to_owned(), |version| format!("NCCL {version} is not used"));
+/// What is done with tensors on GPUs. `plane` is the setting, in its own word.
+fn gpu_with(plane: &str, nccl: Option<&str>, planned: Planned) -> String {
+    let between = match planned.local_ranks == planned.ranks {
+        true => "",
+        false => " Between hosts they go through pinned host memory.",
+    };
+    match (plane, nccl) {
+        ("staged", _) => "Tensors on GPUs are copied to pinned host memory, reduced on the processor and copied back, \
+                          because FARANDOLE_PLANE=staged."
+            .to_owned(),
+        ("nccl", Some(version)) => {
+            format!("Tensors on GPUs are reduced by NCCL {version}, because FARANDOLE_PLANE=nccl.")
+        }
+        ("nccl", None) => {
+            "FARANDOLE_PLANE=nccl asks for NCCL, and none was found here: the job will say so and end.".to_owned()
+        }
+        (_, nccl) => {
+            let other = nccl.map_or_else(
+                || "NCCL is not needed".to_owned(),
+                |version| format!("NCCL {version} is there, too (FARANDOLE_PLANE=nccl)"),
+            );
             format!(
-                "Tensors of a GPU (PyTorch) can be used: they are copied to pinned host memory, reduced on the processor and \
-                 copied back; {unused}."
+                "Tensors on GPUs (PyTorch) are reduced in device memory, where they lie: ranks of a host map each other's \
+                 memory, and Farandole's own kernels combine it.{between} {other}."
             )
         }
-        _ => "Everything runs on the processor; no GPU library is used.".to_owned(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::library::Sighting;
 
     #[test]
-    fn tensors_of_a_gpu_can_be_used_and_how_is_said() {
-        let cuda = Library::Found(Sighting { version: "12.4".into(), path: None, more: None });
-        for nccl in [None, Some("2.21.5")] {
-            let said = gpu_with(&cuda, nccl);
-            assert!(said.starts_with("Tensors of a GPU (PyTorch) can be used") && said.contains("NCCL"), "{said}");
-        }
-        assert!(!gpu_with(&Library::Absent, None).contains("can be used"));
+    fn what_becomes_of_tensors_on_gpus_is_said_for_each_plane() {
+        let here = Planned { ranks: 2, local_ranks: 2 };
+        let own = gpu_with("auto", Some("2.28.9"), here);
+        assert!(own.contains("in device memory") && own.ends_with("NCCL 2.28.9 is there, too (FARANDOLE_PLANE=nccl)."));
+        assert!(!own.contains("Between hosts"), "{own}");
+        let elsewhere = gpu_with("own", None, Planned { ranks: 4, local_ranks: 2 });
+        assert!(
+            elsewhere.contains("Between hosts they go through pinned") && elsewhere.ends_with("NCCL is not needed.")
+        );
+        assert!(gpu_with("nccl", Some("2.28.9"), here).contains("by NCCL 2.28.9"));
+        assert!(gpu_with("nccl", None, here).contains("none was found"));
+        assert!(gpu_with("staged", Some("2.28.9"), here).contains("because FARANDOLE_PLANE=staged"));
     }
 }

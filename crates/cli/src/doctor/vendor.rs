@@ -68,8 +68,8 @@ pub(crate) fn serve_probe(name: &str) -> Result<()> {
 impl Vendors {
     /// Opens everything, all at once. `nccl_paths` are copies that came with Python packages.
     pub(crate) fn of_this_machine(nccl_paths: &[PathBuf]) -> Vendors {
-        let nccl_names = ["libnccl.so.2"].map(PathBuf::from).into_iter().chain(nccl_paths.iter().cloned());
-        let nccl_names: Vec<PathBuf> = nccl_names.collect();
+        // A framework brings its own copy, and that is the one that is used.
+        let nccl_names: Vec<PathBuf> = nccl_paths.iter().cloned().chain(["libnccl.so.2".into()]).collect();
         thread::scope(|scope| {
             let look = |name: PathBuf| scope.spawn(move || open_in_child(&name));
             let cuda = look("libcuda.so.1".into());
@@ -90,7 +90,7 @@ impl Vendors {
     pub(crate) fn findings(&self) -> Vec<Finding> {
         vec![
             self.cuda(),
-            several("nccl", &self.nccl, "PyTorch's own collectives on GPUs"),
+            several("nccl", &self.nccl, "tensors on GPUs with FARANDOLE_PLANE=nccl, and frameworks' own collectives"),
             several("mpi", &self.mpi, "comparing speed"),
         ]
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     fn sighting(version: &str) -> Sighting {
-        Sighting { version: version.into(), path: Some("/lib/x".into()), more: None }
+        Sighting { version: version.into(), path: Some("/lib/x".into()), ..Sighting::default() }
     }
 
     #[test]

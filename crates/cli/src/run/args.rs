@@ -31,7 +31,9 @@ use super::horovod::Foreign;
     args_override_self = true,
     override_usage = "farandole run [-np RANKS] [-H HOSTS | --hostfile FILE] [FLAGS] COMMAND [WORDS]...",
     after_help = "Examples:
+  farandole run python train.py                    (one rank for each GPU of this host)
   farandole run -np 4 python train.py --epochs 90
+  farandole run --ranks-per-gpu 2 --mps python train.py
   farandole run -H gpu1:4,gpu2:4 -x WANDB_API_KEY --output-filename logs python train.py
 
 The flags of horovodrun are understood; docs/run.md says which of them mean something else here."
@@ -39,6 +41,15 @@ The flags of horovodrun are understood; docs/run.md says which of them mean some
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(super) launch: LaunchArgs,
+
+    /// So many ranks use the same GPU, and each of them sees only that one (CUDA_VISIBLE_DEVICES) if it is more than
+    /// one. Without -np and hosts, this host gets so many ranks for each of its GPUs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = GPUS)]
+    pub(super) ranks_per_gpu: Option<u32>,
+
+    /// Let ranks share GPUs through NVIDIA's Multi-Process Service, with a daemon of the job's own on each host
+    #[arg(long, help_heading = GPUS)]
+    pub(super) mps: bool,
 
     /// Let ranks find Farandole under the name horovod, too: scripts that import horovod.torch run unmodified
     #[arg(long, help_heading = VARIABLES)]
@@ -73,7 +84,8 @@ pub(crate) struct RunArgs {
 /// How ranks are started, whatever their command is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LaunchArgs {
-    /// Number of ranks (also written -np, --num-proc) [default: one for each slot of the hosts]
+    /// Number of ranks (also written -np, --num-proc) [default: one for each slot of the hosts; without hosts, one for
+    /// each GPU of this one]
     #[arg(long = "np", short = 'n', alias = "num-proc", value_name = "RANKS", help_heading = RANKS)]
     pub(crate) ranks: Option<usize>,
 
@@ -171,6 +183,7 @@ impl LaunchArgs {
 }
 
 const RANKS: &str = "Ranks and hosts";
+const GPUS: &str = "GPUs";
 const VARIABLES: &str = "Variables and settings";
 const OUTPUT: &str = "Output";
 const REMOTE: &str = "Other hosts";

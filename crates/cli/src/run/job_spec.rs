@@ -9,9 +9,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::launch::{
-    Alias, Colour, JobPlacement, JobSpec, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps, Verbose, hostfile, hosts,
-    variables,
+    Alias, Colour, Gpus, HostSlots, JobPlacement, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps,
+    Verbose, hostfile, hosts, variables,
 };
 use farandole_cluster::live;
 use farandole_settings as settings;
@@ -28,6 +29,7 @@ const LAUNCHERS_OWN: &[&str] = &[
     "FARANDOLE_CROSS_RANK",
     "FARANDOLE_CROSS_SIZE",
     "FARANDOLE_RENDEZVOUS",
+    settings::RANKS_PER_GPU.name,
     settings::KEY.name,
     "FARANDOLE_KEY_FD",
     settings::HOST.name,
@@ -37,7 +39,9 @@ const LAUNCHERS_OWN: &[&str] = &[
 
 /// Makes the job spec of `farandole run`. `lookup` is this process's environment, `here` its directory.
 pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<JobSpec> {
-    let mut spec = job_spec_for(&args.launch, args.command.clone(), lookup, here)?;
+    let placement = placement(args, &lookup)?;
+    let mut spec = job_spec_for(&args.launch, placement, args.command.clone(), lookup, here)?;
+    spec.gpus = Gpus { ranks_each: args.ranks_per_gpu, mps: if args.mps { Mps::OfTheJob } else { Mps::AsItIs } };
     if args.horovod {
         spec.alias = Alias::Horovod;
     }
@@ -51,13 +55,14 @@ pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>
 /// Makes the job spec of any command.
 pub(super) fn job_spec_for(
     args: &LaunchArgs,
+    placement: JobPlacement,
     command: Vec<OsString>,
     lookup: impl Fn(&str) -> Option<OsString>,
     here: &Path,
 ) -> Result<JobSpec> {
     let text = |variable: &'static str| lookup(variable).and_then(|value| value.into_string().ok());
     let working_dir = here.join(args.working_dir.as_deref().unwrap_or(here));
-    let mut spec = JobSpec::new(placement(args)?, command, working_dir);
+    let mut spec = JobSpec::new(placement, command, working_dir);
     spec.start_timeout = args.settings.value(&settings::START_TIMEOUT, text)?;
     ensure!(!spec.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
     spec.silence = args.settings.value(&settings::HEARTBEAT_TIMEOUT, text)?;
@@ -104,16 +109,53 @@ fn metrics(flag: Option<&str>, variable: Option<(&str, String)>) -> Result<Optio
     live::parse_address(&text).map(Some).map_err(|why| anyhow!("{from}: {why}"))
 }
 
-fn placement(args: &LaunchArgs) -> Result<JobPlacement> {
-    let hosts = match (&args.hosts, &args.hostfile) {
-        (Some(list), _) => hosts::parse_list(list)?,
-        (None, Some(file)) => hostfile::read(file)?,
-        (None, None) => {
-            let ranks = args.ranks.context("how many ranks? Give -np 4, or hosts with slots, as in -H h1:2,h2:2")?;
-            return Ok(JobPlacement::here(ranks)?);
-        }
+/// Places for the ranks of `farandole run`: as many as were asked for, or as this host has GPUs.
+fn placement(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<JobPlacement> {
+    let (launch, each) = (&args.launch, args.ranks_per_gpu);
+    if let (Some(each), Some(hosts)) = (each, named_hosts(launch)?)
+        && let Some(host) = hosts.iter().find(|host| host.slots < each as usize)
+    {
+        // Hosts count their GPUs when their ranks are started; that is too late to number the ranks.
+        bail!(
+            "--ranks-per-gpu {each}: {} has {} slot{}; give each host as many slots as it is to have ranks, as in {}:{}",
+            host.name,
+            host.slots,
+            if host.slots == 1 { "" } else { "s" },
+            host.name,
+            2 * each
+        );
+    }
+    if let Some(placement) = asked_placement(launch)? {
+        return Ok(placement);
+    }
+    let set = |name: &str| {
+        let set = launch.variables.iter().rev().filter_map(|word| word.to_str()?.split_once('='));
+        set.clone().find(|(set, _)| *set == name).map(|(_, value)| value.into()).or_else(|| lookup(name))
     };
-    Ok(JobPlacement::fill(hosts, args.ranks)?)
+    let gpus = VisibleGpus::of_this_host(set, &mut || {});
+    ensure!(
+        gpus.count() > 0,
+        "how many ranks? Give -np 4, or hosts with slots, as in -H h1:2,h2:2; this host has {}",
+        gpus.described()
+    );
+    Ok(JobPlacement::here(gpus.count() * each.unwrap_or(1) as usize)?)
+}
+
+/// Places for the ranks of any command, if the user has said how many there are to be.
+pub(super) fn asked_placement(args: &LaunchArgs) -> Result<Option<JobPlacement>> {
+    Ok(match (named_hosts(args)?, args.ranks) {
+        (Some(hosts), ranks) => Some(JobPlacement::fill(hosts, ranks)?),
+        (None, Some(ranks)) => Some(JobPlacement::here(ranks)?),
+        (None, None) => None,
+    })
+}
+
+fn named_hosts(args: &LaunchArgs) -> Result<Option<Vec<HostSlots>>> {
+    Ok(match (&args.hosts, &args.hostfile) {
+        (Some(list), _) => Some(hosts::parse_list(list)?),
+        (None, Some(file)) => Some(hostfile::read(file)?),
+        (None, None) => None,
+    })
 }
 
 fn output(args: &LaunchArgs, here: &Path) -> OutputOptions {

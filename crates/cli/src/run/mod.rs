@@ -71,7 +71,8 @@ fn start(args: &RunArgs) -> Result<ExitCode> {
 #[cfg(feature = "train")]
 pub(crate) fn job_spec_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<JobSpec> {
     answer(args)?;
-    job_spec::job_spec_for(args, command, |variable| std::env::var_os(variable), &here()?)
+    let placement = job_spec::asked_placement(args)?.context("how many ranks? Give -np 4")?;
+    job_spec::job_spec_for(args, placement, command, |variable| std::env::var_os(variable), &here()?)
 }
 
 /// Runs the job, or shows its spec where the flags ask for that. Returns the exit code of the job.

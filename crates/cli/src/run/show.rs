@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
-use farandole_cluster::launch::{JobSpec, Verbose, variables};
+use farandole_cluster::launch::{Gpus, JobSpec, Mps, Verbose, variables};
 use farandole_plan::Rank;
 
 use super::job_spec::shown_value;
@@ -57,6 +57,9 @@ fn settings(text: &mut String, spec: &JobSpec) {
             spec.grace.as_secs_f64()
         ),
     );
+    if spec.gpus != Gpus::default() {
+        line(text, &format!("GPUs: {}", gpus(spec.gpus)));
+    }
     if !spec.network.is_empty() {
         line(text, &format!("networks: {}", spec.network.join(" ")));
     }
@@ -68,6 +71,15 @@ fn settings(text: &mut String, spec: &JobSpec) {
     }
     let words: Vec<String> = spec.command.iter().map(|word| quoted(&word.display().to_string())).collect();
     line(text, &format!("in {}:\n  {}", spec.working_dir.display(), words.join(" ")));
+}
+
+fn gpus(gpus: Gpus) -> String {
+    let each = gpus.ranks_each.map(|each| match each {
+        1 => "a rank on each".to_owned(),
+        each => format!("{each} ranks on each, which see no other; the first {each} of a host on its first"),
+    });
+    let mps = (gpus.mps == Mps::OfTheJob).then(|| "an MPS daemon of the job's own on each host".to_owned());
+    each.into_iter().chain(mps).collect::<Vec<_>>().join("; ")
 }
 
 /// A word as a shell would take it back.

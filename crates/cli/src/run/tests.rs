@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::FromArgMatches;
-use farandole_cluster::launch::{Colour, JobSpec, Prefix, Timestamps, Verbose};
+use farandole_cluster::launch::{Colour, Gpus, JobSpec, Mps, Prefix, Timestamps, Verbose};
 
 use super::*;
 
@@ -259,8 +259,7 @@ fn variables_are_set_passed_or_refused() {
 #[test]
 fn what_does_not_fit_together_is_refused() {
     for (words, explanation) in [
-        (&["a"][..], "how many ranks? Give -np 4, or hosts with slots"),
-        (&["-np", "0", "a"], "-np 0: a job has 1 to"),
+        (&["-np", "0", "a"][..], "-np 0: a job has 1 to"),
         (&["-np", "two", "a"], "invalid value 'two'"),
         (&["-np", "9", "-H", "h1:2,h2:4", "a"], "-np 9: the hosts have 6 slots (h1:2, h2:4), 3 too few"),
         (&["-H", "h1", "--hostfile", "f", "a"], "cannot be used with"),
@@ -285,6 +284,45 @@ fn what_does_not_fit_together_is_refused() {
 #[test]
 fn slots_of_all_hosts_are_the_default_number_of_ranks() {
     assert_eq!(spec_of(&["-H", "h1:2,h2:4", "a"]).placement.size(), 6);
+}
+
+#[test]
+fn gpus_of_this_host_are_the_default_number_of_ranks_where_nothing_else_is_said() {
+    let gpus = ("FARANDOLE_TEST_GPUS", "GPU-a,GPU-b,GPU-c");
+    let ranks = |words: &[&str], also: &[(&str, &str)]| {
+        let environment: Vec<(&str, &str)> = also.iter().copied().chain([gpus]).collect();
+        spec_with(&environment, words).unwrap().0.placement.size()
+    };
+    assert_eq!(ranks(&["a"], &[]), 3);
+    assert_eq!(ranks(&["--ranks-per-gpu", "2", "a"], &[]), 6);
+    assert_eq!(ranks(&["a"], &[("CUDA_VISIBLE_DEVICES", "2,0")]), 2);
+    assert_eq!(ranks(&["-x", "CUDA_VISIBLE_DEVICES=1", "a"], &[("CUDA_VISIBLE_DEVICES", "2,0")]), 1);
+    assert_eq!(ranks(&["-np", "1", "a"], &[]), 1);
+    assert_eq!(ranks(&["-np", "5", "--ranks-per-gpu", "2", "a"], &[]), 5, "the hosts see whether they fit");
+    assert_eq!(ranks(&["-H", "h1,h2", "a"], &[]), 2);
+    for (environment, described) in [
+        (vec![("FARANDOLE_TEST_GPUS", "")], "this host has no NVIDIA GPU"),
+        (vec![gpus, ("CUDA_VISIBLE_DEVICES", "")], "this host has no NVIDIA GPU (CUDA_VISIBLE_DEVICES=)"),
+        (vec![gpus, ("NVIDIA_VISIBLE_DEVICES", "none")], "this host has no NVIDIA GPU (NVIDIA_VISIBLE_DEVICES=none)"),
+    ] {
+        let error = spec_with(&environment, &["a"]).unwrap_err().to_string();
+        assert!(error.starts_with("how many ranks? Give -np 4, or hosts") && error.ends_with(described), "{error}");
+    }
+}
+
+#[test]
+fn how_gpus_are_shared_goes_into_the_order() {
+    let spec = spec_of(&["-np", "4", "--ranks-per-gpu", "2", "--mps", "a"]);
+    assert_eq!(spec.gpus, Gpus { ranks_each: Some(2), mps: Mps::OfTheJob });
+    assert!(value_of(&spec, "CUDA_VISIBLE_DEVICES").is_none(), "each host names its own");
+    let shown = show::show(&spec, []);
+    assert!(shown.contains("GPUs: 2 ranks on each") && shown.contains("an MPS daemon of the job's own"), "{shown}");
+    assert_eq!(spec_of(&["-np", "4", "a"]).gpus, Gpus::default());
+    assert!(error_of(&["--ranks-per-gpu", "0", "a"]).contains("0 is not in 1.."));
+    let error = error_of(&["-H", "h1:4,h2", "--ranks-per-gpu", "2", "a"]);
+    let expected = "--ranks-per-gpu 2: h2 has 1 slot; give each host as many slots as it is to have ranks, as in h2:4";
+    assert_eq!(error, expected);
+    assert_eq!(spec_of(&["-H", "h1:4,h2:2", "--ranks-per-gpu", "2", "a"]).placement.size(), 6);
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! Jobs over three hosts that go well: ranks find each other, their variables and their output come through.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::host::{Host, Process};
@@ -97,6 +101,38 @@ fn hosts_may_be_addresses_and_need_not_include_the_launchers() {
         assert_eq!(ended.code(), 0, "{family:?}: {}", ended.said());
         assert_eq!(ended.stdout.iter().filter(|line| line.ends_with("right")).count(), 3, "{}", ended.said());
     }
+}
+
+#[test]
+fn ranks_share_the_gpus_of_each_host_through_a_daemon_of_its_own() {
+    let lab = Lab::new(2, Family::V4);
+    let folder = farandole_testing::Folder::new();
+    let program_of_mps = folder.join("nvidia-cuda-mps-control");
+    fs::write(&program_of_mps, include_str!("../gpus/control.sh")).unwrap();
+    fs::set_permissions(&program_of_mps, PermissionsExt::from_mode(0o755)).unwrap();
+    let start = |hosts: &str, gpus: &str| {
+        let mut command = lab.host(0).command(env!("CARGO_BIN_EXE_farandole"));
+        command.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+        command.env("FARANDOLE_TEST_GPUS", gpus).env("NOTES", folder.join("notes"));
+        command.args(["run", "-H", hosts, "--ranks-per-gpu", "2", "--mps", "-x", "NOTES"]).arg(program());
+        Running::start(command.args(["show", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"])).wait()
+    };
+    let ended = start("h0:4,h1:2", "GPU-a,GPU-b");
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    for (rank, gpu) in ["GPU-a", "GPU-a", "GPU-b", "GPU-b", "GPU-a", "GPU-a"].iter().enumerate() {
+        let line = format!("[{rank}]<stdout>:CUDA_VISIBLE_DEVICES={gpu}");
+        assert!(ended.stdout.contains(&line), "{rank}: {}", ended.said());
+    }
+    let daemons: BTreeSet<&str> =
+        ended.stdout.iter().filter_map(|line| line.split_once("CUDA_MPS_PIPE_DIRECTORY=")).map(|(_, it)| it).collect();
+    assert!(daemons.len() == 2 && daemons.iter().all(|pipes| !Path::new(pipes).exists()), "{daemons:?}");
+    all_gone(&lab, Duration::from_secs(5));
+
+    let ended = start("h0:2,h1:4", "GPU-a");
+    assert_eq!(ended.code(), 1, "{}", ended.said());
+    let why = "no rank could be started on h1: --ranks-per-gpu 2: 4 ranks, and room for 2 on 1 GPU";
+    assert!(ended.last_line().ends_with(why), "{}", ended.said());
+    all_gone(&lab, Duration::from_secs(5));
 }
 
 #[test]

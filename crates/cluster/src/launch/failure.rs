@@ -45,6 +45,15 @@ pub(crate) enum What {
     ResultLost(String),
     /// Hosts cannot reach each other.
     Unreachable(ReachGap),
+    /// The MPS daemon that a host's ranks use their GPUs through has ended.
+    MpsGone {
+        /// Its process.
+        pid: u32,
+        /// How it ended.
+        how: HowEnded,
+        /// The last that it wrote.
+        words: Option<String>,
+    },
 }
 
 /// `rank 3 on node-b (pid 4711)`.
@@ -65,9 +74,11 @@ impl Failure {
             What::Silent(_) => FailureKind::Silent,
             What::HostSilent(_) => FailureKind::HostLost,
             What::AgentGone(_) => FailureKind::AgentLost,
-            What::NotStarted(_) | What::AgentNeverCame(_) | What::Unreachable(_) | What::ResultLost(_) => {
-                FailureKind::Other
-            }
+            What::NotStarted(_)
+            | What::AgentNeverCame(_)
+            | What::Unreachable(_)
+            | What::ResultLost(_)
+            | What::MpsGone { .. } => FailureKind::Other,
         };
         FailureNotice {
             rank: self.rank.map(farandole_plan::Rank),
@@ -128,6 +139,13 @@ impl fmt::Display for Failure {
                 silence.as_secs_f64()
             ),
             What::Unreachable(gap) => f.write_str(&gap.summary),
+            What::MpsGone { pid, how, words } => {
+                write!(
+                    f,
+                    "the job's MPS daemon on {host} (pid {pid}) {how}; its ranks cannot use their GPUs without it"
+                )?;
+                words.as_ref().map_or(Ok(()), |words| write!(f, ": {words}"))
+            }
         }
     }
 }

@@ -45,6 +45,8 @@ pub struct JobSpec {
     pub task: Option<TaskFiles>,
     /// Whether ranks find Farandole under the name `horovod`.
     pub alias: Alias,
+    /// How ranks use the GPUs of their hosts.
+    pub gpus: Gpus,
     /// The Unix socket at which ranks of this host meet, for ranks in network namespaces of their own, which see no
     /// abstract socket of this one.
     pub rendezvous_socket: Option<PathBuf>,
@@ -74,6 +76,26 @@ pub enum Alias {
     Horovod,
 }
 
+/// How ranks use the GPUs of their hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gpus {
+    /// So many ranks have the same GPU: the first ones of a host have its first GPU, and so on. A host that has not
+    /// enough GPUs for its ranks then starts none. Not said: ranks choose for themselves.
+    pub ranks_each: Option<u32>,
+    /// Whether they share GPUs through MPS.
+    pub mps: Mps,
+}
+
+/// Whether ranks use GPUs through a daemon of NVIDIA's Multi-Process Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mps {
+    /// Through whatever the user has started.
+    #[default]
+    AsItIs,
+    /// Through a daemon of the job's own on each host.
+    OfTheJob,
+}
+
 impl JobSpec {
     /// A spec with every setting at its default: the command runs in `working_dir`, and what
     /// [`super::variables::ALLOWED`] names goes to other hosts.
@@ -98,6 +120,7 @@ impl JobSpec {
             network: Vec::new(),
             task: None,
             alias: Alias::None,
+            gpus: Gpus::default(),
             rendezvous_socket: None,
             metrics: None,
         }

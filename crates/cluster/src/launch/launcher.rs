@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::agent::timespec;
 use super::agent_listener::{AgentListener, Caller};
 use super::bootstrap::Bootstrap;
-use super::job_spec::{Alias, Colour, JobSpec, Verbose};
+use super::job_spec::{Alias, Colour, JobSpec, Mps, Verbose};
 use super::live_publisher::LivePublisher;
 use super::message::{AgentReport, Directive, HowEnded, OutputStream, RankSlot, StartRanks, decode, encode};
 use super::output::{Lines, Painted, Screen, Tail, Writer};
@@ -553,6 +553,8 @@ fn starts(spec: &JobSpec, task_bytes: Option<u64>) -> Vec<StartRanks> {
             task_bytes,
             horovod: spec.alias == Alias::Horovod,
             rendezvous_socket: spec.rendezvous_socket.as_ref().map(|path| path.as_os_str().as_bytes().to_vec()),
+            ranks_per_gpu: spec.gpus.ranks_each,
+            mps: spec.gpus.mps == Mps::OfTheJob,
         }
     };
     (0..placement.hosts().len()).map(start).collect()

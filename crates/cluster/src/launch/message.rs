@@ -5,7 +5,9 @@
 //! has made sure that both sides are the same version. Decoding is total all the same: what cannot be understood is an
 //! error, never a panic.
 
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +71,23 @@ pub struct StartRanks {
     pub horovod: bool,
     /// Path of the socket at which ranks meet; an abstract one unless it is given.
     pub rendezvous_socket: Option<Vec<u8>>,
+    /// How many ranks share a GPU, if the user has said so.
+    pub ranks_per_gpu: Option<u32>,
+    /// Whether ranks use their GPUs through an MPS daemon of the job's own.
+    pub mps: bool,
+}
+
+impl StartRanks {
+    /// The value that a variable has in ranks of this host.
+    pub(super) fn variable(&self, name: &str) -> Option<OsString> {
+        let set = self.variables.iter().rev().find(|(set, _)| set == name.as_bytes());
+        set.map(|(_, value)| OsString::from_vec(value.clone())).or_else(|| std::env::var_os(name))
+    }
+
+    /// The variables that every rank gets, for commands that are to have them, too.
+    pub(super) fn environment(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        self.variables.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value)))
+    }
 }
 
 /// Where a rank sits.
@@ -199,6 +218,17 @@ pub enum AgentReport {
     Empty,
     /// The agent is alive.
     Alive,
+    /// Something that the user should know.
+    Note(String),
+    /// The MPS daemon of this host's ranks has ended, and nobody had asked it to.
+    MpsEnded {
+        /// Its process.
+        pid: u32,
+        /// How.
+        how: HowEnded,
+        /// The last that it wrote, if anything.
+        words: Option<String>,
+    },
 }
 
 /// Where a rank wrote something.
@@ -362,6 +392,8 @@ mod tests {
             ("overdue", encode(&AgentReport::Overdue { epoch: 2, missing: vec![3] })),
             ("missing", encode(&AgentReport::Missing { epoch: 2, ranks: Vec::new() })),
             ("blamed", encode(&AgentReport::Blamed { by: 0, peer: Some(1), cause: "gone".into() })),
+            ("note", encode(&AgentReport::Note("there is another".into()))),
+            ("mps_ended", encode(&AgentReport::MpsEnded { pid: 7, how: HowEnded::Signalled(9), words: None })),
             ("samples", encode(&AgentReport::Samples(vec![(0, vec![1, 2]), (70_000, Vec::new())]))),
             ("bootstrap", bootstrap.to_bytes()),
             ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
@@ -383,6 +415,8 @@ mod tests {
             task_bytes: Some(1 << 40),
             horovod: true,
             rendezvous_socket: Some(b"/run/meeting".to_vec()),
+            ranks_per_gpu: Some(2),
+            mps: true,
         };
         for directive in
             [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]

@@ -238,6 +238,13 @@ impl Supervision {
                 self.hosts[host].presence = Presence::Empty;
                 self.look_whether_over(now);
             }
+            AgentReport::Note(text) => {
+                let text = format!("{}: {text}", self.settings.hosts[host]);
+                self.actions.push_back(Action::Say(text));
+            }
+            AgentReport::MpsEnded { pid, how, words } => {
+                self.fail(host, None, What::MpsGone { pid, how, words }, now);
+            }
             // The driver keeps results itself, and publishes samples.
             AgentReport::Result { .. } | AgentReport::Samples(_) | AgentReport::Alive => {}
         }

@@ -56,6 +56,7 @@ const OWN: &[&str] = &[
     "FARANDOLE_LOCAL_*",
     "FARANDOLE_CROSS_*",
     "FARANDOLE_RENDEZVOUS",
+    farandole_settings::RANKS_PER_GPU.name,
     farandole_settings::HOST.name,
     "FARANDOLE_TASK_FD",
     "FARANDOLE_RESULT_FD",

@@ -2,6 +2,7 @@
 //! every fault of a device ends with its cause, on all ranks.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use farandole_device::Error as DeviceError;
@@ -265,4 +266,42 @@ fn a_rank_that_leaves_while_others_wait_for_its_device_is_named() {
         });
         assert!(errors.iter().all(|error| error.contains("rank 1 was killed")), "{errors:?}");
     }
+}
+
+/// What the engine has logged.
+static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Keep;
+
+impl log::Log for Keep {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOGGED.lock().unwrap().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn ranks_that_meant_to_have_different_devices_and_have_the_same_are_named_once() {
+    log::set_logger(&Keep).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let sharing = |size, ranks_per_gpu| {
+        LOGGED.lock().unwrap().clear();
+        let config = Config { ranks_per_gpu, ..config() };
+        ranks_with(size, Transport::Device, config, |engine| {
+            let all: Vec<Solved> = calls(engine.size()).into_iter().take(6).collect();
+            check_all(&engine, &all, |submission| moved(&engine, submission));
+        });
+        let logged = LOGGED.lock().unwrap();
+        logged.iter().filter(|line| line.contains("use the same GPU")).cloned().collect::<Vec<String>>()
+    };
+    // Ranks 0 and 1 have a device, and so have 2 and 3.
+    let said = sharing(4, 1);
+    assert!(matches!(&said[..], [line] if line.starts_with("ranks 0, 1 use the same GPU (")), "{said:?}");
+    assert_eq!(sharing(4, 2), [""; 0], "they were meant to share");
+    assert_eq!(sharing(4, 0), [""; 0], "nobody knows");
 }

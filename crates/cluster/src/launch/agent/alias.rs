@@ -7,14 +7,13 @@
 //! by a variable. Every agent looks on its own host, since hosts may differ.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use farandole_transport::Countdown;
-
 use crate::error::{Error, Result};
+use crate::launch::ask::ask;
 use crate::launch::message::StartRanks;
 
 /// The variable that names the folder.
@@ -31,17 +30,10 @@ if spec and spec.submodule_search_locations:
 /// How long a Python may take to answer: network file systems with cold caches need seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How often it is looked whether one has answered.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(1);
-
 /// The `PYTHONPATH` of ranks that are to find the alias, from what they would have without. `meanwhile` is called again
 /// and again while a Python starts.
 pub(super) fn python_path(start: &StartRanks, working_dir: &Path, meanwhile: &mut dyn FnMut()) -> Result<OsString> {
-    let variable = |name: &str| {
-        let set = start.variables.iter().rev().find(|(set, _)| set == name.as_bytes());
-        set.map(|(_, value)| OsString::from_vec(value.clone())).or_else(|| std::env::var_os(name))
-    };
-    let folder = match variable(FOLDER) {
+    let folder = match start.variable(FOLDER) {
         Some(folder) => PathBuf::from(folder),
         None => ask_for_it(start, working_dir, meanwhile)?,
     };
@@ -50,7 +42,7 @@ pub(super) fn python_path(start: &StartRanks, working_dir: &Path, meanwhile: &mu
         return Err(Error::Refused { why });
     }
     let mut path = folder.into_os_string();
-    if let Some(rest) = variable("PYTHONPATH").filter(|rest| !rest.is_empty()) {
+    if let Some(rest) = start.variable("PYTHONPATH").filter(|rest| !rest.is_empty()) {
         path.push(":");
         path.push(rest);
     }
@@ -66,8 +58,7 @@ fn ask_for_it(start: &StartRanks, working_dir: &Path, meanwhile: &mut dyn FnMut(
     for python in candidates {
         let mut command = Command::new(python);
         command.args(["-c", QUESTION]).current_dir(working_dir);
-        let variables = start.variables.iter();
-        command.envs(variables.map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
+        command.envs(start.environment());
         match answer(&mut command, meanwhile) {
             Ok(Some(folder)) => return Ok(folder),
             Ok(None) => asked.push(format!("{} has no farandole", python.display())),
@@ -95,29 +86,10 @@ fn installed_beside(program: &Path) -> Option<PathBuf> {
 
 /// What a Python prints, before too long.
 fn answer(command: &mut Command, meanwhile: &mut dyn FnMut()) -> std::io::Result<Option<PathBuf>> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    if !ends_in_time(&mut child, meanwhile)? {
-        let _ = child.kill();
-        let _ = child.wait();
-        return Err(std::io::Error::other(format!("it does not answer within {PATIENCE:?}")));
-    }
-    // It has ended, and a path fits into a pipe.
-    let said = child.wait_with_output()?.stdout;
+    let said = ask(command, "", PATIENCE, meanwhile)?.stdout;
     // Whatever a start-up file prints comes before it.
     let last = said.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
     Ok((!last.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(last))))
-}
-
-fn ends_in_time(child: &mut Child, meanwhile: &mut dyn FnMut()) -> std::io::Result<bool> {
-    let deadline = Countdown::new(PATIENCE);
-    while child.try_wait()?.is_none() {
-        if deadline.is_over() {
-            return Ok(false);
-        }
-        meanwhile();
-        std::thread::sleep(LOOK_EVERY);
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

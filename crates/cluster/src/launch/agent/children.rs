@@ -4,6 +4,9 @@
 //! or session it is in. So everything has ended exactly when this process has no children left, and ending everything
 //! means killing children until there are none. A rank leaves no process behind.
 //!
+//! The job's MPS daemon (`mps`), where there is one, is a child that outlives all others: it is told to quit when
+//! nobody else is left, and until then no signal that clears up goes to it.
+//!
 //! **Invariant:** only descendants of this process are signalled. The process id and group id of a rank are its own
 //! until it has been waited for; afterwards the kernel may give them to another process, and the group's members are
 //! found by descent (`process_tree`).
@@ -13,8 +16,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use rustix::process::{Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
+use super::mps::MpsDaemon;
 use super::rank::RankProcess;
 use crate::launch::message::{AgentReport, HowEnded, RankSlot};
 use crate::launch::process_tree::ProcessTree;
@@ -22,10 +26,15 @@ use crate::launch::process_tree::ProcessTree;
 /// While children are being cleared, orphans appear as their parents die; they are looked for this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// What an MPS daemon leaves behind gets this long to end by itself: its server has no clients any more.
+const SERVER_PATIENCE: Duration = Duration::from_millis(500);
+
 /// The ranks of a host, and their descendants.
 #[derive(Debug, Default)]
 pub(super) struct Children {
     pub(super) ranks: Vec<RankProcess>,
+    /// Through what they use their GPUs.
+    pub(super) mps: Option<MpsDaemon>,
     leaving: Option<Leaving>,
     buffer: Vec<u8>,
 }
@@ -92,6 +101,9 @@ impl Children {
                 Err(_) => return Reaped::NoneLeft,
             };
             let Some(rank) = self.ranks.iter_mut().find(|rank| rank.pid == pid && rank.ended.is_none()) else {
+                if self.mps.as_ref().is_some_and(|mps| mps.pid == pid) {
+                    self.reap_mps(status, reports);
+                }
                 continue; // Somebody's orphan.
             };
             let number = rank.slot.rank;
@@ -107,6 +119,36 @@ impl Children {
                 reports.push(AgentReport::Continued { rank: number });
             }
         }
+    }
+
+    /// The MPS daemon has ended, or has been stopped.
+    fn reap_mps(&mut self, status: WaitStatus, reports: &mut Vec<AgentReport>) {
+        let code = status.exit_status().map(HowEnded::Exited);
+        let Some(how) = code.or_else(|| status.terminating_signal().map(HowEnded::Signalled)) else { return };
+        let Some(mps) = self.mps.take() else { return };
+        if mps.is_quitting() {
+            // Everybody else was gone before it was told to quit, so whoever is left is its own.
+            let now = Instant::now();
+            let kill_from = self.leaving.map_or(now + SERVER_PATIENCE, |leaving| leaving.kill_from);
+            let kill_from = kill_from.min(now + SERVER_PATIENCE);
+            self.leaving = Some(Leaving { kill_from, look_at: kill_from });
+            return;
+        }
+        let pid = mps.pid.as_raw_nonzero().get() as u32;
+        reports.push(AgentReport::MpsEnded { pid, how, words: mps.words() });
+    }
+
+    /// Tells the MPS daemon to quit when it is the last child. Returns when to come back.
+    pub(super) fn let_mps_quit(&mut self, now: Instant) -> Option<Instant> {
+        let mps = self.mps.as_mut()?;
+        if self.ranks.iter().any(|rank| rank.ended.is_none()) {
+            return None;
+        }
+        // A look at all processes, but only when all ranks have ended.
+        if !mps.is_quitting() && ProcessTree::scan().children().iter().any(|child| !mps.has(*child)) {
+            return None;
+        }
+        Some(mps.quit(now))
     }
 
     /// Passes a signal on to all ranks.
@@ -143,7 +185,8 @@ impl Children {
                 Some(_) => tree.signal_group(rank.pid, to_groups),
             }
         }
-        for child in tree.children() {
+        let is_mps = |child: &Pid| self.mps.as_ref().is_some_and(|mps| mps.has(*child));
+        for child in tree.children().into_iter().filter(|child| !is_mps(child)) {
             let _ = rustix::process::kill_process(child, to_children);
         }
     }
@@ -154,7 +197,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 
-    use rustix::process::{Pid, test_kill_process};
+    use rustix::process::test_kill_process;
 
     use super::*;
 

@@ -8,13 +8,15 @@
 //! gives its launcher, and its ranks' grace period, the full time.
 //!
 //! **Invariant:** an agent that has ended leaves no process behind. Ranks die with their agent (`super::exec_shim`),
-//! orphans become the agent's children (`children`), and an agent ends only when it has none. Only a grandchild of a
-//! rank whose agent was killed by SIGKILL survives.
+//! orphans become the agent's children (`children`), and an agent ends only when it has none. So does the job's MPS
+//! daemon (`mps`). Only a grandchild of a rank, or a child of the daemon, whose agent was killed by SIGKILL survives.
 
 mod alias;
 mod children;
 mod connect;
+mod gpu_plan;
 mod held;
+mod mps;
 mod rank;
 mod ranks;
 mod retransmits;
@@ -188,7 +190,7 @@ impl Agent {
                 self.presence = Presence::Empty;
                 self.tell(&AgentReport::Empty);
             }
-            let kill_at = self.children.tick(now);
+            let kill_at = self.children.tick(now).into_iter().chain(self.children.let_mps_quit(now)).min();
             self.beat(now);
             if self.launcher == Launcher::Gone && self.presence != Presence::Inhabited {
                 return Ok(());

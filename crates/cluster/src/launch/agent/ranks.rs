@@ -1,4 +1,4 @@
-//! Starts the ranks of a host: their rendezvous, the key's descriptor, and each rank's variables.
+//! Starts the ranks of a host: their rendezvous, the key's descriptor, the MPS daemon, and each rank's variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,12 +12,17 @@ use std::time::Instant;
 use farandole_plan::Rank;
 use farandole_transport::{Key, descriptors};
 
+use super::gpu_plan::GpuPlan;
+use super::mps::MpsDaemon;
 use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
-use super::{Agent, News, Presence, alias};
+use super::{Agent, News, Presence, alias, gpu_plan, mps};
 use crate::environment as variable;
 use crate::error::{Error, Result};
+use crate::launch::ask::LOOK_EVERY;
 use crate::launch::exec_shim;
+use crate::launch::gpus::VisibleGpus;
 use crate::launch::message::{AgentReport, RankSlot, StartRanks};
+use crate::launch::mps_control::MpsControl;
 use crate::rendezvous::{Address, Server};
 
 /// Descriptors of an agent for each of its ranks: two outputs, a result, and the connection to the rendezvous.
@@ -47,23 +52,19 @@ impl Agent {
         let shim = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
         let rendezvous = self.open_rendezvous(start)?;
         let key = key_file(&self.key)?;
-        // A Python that is slow to start must not make this agent look dead.
-        let mut meanwhile = || {
-            let now = self.clock.look(Instant::now(), alias::LOOK_EVERY);
-            self.beat(now);
-            self.flush();
-        };
         let python_path = match start.horovod {
-            true => Some(alias::python_path(start, working_dir, &mut meanwhile)?),
+            true => Some(alias::python_path(start, working_dir, &mut || self.look_alive())?),
             false => None,
         };
+        let gpu_plan = self.plan_gpus(start)?;
+        self.start_mps(start, &shim)?;
         for slot in &start.ranks {
             let mut command = Command::new(&shim);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
             command.current_dir(working_dir);
-            let variables = start.variables.iter();
-            command.envs(variables.map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
-            command.envs(variables_of(slot, start, &rendezvous));
+            command.envs(start.environment()).envs(variables_of(slot, start, &rendezvous));
+            command.env_remove(gpu_plan::RANKS_PER_GPU).envs(gpu_plan.variables_of(slot, start));
+            command.envs(self.children.mps.iter().flat_map(MpsDaemon::variables));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
             command.env(exec_shim::AGENT, std::process::id().to_string());
             command.envs(open_files.map(|limit| (exec_shim::OPEN_FILES, limit.to_string())));
@@ -74,6 +75,33 @@ impl Agent {
             };
             self.tell(&report);
         }
+        Ok(())
+    }
+
+    /// A program that is waited for must not make this agent look dead.
+    fn look_alive(&mut self) {
+        let now = self.clock.look(Instant::now(), LOOK_EVERY);
+        self.beat(now);
+        self.flush();
+    }
+
+    fn plan_gpus(&mut self, start: &StartRanks) -> Result<GpuPlan> {
+        let gpus = VisibleGpus::of_this_host(|name| start.variable(name), &mut || self.look_alive());
+        GpuPlan::new(start, &gpus)
+    }
+
+    /// Starts the job's MPS daemon on this host, if it is to have one.
+    fn start_mps(&mut self, start: &StartRanks, shim: &Path) -> Result<()> {
+        if !start.mps {
+            return Ok(());
+        }
+        let control = start.variable("PATH").and_then(|path| MpsControl::find(&path));
+        let running = |control: MpsControl| control.running(|name| start.variable(name), &mut || self.look_alive());
+        if let Some(pipes) = control.and_then(running) {
+            self.tell(&AgentReport::Note(mps::note_about(&pipes)));
+        }
+        let daemon = MpsDaemon::start(start, shim, &mut || self.look_alive())?;
+        self.children.mps = Some(daemon);
         Ok(())
     }
 

@@ -147,6 +147,23 @@ fn the_exit_code_is_that_of_the_rank_that_failed() {
 }
 
 #[test]
+fn a_dead_mps_daemon_is_the_cause_of_what_its_ranks_do_next() {
+    let mut story = Story::running(&[1, 2]);
+    story.hear(1, AgentReport::Note("there is another".into()));
+    assert_eq!(story.take_done(), [Action::Say("h1: there is another".into())], "a note ends nothing");
+    let words = Some("Failed to create a context".to_owned());
+    story.hear(1, AgentReport::MpsEnded { pid: 7, how: HowEnded::Exited(1), words });
+    assert_eq!(story.notices(), [FailureKind::Other; 2]);
+    story.ended(1, 2, HowEnded::Exited(3));
+    story.pass(Duration::from_secs(2), &[]);
+    assert!(story.done.iter().any(|action| matches!(action, Action::Send(0, Directive::End { .. }))));
+    assert_eq!(story.supervision.exit_code(), 1);
+    let expected = "the job's MPS daemon on h1 (pid 7) ended with exit code 1; its ranks cannot use their GPUs without it: \
+                    Failed to create a context";
+    assert_eq!(story.last_line(), expected);
+}
+
+#[test]
 fn fingers_lead_to_the_rank_that_failed_first() {
     let mut story = Story::running(&[3]);
     // Rank 2 failed; its peers were quicker to end, and one of them blames the other.

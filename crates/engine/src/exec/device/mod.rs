@@ -18,6 +18,7 @@ pub(crate) mod in_flight;
 mod posting;
 mod results;
 mod run;
+mod same_device;
 pub(crate) mod shards;
 mod sharing;
 pub(crate) mod tensors;
@@ -33,6 +34,7 @@ use farandole_transport::Bell;
 
 use results::ResultPool;
 pub(crate) use run::DeviceRun;
+use same_device::SharingWatch;
 
 /// Opens a device by its number in this process.
 pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
@@ -42,6 +44,7 @@ pub(crate) struct DevicePlane {
     open: OpenDevice,
     bell: Bell,
     opened: BTreeMap<u32, Opened>,
+    sharing_watch: SharingWatch,
 }
 
 /// A device that this group uses.
@@ -63,7 +66,12 @@ pub(crate) struct Opened {
 
 impl DevicePlane {
     pub(crate) fn new(open: OpenDevice, bell: Bell) -> DevicePlane {
-        DevicePlane { open, bell, opened: BTreeMap::new() }
+        DevicePlane { open, bell, opened: BTreeMap::new(), sharing_watch: SharingWatch::default() }
+    }
+
+    /// Lets it tell of ranks that share a device though at most so many were meant to; zero: nobody knows.
+    pub(crate) fn watching(self, ranks_each: u64) -> DevicePlane {
+        DevicePlane { sharing_watch: SharingWatch::new(ranks_each), ..self }
     }
 
     /// A device of this process, which is opened if need be.

@@ -178,6 +178,7 @@ impl DeviceRun {
     fn work(&mut self, plane: &mut DevicePlane, windows: &Windows) -> Result<()> {
         let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
         let told = self.told(windows)?;
+        plane.watch_sharing(ordinal, &told, windows);
         let Some(share) = work::Share::of(&told, windows.me()) else { return Ok(()) };
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
         let mut places = Vec::with_capacity(told.len());
