@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from farandole.torch import gradients, lent_memory, staging
+from farandole.torch import device_idle, gradients, lent_memory, staging
 
 COPY_SECONDS = 0.002
 """How long a gradient takes to the host."""
@@ -32,6 +32,23 @@ class Moment:
             time.sleep(max(0.0, self.at - time.monotonic()))
 
 
+class Timed:
+    """An event of the device that knows when it happened."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.moment = Moment(0.0)
+
+    def record(self) -> None:
+        self.moment = Moment(max(self.device.done_at, time.monotonic()))
+
+    def query(self) -> bool:
+        return self.moment.query()
+
+    def elapsed_time(self, end_event: Timed) -> float:
+        return 1e3 * (end_event.moment.at - self.moment.at)
+
+
 class Device:
     """The device. Making it puts it in the place of a GPU."""
 
@@ -42,6 +59,8 @@ class Device:
         lent_memory.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
         lent_memory.is_on_device = lambda tensor: True
         staging.unfinished_work = self._promise
+        device_idle.can_record = lambda: True
+        device_idle.new_event = lambda: Timed(self)
         gradients.Gradient.reduces_in_place = lambda gradient, grad: False
 
     def compute(self, seconds: float) -> None:
