@@ -79,6 +79,18 @@ pub trait Backend: Send + Sync + Debug {
     /// If the driver refuses.
     fn create_event(&self) -> Result<u64>;
 
+    /// A mark that knows when it was reached, on the device's clock. It costs more.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn create_timed_event(&self) -> Result<u64>;
+
+    /// Nanoseconds between two marks of the other kind; `None` if one of them has not been reached.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn elapsed_ns(&self, from: u64, to: u64) -> Result<Option<u64>>;
+
     /// Gives a mark back.
     fn destroy_event(&self, event: u64);
 
