@@ -99,7 +99,8 @@ impl Group {
         let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share device memory have windows");
         let slot_bytes = windows.layout().small_bytes;
         let device = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
-        Box::new(DeviceRun::begin(device, bucket, movement, &self.table, self.here, slot_bytes))
+        let stopwatch = self.record.stopwatch();
+        Box::new(DeviceRun::begin(device, bucket, movement, &self.table, self.here, slot_bytes, stopwatch))
     }
 
     /// Shows the other ranks of the host that this one has begun a bucket.
@@ -193,6 +194,10 @@ impl Group {
         if let Execution::Device(run) = &mut execution {
             for ((_, outcome), made) in self.done.iter_mut().zip(run.take_results()) {
                 outcome.output = made.or(outcome.output.take());
+            }
+            self.record.device_took(&bucket, run.take_times(), turn.now);
+            if let Some(device) = &self.device {
+                self.record.caches(&device.hits(), turn.now);
             }
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);

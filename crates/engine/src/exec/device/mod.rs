@@ -4,7 +4,8 @@
 //! what the others tell. When all have their data, the ranks that work for a device (`plan::device`, `work`) read the
 //! contributions where they lie and store the results where they belong. Nothing is copied on the way, except where
 //! other processes cannot map a tensor: then it is packed into a fusion buffer on the device, which they can. Memory
-//! for results whose size only the agreement tells comes from `results`. `run` has the steps.
+//! for results whose size only the agreement tells comes from `results`. `run` has the steps, which `stopwatch` times
+//! while a trace is kept.
 //!
 //! Ranks meet through the same flags as on the host: *exposed* means that the contribution is there, *settled* that
 //! this rank has done its share and uses no memory of others any more. The host looks at events and never waits for
@@ -16,6 +17,7 @@
 mod posting;
 mod results;
 mod run;
+pub(crate) mod stopwatch;
 pub(crate) mod tensors;
 mod work;
 
@@ -24,7 +26,8 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Result, Stream};
+use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Hits, Mappings, Result, Stream};
+use farandole_trace::event::DeviceCache;
 use farandole_transport::Bell;
 
 use results::ResultPool;
@@ -65,6 +68,20 @@ impl DevicePlane {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Opened::new((self.open)(ordinal)?)?),
         })
+    }
+
+    /// How often what was asked of the caches was there, on all devices.
+    pub(crate) fn hits(&self) -> [(DeviceCache, Hits); 2] {
+        let sum = |of: fn(&Opened) -> Hits| {
+            self.opened
+                .values()
+                .map(of)
+                .fold(Hits::default(), |sum, one| Hits { hits: sum.hits + one.hits, misses: sum.misses + one.misses })
+        };
+        [
+            (DeviceCache::Mappings, sum(|opened| opened.mappings.hits())),
+            (DeviceCache::Exports, sum(|opened| opened.exports.hits())),
+        ]
     }
 
     /// Wakes the driver when an event has happened on a device.

@@ -20,10 +20,12 @@ use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Collective, Rank};
 use farandole_tensor::Region;
+use farandole_trace::event::DeviceStep;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Progress, Result};
 
 use super::posting::{EndBytes, Posting, Told, packed};
+use super::stopwatch::Stopwatch;
 use super::tensors::{Stretch, Tensors};
 use super::{DevicePlane, Opened, local, work};
 use crate::bucket::GroupRank;
@@ -49,6 +51,7 @@ pub(crate) struct DeviceRun {
     last: Option<Event>,
     /// Whether the driver was asked to ring for it.
     rings: bool,
+    stopwatch: Stopwatch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,7 @@ impl DeviceRun {
         table: &PendingTable,
         here: GroupRank,
         slot_bytes: usize,
+        stopwatch: Stopwatch,
     ) -> DeviceRun {
         let mut run = DeviceRun {
             plan: Arc::clone(&bucket.plan),
@@ -82,6 +86,7 @@ impl DeviceRun {
             copies_back: Vec::new(),
             last: None,
             rings: false,
+            stopwatch,
         };
         if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
             run.posting = Posting::default();
@@ -134,6 +139,11 @@ impl DeviceRun {
         }
     }
 
+    /// What the device took for this bucket, as far as it was timed.
+    pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
+        self.stopwatch.take()
+    }
+
     /// Memory that was made for results, in the order of the requests of this rank.
     pub(crate) fn take_results(&mut self) -> Vec<Option<Region>> {
         self.tensors.take_results()
@@ -175,6 +185,7 @@ impl DeviceRun {
         let happened = event.has_happened().map_err(|error| local("waiting for the device", error))?;
         if happened {
             (self.last, self.rings) = (None, false);
+            self.stopwatch.read();
         }
         Ok(happened)
     }
@@ -221,8 +232,9 @@ impl DeviceRun {
             let Stretch { address, bytes } = tensor.output;
             self.copies_back.push(DeviceCopy { source: start + output, target: address, bytes });
         }
+        self.stopwatch.start(&opened.stream)?;
         opened.stream.copy(&copies)?;
-        self.last = Some(opened.stream.record()?);
+        self.last = Some(self.stopwatch.stop(&opened.stream, DeviceStep::Pack)?);
         Ok(())
     }
 
@@ -238,10 +250,12 @@ impl DeviceRun {
                 local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error)
             })?);
         }
-        let queued = work::queue(&opened.stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
+        let stream = &opened.stream;
+        self.stopwatch.start(stream).map_err(|error| local("recording an event", error))?;
+        let queued = work::queue(stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
         if queued.map_err(|error| local("working on the device", error))? {
-            let event = opened.stream.record().map_err(|error| local("recording an event", error))?;
-            self.last = Some(event);
+            let event = self.stopwatch.stop(stream, DeviceStep::Fold);
+            self.last = Some(event.map_err(|error| local("recording an event", error))?);
         }
         Ok(())
     }
@@ -249,8 +263,9 @@ impl DeviceRun {
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
         if let (false, Some(ordinal)) = (self.copies_back.is_empty(), self.tensors.ordinal) {
             let opened = plane.opened(ordinal)?;
+            self.stopwatch.start(&opened.stream)?;
             opened.stream.copy(&self.copies_back)?;
-            self.last = Some(opened.stream.record()?);
+            self.last = Some(self.stopwatch.stop(&opened.stream, DeviceStep::Unpack)?);
         }
         Ok(())
     }
