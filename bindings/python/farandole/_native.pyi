@@ -294,6 +294,10 @@ def device_idle(since_ns: int, until_ns: int, ns: int) -> None:
     """This thread gave its device nothing to do between two moments of `time.monotonic_ns()`, and the device was idle
     for the last `ns` of that. Never fails."""
 
+def device_waited(request: str, since_ns: int, until_ns: int) -> None:
+    """The device of this thread has waited for the result of a request between two moments of `time.monotonic_ns()`.
+    Never fails."""
+
 def name_thread(name: str) -> None:
     """What the row of this thread is called. Never fails."""
 

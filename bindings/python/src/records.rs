@@ -81,6 +81,14 @@ pub(crate) fn device_idle(since_ns: u64, until_ns: u64, ns: u64) {
     }
 }
 
+/// The device of this thread has waited for the result of a request between two moments of `time.monotonic_ns()`.
+#[pyfunction]
+pub(crate) fn device_waited(request: &str, since_ns: u64, until_ns: u64) {
+    if let Some(job) = recording() {
+        job.world.recorder().note_device_wait(request, since_ns, until_ns);
+    }
+}
+
 /// What this thread is called. The system knows the names of Python's threads only in part.
 #[pyfunction]
 pub(crate) fn name_thread(name: &str) {

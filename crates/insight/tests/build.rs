@@ -6,7 +6,7 @@ use farandole_insight::verdict::Devices;
 use farandole_trace::event::{
     Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId,
 };
-use farandole_trace::{Trace, TraceEnding, TraceHeader};
+use farandole_trace::{DEVICE_ROW, Trace, TraceEnding, TraceHeader};
 
 const PROGRAM: ThreadId = ThreadId(1);
 const ENGINE: ThreadId = ThreadId(2);
@@ -143,6 +143,20 @@ fn a_wait_for_input_is_lost_only_as_far_as_the_device_has_nothing_to_do() {
     let second = Devices::of(&history.cut(&"iterations=1".parse().unwrap()).unwrap());
     assert_eq!((second.caches[0].hits, second.caches[0].misses), (18, 2));
     assert_eq!(second.ranks[0].steps_ns[1], (DeviceStep::Fold, 9));
+}
+
+#[test]
+fn what_a_device_still_does_for_a_phase_is_part_of_it() {
+    let mut traces = job(40);
+    let device = ThreadId(9);
+    traces[1].threads.insert(device, DEVICE_ROW.to_owned());
+    // The program of rank 1 has gone on to its next forward pass, and its device still evaluates.
+    traces[1].push_phase(device, Phase::Evaluation, 1205, 1260);
+    traces[1].sort();
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let split = TimeSplit::of(&history);
+    assert!(split.lost_ns("sequential") > 0 && split.lost_ns("late") < 3 * 40, "{:?}", split.losses);
 }
 
 #[test]

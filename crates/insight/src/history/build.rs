@@ -121,7 +121,7 @@ impl History {
         let phases_of = |(rank, trace): (usize, &Option<&Trace>)| {
             let thread = trace.and_then(lane::program_thread);
             let (there, clock) = (records[rank].there, |time_ns| clock(rank, time_ns));
-            trace.zip(thread).map_or(Vec::new(), |(trace, thread)| lane::phases(trace, thread, there, &clock))
+            trace.zip(thread).map_or(Vec::new(), |(trace, thread)| device::with_phases(trace, thread, there, &clock))
         };
         let phases: Vec<Vec<Phase>> = used.iter().enumerate().map(phases_of).collect();
         let loops = own::training_loops(&phases);

@@ -3,16 +3,16 @@
 //! A program gives its device work and goes on. So a wait of the program costs nothing as long as the device has work
 //! left from before. Front ends measure that on the device: a *pause* is a time in which the program gave its device
 //! nothing, and the end of it, in which the device had nothing left either, is what is lost. In the lane of the rank,
-//! the part before it is work.
+//! the part before it is work. What a device does for a phase that is over for the program is a phase of the rank, too.
 //!
 //! **Invariant:** a lane without pauses stays as it is. Only what the program loses by itself (input, own code,
 //! checkpoints) can lie behind its device's work; what it is blocked in is known from the operation.
 
 use std::collections::BTreeMap;
 
-use super::{Activity, Stretch};
-use farandole_trace::Trace;
+use super::{Activity, Phase, Stretch, lane};
 use farandole_trace::event::{DeviceCache, DeviceStep, Event, GroupNumber, ThreadId};
+use farandole_trace::{DEVICE_ROW, Trace};
 
 /// What is known of a rank's device; nothing where the rank has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,6 +97,23 @@ impl DeviceHistory {
         self.lookups.retain(|lookups| is_inside(lookups.at_ns));
         self.lookups.iter_mut().for_each(|lookups| lookups.at_ns = moved(lookups.at_ns));
     }
+}
+
+/// The phases of the program, and those that are over for it and not for its device, by their beginning.
+pub(super) fn with_phases(
+    trace: &Trace,
+    thread: ThreadId,
+    there: (u64, u64),
+    clock: &dyn Fn(u64) -> u64,
+) -> Vec<Phase> {
+    let mut phases = lane::phases(trace, thread, there, clock);
+    let rows = trace.threads.iter().filter(|(_, name)| *name == DEVICE_ROW);
+    let of_device: Vec<Phase> = rows.flat_map(|(&row, _)| lane::phases(trace, row, there, clock)).collect();
+    if !of_device.is_empty() {
+        phases.extend(of_device);
+        phases.sort_by_key(|phase| (phase.from_ns, std::cmp::Reverse(phase.to_ns)));
+    }
+    phases
 }
 
 /// The pauses of the program's thread, in order.
