@@ -285,8 +285,8 @@ pub enum Event {
     Skipped { group: GroupNumber, operation: OperationNumber, calls: u32, bytes: u64 },
     /// The driver has taken the submitted requests. Only while a timeline shows it.
     Cycle,
-    /// A thread of the program has waited for the result of this request since then, and goes on now; or its device has,
-    /// where the thread does not wait. Direct calls have no such record: their thread waits from `Started` to
+    /// A thread of the program has waited for the result of this request since then, and goes on now; or, where the
+    /// thread does not wait, its device has. Direct calls have no such record: their thread waits from `Started` to
     /// `Finished`.
     Waited { name: NameId, since_ns: u64 },
 

@@ -6,8 +6,8 @@ stream can; they are read later, when they have happened, so that nobody waits f
 - A *pause* is a time in which the script gives its device nothing: it waits for a batch, say. If the device has work
   left, it reaches the events at both ends one after the other; if it has none, the time between them is the time for
   which it had nothing to do.
-- A *wait* is a time in which the stream waits for a collective and the script has gone on (`follow`). Its events are put
-  on the host's clock by a third one, in a stream of its own that is always empty: that happens when it is recorded.
+- A *wait* is a time in which the stream waits for a collective and the script has gone on (`follow`). A third event
+  puts it on the host's clock: in a stream of its own that is always empty, it happens when it is recorded.
 - What the device still has to do of an evaluation that is over for the host ends at an event, too (`staging`).
 
 Invariants: all of it is done by the thread that trains (`phases`), and by no other. Measuring never raises and never

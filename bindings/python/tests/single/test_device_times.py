@@ -1,4 +1,5 @@
-"""What a GPU does behind the script's back, on a device that is none: pauses, waits of its stream, phases that end there."""
+"""What a GPU does behind the script's back, on a device that is none: pauses, waits of its stream, phases that end
+there."""
 
 from __future__ import annotations
 

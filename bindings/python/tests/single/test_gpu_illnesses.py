@@ -76,3 +76,4 @@ def test_the_check_notices_a_wait_for_the_device_that_is_missing_or_is_input():
     assert faults(("device work", 0.0, 1e4)) == ["rank 0 waited 10 ms for its device; 1500 ms were expected"]
     assert faults(("device work", 0.0, 5.5e6)) == ["rank 0 waits for input and for its device at once"]
     assert len(faults()) == 1
+    assert illnesses.faults_of_marks({}, ranks=1, steps=24, waits=False) == []

@@ -2,8 +2,8 @@
 //!
 //! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how
 //! fast it was (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean
-//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced. Runs of different points take turns: what disturbs the machine for
-//! a while disturbs all of them.
+//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced. Runs of
+//! different points take turns: what disturbs the machine for a while disturbs all of them.
 //!
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 

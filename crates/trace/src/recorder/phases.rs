@@ -69,8 +69,8 @@ impl Recorder {
         }
     }
 
-    /// Records a phase of another process, such as a worker of a data loader, or of a device ([`DEVICE_ROW`]), when it is
-    /// over: in a row of this name.
+    /// Records a phase of another process, such as a worker of a data loader, or of a device ([`DEVICE_ROW`]), when it
+    /// is over: in a row of this name.
     pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
         if self.is_on() && begin_ns <= end_ns {
             let thread = ThreadId::of_external(row);
