@@ -294,6 +294,17 @@ def phase_of(row: str, name: str, begin_ns: int, end_ns: int) -> None:
     """A phase of somebody outside of this process, on the clock of `time.monotonic_ns()`, in a row of its own. Never
     fails."""
 
+def wants_device_times() -> bool:
+    """Whether what devices do is to be timed: only while a trace is kept. Never fails."""
+
+def device_idle(since_ns: int, until_ns: int, ns: int) -> None:
+    """This thread gave its device nothing to do between two moments of `time.monotonic_ns()`, and the device was idle
+    for the last `ns` of that. Never fails."""
+
+def device_waited(request: str, since_ns: int, until_ns: int) -> None:
+    """The device of this thread has waited for the result of a request between two moments of `time.monotonic_ns()`.
+    Never fails."""
+
 def name_thread(name: str) -> None:
     """What the row of this thread is called. Never fails."""
 

@@ -75,8 +75,8 @@ mod _native {
     use crate::on_device::reduces_on_devices;
     #[pymodule_export]
     use crate::records::{
-        mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,
-        stop_timeline,
+        device_idle, device_waited, mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end,
+        phase_of, start_timeline, stop_timeline, wants_device_times,
     };
     #[pymodule_export]
     use crate::request::{

@@ -66,6 +66,29 @@ pub(crate) fn phase_of(row: &str, name: &str, begin_ns: u64, end_ns: u64) {
     }
 }
 
+/// Whether what devices do is to be timed: only while a trace is kept.
+#[pyfunction]
+pub(crate) fn wants_device_times() -> bool {
+    recording().is_some_and(|job| job.world.recorder().wants_device_times())
+}
+
+/// This thread gave its device nothing to do between two moments of `time.monotonic_ns()`, and the device was idle for
+/// the last so many nanoseconds of that.
+#[pyfunction]
+pub(crate) fn device_idle(since_ns: u64, until_ns: u64, ns: u64) {
+    if let Some(job) = recording() {
+        job.world.recorder().note_device_idle(since_ns, until_ns, ns);
+    }
+}
+
+/// The device of this thread has waited for the result of a request between two moments of `time.monotonic_ns()`.
+#[pyfunction]
+pub(crate) fn device_waited(request: &str, since_ns: u64, until_ns: u64) {
+    if let Some(job) = recording() {
+        job.world.recorder().note_device_wait(request, since_ns, until_ns);
+    }
+}
+
 /// What this thread is called. The system knows the names of Python's threads only in part.
 #[pyfunction]
 pub(crate) fn name_thread(name: &str) {

@@ -88,6 +88,9 @@ fn what_does_not_fit_together_is_refused_before_anything_starts() {
         (&["allreduce", "-np", "2", "--algorithm", "guess"], "there is: ring"),
         (&["allreduce", "-np", "2", "--against", "nccl"], "possible values"),
         (&["allreduce", "-np", "2", "--peers-only"], "--against"),
+        (&["allreduce", "-np", "2", "--plane", "own"], "add --device cuda"),
+        (&["allreduce", "-np", "2", "--device", "cuda", "--plane", "staged"], "possible values"),
+        (&["broadcast", "-np", "2", "--device", "cuda"], "only allreduce works in device memory"),
         (&["allreduce", "-np", "2", "--iters", "0"], "nothing would be measured"),
     ] {
         let output = bench(words);

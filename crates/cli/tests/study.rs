@@ -251,3 +251,36 @@ mod of_the_trainer {
         assert_eq!(precision.len(), 3);
     }
 }
+
+#[test]
+fn planes_that_a_machine_cannot_do_are_named_and_the_others_are_measured() {
+    let folder = Folder::new();
+    let command =
+        "echo $FARANDOLE_PLANE {plane} >> planes; [ $FARANDOLE_RANK = 0 ] && echo throughput: 7 images/s; true";
+    let given = ["planes", "--ranks", "2", "--repeats", "1", "--warm-up", "0", "--command", command];
+    // No GPU is visible there, on any machine.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_farandole"))
+        .arg("study")
+        .args(given)
+        .args(["--out", "out"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .current_dir(&folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = finish_child(&mut child, PATIENCE);
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    assert!(said.contains("staged is fastest: 7 images/s"), "{said}");
+    for plane in ["own", "nccl", "staged+mps", "own+mps", "nccl+mps"] {
+        assert!(said.contains(&format!("{plane} on 2 ranks was not measured: it needs a GPU")), "{plane}: {said}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.join("planes")).unwrap(), "staged staged\n".repeat(2));
+    let rows = results(&folder)["rows"].as_array().unwrap().clone();
+    assert_eq!((rows.len(), &rows[0]["median"]), (6, &7.0.into()));
+    assert!(rows[1]["refused"].as_str().unwrap().contains("GPU"));
+    let refused = study(&folder, &["planes", "--ranks", "2"]);
+    assert!(text(&refused.stderr).contains("--command"), "{refused:?}");
+}

@@ -90,6 +90,22 @@ pub trait Backend: Send + Sync + Debug {
     /// If the driver refuses.
     fn create_event(&self) -> Result<u64>;
 
+    /// A mark that knows when it was reached, on the device's clock. It costs more. A device without a clock has none.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn create_timed_event(&self) -> Result<u64> {
+        self.create_event()
+    }
+
+    /// Nanoseconds between two such marks; `None` if one of them has not been reached, or nobody knows.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn elapsed_ns(&self, _from: u64, _to: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Gives a mark back.
     fn destroy_event(&self, event: u64);
 

@@ -20,6 +20,21 @@ impl Event {
         Ok(Event(Arc::new(Owned { backend, handle })))
     }
 
+    /// One that knows when it happened.
+    pub(crate) fn timed(backend: Arc<dyn Backend>) -> Result<Event> {
+        let handle = backend.create_timed_event()?;
+        Ok(Event(Arc::new(Owned { backend, handle })))
+    }
+
+    /// Nanoseconds from another event to this one, both of [`crate::Stream::record_timed`]; `None` if one of them has
+    /// not happened.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn ns_since(&self, earlier: &Event) -> Result<Option<u64>> {
+        self.0.backend.elapsed_ns(earlier.0.handle, self.0.handle)
+    }
+
     /// Whether the device has come to it.
     ///
     /// # Errors

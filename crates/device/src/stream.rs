@@ -32,6 +32,16 @@ impl Stream {
         Ok(event)
     }
 
+    /// The same with an event that knows when it happened.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn record_timed(&self) -> Result<Event> {
+        let event = Event::timed(Arc::clone(&self.backend))?;
+        self.backend.record(event.handle(), self.handle)?;
+        Ok(event)
+    }
+
     /// Makes what is queued from now on wait for an event.
     ///
     /// # Errors

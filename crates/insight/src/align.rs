@@ -96,7 +96,7 @@ pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<ClockFit> {
     for (trace, fit) in traces.iter_mut().zip(&fits) {
         for record in &mut trace.records {
             record.time_ns = fit.apply(record.time_ns);
-            if let Event::Waited { since_ns, .. } = &mut record.event {
+            if let Event::Waited { since_ns, .. } | Event::DeviceIdle { since_ns, .. } = &mut record.event {
                 *since_ns = fit.apply(*since_ns);
             }
         }

@@ -108,11 +108,12 @@ impl Profile {
 
     /// What a bin is called: its bounds.
     pub fn label(&self, bin: usize) -> String {
-        let from = if bin == 0 { "1".to_owned() } else { size_text(self.bounds_bytes[bin - 1]) };
-        match self.bounds_bytes.get(bin) {
-            Some(&bound) => format!("{from} – {}", size_text(bound)),
-            None => format!("> {from}"),
-        }
+        label(&self.bounds_bytes, bin)
+    }
+
+    /// What the bins with these bounds are called, in order.
+    pub fn labels(bounds_bytes: &[u64]) -> Vec<String> {
+        (0..=bounds_bytes.len()).map(|bin| label(bounds_bytes, bin)).collect()
     }
 
     fn count(&mut self, operation: &OperationHistory, bytes: u64, ns: u64) {
@@ -123,6 +124,14 @@ impl Profile {
             let bin = self.bounds_bytes.partition_point(|&bound| bound < bytes);
             self.bins[bin].add(&row);
         }
+    }
+}
+
+fn label(bounds_bytes: &[u64], bin: usize) -> String {
+    let from = if bin == 0 { "1".to_owned() } else { size_text(bounds_bytes[bin - 1]) };
+    match bounds_bytes.get(bin) {
+        Some(&bound) => format!("{from} – {}", size_text(bound)),
+        None => format!("> {from}"),
     }
 }
 

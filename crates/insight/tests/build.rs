@@ -2,8 +2,11 @@
 
 use farandole_insight::history::{Activity, BuildError, History, Lack};
 use farandole_insight::loss::{LossCause, TimeSplit};
-use farandole_trace::event::{Collective, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId};
-use farandole_trace::{Trace, TraceEnding, TraceHeader};
+use farandole_insight::verdict::Devices;
+use farandole_trace::event::{
+    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId,
+};
+use farandole_trace::{DEVICE_ROW, Trace, TraceEnding, TraceHeader};
 
 const PROGRAM: ThreadId = ThreadId(1);
 const ENGINE: ThreadId = ThreadId(2);
@@ -108,6 +111,52 @@ fn a_wait_in_pieces_is_one_wait() {
     let pieces = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
     let whole = History::from_traces(&job(30), |_, time_ns| time_ns).unwrap();
     assert_eq!(TimeSplit::of(&pieces).losses, TimeSplit::of(&whole).losses);
+}
+
+#[test]
+fn a_wait_for_input_is_lost_only_as_far_as_the_device_has_nothing_to_do() {
+    let mut traces = job(0);
+    // Of 20 in each of three iterations the device has work for 15, for all, and for none.
+    for trace in &mut traces {
+        for (number, idle_ns) in [(0, 5), (1, 0), (2, 20)] {
+            let since_ns = 1000 + 200 * number;
+            trace.push(since_ns + 20, PROGRAM, Event::DeviceIdle { since_ns, ns: idle_ns });
+        }
+        let hits =
+            |hits, misses| Event::CacheHits { group: GroupNumber::WORLD, cache: DeviceCache::Exports, hits, misses };
+        let took = |number, ns| {
+            let (operation, step) = (OperationNumber(number), DeviceStep::Fold);
+            Event::DeviceTook { group: GroupNumber::WORLD, operation, step, ns }
+        };
+        for (time_ns, event) in [(1090, hits(5, 5)), (1290, hits(14, 6)), (1085, took(0, 7)), (1285, took(1, 9))] {
+            trace.push(time_ns, ENGINE, event);
+        }
+        trace.sort();
+    }
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let lost: Vec<_> = TimeSplit::of(&history).losses.into_iter().map(|loss| (loss.cause, loss.ns)).collect();
+    assert_eq!(lost[..2], [(LossCause::Transfer, 60), (LossCause::Input, 50)]);
+    let devices = Devices::of(&history);
+    assert_eq!((devices.ranks.len(), devices.ranks[0].idle_ns, devices.ranks[0].hidden_input_ns), (2, 25, 35));
+    assert_eq!((devices.caches[0].hits, devices.caches[0].misses), (28, 12), "of both ranks, once");
+    let second = Devices::of(&history.cut(&"iterations=1".parse().unwrap()).unwrap());
+    assert_eq!((second.caches[0].hits, second.caches[0].misses), (18, 2));
+    assert_eq!(second.ranks[0].steps_ns[1], (DeviceStep::Fold, 9));
+}
+
+#[test]
+fn what_a_device_still_does_for_a_phase_is_part_of_it() {
+    let mut traces = job(40);
+    let device = ThreadId(9);
+    traces[1].threads.insert(device, DEVICE_ROW.to_owned());
+    // The program of rank 1 has gone on to its next forward pass, and its device still evaluates.
+    traces[1].push_phase(device, Phase::Evaluation, 1205, 1260);
+    traces[1].sort();
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let split = TimeSplit::of(&history);
+    assert!(split.lost_ns("sequential") > 0 && split.lost_ns("late") < 3 * 40, "{:?}", split.losses);
 }
 
 #[test]

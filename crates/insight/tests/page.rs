@@ -45,6 +45,8 @@ fn every_job_has_a_well_formed_page_with_all_its_pictures() {
         for section in ["losses", "advice", "strips", "timeline", "messages", "efficiencies"] {
             assert!(tags.iter().any(|tag| *tag == format!("section id=\"{section}\"")), "{name}: {section}");
         }
+        let devices = tags.iter().any(|tag| tag == "section id=\"devices\"");
+        assert_eq!(devices, history.ranks.iter().any(|rank| rank.device.watched), "{name}");
         let strips = tags.iter().filter(|tag| tag.contains("class=\"bar strip\"")).count();
         assert_eq!(strips, history.recorded_size(), "{name}");
         let alarmed = tags.iter().any(|tag| tag.contains("class=\"alarm\""));

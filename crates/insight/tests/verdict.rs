@@ -286,6 +286,32 @@ fn waiting_for_copies_from_a_device_is_a_loss_of_its_own() {
 }
 
 #[test]
+fn devices_that_have_nothing_to_do_are_told_from_busy_ones() {
+    let verdict = judged(&jobs::devices_that_starve());
+    let starved = judged(&jobs::starved());
+    assert_eq!((&verdict.headline, &verdict.split), (&starved.headline, &starved.split));
+    for (rank, of) in verdict.devices.ranks.iter().enumerate() {
+        let idle_ns = starved.split.strips[rank].iter().filter(|span| span.cause == Some(LossCause::Input));
+        assert_eq!(of.idle_ns, idle_ns.map(|span| span.to_ns - span.from_ns).sum::<u64>());
+        assert_eq!((of.rank, of.total_ns()), (rank, verdict.end_ns));
+    }
+    let text = text::report(&verdict);
+    for wanted in [
+        "GPUs                busy   communication      idle",
+        "for packing, 12.0 ms for folding and",
+        "Cache of mappings: 93 % of 400 lookups were hits.",
+        "Meanwhile the GPUs had nothing to do; 20.0 ms",
+    ] {
+        assert!(text.contains(wanted), "`{wanted}` is not in:\n{text}");
+    }
+    let devices = &json::report(&verdict)["devices"];
+    assert_eq!((&devices["caches"][0]["hit_percent"], &devices["ranks"][1]["rank"]), (&93.0.into(), &1.into()));
+    assert!(judged(&jobs::starved()).devices.is_empty());
+    assert!(json::report(&starved).get("devices").is_none(), "a job without devices says nothing of them");
+    assert!(!text::report(&starved).contains("GPU"));
+}
+
+#[test]
 fn every_loss_has_advice_or_is_told_why_there_is_none() {
     for (name, history) in jobs::all() {
         for finding in judged(&history).findings {

@@ -5,12 +5,14 @@
 //! *fused* into is *started*, *entered* by all ranks where that matters, and *packed*; it takes *steps*, between which
 //! it may be *waiting* for a peer and then *resumed*; it is *transferred*; it is unpacked and with that *finished*; and
 //! each request is *done*. There are also the *phases* of the program (forward, backward, waiting for input, …), stack
-//! samples of its thread while it is in none, marks for iterations and epochs, stalls and aborts.
+//! samples of its thread while it is in none, marks for iterations and epochs, stalls and aborts; and what was measured
+//! on a device's own clock: for how long it had nothing to do, and how long its part of an operation took.
 //!
 //! Every record is four words of 64 bits ([`Record::to_words`]), the same in rings and in files. A record contains no
 //! text: names are in a table beside the records, and a record has their number.
 //!
-//! What is deliberately not here: durations, and which events belong together. Two events of one operation have the
+//! What is deliberately not here: durations (but those of a device, whose clock is another), and which events belong
+//! together. Two events of one operation have the
 //! same group and the same number of operation, on all ranks.
 
 pub use crate::record::{RECORD_BYTES, Record};
@@ -185,6 +187,28 @@ coded! {
 }
 
 coded! {
+    /// What a device does for an operation. The numbers lie in files; never renumber them.
+    DeviceStep {
+        /// Copies contributions to where the ranks work on them.
+        Pack = 0, "packing";
+        /// Combines or moves what all ranks have contributed.
+        Fold = 1, "folding";
+        /// Copies results to where the callers want them.
+        Unpack = 2, "unpacking";
+    }
+}
+
+coded! {
+    /// What a rank remembers of device memory. The numbers lie in files; never renumber them.
+    DeviceCache {
+        /// Memory of other processes that it has mapped.
+        Mappings = 0, "mappings";
+        /// Its own memory that it has told others of.
+        Exports = 1, "exports";
+    }
+}
+
+coded! {
     /// A phase of the program. The numbers lie in files; never renumber them.
     Phase {
         /// One that the user has named.
@@ -261,8 +285,9 @@ pub enum Event {
     Skipped { group: GroupNumber, operation: OperationNumber, calls: u32, bytes: u64 },
     /// The driver has taken the submitted requests. Only while a timeline shows it.
     Cycle,
-    /// A thread of the program has waited for the result of this request since then, and goes on now. Direct calls have
-    /// no such record: their thread waits from `Started` to `Finished`.
+    /// A thread of the program has waited for the result of this request since then, and goes on now; or, where the
+    /// thread does not wait, its device has. Direct calls have no such record: their thread waits from `Started` to
+    /// `Finished`.
     Waited { name: NameId, since_ns: u64 },
 
     /// A phase of the program begins on this thread. `name` is that of a user's phase.
@@ -272,6 +297,13 @@ pub enum Event {
     /// This thread was seen at a place of the program (the name: file, line and function) while it was in no phase. The
     /// sample stands for so many nanoseconds before this moment.
     Sampled { name: NameId, ns: u64 },
+    /// Since `since_ns` this thread has given its device nothing to do. The device had something left at first, and
+    /// nothing for so many nanoseconds before this moment, on its own clock; zero: it was never idle.
+    DeviceIdle { since_ns: u64, ns: u64 },
+    /// The device took so many nanoseconds for its part of an operation, on its own clock.
+    DeviceTook { group: GroupNumber, operation: OperationNumber, step: DeviceStep, ns: u64 },
+    /// How often the group has found what it asked this cache for, and how often not, since it began.
+    CacheHits { group: GroupNumber, cache: DeviceCache, hits: u64, misses: u64 },
     /// An iteration of training begins, with the number that the program gives it.
     Iteration { number: u64 },
     /// An epoch of training begins.

@@ -40,7 +40,7 @@ pub use compact::BucketTimes;
 pub use dump_notice::DumpNotice;
 pub use event::{Event, Record};
 pub use recent::RecentActivity;
-pub use recorder::{DumpReason, Edge, Identity, PhaseGuard, Recorder};
+pub use recorder::{DEVICE_ROW, DumpReason, Edge, Identity, PhaseGuard, Recorder};
 pub use ring_writer::RingWriter;
 pub use timeline::Cycles;
 pub use trace::{NameEntry, Names, Trace, TraceEnding, TraceHeader, Unreadable};

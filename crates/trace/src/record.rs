@@ -1,6 +1,8 @@
 //! Records as four words of 64 bits, the same in rings and in files.
 
-use crate::event::{Collective, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId};
+use crate::event::{
+    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId,
+};
 
 /// Bytes of a record in a file.
 pub const RECORD_BYTES: usize = 32;
@@ -22,7 +24,7 @@ pub struct Record {
 /// word 0   time in nanoseconds
 /// word 1   kind 8 | code 8 | thread 16 | name, peer or count 32
 /// word 2   operation or number 64
-/// word 3   group 16 | bytes 48
+/// word 3   group 16 | bytes, or nanoseconds of a device, 48
 /// ```
 struct Fields {
     kind: u8,
@@ -159,6 +161,13 @@ impl Event {
             Event::Aborted { name } => Fields { kind: 22, small: name.0, ..plain },
             Event::Waited { name, since_ns } => Fields { kind: 23, small: name.0, number: since_ns, ..plain },
             Event::Sampled { name, ns } => Fields { kind: 24, small: name.0, number: ns, ..plain },
+            Event::DeviceIdle { since_ns, ns } => Fields { kind: 25, number: since_ns, bytes: ns, ..plain },
+            Event::DeviceTook { group, operation, step, ns } => {
+                Fields { code: step.code(), bytes: ns, ..of(26, group, operation) }
+            }
+            Event::CacheHits { group, cache, hits, misses } => {
+                Fields { kind: 27, code: cache.code(), group, number: hits, bytes: misses, ..plain }
+            }
         }
     }
 
@@ -199,6 +208,9 @@ impl Event {
             22 => Event::Aborted { name },
             23 => Event::Waited { name, since_ns: number },
             24 => Event::Sampled { name, ns: number },
+            25 => Event::DeviceIdle { since_ns: number, ns: bytes },
+            26 => Event::DeviceTook { group, operation, step: DeviceStep::from_code(code)?, ns: bytes },
+            27 => Event::CacheHits { group, cache: DeviceCache::from_code(code)?, hits: number, misses: bytes },
             _ => return None,
         })
     }
@@ -240,6 +252,9 @@ mod tests {
             Event::Aborted { name },
             Event::Waited { name, since_ns: u64::MAX - 2 },
             Event::Sampled { name, ns: u64::MAX },
+            Event::DeviceIdle { since_ns: u64::MAX - 3, ns: BYTES_MAX },
+            Event::DeviceTook { group, operation, step: DeviceStep::Unpack, ns: 7 },
+            Event::CacheHits { group, cache: DeviceCache::Exports, hits: u64::MAX, misses: 0 },
         ];
         for event in events {
             let record = Record { time_ns: u64::MAX - 1, thread: ThreadId(500), event };

@@ -26,7 +26,7 @@ use crate::tables::NameTable;
 use crate::tail::Tail;
 use crate::trace::{NameEntry, Trace, TraceHeader};
 
-pub use phases::{Edge, PhaseGuard};
+pub use phases::{DEVICE_ROW, Edge, PhaseGuard};
 
 /// Records of the ring that all threads of the program share: some ten for each iteration, so it reaches further back
 /// than the driver's.
@@ -242,6 +242,30 @@ impl Recorder {
         }
     }
 
+    /// Whether what devices do is timed: as with samples, only while a trace of the whole run is kept.
+    #[inline]
+    pub fn wants_device_times(&self) -> bool {
+        self.wants_samples()
+    }
+
+    /// Records that this thread gave its device nothing to do from one moment to another, and that the device was idle
+    /// for the last so many nanoseconds of that. It is known later.
+    pub fn note_device_idle(&self, since_ns: u64, until_ns: u64, ns: u64) {
+        if self.is_on() && since_ns <= until_ns {
+            let event = Event::DeviceIdle { since_ns, ns: ns.min(until_ns - since_ns) };
+            lock(&self.marks).write(Record { time_ns: until_ns, thread: ThreadId::current(), event }.to_words());
+        }
+    }
+
+    /// Records that the device of this thread has waited for the result of a request from one moment to another. It is
+    /// known later; the thread itself went on.
+    pub fn note_device_wait(&self, request: &str, since_ns: u64, until_ns: u64) {
+        if self.is_on() && since_ns <= until_ns {
+            let event = Event::Waited { name: self.intern(&request.into(), &[]), since_ns };
+            lock(&self.marks).write(Record { time_ns: until_ns, thread: ThreadId::current(), event }.to_words());
+        }
+    }
+
     /// Records an event of this thread, now.
     pub fn mark(&self, event: Event) {
         if self.is_on() {
@@ -359,6 +383,22 @@ mod tests {
         assert_eq!(rows, [first, second, first, first, second, first], "a phase that ends before it begins is none");
         assert!(trace.records.is_sorted_by_key(|record| record.time_ns));
         assert_eq!(trace.header.setting("threads"), Some("4"));
+    }
+
+    #[test]
+    fn what_a_device_did_is_known_later_and_is_no_longer_than_the_time_it_lies_in() {
+        let recorder = Recorder::new(Identity::default(), 100);
+        assert!(!recorder.wants_device_times(), "no trace is kept");
+        recorder.note_device_idle(100, 150, 20);
+        recorder.note_device_idle(200, 250, 51);
+        recorder.note_device_idle(250, 200, 1);
+        recorder.note_device_wait("w", 300, 310);
+        let mut trace = recorder.snapshot("test");
+        let waited = Event::Waited { name: trace.names.find("w").unwrap(), since_ns: 300 };
+        assert_eq!(trace.records.pop().map(|record| (record.time_ns, record.event)), Some((310, waited)));
+        let told: Vec<(u64, Event)> = trace.records.iter().map(|record| (record.time_ns, record.event)).collect();
+        let idle = |since_ns, ns| Event::DeviceIdle { since_ns, ns };
+        assert_eq!(told, [(150, idle(100, 20)), (250, idle(200, 50))]);
     }
 
     #[test]

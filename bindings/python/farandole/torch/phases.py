@@ -20,7 +20,8 @@ What lies between these, from the first forward to the last step, is the script'
 A GPU computes asynchronously, so what it was given in a phase may be done in the next. Where the thread has
 to wait for it, `staging` marks why. Evaluation, which often asks a device for nothing before it is over, stays open
 until the device has done its part, as far as the thread can see that before the next backward pass; after that, waiting
-for the rest of it is marked as evaluation.
+for the rest of it is marked as evaluation. Waits for input, checkpoints and the script's own code are losses only as
+far as the device has nothing to do meanwhile, which `device_times` measures.
 
 Invariants: phases of a thread nest, also with those that the script marks itself (`farandole.phase`). Marks are made by
 the thread that trains, the one that called `watch`; of other threads only their work for the input is. A mark never
@@ -42,7 +43,7 @@ from torch.utils.data import dataloader
 
 from farandole import _native, phase_tracker, phases
 from farandole.phase_tracker import EVALUATION, FORWARD, OPTIMIZER_STEP
-from farandole.torch import lent_memory, loader, staging
+from farandole.torch import device_times, loader, staging
 
 
 
@@ -51,7 +52,7 @@ class _PhaseTracker(phase_tracker.PhaseTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tail: Optional[lent_memory.Event] = None
+        self.tail: Optional[device_times.TimedEvent] = None
         """When a device has done its part of an evaluation that is over for the host and still open."""
         self.changing_mode = False
         self.has_batches = False
@@ -89,14 +90,15 @@ def watch() -> None:
     if not phase_tracker.is_wanted():
         return
     first = _tracker.follow_this_thread()
+    device_times.follow_this_thread()
     note_threads()
     if first:
         loader.watch()
         _watch_batches()
         _watch_modes()
         torch.autograd.backward = _tracker.marked("backward", torch.autograd.backward)
-        torch.save = marked("checkpoint", torch.save)
-        torch.load = marked("checkpoint", torch.load)
+        torch.save = marked("checkpoint", _pausing(torch.save))
+        torch.load = marked("checkpoint", _pausing(torch.load))
 
 
 def note_threads() -> None:
@@ -112,12 +114,14 @@ def on_training_thread() -> bool:
 def forward_begins() -> None:
     """`zero_grad` was called, or a parallel model: where no loader says when a batch has come, forward begins here."""
     if _tracker.on_training_thread() and not _tracker.has_batches and not _tracker.evaluates():
+        device_times.end_pause()
         _tracker.move_to(FORWARD)
 
 
 def step_begins() -> None:
     """An optimizer's step begins."""
     if _tracker.on_training_thread():
+        device_times.discard_pause()
         _tracker.close()
         _tracker.begin(OPTIMIZER_STEP)
 
@@ -127,6 +131,7 @@ def step_ends(optimizer: object) -> None:
     if not _tracker.on_training_thread() or not _tracker.end(OPTIMIZER_STEP):
         return
     _tracker.step_done(optimizer)
+    device_times.begin_pause()
     if _tracker.iterations == 1:
         # By now a script has set what it wants to set.
         note_threads()
@@ -156,6 +161,23 @@ def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return _tracker.marked(name, function, outermost=False)
 
 
+def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a time in which the device gets nothing to do."""
+
+    @functools.wraps(function)
+    def pausing(*args: Any, **kwargs: Any) -> Any:
+        if not _tracker.on_training_thread():
+            return function(*args, **kwargs)
+        device_times.end_pause()
+        device_times.begin_pause()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            device_times.end_pause()
+
+    return pausing
+
+
 def _watch_batches() -> None:
     """Marks waiting for batches. All iterators of all data loaders, with workers and without, are of one class."""
     kind: Any = dataloader._BaseDataLoaderIter
@@ -172,16 +194,20 @@ def _watch_batches() -> None:
             _tracker.switch_to(EVALUATION)
         else:
             _tracker.move_to(None)
+        device_times.end_pause()
+        device_times.begin_pause()
         _tracker.begin("input wait")
         try:
             batch = following(iterator)
         except BaseException as end:
             _tracker.end("input wait")
+            device_times.end_pause()
             loader.collect()
             if isinstance(end, StopIteration) and not torch.is_grad_enabled():
                 _tracker.end_evaluation()
             raise
         _tracker.end("input wait")
+        device_times.end_pause()
         if iterator._num_workers:
             loader.collect()
         if not evaluates:
@@ -207,6 +233,7 @@ def _watch_modes() -> None:
         finally:
             _tracker.changing_mode = False
             if not mode:
+                device_times.end_pause()
                 _tracker.tail = None
                 _tracker.switch_to(EVALUATION)
             else:

@@ -27,6 +27,7 @@ from typing import Optional, Union
 import torch
 
 from farandole import _native
+from farandole.torch import device_times
 from farandole.torch.lent_memory import Event, Loan, raise_moved
 
 class Work:
@@ -181,24 +182,32 @@ def _wait_in_phase(name: str, event: threading.Event) -> None:
         _native.phase_end(name)
 
 
-def unfinished_work() -> Optional[Event]:
+def unfinished_work() -> Optional[device_times.TimedEvent]:
     """When the current device has done everything that it was given so far by this thread; `None` if it has, or if
     there is none."""
     # A stream that is being captured executes nothing, and may not be asked.
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return None
-    done = torch.cuda.current_stream().record_event()
+    done = device_times.mark()
     return None if done.query() else done
 
 
-_carried_over: Optional[tuple[str, Event]] = None
-"""Written and read by the thread that trains."""
+_carried_over: Optional[tuple[str, device_times.TimedEvent, int]] = None
+"""A phase, when the device is done with it, and when the host was. Written and read by the thread that trains."""
 
 
-def carry_over(phase: str, done: Event) -> None:
+def carry_over(phase: str, done: device_times.TimedEvent) -> None:
     """This phase is over for the host, but its device has work of it left until `done`."""
     global _carried_over
-    _carried_over = phase, done
+    _carried_over = phase, done, time.monotonic_ns()
+
+
+def leave_carried_over() -> None:
+    """Nobody waits for that on the host: reports learn from the device when it was over."""
+    global _carried_over
+    left, _carried_over = _carried_over, None
+    if left is not None and not left[1].query():
+        device_times.end_later(*left)
 
 
 def _wait_for_carried_over() -> None:
@@ -206,7 +215,7 @@ def _wait_for_carried_over() -> None:
     left, _carried_over = _carried_over, None
     if left is None or left[1].query():
         return
-    phase, done = left
+    phase, done, _ = left
     _native.phase_begin(phase)
     try:
         # In slices, so that Ctrl-C is heard. A millisecond is short beside whatever is worth a mark.

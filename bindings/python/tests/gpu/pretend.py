@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from farandole.torch import gradients, lent_memory, staging
+from farandole.torch import device_times, gradients, lent_memory, staging
 
 COPY_SECONDS = 0.002
 """How long a gradient takes to the host."""
@@ -32,6 +32,13 @@ class Moment:
             time.sleep(max(0.0, self.at - time.monotonic()))
 
 
+class Timed(Moment):
+    """An event of the device that knows when it happens."""
+
+    def elapsed_time(self, end_event: Timed) -> float:
+        return 1e3 * (end_event.at - self.at)
+
+
 class Device:
     """The device. Making it puts it in the place of a GPU."""
 
@@ -42,6 +49,9 @@ class Device:
         lent_memory.lend_together = lambda tensors: [self._lend(tensor) for tensor in tensors]
         lent_memory.is_on_device = lambda tensor: True
         staging.unfinished_work = self._promise
+        device_times.can_record = lambda: True
+        device_times.record = lambda: Timed(max(self.done_at, time.monotonic()))
+        device_times.record_now = lambda: Timed(time.monotonic())
         gradients.Gradient.reduces_in_place = lambda gradient, grad: False
 
     def compute(self, seconds: float) -> None:
@@ -52,6 +62,6 @@ class Device:
         host = tensor.detach().clone(memory_format=torch.contiguous_format)
         return lent_memory.Loan(tensor, host, Moment(self.done_at + COPY_SECONDS), Moment(self.done_at))
 
-    def _promise(self) -> Moment | None:
-        done = Moment(self.done_at)
+    def _promise(self) -> Timed | None:
+        done = Timed(self.done_at)
         return None if done.query() else done

@@ -11,7 +11,7 @@ use farandole_plan::{Dtype, ReduceOp};
 use super::driver::Effort;
 use super::placement::BenchPlacement;
 use super::sizes::Sizes;
-use super::task::{Kind, Memory, On, Pace, Recording, Task, Through, dtype_named, op_named};
+use super::task::{DevicePlane, Kind, Memory, On, Pace, Recording, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
 
 /// More ranks than this on one host can only be a slip of the finger.
@@ -41,6 +41,7 @@ pub(crate) enum Transport {
   farandole bench allreduce -np 4 --sizes 64K..64M:2 --against openmpi,mpich,gloo --limit
   farandole bench allreduce -np 2 --through engine --tensors 1000 --sizes 1K
   farandole bench alltoall -np 8 --sizes 1M --json -
+  farandole bench allreduce -np 2 --device cuda --plane own --limit
   farandole bench allreduce -np 4 --hosts 2 --host-prefix 'ip netns exec lab{host}' --host-addresses 10.0.0.1,10.0.0.2")]
 pub(crate) struct BenchArgs {
     /// Which collective.
@@ -71,6 +72,10 @@ pub(crate) struct BenchArgs {
     /// allreduce goes through the engine.
     #[arg(long, value_enum, default_value_t = On::Cpu)]
     pub(crate) device: On,
+
+    /// On GPUs: by which plane tensors are reduced [default: as FARANDOLE_PLANE says].
+    #[arg(long, value_enum)]
+    pub(crate) plane: Option<DevicePlane>,
 
     /// By which door: direct calls in the same order on all ranks, or the engine, by name (submit, agree, fuse, wait).
     #[arg(long, value_enum, default_value_t = Through::Direct)]
@@ -140,6 +145,7 @@ pub(crate) struct BenchArgs {
     pub(crate) again: bool,
 
     /// Also measure this machine's own bound: memory rates, and the least time that an allreduce of each size can take.
+    /// On GPUs that is a copy of the same bytes within the device.
     #[arg(long)]
     pub(crate) limit: bool,
 
@@ -206,11 +212,12 @@ impl BenchArgs {
             ensure!(self.collective == Kind::Allreduce, "--device cuda: only allreduce works in device memory");
             ensure!(self.hosts == 1, "--device cuda: only ranks of one host see each other's devices");
             ensure!(self.memory == Memory::Own, "--device cuda: the memory is that of the GPUs; leave out --memory");
-            ensure!(
-                self.against.is_empty() && !self.limit,
-                "--device cuda: the peers and the bound are those of host memory; leave out --against and --limit"
-            );
+            ensure!(self.against.is_empty(), "--device cuda: the peers work in host memory; leave out --against");
         }
+        ensure!(
+            self.plane.is_none() || self.device == On::Cuda,
+            "--plane: planes are for tensors on GPUs; add --device cuda"
+        );
         ensure!(
             !self.limit || self.collective == Kind::Allreduce,
             "--limit: the bound is defined for allreduce, not for {}",

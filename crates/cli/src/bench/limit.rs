@@ -40,8 +40,9 @@ const ELEM_BYTES: usize = DTYPE.size_bytes();
 pub(crate) struct Rates {
     /// `a = b`.
     pub(crate) copy_bytes_per_s: f64,
-    /// `a += b`.
-    pub(crate) add_bytes_per_s: f64,
+    /// `a += b`; not known of devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) add_bytes_per_s: Option<f64>,
 }
 
 /// Measures the rates with this many ranks.
@@ -55,7 +56,8 @@ pub(crate) fn rates(ranks: usize, pin: Pin) -> Rates {
         (bytes * ranks) as f64 / (best_ns as f64 * 1e-9)
     };
     let add = Fold::new(DTYPE, ReduceOp::Sum);
-    Rates { copy_bytes_per_s: best(&|a, b| a.copy_from_slice(b)), add_bytes_per_s: best(&|a, b| add.fold(a, b)) }
+    let copy_bytes_per_s = best(&|a, b| a.copy_from_slice(b));
+    Rates { copy_bytes_per_s, add_bytes_per_s: Some(best(&|a, b| add.fold(a, b))) }
 }
 
 /// The bound as a contestant, so that it is measured among the others and under the same disturbances.

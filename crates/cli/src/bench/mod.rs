@@ -7,6 +7,7 @@
 pub(crate) mod args;
 mod busy;
 pub(crate) mod contestant;
+mod device_limit;
 mod direct;
 mod driver;
 mod entrant;
@@ -35,21 +36,19 @@ use anyhow::{Context, Result, bail};
 
 use args::BenchArgs;
 use busy::Busy;
+use device_limit::DeviceLimit;
 use entrant::{Entrant, FIRST, Processes, Twin};
-use limit::Limit;
+use limit::{Limit, Rates};
 use machine::Machine;
 use report::{Entry, Report, Row};
-use task::{Recording, Task};
+use task::{DevicePlane, On, Recording, Task};
 
 /// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     args.check()?;
     let directory = RunDirectory::create()?;
     let mut entrants = start_all(args, &directory)?;
-    let mut limit: Vec<Box<dyn Entrant>> = Vec::new();
-    if args.limit {
-        limit.push(Box::new(Limit::new(args.ranks, args.pinning())));
-    }
+    let (limit, rates) = bound(args)?.unzip();
     let entry = |entrant: &dyn Entrant| Entry {
         word: entrant.word().into(),
         product: entrant.product().into(),
@@ -60,16 +59,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         machine: Machine::this(),
         ranks: args.ranks,
         busy_cores: args.busy,
+        plane: args.plane.map(DevicePlane::word),
         task: tasks.first().cloned().context("--sizes names no size")?,
         entries: entrants.iter().map(|entrant| entry(entrant.as_ref())).collect(),
-        rates: args.limit.then(|| limit::rates(args.ranks, args.pinning())),
+        rates,
         rows: Vec::new(),
     };
     let mut out = table_output(args);
     out.write_all(table::heading(&report).as_bytes())?;
     writeln!(out)?;
     out.write_all(table::column_names(&report).as_bytes())?;
-    entrants.append(&mut limit);
+    entrants.extend(limit);
     // They begin when everybody has started and the machine's own rates are known.
     let _busy = Busy::start(args.busy);
     for task in &tasks {
@@ -85,6 +85,22 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         0 => Ok(()),
         wrong => bail!("{wrong} elements of results were wrong"),
     }
+}
+
+/// The machine's bound as a contestant, and the rates behind it, if they are wanted.
+fn bound(args: &BenchArgs) -> Result<Option<(Box<dyn Entrant>, Rates)>> {
+    Ok(match (args.limit, args.device) {
+        (false, _) => None,
+        (true, On::Cpu) => {
+            let limit = Box::new(Limit::new(args.ranks, args.pinning()));
+            Some((limit, limit::rates(args.ranks, args.pinning())))
+        }
+        (true, On::Cuda) => {
+            let mut limit = DeviceLimit::open(args.ranks)?;
+            let rates = limit.rates()?;
+            Some((Box::new(limit), rates))
+        }
+    })
 }
 
 fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs) -> Result<Row> {

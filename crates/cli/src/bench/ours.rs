@@ -73,6 +73,9 @@ pub(crate) fn launcher(args: &BenchArgs, socket: &Path, directory: &Path) -> Res
     command.arg("--rendezvous-socket").arg(directory.join("rendezvous"));
     command.arg(&program).arg("bench-rank").arg("--socket").arg(socket);
     command.args(["--transport", transport_word(args.transport), "--hosts"]).arg(args.hosts.to_string());
+    if let Some(plane) = args.plane {
+        command.env(farandole_settings::PLANE.name, plane.word());
+    }
     if let Some(algorithm) = args.algorithm {
         command.args(["--algorithm", algorithm.word()]);
     }

@@ -35,6 +35,8 @@ pub(crate) struct Report {
     pub(crate) ranks: usize,
     /// Cores that are kept busy beside the contestants.
     pub(crate) busy_cores: usize,
+    /// The plane that was asked for, on GPUs.
+    pub(crate) plane: Option<&'static str>,
     /// The task of the first size, for everything that does not change with the size.
     pub(crate) task: Task,
     pub(crate) entries: Vec<Entry>,
@@ -111,6 +113,9 @@ impl Report {
         });
         if self.task.kind.reduces() {
             report["op"] = json!(self.task.op.name());
+        }
+        if let Some(plane) = self.plane {
+            report["plane"] = json!(plane);
         }
         if let Some(rates) = self.rates {
             report["rates"] = json!(rates);

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use super::driver::Showing;
+use super::limit::Rates;
 use super::report::{Report, Row};
 use super::sizes::Size;
 use super::statistics::Spread;
@@ -17,6 +18,9 @@ const BUSY_LOAD: f64 = 0.7;
 
 const LIMIT_FOOTNOTE: &str = "limit = all ranks at once read and write as many bytes as the size once (x *= 1), the least that memory must do; \
      sizes that fit the caches are bounded by these, and synchronising is not in it.";
+
+const DEVICE_LIMIT_FOOTNOTE: &str = "limit = a copy within the GPU of the tensors of all ranks that share it, on its own clock: the least that its \
+     memory must do; launching and synchronising are not in it.";
 
 /// What stands above the table: what is measured, on what, by whom.
 pub(crate) fn heading(report: &Report) -> String {
@@ -34,6 +38,7 @@ pub(crate) fn heading(report: &Report) -> String {
         Memory::Cuda => "device memory",
     };
     words.push(memory.to_string());
+    words.extend(report.plane.map(|plane| format!("plane {plane}")));
     words.push(match (task.through, task.tensors) {
         (Through::Direct, _) => "direct".to_string(),
         (Through::Engine, 1) => "through the engine, by name".to_string(),
@@ -60,14 +65,17 @@ pub(crate) fn heading(report: &Report) -> String {
         let _ = writeln!(text, "          {} cores are kept busy beside the contestants", report.busy_cores);
     }
     let _ = writeln!(text, "measured: {}", products.join(", "));
-    if let Some(rates) = report.rates {
-        let _ = writeln!(
-            text,
-            "memory:   {} ranks together copy {:.1} GB/s and add (a += b) {:.1} GB/s",
-            report.ranks,
-            rates.copy_bytes_per_s / 1e9,
-            rates.add_bytes_per_s / 1e9
-        );
+    if let Some(Rates { copy_bytes_per_s, add_bytes_per_s }) = report.rates {
+        let (ranks, copied) = (report.ranks, copy_bytes_per_s / 1e9);
+        let _ = match add_bytes_per_s.map(|added| added / 1e9) {
+            Some(added) => {
+                writeln!(
+                    text,
+                    "memory:   {ranks} ranks together copy {copied:.1} GB/s and add (a += b) {added:.1} GB/s"
+                )
+            }
+            None => writeln!(text, "memory:   the GPU copies {copied:.1} GB/s within itself"),
+        };
     }
     text
 }
@@ -151,7 +159,8 @@ pub(crate) fn footnotes(report: &Report) -> String {
         let _ = writeln!(text, "{} / {first}, round by round: {}.", entry.word, round_ratios(report, index));
     }
     if report.rates.is_some() {
-        let _ = writeln!(text, "{LIMIT_FOOTNOTE}");
+        let on_device = report.task.memory == Memory::Cuda;
+        let _ = writeln!(text, "{}", if on_device { DEVICE_LIMIT_FOOTNOTE } else { LIMIT_FOOTNOTE });
     }
     for (index, entry) in report.entries.iter().enumerate() {
         let mut wrong_in_all = 0;
@@ -214,7 +223,6 @@ fn ratio(value: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::limit::Rates;
     use crate::bench::machine::Machine;
     use crate::bench::report::Entry;
     use crate::bench::statistics::Summary;
@@ -240,6 +248,7 @@ mod tests {
             machine: Machine { host: "box".into(), cores: 2, processor: "CPU".into(), kernel: "6.1".into(), load: 0.1 },
             ranks: 2,
             busy_cores: 0,
+            plane: None,
             task: Task {
                 kind: Kind::Allreduce,
                 bytes: 4,
@@ -252,7 +261,7 @@ mod tests {
                 recording: Recording::On,
             },
             entries: vec![entry("farandole"), entry("openmpi"), entry("mpich")],
-            rates: Some(Rates { copy_bytes_per_s: 1e10, add_bytes_per_s: 5e9 }),
+            rates: Some(Rates { copy_bytes_per_s: 1e10, add_bytes_per_s: Some(5e9) }),
             rows: vec![
                 Row { bytes: 4, showings: vec![ran(1.5, 0), ran(3.0, 0), lacking.clone()], limit: Some(ran(0.5, 0)) },
                 Row {

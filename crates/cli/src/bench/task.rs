@@ -112,6 +112,29 @@ pub(crate) enum On {
     Cuda,
 }
 
+/// Where tensors on GPUs are reduced, by the words of FARANDOLE_PLANE. What goes through pinned host memory is copied
+/// by a front end, so that it is measured there (`farandole study planes`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DevicePlane {
+    /// As a job would choose.
+    Auto,
+    /// In device memory that the ranks map.
+    Own,
+    /// By NCCL.
+    Nccl,
+}
+
+impl DevicePlane {
+    /// The word for it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            DevicePlane::Auto => "auto",
+            DevicePlane::Own => "own",
+            DevicePlane::Nccl => "nccl",
+        }
+    }
+}
+
 /// Whether requests are direct calls or go through the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

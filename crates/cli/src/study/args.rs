@@ -7,10 +7,11 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use super::ledger::Workload;
+use super::planes;
 use super::point::numbers;
 use super::sweep::{Axes, Kind};
 
-/// Measure how throughput depends on ranks, batch, threads, model or precision, with real jobs.
+/// Measure how throughput depends on ranks, batch, threads, model, precision or plane, with real jobs.
 ///
 /// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median
 /// counts. Results are kept in a folder as they come: the same command again goes on where the last one ended. In the
@@ -22,6 +23,7 @@ use super::sweep::{Axes, Kind};
   farandole study strong --ranks 1,2,4 --total-batch 128 --model resnet50 -- --data imagenet-like
   farandole study threads --cores 8 --total-batch 64
   farandole study batch --ranks 4 --batches 8,16,32,64,128 --command 'python train.py --batch-size {batch}'
+  farandole study planes --ranks 2 --command 'python train.py'
 
 A script says how fast it is with lines `throughput: 812.4 samples/s` (one rank, for all) or `rank throughput: …` (every rank, its own).")]
 pub(crate) struct StudyArgs {
@@ -29,8 +31,8 @@ pub(crate) struct StudyArgs {
     #[arg(value_enum, value_name = "KIND")]
     pub(super) kind: Kind,
 
-    /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model} and
-    /// {precision} in it stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
+    /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model},
+    /// {precision} and {plane} in it stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
     #[arg(long, value_name = "COMMAND", conflicts_with = "words")]
     pub(super) command: Option<String>,
 
@@ -67,7 +69,12 @@ pub(crate) struct StudyArgs {
     #[arg(long, visible_alias = "precisions", value_name = "NAMES", value_delimiter = ',')]
     precision: Vec<String>,
 
-    /// What the others are compared with: a number of ranks, a batch, or a precision of this study [default: the first]
+    /// Where tensors on GPUs are reduced, for a study of planes: staged, own, nccl, each also with +mps [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    planes: Vec<String>,
+
+    /// What the others are compared with: a number of ranks, a batch, a precision or a plane of this study [default:
+    /// the first]
     #[arg(long, value_name = "VALUE")]
     baseline: Option<String>,
 
@@ -115,6 +122,9 @@ const MODELS: [&str; 3] = ["lenet", "resnet20", "mobilenet-v2"];
 /// Ways for gradients to travel that the trainer knows.
 const PRECISIONS: [&str; 3] = ["f32", "bf16-wire", "f16-wire"];
 
+/// Ranks of a study of planes where nothing is said: the fewest that have something to reduce.
+const PLANES_RANKS: usize = 2;
+
 /// Samples of each rank where nothing is said.
 const BATCH: usize = 32;
 
@@ -124,7 +134,7 @@ const BATCHES: &str = "4,8,16,32,64";
 impl StudyArgs {
     /// Refuses flags that mean nothing in a study of this kind.
     fn refuse_what_would_be_ignored(&self) -> Result<()> {
-        use Kind::{Batch, Strong, Threads};
+        use Kind::{Batch, Planes, Strong, Threads};
         let divides = matches!(self.kind, Strong | Threads);
         for (flag, given, used, instead) in [
             ("--batches", self.batches.is_some(), self.kind == Batch, "--batch has the one batch of all points"),
@@ -132,6 +142,7 @@ impl StudyArgs {
             ("--total-batch", self.total_batch.is_some(), divides, "--batch has the samples of each rank"),
             ("--cores", self.cores.is_some(), self.kind == Threads, "--ranks and --threads say what is used"),
             ("--threads", self.threads.is_some(), self.kind != Threads, "--cores are divided into ranks and threads"),
+            ("--planes", !self.planes.is_empty(), self.kind == Planes, "FARANDOLE_PLANE has the one of all points"),
         ] {
             let kind = self.kind.word();
             ensure!(used || !given, "{flag} means nothing in a study of kind {kind}: {instead}");
@@ -178,6 +189,7 @@ impl StudyArgs {
             (Some(list), _) => numbers(list)?,
             (None, Kind::Batch | Kind::Precision) => vec![cores_here.max(1)],
             (None, Kind::Threads) => Vec::new(),
+            (None, Kind::Planes) => vec![PLANES_RANKS],
             (None, _) => doublings(cores_here),
         };
         let most = *ranks.last().unwrap_or(&1);
@@ -207,6 +219,7 @@ impl StudyArgs {
             self.kind == Kind::Precision || precisions.len() == 1,
             "--precision: only a study of precision has several"
         );
+        planes::check(&self.planes)?;
         let divided = if self.kind == Kind::Threads { cores } else { most };
         let total_batch = self.total_batch.unwrap_or(batch * divided);
         ensure!(total_batch > 0, "--total-batch 0: nothing would be measured");
@@ -218,6 +231,7 @@ impl StudyArgs {
             batches,
             total_batch,
             precisions,
+            planes: several(&self.planes, &planes::PLANES, true),
             cores,
             baseline: self.baseline.clone(),
         })
@@ -297,6 +311,11 @@ mod tests {
         assert_eq!(axes("precision").unwrap().precisions.len(), 3);
         assert_eq!(axes("weak").unwrap().precisions, ["f32"]);
         assert!(axes("weak --precision f32,f16-wire").is_err());
+        assert_eq!(axes("planes").unwrap().planes.len(), 6);
+        let some = axes("planes --planes own,own+mps").unwrap();
+        assert_eq!((some.planes, some.ranks), (vec!["own".to_owned(), "own+mps".to_owned()], vec![2]));
+        assert!(axes("planes --planes mpi").unwrap_err().to_string().contains("nccl"));
+        assert!(axes("weak --planes own").unwrap_err().to_string().contains("FARANDOLE_PLANE"));
     }
 
     #[test]

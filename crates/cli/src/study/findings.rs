@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::fit::{Law, Share, StepTime, knee};
 use super::ledger::{Measured, Run, RunOutcome};
+use super::planes::{self, Column, Messages};
 use super::point::Point;
 use super::sweep::{self, Axes, Kind};
 use super::throughput::median;
@@ -40,6 +41,10 @@ pub(crate) struct Row {
     pub(crate) split: Vec<(String, f64)>,
     /// Why runs failed.
     pub(crate) failures: Vec<String>,
+    /// Why this machine cannot do it.
+    pub(crate) refused: Option<String>,
+    /// Operations by size, of the run with the median throughput.
+    pub(crate) messages: Vec<Messages>,
 }
 
 /// All rows, and what they come to.
@@ -97,7 +102,24 @@ impl Findings {
 
     /// Points without a figure.
     pub(crate) fn failed(&self) -> usize {
-        self.rows.iter().filter(|row| row.median.is_none()).count()
+        self.rows.iter().filter(|row| row.median.is_none() && row.refused.is_none()).count()
+    }
+
+    /// In a study of planes, operations by size, plane beside plane; a table for each number of ranks.
+    pub(crate) fn messages(&self) -> Option<String> {
+        let table = |rows: &Vec<&Row>| {
+            let measured = rows.iter().filter_map(|row| Some((row, row.median?)));
+            let with_messages = measured.filter(|(row, _)| !row.messages.is_empty());
+            let column = |(row, per_s): (&&Row, f64)| (row.point.plane.clone(), per_s, row.messages.clone());
+            let columns: Vec<(String, f64, Vec<Messages>)> = with_messages.map(column).collect();
+            let columns: Vec<Column<'_>> =
+                columns.iter().map(|(name, per_s, messages)| Column { name, per_s: *per_s, messages }).collect();
+            let ranks = counted(rows[0].point.ranks, "rank");
+            (!columns.is_empty())
+                .then(|| format!("Operations by size, {ranks}\n{}", planes::messages(&columns, &self.unit)))
+        };
+        let tables: Vec<String> = self.by_ranks().iter().filter_map(table).collect();
+        (self.kind == Kind::Planes && !tables.is_empty()).then(|| tables.join("\n"))
     }
 
     fn best(&self) -> Option<&Row> {
@@ -145,11 +167,13 @@ impl Findings {
                 counted(point.ranks, "rank"),
                 counted(point.threads, "thread")
             ),
-            Kind::Precision => {
+            Kind::Precision | Kind::Planes => {
                 let fastest = |rows: &Vec<&Row>| -> Option<String> {
                     let best = fastest_of(rows)?;
-                    let per_s = best.median.unwrap_or_default();
-                    Some(format!("{} is fastest{}: {per_s:.0} {unit}/s", best.point.precision, self.on_ranks(best)))
+                    let (per_s, ranks) = (best.median.unwrap_or_default(), self.on_ranks(best));
+                    let of_plane = self.kind == Kind::Planes;
+                    let name = if of_plane { &best.point.plane } else { &best.point.precision };
+                    Some(format!("{name} is fastest{ranks}: {per_s:.0} {unit}/s"))
                 };
                 self.by_ranks().iter().filter_map(fastest).collect::<Vec<_>>().join("; ")
             }
@@ -228,6 +252,9 @@ impl Findings {
                     row.median.unwrap_or_default()
                 ));
             }
+            if let Some(why) = &row.refused {
+                sentences.push(format!("{name} was not measured: {why}"));
+            }
             for failure in &row.failures {
                 sentences.push(format!("{name} failed: {failure}"));
             }
@@ -256,6 +283,7 @@ pub(crate) fn label(kind: Kind, point: &Point) -> String {
         Kind::Threads => format!("{} × {}", counted(point.ranks, "rank"), counted(point.threads, "thread")),
         Kind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
         Kind::Precision => format!("{} on {}", point.precision, counted(point.ranks, "rank")),
+        Kind::Planes => format!("{} on {}", point.plane, counted(point.ranks, "rank")),
     }
 }
 
@@ -266,7 +294,7 @@ fn counted(number: usize, what: &str) -> String {
 fn measured(run: &Run) -> Option<&Measured> {
     match &run.outcome {
         RunOutcome::Measured(measured) => Some(measured),
-        RunOutcome::Failed(_) => None,
+        RunOutcome::Failed(_) | RunOutcome::Refused(_) => None,
     }
 }
 
@@ -278,8 +306,14 @@ fn row(point: &Point, runs: &[Run]) -> Row {
     let (low, high) = values.iter().fold((f64::MAX, 0.0f64), |(low, high), &value| (low.min(value), high.max(value)));
     let failures = own.iter().filter_map(|run| match &run.outcome {
         RunOutcome::Failed(why) => Some(why.clone()),
-        RunOutcome::Measured(_) => None,
+        RunOutcome::Measured(_) | RunOutcome::Refused(_) => None,
     });
+    let refused = own.iter().find_map(|run| match &run.outcome {
+        RunOutcome::Refused(why) => Some(why.clone()),
+        _ => None,
+    });
+    let distance = |measured: &&&Measured| (measured.per_s - middle.unwrap_or(0.0)).abs();
+    let typical = all.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
     Row {
         point: point.clone(),
         median: middle,
@@ -292,6 +326,8 @@ fn row(point: &Point, runs: &[Run]) -> Row {
         phases: medians(all.iter().map(|measured| &measured.phases)),
         split: medians(all.iter().map(|measured| &measured.split)),
         failures: failures.collect(),
+        refused,
+        messages: typical.map_or(Vec::new(), |measured| measured.messages.clone()),
         runs: values,
     }
 }

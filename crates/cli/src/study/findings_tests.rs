@@ -11,6 +11,7 @@ fn axes(kind: Kind) -> Axes {
         batches: vec![8, 16, 32],
         total_batch: 32,
         precisions: vec!["f32".into()],
+        planes: vec!["staged".into(), "own".into(), "nccl".into()],
         cores: 4,
         baseline: None,
     }
@@ -26,6 +27,7 @@ fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
             unit: "samples".into(),
             phases: vec![("forward".into(), per_s / 1000.0)],
             split: vec![("work".into(), 100.0)],
+            messages: Vec::new(),
         }),
     };
     let of_point = |(point, values): (&Point, &&[f64])| -> Vec<Run> {
@@ -146,4 +148,27 @@ fn nothing_measured_is_said_so() {
     let findings = findings(Kind::Models, &[]);
     assert_eq!(findings.headline, "Nothing was measured");
     assert_eq!(findings.failed(), 3);
+}
+
+#[test]
+fn planes_are_compared_with_what_goes_through_the_host_and_refused_ones_are_named() {
+    let axes = Axes { ranks: vec![2], ..axes(Kind::Planes) };
+    let points = sweep::points(&axes).unwrap();
+    let mut runs = runs(&points, &[&[700.0, 710.0, 690.0], &[1550.0]]);
+    let messages = |ns| Messages { size: "1 – 128 KB".to_owned(), calls: 10, bytes: 40, ns };
+    for (run, ns) in runs.iter_mut().zip([4_000_000, 5_000_000, 6_000_000, 1_000_000]) {
+        let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("all were measured") };
+        measured.messages = vec![messages(ns)];
+    }
+    let outcome = RunOutcome::Refused("it needs a GPU".to_owned());
+    runs.push(Run { point: points[2].clone(), repeat: 0, seconds: 0.0, outcome });
+    let findings = Findings::of(&axes, &points, &runs).unwrap();
+    assert_eq!(findings.headline, "own is fastest: 1550 samples/s");
+    assert_eq!((findings.failed(), findings.rows[0].baseline), (0, true));
+    assert_eq!(findings.sentences, ["nccl on 2 ranks was not measured: it needs a GPU"]);
+    let table = findings.messages().unwrap();
+    assert!(table.starts_with("Operations by size, 2 ranks\n"), "{table}");
+    let less = table.lines().find(|line| line.starts_with("less time")).unwrap();
+    assert_eq!(less.split_whitespace().collect::<Vec<_>>(), ["less", "time", "–", "75.0", "%"], "of the median run");
+    assert!(!table.contains("nccl"));
 }

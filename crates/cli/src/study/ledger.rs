@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::planes::Messages;
 use super::point::Point;
 use super::sweep::Kind;
 
@@ -55,6 +56,8 @@ pub(crate) enum RunOutcome {
     Measured(Measured),
     /// It was not, and this is why.
     Failed(String),
+    /// This machine cannot do it, and this is why.
+    Refused(String),
 }
 
 /// What was measured.
@@ -68,6 +71,9 @@ pub(crate) struct Measured {
     pub(crate) phases: Vec<(String, f64)>,
     /// Where the time of all ranks went, in percent: the report's split by cause. Empty without a trace.
     pub(crate) split: Vec<(String, f64)>,
+    /// Operations by size. Empty without a trace.
+    #[serde(default)]
+    pub(crate) messages: Vec<Messages>,
 }
 
 /// The folder.
@@ -192,14 +198,16 @@ mod tests {
     }
 
     fn run(repeat: usize, outcome: RunOutcome) -> Run {
-        let point = Point { model: "m".into(), ranks: 1, threads: 1, batch: 8, precision: "f32".into() };
+        let (model, precision, plane) = ("m".into(), "f32".into(), String::new());
+        let point = Point { model, ranks: 1, threads: 1, batch: 8, precision, plane };
         Run { point, repeat, seconds: 1.5, outcome }
     }
 
     #[test]
     fn measured_runs_are_found_again_and_failed_ones_are_not() {
         let folder = farandole_testing::Folder::new();
-        let measured = Measured { per_s: 5.0, unit: "samples".into(), phases: Vec::new(), split: Vec::new() };
+        let (phases, split, messages) = (Vec::new(), Vec::new(), Vec::new());
+        let measured = Measured { per_s: 5.0, unit: "samples".into(), phases, split, messages };
         let (good, bad) = (run(0, RunOutcome::Measured(measured)), run(1, RunOutcome::Failed("why".into())));
         let ledger = Ledger::open(&folder, &workload(), false).unwrap();
         ledger.keep(&good).unwrap();

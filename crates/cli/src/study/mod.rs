@@ -2,8 +2,8 @@
 //!
 //! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how
 //! fast it was (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean
-//! (`fit` has the laws), `table` and `page` show it. Runs of different points take turns: what disturbs the machine for
-//! a while disturbs all of them.
+//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced. Runs of
+//! different points take turns: what disturbs the machine for a while disturbs all of them.
 //!
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 
@@ -12,6 +12,7 @@ mod findings;
 mod fit;
 mod ledger;
 mod page;
+mod planes;
 mod point;
 mod progress;
 mod runner;
@@ -25,24 +26,27 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) use args::StudyArgs;
 use findings::{Findings, label};
 use ledger::{Ledger, Run, RunOutcome, Workload};
+use planes::Here;
 use point::Point;
 use progress::Progress;
 #[cfg(feature = "train")]
 pub(crate) use progress::short;
 use runner::Runner;
 use stop::Stop;
-use sweep::Axes;
+use sweep::{Axes, Kind};
 
 /// Measures what has not been measured yet, and says what it means. Exit code 1 if a point has no figure.
 pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     let workload = args.workload();
     if let Some(command) = &workload.command {
         ensure!(!command.trim().is_empty(), "--command is empty");
+    } else if args.kind == Kind::Planes {
+        bail!("a study of planes runs a script that has its tensors on GPUs: give it with --command");
     } else {
         ensure!(
             cfg!(feature = "train"),
@@ -82,13 +86,24 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
 /// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the
 /// study is asked to stop.
 fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
+    let (mut runs, mut refusals) = (Vec::new(), Vec::new());
     let mut left: Vec<(usize, &Point)> = Vec::new();
+    let here = (axes.kind == Kind::Planes).then(Here::look);
     for repeat in 0..repeats {
         for point in points {
-            match ledger.measured(point, repeat)? {
-                Some(run) => runs.push(run),
-                None => left.push((repeat, point)),
+            let refused = here.as_ref().and_then(|here| here.refuses(point));
+            match (ledger.measured(point, repeat)?, refused) {
+                (Some(run), _) => runs.push(run),
+                (None, None) => left.push((repeat, point)),
+                // Not kept: the machine may be another one next time.
+                (None, Some(why)) => {
+                    refusals.push(Run {
+                        point: point.clone(),
+                        repeat,
+                        seconds: 0.0,
+                        outcome: RunOutcome::Refused(why),
+                    });
+                }
             }
         }
     }
@@ -96,7 +111,7 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
     if !runs.is_empty() {
         eprintln!("farandole: {} of {} runs were measured before", runs.len(), runs.len() + left.len());
     }
-    let mut progress = Progress::new(points.len() * repeats, runs.len(), taken);
+    let mut progress = Progress::new(runs.len() + left.len(), runs.len(), taken);
     for (position, &(repeat, point)) in left.iter().enumerate() {
         let name = label(axes.kind, point);
         let ahead: Vec<&Point> = left[position..].iter().map(|(_, point)| *point).collect();
@@ -113,12 +128,13 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
         ledger.keep(&run)?;
         let said = match &run.outcome {
             RunOutcome::Measured(measured) => format!("{name}: {:.1} {}/s", measured.per_s, measured.unit),
-            RunOutcome::Failed(why) => format!("{name}: failed: {why}"),
+            RunOutcome::Failed(why) | RunOutcome::Refused(why) => format!("{name}: failed: {why}"),
         };
         progress.end(point, run.seconds, &said);
         runs.push(run);
     }
     progress.finish();
+    runs.append(&mut refusals);
     Ok(runs)
 }
 

@@ -19,10 +19,13 @@ pub(crate) struct Point {
     pub(crate) batch: usize,
     /// How gradients travel.
     pub(crate) precision: String,
+    /// Where tensors on GPUs are reduced, in a study of that.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) plane: String,
 }
 
 /// Words in braces that a command may hold, and what they stand for.
-const PLACEHOLDERS: [&str; 6] = ["model", "ranks", "threads", "batch", "total_batch", "precision"];
+const PLACEHOLDERS: [&str; 7] = ["model", "ranks", "threads", "batch", "total_batch", "precision", "plane"];
 
 impl Point {
     /// Samples of all ranks in one step.
@@ -32,8 +35,9 @@ impl Point {
 
     /// Its name in files.
     pub(crate) fn name(&self) -> String {
-        let Point { model, ranks, threads, batch, precision } = self;
-        format!("{}-r{ranks}-t{threads}-b{batch}-{}", plain(model), plain(precision))
+        let Point { model, ranks, threads, batch, precision, plane } = self;
+        let plane = if plane.is_empty() { String::new() } else { format!("-{}", plain(plane)) };
+        format!("{}-r{ranks}-t{threads}-b{batch}-{}{plane}", plain(model), plain(precision))
     }
 
     /// What a placeholder stands for.
@@ -45,6 +49,7 @@ impl Point {
             "batch" => self.batch.to_string(),
             "total_batch" => self.total_batch().to_string(),
             "precision" => self.precision.clone(),
+            "plane" => self.plane.clone(),
             _ => return None,
         })
     }
@@ -103,7 +108,8 @@ mod tests {
     use super::*;
 
     fn point() -> Point {
-        Point { model: "resnet20".into(), ranks: 2, threads: 3, batch: 32, precision: "bf16-wire".into() }
+        let (model, precision, plane) = ("resnet20".into(), "bf16-wire".into(), String::new());
+        Point { model, ranks: 2, threads: 3, batch: 32, precision, plane }
     }
 
     #[test]
@@ -116,6 +122,7 @@ mod tests {
     fn names_of_points_are_good_for_files() {
         assert_eq!(point().name(), "resnet20-r2-t3-b32-bf16_wire");
         assert_eq!(Point { model: "../a b".into(), ..point() }.name(), ".._a_b-r2-t3-b32-bf16_wire");
+        assert_eq!(Point { plane: "own+mps".into(), ..point() }.name(), "resnet20-r2-t3-b32-bf16_wire-own_mps");
     }
 
     #[test]

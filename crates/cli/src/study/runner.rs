@@ -17,6 +17,7 @@ use farandole_insight::history::History;
 use farandole_insight::loss::TimeSplit;
 
 use super::ledger::{Measured, Workload};
+use super::planes::{self, Messages};
 use super::point::Point;
 use super::stop::Stop;
 use super::throughput::{self, Throughput};
@@ -154,8 +155,13 @@ impl Runner {
                 (text("run"), vec![text("sh"), text("-c"), point.fill(command).into()])
             }
         };
+        let (plane, with_mps) = planes::parts(&point.plane);
+        if !plane.is_empty() {
+            flags.push((text("--env"), format!("{}={plane}", farandole_settings::PLANE.name).into()));
+        }
         let flags = flags.into_iter().flat_map(|(flag, value)| [flag, value]);
-        [command].into_iter().chain(flags).chain(rest).collect()
+        let alone = with_mps.then(|| text("--mps"));
+        [command].into_iter().chain(flags).chain(alone).chain(rest).collect()
     }
 
     /// What it has left behind.
@@ -173,8 +179,8 @@ impl Runner {
                 throughput::read(&outputs, self.workload.warm_up)?
             }
         };
-        let (phases, split) = where_time_went(&self.scratch.join("trace"))?;
-        Ok(Measured { per_s, unit, phases, split })
+        let Times { phases, split, messages } = where_time_went(&self.scratch.join("trace"))?;
+        Ok(Measured { per_s, unit, phases, split, messages })
     }
 }
 
@@ -189,8 +195,13 @@ fn summary(log: &Path) -> Result<Throughput> {
     Ok(Throughput { per_s: per_s.context("the trainer's summary has no throughput")?, unit: "samples".to_owned() })
 }
 
-/// Seconds of an iteration by phase, and percent of all time by cause.
-type Times = (Vec<(String, f64)>, Vec<(String, f64)>);
+/// Seconds of an iteration by phase, percent of all time by cause, and operations by size.
+#[derive(Default)]
+struct Times {
+    phases: Vec<(String, f64)>,
+    split: Vec<(String, f64)>,
+    messages: Vec<Messages>,
+}
 
 /// Read from the trace. A program that does not use farandole has none, which is no fault.
 fn where_time_went(folder: &Path) -> Result<Times> {
@@ -200,7 +211,7 @@ fn where_time_went(folder: &Path) -> Result<Times> {
     let history = crate::report::load::history(folder)?;
     let split = TimeSplit::of(&history).rows();
     let split = split.into_iter().map(|row| (row.key.to_owned(), row.tenths as f64 / 10.0)).collect();
-    Ok((phases(&history), split))
+    Ok(Times { phases: phases(&history), split, messages: planes::by_size(&history) })
 }
 
 /// Seconds of each phase for one iteration of one rank, in the order in which phases first begin.

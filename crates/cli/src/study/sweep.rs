@@ -26,6 +26,8 @@ pub(crate) enum Kind {
     Models,
     /// How gradients travel
     Precision,
+    /// Where tensors on GPUs are reduced, with and without MPS
+    Planes,
 }
 
 impl Kind {
@@ -38,12 +40,13 @@ impl Kind {
             Kind::Threads => "threads",
             Kind::Models => "models",
             Kind::Precision => "precision",
+            Kind::Planes => "planes",
         }
     }
 
     /// Whether ranks are varied beside something else, so that points are compared with those on as many ranks.
     pub(crate) fn compares_within_ranks(self) -> bool {
-        matches!(self, Kind::Batch | Kind::Precision)
+        matches!(self, Kind::Batch | Kind::Precision | Kind::Planes)
     }
 
     /// Whether twice the ranks should do twice as much: otherwise there is no efficiency, only a ratio.
@@ -63,9 +66,11 @@ pub(crate) struct Axes {
     pub(crate) batches: Vec<usize>,
     pub(crate) total_batch: usize,
     pub(crate) precisions: Vec<String>,
+    /// Of a study of planes; empty in others.
+    pub(crate) planes: Vec<String>,
     /// Cores that all ranks together may use.
     pub(crate) cores: usize,
-    /// The number of ranks, batch, threads, model or precision that is compared with, where it is not the first.
+    /// The number of ranks, batch, threads, model, precision or plane that is compared with, where it is not the first.
     pub(crate) baseline: Option<String>,
 }
 
@@ -77,6 +82,7 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
         threads: axes.threads,
         batch: axes.batches[0],
         precision: axes.precisions[0].clone(),
+        plane: String::new(),
     };
     let points: Vec<Point> = match axes.kind {
         Kind::Weak => axes.ranks.iter().map(|&ranks| Point { ranks, ..one.clone() }).collect(),
@@ -96,6 +102,9 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
         Kind::Precision => {
             let precisions = axes.precisions.iter().map(|name| Point { precision: name.clone(), ..one.clone() });
             on_all_ranks(axes, precisions)
+        }
+        Kind::Planes => {
+            on_all_ranks(axes, axes.planes.iter().map(|plane| Point { plane: plane.clone(), ..one.clone() }))
         }
     };
     ensure!(!points.is_empty(), "nothing to measure");
@@ -141,6 +150,7 @@ pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result
         Kind::Weak | Kind::Strong | Kind::Threads | Kind::Models => point.ranks.to_string(),
         Kind::Batch => point.batch.to_string(),
         Kind::Precision => point.precision.clone(),
+        Kind::Planes => point.plane.clone(),
     };
     let own = &points[position];
     let alike = |point: &Point| match axes.kind {
@@ -176,6 +186,7 @@ mod tests {
             batches: vec![8, 16],
             total_batch: 32,
             precisions: vec!["f32".into(), "bf16-wire".into()],
+            planes: vec!["staged".into(), "own".into()],
             cores: 4,
             baseline: None,
         }
@@ -221,6 +232,11 @@ mod tests {
         let shown: Vec<(usize, &str)> = measured.iter().map(|point| (point.ranks, &*point.precision)).collect();
         assert_eq!(&shown[..3], [(1, "f32"), (1, "bf16-wire"), (2, "f32")]);
         assert_eq!(baseline(&precision, &measured, 5).unwrap(), 4);
+        let planes = axes(Kind::Planes);
+        let measured = points(&planes).unwrap();
+        let shown: Vec<(usize, &str)> = measured.iter().map(|point| (point.ranks, &*point.plane)).collect();
+        assert_eq!(&shown[..3], [(1, "staged"), (1, "own"), (2, "staged")]);
+        assert_eq!(baseline(&planes, &measured, 3).unwrap(), 2);
     }
 
     #[test]

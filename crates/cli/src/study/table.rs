@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::findings::{Findings, Row};
+use super::sweep::Kind;
 
 /// The head of each column, and how a row fills it.
 type Column = (&'static str, fn(&Row) -> String);
@@ -12,8 +13,12 @@ const COLUMNS: [Column; 9] = [
     ("ranks", |row| row.point.ranks.to_string()),
     ("threads", |row| row.point.threads.to_string()),
     ("batch", |row| row.point.batch.to_string()),
-    ("precision", |row| row.point.precision.clone()),
-    ("per s", |row| row.median.map_or_else(|| "failed".to_owned(), |median| format!("{median:.1}"))),
+    ("precision", |row| if row.point.plane.is_empty() { row.point.precision.clone() } else { row.point.plane.clone() }),
+    ("per s", |row| match (row.median, &row.refused) {
+        (Some(median), _) => format!("{median:.1}"),
+        (None, Some(_)) => "–".to_owned(),
+        (None, None) => "failed".to_owned(),
+    }),
     ("spread", |row| if row.runs.len() > 1 { format!("{:.1} %", 100.0 * row.spread) } else { "–".to_owned() }),
     ("speed-up", |row| row.speedup.map_or_else(|| "–".to_owned(), |speedup| format!("{speedup:.2}×"))),
     ("efficiency", |row| {
@@ -23,7 +28,11 @@ const COLUMNS: [Column; 9] = [
 
 /// The head of a column, with the unit where it counts something.
 fn head(name: &str, findings: &Findings) -> String {
-    if name == "per s" { format!("{}/s", findings.unit) } else { name.to_owned() }
+    match name {
+        "per s" => format!("{}/s", findings.unit),
+        "precision" if findings.kind == Kind::Planes => "plane".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 /// What is remarkable about a row.
@@ -31,6 +40,9 @@ fn remarks(row: &Row) -> String {
     let mut remarks = Vec::new();
     if row.baseline {
         remarks.push("baseline".to_owned());
+    }
+    if row.refused.is_some() {
+        remarks.push("not possible here".to_owned());
     }
     if row.superlinear {
         remarks.push("superlinear".to_owned());
@@ -72,6 +84,9 @@ pub(crate) fn text(findings: &Findings) -> String {
         }
         let _ = writeln!(text, "{}", line.trim_end());
     }
+    if let Some(messages) = findings.messages() {
+        let _ = write!(text, "\n{messages}");
+    }
     if !findings.sentences.is_empty() {
         text.push('\n');
     }
@@ -84,14 +99,14 @@ pub(crate) fn text(findings: &Findings) -> String {
 /// One line for each run, so that everything in the table can be computed again.
 pub(crate) fn csv(findings: &Findings) -> String {
     let mut text =
-        String::from("kind,model,ranks,threads,batch,total_batch,precision,run,per_s,unit,speedup,efficiency\n");
+        String::from("kind,model,ranks,threads,batch,total_batch,precision,run,per_s,unit,speedup,efficiency,plane\n");
     let number = |number: Option<f64>| number.map(|number| format!("{number:.6}")).unwrap_or_default();
     for row in &findings.rows {
         let point = &row.point;
         for (run, per_s) in row.runs.iter().enumerate() {
             let _ = writeln!(
                 text,
-                "{},{},{},{},{},{},{},{},{per_s:.6},{},{},{}",
+                "{},{},{},{},{},{},{},{},{per_s:.6},{},{},{},{}",
                 findings.kind.word(),
                 quoted(&point.model),
                 point.ranks,
@@ -102,7 +117,8 @@ pub(crate) fn csv(findings: &Findings) -> String {
                 run + 1,
                 quoted(&findings.unit),
                 number(row.speedup),
-                number(row.efficiency)
+                number(row.efficiency),
+                quoted(&point.plane)
             );
         }
     }
@@ -118,10 +134,10 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::study::point::Point;
-    use crate::study::sweep::Kind;
 
     fn findings() -> Findings {
-        let point = Point { model: "a,b".into(), ranks: 2, threads: 1, batch: 8, precision: "f32".into() };
+        let (model, precision, plane) = ("a,b".into(), "f32".into(), String::new());
+        let point = Point { model, ranks: 2, threads: 1, batch: 8, precision, plane };
         let row = Row {
             point,
             runs: vec![10.0, 30.0],
@@ -135,6 +151,8 @@ mod tests {
             phases: vec![],
             split: vec![],
             failures: vec!["why".into()],
+            refused: None,
+            messages: vec![],
         };
         Findings {
             kind: Kind::Weak,
@@ -163,6 +181,6 @@ mod tests {
         let csv = csv(&findings());
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[2], "weak,\"a,b\",2,1,8,16,f32,2,30.000000,samples,1.500000,0.750000");
+        assert_eq!(lines[2], "weak,\"a,b\",2,1,8,16,f32,2,30.000000,samples,1.500000,0.750000,");
     }
 }

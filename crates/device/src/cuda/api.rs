@@ -105,6 +105,7 @@ functions! {
     event_destroy(Handle) = "cuEventDestroy_v2";
     event_record(Handle, Handle) = "cuEventRecord";
     event_query(Handle) = "cuEventQuery";
+    event_elapsed_time(*mut f32, Handle, Handle) = "cuEventElapsedTime";
     module_load_data(*mut Handle, *const c_void) = "cuModuleLoadData";
     module_get_function(*mut Handle, Handle, *const c_char) = "cuModuleGetFunction";
     launch_kernel(

@@ -10,6 +10,8 @@ use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, Signal
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DEFAULT`: knows when it happened.
+const TIMING: u32 = 0;
 /// `CU_EVENT_DISABLE_TIMING`: such events cost less to record and to look at.
 const DISABLE_TIMING: u32 = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
@@ -64,6 +66,15 @@ impl Cuda {
         // SAFETY: the context lives until the process ends.
         self.api.check("cuCtxPushCurrent", unsafe { (self.api.ctx_push)(self.context) })?;
         Ok(Current(self.api))
+    }
+
+    fn event_with(&self, flags: u32) -> Result<u64> {
+        let _current = self.enter()?;
+        let mut event = ptr::null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe { (self.api.event_create)(&raw mut event, flags) };
+        self.api.check("cuEventCreate", code)?;
+        Ok(event.expose_provenance() as u64)
     }
 
     fn free_and_total(&self) -> Option<(u64, u64)> {
@@ -123,12 +134,22 @@ impl Backend for Cuda {
     }
 
     fn create_event(&self) -> Result<u64> {
+        self.event_with(DISABLE_TIMING)
+    }
+
+    fn create_timed_event(&self) -> Result<u64> {
+        self.event_with(TIMING)
+    }
+
+    fn elapsed_ns(&self, from: u64, to: u64) -> Result<Option<u64>> {
         let _current = self.enter()?;
-        let mut event = ptr::null_mut();
-        // SAFETY: writes one handle.
-        let code = unsafe { (self.api.event_create)(&raw mut event, DISABLE_TIMING) };
-        self.api.check("cuEventCreate", code)?;
-        Ok(event.expose_provenance() as u64)
+        let mut millis = 0_f32;
+        // SAFETY: writes one number; both handles live.
+        match unsafe { (self.api.event_elapsed_time)(&raw mut millis, handle(from), handle(to)) } {
+            0 => Ok(Some((f64::from(millis.max(0.0)) * 1e6) as u64)),
+            NOT_READY => Ok(None),
+            code => Err(self.api.error("cuEventElapsedTime", code)),
+        }
     }
 
     fn destroy_event(&self, event: u64) {

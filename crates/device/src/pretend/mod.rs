@@ -56,7 +56,16 @@ struct Queues {
     awaited: HashMap<u64, Awaited>,
     /// Signals that are not set.
     unset: HashSet<u64>,
+    /// The clock of all of them: every fold and every call for copies takes a microsecond, and nothing else takes time.
+    clock_ns: u64,
 }
+
+/// When timed events happened; `None`: not yet. Taken after the lock of the streams, if both are: whoever drops an
+/// event may hold that.
+static TIMED: LazyLock<Mutex<HashMap<u64, Option<u64>>>> = LazyLock::new(Mutex::default);
+
+/// How long a piece of work takes on the pretended clock.
+const WORK_NS: u64 = 1000;
 
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
@@ -127,6 +136,10 @@ fn queues() -> MutexGuard<'static, Queues> {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn timed() -> MutexGuard<'static, HashMap<u64, Option<u64>>> {
+    TIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Queues {
     fn queue(&mut self, stream: u64, work: Work) {
         self.streams.entry(stream).or_default().push_back(work);
@@ -174,11 +187,16 @@ impl Queues {
             match work {
                 Work::Mark(mark) => {
                     self.awaited.remove(&mark);
+                    timed().entry(mark).and_modify(|at_ns| *at_ns = Some(self.clock_ns));
                     if until == Some(mark) {
                         break;
                     }
                 }
-                work => work.run(),
+                work => {
+                    let takes_time = matches!(work, Work::Copy(_) | Work::Fold(_));
+                    self.clock_ns += if takes_time { WORK_NS } else { 0 };
+                    work.run();
+                }
             }
         }
         if self.streams.get(&stream).is_some_and(VecDeque::is_empty) {
@@ -226,7 +244,23 @@ impl Backend for Pretend {
         Ok(number())
     }
 
-    fn destroy_event(&self, _event: u64) {}
+    fn create_timed_event(&self) -> Result<u64> {
+        drop(self.enter(Call::Other)?);
+        let event = number();
+        timed().insert(event, None);
+        Ok(event)
+    }
+
+    fn elapsed_ns(&self, from: u64, to: u64) -> Result<Option<u64>> {
+        drop(self.enter(Call::Other)?);
+        let timed = timed();
+        let at_ns = |event: u64| timed.get(&event).copied().flatten();
+        Ok(at_ns(from).zip(at_ns(to)).map(|(from_ns, to_ns)| to_ns.saturating_sub(from_ns)))
+    }
+
+    fn destroy_event(&self, event: u64) {
+        timed().remove(&event);
+    }
 
     fn record(&self, event: u64, stream: u64) -> Result<()> {
         let mut queues = self.enter(Call::Record)?;
@@ -434,6 +468,22 @@ mod tests {
         let mut bytes = [0; 12];
         device.read_and_wait(memory.address(), &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn timed_events_tell_what_lay_between_them() {
+        let device = Pretend::with(0, DeviceFaults::default()).device();
+        let memory = device.allocate(8).unwrap();
+        let stream = device.stream().unwrap();
+        let begun = stream.record_timed().unwrap();
+        let copy = DeviceCopy { source: memory.address(), target: memory.address() + 4, bytes: 4 };
+        stream.copy(&[copy]).unwrap();
+        stream.copy(&[copy]).unwrap();
+        let ended = stream.record_timed().unwrap();
+        assert_eq!(ended.ns_since(&begun).unwrap(), None, "nobody has looked yet");
+        assert!(ended.has_happened().unwrap());
+        // Streams of other tests share the clock.
+        assert!(ended.ns_since(&begun).unwrap().unwrap() >= 2 * WORK_NS);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use farandole_plan::Rank;
 use farandole_tensor::Region;
+use farandole_trace::event::DeviceStep;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Link, Mesh, Progress, Result};
 
@@ -107,6 +108,15 @@ impl Execution {
         match self {
             Execution::Device(run) => run.take_results(),
             Execution::Nccl(run) => run.take_results(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// How long devices took for what, if somebody wanted to know.
+    pub(crate) fn take_device_times(&mut self) -> Vec<(DeviceStep, u64)> {
+        match self {
+            Execution::Device(run) => run.take_times(),
+            Execution::Hosts(run) => run.take_times(),
             _ => Vec::new(),
         }
     }

@@ -14,8 +14,8 @@ use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
 use crate::bucket::Memory;
-use crate::exec::device::hosts::{Begin, HostsRun};
-use crate::exec::device::{DevicePlane, DeviceRun};
+use crate::exec::device::hosts::HostsRun;
+use crate::exec::device::{Begin, DevicePlane, DeviceRun};
 use crate::exec::nccl::{self, NcclRun};
 use crate::exec::planes::{Prepared, shares_memory};
 use crate::exec::{Buffers, Execution};
@@ -106,18 +106,16 @@ impl Group {
     /// Begins a bucket in device memory that ranks map, if it is one.
     fn begin_on_device(&mut self, bucket: &Bucket, prepared: &Prepared, shares_memory: bool) -> Option<Execution> {
         let movement = prepared.movement.as_ref().filter(|_| prepared.plane == Plane::Device)?;
-        let plane = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
-        if shares_memory {
-            let windows = self.mesh.windows.as_ref().expect("invariant: ranks that share memory have windows");
-            let slot_bytes = windows.layout().small_bytes;
-            let run = DeviceRun::begin(plane, bucket, movement, &self.table, self.here, slot_bytes);
-            return Some(Execution::Device(Box::new(run)));
-        }
         // Without elements there are no shards by which hosts would meet; its entry is all there is to such a bucket.
-        (bucket.plan.elems > 0).then(|| {
-            let descriptor = self.planes.descriptor(&bucket.plan);
-            let begin = Begin { plane, table: &self.table, mesh: &self.mesh, here: self.here, descriptor };
-            Execution::Hosts(Box::new(HostsRun::begin(bucket, movement, &prepared.schedule, begin)))
+        if !shares_memory && bucket.plan.elems == 0 {
+            return None;
+        }
+        let plane = self.device.as_mut().expect("invariant: buckets in device memory are for groups with devices");
+        let (descriptor, stopwatch) = (self.planes.descriptor(&bucket.plan), self.record.stopwatch());
+        let begin = Begin { plane, table: &self.table, mesh: &self.mesh, here: self.here, descriptor, stopwatch };
+        Some(match shares_memory {
+            true => Execution::Device(Box::new(DeviceRun::begin(bucket, movement, begin))),
+            false => Execution::Hosts(Box::new(HostsRun::begin(bucket, movement, &prepared.schedule, begin))),
         })
     }
 
@@ -232,6 +230,10 @@ impl Group {
         prepared.layout.unload(memory, &bucket, &mut self.table, &mut self.fusion, &mut self.done);
         for ((_, outcome), made) in self.done.iter_mut().zip(execution.take_results()) {
             outcome.output = made.or(outcome.output.take());
+        }
+        if let (true, Some(device)) = (prepared.plane.is_on_devices(), &self.device) {
+            self.record.device_took(&bucket, execution.take_device_times(), turn.now);
+            self.record.caches(&device.hits(), turn.now);
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
         self.member.finished(bucket.operation, turn.now);

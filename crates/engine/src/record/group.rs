@@ -27,6 +27,7 @@ use farandole_trace::clock::now_ns;
 use farandole_trace::event::{GroupNumber, NameId, OperationNumber, TemplateEntry, TemplateId, ThreadId};
 use farandole_trace::{BucketTimes, Event, Recorder, RingWriter};
 
+use super::device::ToldCaches;
 use super::turn_length::TurnLength;
 use super::{collective, dtype};
 use crate::exec::step_trace::{self, StepTrace};
@@ -94,6 +95,7 @@ pub(crate) struct GroupRecord {
     templates: HashMap<u64, Known, BuildHasherDefault<QuickHasher>>,
     /// The one that was asked for last: programs with one bucket ask for no other.
     latest: Option<(u64, Known)>,
+    pub(super) told_caches: ToldCaches,
 }
 
 /// A bucket that has begun and may be over in a moment.
@@ -134,6 +136,7 @@ impl GroupRecord {
             template: None,
             templates: HashMap::default(),
             latest: None,
+            told_caches: ToldCaches::default(),
         }
     }
 

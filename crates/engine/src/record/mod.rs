@@ -2,10 +2,12 @@
 //!
 //! - [`group`]: requests and buckets of a group, written by its driver.
 //! - [`rare`]: the same outside the steady state.
+//! - [`device`]: what devices did for them.
 //! - [`call`]: direct calls, written by the caller's thread.
 //! - [`turn_length`]: an estimate that saves looks at the clock.
 
 pub(crate) mod call;
+mod device;
 pub(crate) mod group;
 mod rare;
 mod turn_length;

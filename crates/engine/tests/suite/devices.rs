@@ -293,7 +293,7 @@ fn ranks_that_meant_to_have_different_devices_and_have_the_same_are_named_once()
         LOGGED.lock().unwrap().clear();
         let config = Config { ranks_per_gpu, ..config() };
         ranks_with(size, Transport::Device, config, |engine| {
-            let all: Vec<Solved> = calls(engine.size()).into_iter().take(6).collect();
+            let all: Vec<Solved> = calls(engine.size(), Inputs::Extreme).into_iter().take(6).collect();
             check_all(&engine, &all, |submission| moved(&engine, submission));
         });
         let logged = LOGGED.lock().unwrap();

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::harness::pretend_device::{moved, moved_to_private_memory};
 use crate::harness::{Transport, config, ranks, ranks_with, sum};
 use farandole_engine::connector::{Medium, ThreadWorld};
 use farandole_engine::{Communicator, Config, DirectSettings};
 use farandole_plan::{Rank, ReduceOp};
-use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber, StepKind};
-use farandole_trace::{Event, Identity, Recorder, Trace};
+use farandole_testing::Folder;
+use farandole_trace::event::{Collective, DeviceCache, DeviceStep, Dtype, GroupNumber, OperationNumber, StepKind};
+use farandole_trace::{Event, Identity, Record, Recorder, Trace, TraceWriter, WriterOptions};
 
 /// The events of one operation, in order, waiting left out.
 fn events_of(trace: &Trace, group: GroupNumber, operation: OperationNumber) -> Vec<Event> {
@@ -188,6 +190,55 @@ fn a_thread_that_waits_for_its_result_says_since_when() {
         })
         .sum();
     assert!(waited >= LATE.as_nanos() as u64 * 8 / 10, "{waited}");
+}
+
+#[test]
+fn what_a_device_does_is_timed_while_a_trace_is_kept_and_its_caches_are_counted() {
+    let folder = Arc::new(Folder::new());
+    for is_kept in [true, false] {
+        let folder = Arc::clone(&folder);
+        let traces = ranks(2, Transport::Device, move |engine| {
+            let trace_in = is_kept.then(|| folder.to_path_buf());
+            let options = WriterOptions { trace_in, ..WriterOptions::default() };
+            let _writer = TraceWriter::start(engine.recorder(), options).unwrap();
+            for _ in 0..4 {
+                engine.run(moved(&engine, sum("mapped", vec![1_f32; 1000]))).unwrap();
+                engine.run(moved_to_private_memory(sum("packed", vec![1_f32; 1000]))).unwrap();
+            }
+            engine.recorder().snapshot("test")
+        });
+        let took = |trace: &Trace, name: &str, wanted: DeviceStep| {
+            let of_name = operations(trace, name);
+            let took = |record: &Record| match record.event {
+                Event::DeviceTook { operation, step, ns, .. } if step == wanted => {
+                    of_name.contains(&operation).then_some(ns)
+                }
+                _ => None,
+            };
+            trace.records.iter().filter_map(took).collect::<Vec<u64>>()
+        };
+        let [first, second] = [&traces[0], &traces[1]];
+        let times = if is_kept { 4 } else { 0 };
+        for (trace, name, step, times) in [
+            (first, "mapped", DeviceStep::Pack, 0),
+            (first, "mapped", DeviceStep::Fold, times),
+            (first, "packed", DeviceStep::Pack, times),
+            (first, "packed", DeviceStep::Fold, times),
+            (second, "packed", DeviceStep::Unpack, times),
+            // The ranks share a device, and the first works for it.
+            (second, "packed", DeviceStep::Fold, 0),
+        ] {
+            let took = took(trace, name, step);
+            assert_eq!(took.len(), times, "{name}, {step}");
+            assert!(took.iter().all(|ns| *ns >= 1000), "{name}, {step}: {took:?}");
+        }
+        let exports = |record: &Record| match record.event {
+            Event::CacheHits { cache: DeviceCache::Exports, hits, misses, .. } => Some((hits, misses)),
+            _ => None,
+        };
+        let told: Vec<(u64, u64)> = second.records.iter().filter_map(exports).collect();
+        assert!(told.is_sorted() && told.last().is_some_and(|&(hits, misses)| hits + misses >= 6), "{told:?}");
+    }
 }
 
 #[test]

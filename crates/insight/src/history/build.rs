@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::device::{self, DeviceHistory};
 use super::gap::{self, Usable};
 use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
@@ -120,7 +121,7 @@ impl History {
         let phases_of = |(rank, trace): (usize, &Option<&Trace>)| {
             let thread = trace.and_then(lane::program_thread);
             let (there, clock) = (records[rank].there, |time_ns| clock(rank, time_ns));
-            trace.zip(thread).map_or(Vec::new(), |(trace, thread)| lane::phases(trace, thread, there, &clock))
+            trace.zip(thread).map_or(Vec::new(), |(trace, thread)| device::with_phases(trace, thread, there, &clock))
         };
         let phases: Vec<Vec<Phase>> = used.iter().enumerate().map(phases_of).collect();
         let loops = own::training_loops(&phases);
@@ -173,6 +174,8 @@ fn rank_history(
     let blocked = |wait: &Wait| (wait.from_ns, wait.to_ns, wait.key.and_then(|key| found.get(&key).copied()));
     let blocked: Vec<Blocked> = records.waits.iter().map(blocked).collect();
     let lane = lane::stretches(&phases, blocked, training_loop, records.there, end_ns);
+    let pauses = thread.map_or(Vec::new(), |thread| device::pauses(trace, thread, clock));
+    let lane = device::work_behind(lane, &pauses);
     let number = |key: &str| trace.header.setting(key).and_then(|value| value.parse().ok());
     RankHistory {
         missing: false,
@@ -183,6 +186,7 @@ fn rank_history(
         core_wait: number(machine::CORE_WAIT).map(|ns| ns as f64 / (records.there.1 - records.there.0).max(1) as f64),
         iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, records.there.1, clock)),
         samples: thread.map_or(Vec::new(), |thread| own::samples_of(trace, thread, &lane, clock)),
+        device: DeviceHistory::of(trace, clock),
         lane,
         phases,
     }

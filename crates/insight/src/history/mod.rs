@@ -17,6 +17,7 @@
 
 mod build;
 mod cut;
+mod device;
 mod gap;
 mod graph;
 mod lane;
@@ -26,6 +27,7 @@ mod phases;
 
 pub use build::BuildError;
 pub use cut::{TimeWindow, WindowError};
+pub use device::{CacheLookups, DeviceHistory, DeviceTime};
 pub use gap::{Gap, Lack};
 pub use legs::Legs;
 pub use own::HotSpots;
@@ -75,6 +77,8 @@ pub struct RankHistory {
     pub iterations: Vec<Iteration>,
     /// Where the program was seen while it was in no phase, in order.
     pub samples: Vec<StackSample>,
+    /// Its device, if it has one.
+    pub device: DeviceHistory,
 }
 
 /// Where the program's thread was at a moment.

@@ -6,7 +6,7 @@ use crate::efficiency::Scaling;
 use crate::history::{Gap, Lack};
 use crate::loss::{Interval, LossCause};
 use crate::report::wording::{Wording, wording};
-use crate::verdict::{Finding, Gain, Topic, Verdict};
+use crate::verdict::{CacheRate, DeviceUse, Devices, Finding, Gain, Topic, Verdict};
 
 /// What the document calls itself. Another number would mean that something old has changed.
 pub const SCHEMA: &str = "farandole-report/1";
@@ -40,7 +40,7 @@ pub fn report(verdict: &Verdict) -> Value {
             "speedup": against.speedup,
         })
     });
-    json!({
+    let mut report = json!({
         "schema": SCHEMA,
         "headline": verdict.headline,
         "window": verdict.window.to_string(),
@@ -63,6 +63,39 @@ pub fn report(verdict: &Verdict) -> Value {
             "losses": losses,
         },
         "findings": verdict.findings.iter().map(finding).collect::<Vec<Value>>(),
+    });
+    if let (Value::Object(fields), false) = (&mut report, verdict.devices.is_empty()) {
+        fields.insert("devices".to_owned(), devices(&verdict.devices));
+    }
+    report
+}
+
+fn devices(devices: &Devices) -> Value {
+    let rank = |of: &DeviceUse| {
+        let [(_, packing_ns), (_, folding_ns), (_, unpacking_ns)] = of.steps_ns;
+        json!({
+            "rank": of.rank,
+            "busy_ns": of.busy_ns,
+            "communication_ns": of.communication_ns,
+            "idle_ns": of.idle_ns,
+            "idle_percent": of.percent(of.idle_ns),
+            "hidden_input_ns": of.hidden_input_ns,
+            "packing_ns": packing_ns,
+            "folding_ns": folding_ns,
+            "unpacking_ns": unpacking_ns,
+        })
+    };
+    let cache = |of: &CacheRate| {
+        json!({
+            "cache": of.cache.word(),
+            "hits": of.hits,
+            "misses": of.misses,
+            "hit_percent": of.hit_percent(),
+        })
+    };
+    json!({
+        "ranks": devices.ranks.iter().map(rank).collect::<Vec<Value>>(),
+        "caches": devices.caches.iter().map(cache).collect::<Vec<Value>>(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::loss::SplitRow;
 use crate::report::wording::{Wording, wording};
-use crate::verdict::{Advice, Finding, Gain, Verdict, percent_text, time_text};
+use crate::verdict::{Advice, Devices, Finding, Gain, Verdict, percent_text, time_text};
 
 /// Columns that a bar of a hundred percent takes.
 const BAR_COLUMNS: u64 = 40;
@@ -35,6 +35,7 @@ pub fn report(verdict: &Verdict) -> String {
         say(line);
     }
     split_table(verdict).into_iter().for_each(&mut say);
+    device_table(verdict).into_iter().for_each(&mut say);
     efficiency_table(verdict).into_iter().for_each(&mut say);
     for (number, finding) in verdict.findings.iter().enumerate() {
         finding_text(number + 1, finding).into_iter().for_each(&mut say);
@@ -126,6 +127,55 @@ fn split_table(verdict: &Verdict) -> Vec<String> {
         ));
     }
     lines
+}
+
+fn device_table(verdict: &Verdict) -> Vec<String> {
+    let devices = &verdict.devices;
+    let mut lines = Vec::new();
+    if !devices.ranks.is_empty() {
+        lines.extend([String::new(), "GPUs                busy   communication      idle".to_owned()]);
+        for of in devices.ranks.iter().take(DEVICES_SHOWN) {
+            let [busy, communication, idle] =
+                [of.busy_ns, of.communication_ns, of.idle_ns].map(|ns| format!("{:.1} %", of.percent(ns)));
+            let name = format!("rank {}", of.rank);
+            lines.push(format!("  {name:<12} {busy:>9}   {communication:>13} {idle:>9}"));
+        }
+        if devices.ranks.len() > DEVICES_SHOWN {
+            lines.push(format!("  And {} more.", devices.ranks.len() - DEVICES_SHOWN));
+        }
+    }
+    let notes = device_notes(devices);
+    if lines.is_empty() && !notes.is_empty() {
+        lines.push(String::new());
+    }
+    lines.extend(notes.iter().flat_map(|note| wrapped(note, "  ", "  ")));
+    lines
+}
+
+/// Ranks whose devices have a line; the page has all.
+const DEVICES_SHOWN: usize = 16;
+
+/// What devices took for operations, and how often caches had what they were asked for.
+pub fn device_notes(devices: &Devices) -> Vec<String> {
+    let mut notes = Vec::new();
+    let took = |place: usize| devices.ranks.iter().map(|of| of.steps_ns[place].1).sum::<u64>();
+    if (0..3).any(|place| took(place) > 0) {
+        notes.push(format!(
+            "On the devices of all ranks, operations took {} for packing, {} for folding and {} for unpacking.",
+            time_text(took(0)),
+            time_text(took(1)),
+            time_text(took(2))
+        ));
+    }
+    for rate in &devices.caches {
+        notes.push(format!(
+            "Cache of {}: {} of {} lookups were hits.",
+            rate.cache,
+            percent_text(rate.hit_percent()),
+            rate.hits + rate.misses
+        ));
+    }
+    notes
 }
 
 fn efficiency_table(verdict: &Verdict) -> Vec<String> {

@@ -8,11 +8,13 @@
 //! **Invariant:** the findings come largest first, and their losses are part of the split, which sums to the whole.
 
 mod analysis;
+mod devices;
 mod recommendation;
 mod rules;
 mod words;
 
 pub use analysis::Analysis;
+pub use devices::{CacheRate, DeviceUse, Devices};
 pub use recommendation::{HotSpot, Location, Reason, Recommendation};
 pub use rules::rule_names;
 pub use words::{percent_text, time_text};
@@ -61,6 +63,8 @@ pub struct Verdict {
     pub against: Option<(Scaling, AgainstReference)>,
     /// Where the time went.
     pub split: TimeSplit,
+    /// What the devices did, where ranks have some.
+    pub devices: Devices,
     /// What is worth a sentence, largest first.
     pub findings: Vec<Finding>,
 }
@@ -190,6 +194,7 @@ impl Verdict {
             gaps: history.gaps.clone(),
             efficiencies,
             against,
+            devices: Devices::of(history),
             findings,
             split,
         }

@@ -1,6 +1,6 @@
 //! Numbers and evidence in plain sentences.
 
-use super::{Analysis, Finding, HEADLINE_LOSSES, Topic};
+use super::{Analysis, Devices, Finding, HEADLINE_LOSSES, Topic};
 use crate::efficiency::Efficiencies;
 use crate::history::{Activity, History, HotSpots};
 use crate::loss::{Evidence, LossCause, ranks_text};
@@ -93,9 +93,24 @@ pub(super) fn sentences(
             time_text(elsewhere_ns)
         ));
     }
+    if *topic == Topic::Cause(LossCause::Input) {
+        sentences.extend(hidden_text(&Devices::of(analysis.history)));
+    }
     sentences.extend(phases_text(longer_in));
     sentences.extend(places_text(hot_spots));
     sentences
+}
+
+/// What is not lost to input, because devices had work meanwhile.
+fn hidden_text(devices: &Devices) -> Option<String> {
+    let all = if devices.ranks.len() == 1 { "its GPU" } else { "the GPUs" };
+    match devices.hidden_input_ns() {
+        _ if devices.ranks.is_empty() => None,
+        0 => Some(format!("Meanwhile {all} had nothing to do.")),
+        ns => {
+            Some(format!("Meanwhile {all} had nothing to do; {} more lay behind work and cost nothing.", time_text(ns)))
+        }
+    }
 }
 
 /// In which phases a late rank takes longer.

@@ -3,8 +3,10 @@
 
 mod sketch;
 
-use farandole_insight::history::{Gap, History, Lack, PhaseKind, RankHistory};
-use farandole_trace::event::Collective;
+use farandole_insight::history::{
+    Activity, CacheLookups, DeviceHistory, DeviceTime, Gap, History, Lack, Phase, PhaseKind, RankHistory,
+};
+use farandole_trace::event::{Collective, DeviceCache, DeviceStep};
 pub(crate) use sketch::{Cost, Sketch};
 
 /// A millisecond.
@@ -35,6 +37,7 @@ pub(crate) fn all() -> Vec<(&'static str, History)> {
         ("learned orders off", learned_orders_off()),
         ("four ranks on a slow link", four_on_a_slow_link()),
         ("gradients on a device", on_a_device()),
+        ("devices that starve", devices_that_starve()),
         ("crowded cores", crowded()),
         ("little losses", little_losses()),
         ("two of four recorded", two_of_four()),
@@ -228,6 +231,27 @@ pub(crate) fn on_a_device() -> History {
         (0..2).for_each(|rank| sketch.copy(rank, 30 * MS));
         sketch.allreduce(64 << 20, Cost { transfer_ns: 10 * MS, ..Cost::default() });
     })
+}
+
+/// The starved ranks with devices: half a millisecond more of every wait lay behind work; caches had 93 of 100.
+pub(crate) fn devices_that_starve() -> History {
+    let mut history = starved();
+    for rank in &mut history.ranks {
+        let waits = rank.lane.iter().filter(|stretch| stretch.activity == Activity::Input);
+        rank.phases = waits
+            .map(|wait| {
+                let (from_ns, to_ns) = (wait.from_ns, wait.to_ns + MS / 2);
+                Phase { name: "input wait".to_owned(), kind: PhaseKind::Input, from_ns, to_ns }
+            })
+            .collect();
+        let took = |step, ns| DeviceTime { at_ns: MS, step, ns };
+        rank.device = DeviceHistory {
+            watched: true,
+            steps: vec![took(DeviceStep::Fold, MS), took(DeviceStep::Fold, 2 * MS), took(DeviceStep::Pack, 1000)],
+            lookups: vec![CacheLookups { at_ns: MS, cache: DeviceCache::Mappings, hits: 93, misses: 7 }],
+        };
+    }
+    history
 }
 
 /// The late rank again, where four ranks of 8 threads each have 8 cores.

@@ -6,6 +6,9 @@ use super::{Recorder, lock};
 use crate::clock;
 use crate::event::{Event, NameId, Phase, Record, ThreadId};
 
+/// The row of what a rank's device does in a phase that is over for its program.
+pub const DEVICE_ROW: &str = "device of this rank";
+
 /// Which end of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
@@ -66,8 +69,8 @@ impl Recorder {
         }
     }
 
-    /// Records a phase of another process, such as a worker of a data loader, when it is over: in a
-    /// row of this name.
+    /// Records a phase of another process, such as a worker of a data loader, or of a device ([`DEVICE_ROW`]), when it
+    /// is over: in a row of this name.
     pub fn note_phase_of(&self, row: &str, word: &str, begin_ns: u64, end_ns: u64) {
         if self.is_on() && begin_ns <= end_ns {
             let thread = ThreadId::of_external(row);

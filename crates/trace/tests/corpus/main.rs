@@ -6,7 +6,9 @@ mod sample;
 mod seeds;
 mod trace;
 
-use farandole_trace::event::{Collective, Dtype, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId};
+use farandole_trace::event::{
+    Collective, DeviceCache, DeviceStep, Dtype, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId,
+};
 use farandole_trace::live::{Counts, LiveSample, Stall};
 use farandole_trace::{Event, Trace, TraceEnding, TraceHeader};
 use seeds::{Seed, replay};
@@ -56,6 +58,9 @@ fn everything() -> Trace {
         Event::Failed { name, group },
         Event::Aborted { name: cause },
         Event::Sampled { name: place, ns: 25_000_000 },
+        Event::DeviceIdle { since_ns: 2100, ns: 90 },
+        Event::DeviceTook { group, operation, step: DeviceStep::Fold, ns: 22_000 },
+        Event::CacheHits { group, cache: DeviceCache::Mappings, hits: 93, misses: 7 },
     ];
     for (index, event) in events.into_iter().enumerate() {
         trace.push(2000 + 10 * index as u64, ThreadId((index % 2) as u16), event);
@@ -92,8 +97,21 @@ fn traces_that_know_no_samples_of_the_stack_are_still_read() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace/before_samples");
     let old = Trace::read(&path).unwrap();
     let mut new = everything();
-    new.records.retain(|record| !matches!(record.event, Event::Sampled { .. }));
+    new.records.retain(|record| !is_of_device(&record.event) && !matches!(record.event, Event::Sampled { .. }));
     assert_eq!((old.unknown, &old.ending, old.records), (0, &new.ending, new.records));
+}
+
+#[test]
+fn traces_that_know_nothing_of_devices_are_still_read() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace/before_devices");
+    let old = Trace::read(&path).unwrap();
+    let mut new = everything();
+    new.records.retain(|record| !is_of_device(&record.event));
+    assert_eq!((old.unknown, &old.ending, old.records), (0, &new.ending, new.records));
+}
+
+fn is_of_device(event: &Event) -> bool {
+    matches!(event, Event::DeviceIdle { .. } | Event::DeviceTook { .. } | Event::CacheHits { .. })
 }
 
 #[test]

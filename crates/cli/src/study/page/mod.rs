@@ -49,6 +49,10 @@ pub(crate) fn page(findings: &Findings, subject: &str) -> String {
     }
     sections.push(section("Time of an iteration by phase", "phases", &phases(findings)));
     sections.push(section("Where the time of all ranks went", "causes", &causes(findings)));
+    if let Some(messages) = findings.messages() {
+        let text = format!("<div class=\"scroll\"><pre>{}</pre></div>\n", escaped(&messages));
+        sections.push(section("Operations by size, plane beside plane", "messages", &text));
+    }
     sections.push(section("All figures", "table", &table(findings)));
     let sentences: String =
         findings.sentences.iter().map(|sentence| format!("<p class=\"wrap\">{}</p>\n", escaped(sentence))).collect();
@@ -77,6 +81,8 @@ fn place(findings: &Findings, row: &Row) -> String {
         (Kind::Models, _) => format!("{}·{}", point.model, point.ranks),
         (Kind::Precision, false) => point.precision.clone(),
         (Kind::Precision, true) => format!("{}·{}", point.precision, point.ranks),
+        (Kind::Planes, false) => point.plane.clone(),
+        (Kind::Planes, true) => format!("{}·{}", point.plane, point.ranks),
     }
 }
 
@@ -90,6 +96,8 @@ fn axis(findings: &Findings) -> &'static str {
         (Kind::Models, _) => "model · ranks",
         (Kind::Precision, false) => "how gradients travel",
         (Kind::Precision, true) => "how gradients travel · ranks",
+        (Kind::Planes, false) => "plane",
+        (Kind::Planes, true) => "plane · ranks",
     }
 }
 

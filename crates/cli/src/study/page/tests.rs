@@ -14,6 +14,7 @@ fn findings() -> Findings {
         batches: vec![8],
         total_batch: 8,
         precisions: vec!["f32".into()],
+        planes: vec!["staged".into(), "own".into(), "nccl".into()],
         cores: 4,
         baseline: None,
     };
@@ -27,6 +28,7 @@ fn findings() -> Findings {
             unit: "samples".into(),
             phases: vec![("forward".into(), 0.01), ("backward".into(), 0.02)],
             split: vec![("work".into(), 90.0), ("transfer".into(), 10.0)],
+            messages: Vec::new(),
         }),
     };
     let runs = [run(0, 0, 100.0), run(0, 1, 104.0), run(1, 0, 180.0), run(2, 0, 300.0)];

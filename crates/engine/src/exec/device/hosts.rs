@@ -29,6 +29,7 @@ use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Rank, ReduceOp, Schedule};
 use farandole_tensor::{Finish, Fold};
+use farandole_trace::event::DeviceStep;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Mesh, Progress, Result};
 
@@ -38,7 +39,7 @@ use super::shards::Shards;
 use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
 use super::work::{self, Places, Share};
-use super::{DevicePlane, local};
+use super::{Begin, DevicePlane, local};
 use crate::bucket::GroupRank;
 use crate::exec::Buffers;
 use crate::exec::links::LinkRun;
@@ -97,16 +98,6 @@ struct Reached {
     share: Option<Share>,
 }
 
-/// What a run across hosts follows from, besides its bucket.
-pub(crate) struct Begin<'a> {
-    pub(crate) plane: &'a mut DevicePlane,
-    pub(crate) table: &'a PendingTable,
-    pub(crate) mesh: &'a Mesh,
-    pub(crate) here: GroupRank,
-    /// Stands for what this rank takes the operation to be.
-    pub(crate) descriptor: u64,
-}
-
 impl HostsRun {
     /// Begins a bucket. A failure is kept until the run is first advanced.
     pub(crate) fn begin(
@@ -115,7 +106,7 @@ impl HostsRun {
         schedule: &Arc<Schedule>,
         begin: Begin<'_>,
     ) -> HostsRun {
-        let Begin { plane, table, mesh, here, descriptor } = begin;
+        let Begin { plane, table, mesh, here, descriptor, stopwatch } = begin;
         let topology = mesh.topology();
         let locals = topology.ranks_on(topology.host_of(here.me)).to_vec();
         let mut run = HostsRun {
@@ -133,7 +124,7 @@ impl HostsRun {
             failure: None,
             reached: None,
             across: LinkRun::new(Arc::clone(schedule), here.size, bucket.operation.0, descriptor),
-            in_flight: InFlight::default(),
+            in_flight: InFlight::timed_by(stopwatch),
         };
         if let Err(error) = run.load(plane, bucket, table, mesh.windows.as_ref()) {
             run.shared = Shared::default();
@@ -211,6 +202,11 @@ impl HostsRun {
         }
     }
 
+    /// How long the device took for what.
+    pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
+        self.in_flight.take_times()
+    }
+
     /// How far it has come, in words.
     pub(crate) fn progress(&self) -> &'static str {
         match self.stage {
@@ -272,7 +268,8 @@ impl HostsRun {
             let segments = self.shards.fold(&reached.places, &reached.shards, share);
             let (op, prescale, _) = self.reduction();
             let (dtype, stored, finish) = (self.plan.dtype, self.shards.carrier, Finish::Nothing);
-            let queued = self.queue(plane, &segments.as_fold(dtype, stored, op, prescale, finish));
+            let fold = segments.as_fold(dtype, stored, op, prescale, finish);
+            let queued = self.queue(plane, &fold, DeviceStep::Fold);
             queued.map_err(|error| local("working on the device", error))?;
         }
         self.reached = Some(reached);
@@ -280,13 +277,14 @@ impl HostsRun {
     }
 
     /// Queues a fold, if it has any elements.
-    fn queue(&mut self, plane: &mut DevicePlane, fold: &DeviceFold<'_>) -> DeviceResult<()> {
+    fn queue(&mut self, plane: &mut DevicePlane, fold: &DeviceFold<'_>, step: DeviceStep) -> DeviceResult<()> {
         if fold.elems.is_empty() {
             return Ok(());
         }
         let stream = &plane.opened(self.ordinal)?.stream;
+        self.in_flight.begin(stream)?;
         stream.fold(fold)?;
-        self.in_flight.record(stream)
+        self.in_flight.record(stream, step)
     }
 
     fn copy_to_host(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
@@ -299,8 +297,9 @@ impl HostsRun {
             Fold::new(self.shards.carrier, op).neutral(&mut pinned.bytes_mut()[..bytes as usize]);
             return Ok(());
         }
+        self.in_flight.begin(stream)?;
         stream.copy_to_pinned(address, pinned, bytes as usize)?;
-        self.in_flight.record(stream)
+        self.in_flight.record(stream, DeviceStep::Pack)
     }
 
     fn go_across(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
@@ -313,8 +312,10 @@ impl HostsRun {
         buffers.fold = Some(Fold::new(self.shards.carrier, op));
         let progress = self.across.advance(mesh, &mut buffers)?;
         if progress == Progress::Done {
-            let copied = stream.copy_from_pinned(pinned, address, bytes as usize);
-            let copied = copied.and_then(|()| self.in_flight.record(stream));
+            let copied = self.in_flight.begin(stream).and_then(|()| {
+                stream.copy_from_pinned(pinned, address, bytes as usize)?;
+                self.in_flight.record(stream, DeviceStep::Unpack)
+            });
             copied.map_err(|error| local("copying a shard to the device", error))?;
         }
         Ok(progress)
@@ -329,7 +330,7 @@ impl HostsRun {
         let finish = Finish::new(self.plan.dtype, op, self.here.size as u64, postscale);
         // Of one contribution a sum is what it is.
         let (dtype, stored, op) = (self.shards.carrier, self.plan.dtype, ReduceOp::Sum);
-        self.queue(plane, &segments.as_fold(dtype, stored, op, 1.0, finish))
+        self.queue(plane, &segments.as_fold(dtype, stored, op, 1.0, finish), DeviceStep::Unpack)
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
@@ -337,8 +338,9 @@ impl HostsRun {
             return Ok(());
         }
         let stream = &plane.opened(self.ordinal)?.stream;
+        self.in_flight.begin(stream)?;
         stream.copy(&self.shared.copies_back)?;
-        self.in_flight.record(stream)
+        self.in_flight.record(stream, DeviceStep::Unpack)
     }
 
     /// Where the tensors and shards of this host lie.

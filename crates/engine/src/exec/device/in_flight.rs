@@ -6,8 +6,10 @@
 use std::time::{Duration, Instant};
 
 use farandole_device::{Event, Stream};
+use farandole_trace::event::DeviceStep;
 use farandole_transport::Result;
 
+use super::stopwatch::Stopwatch;
 use super::{DevicePlane, local};
 
 /// How long a run that is given up waits for what it has queued. That is microseconds of work; but it may stand behind
@@ -21,13 +23,29 @@ pub(crate) struct InFlight {
     last: Option<Event>,
     /// Whether the driver was asked to ring for it.
     rings: bool,
+    stopwatch: Stopwatch,
 }
 
 impl InFlight {
-    /// Something was queued.
-    pub(crate) fn record(&mut self, stream: &Stream) -> farandole_device::Result<()> {
-        (self.last, self.rings) = (Some(stream.record()?), false);
+    /// Nothing yet; what comes is timed by this stopwatch.
+    pub(crate) fn timed_by(stopwatch: Stopwatch) -> InFlight {
+        InFlight { last: None, rings: false, stopwatch }
+    }
+
+    /// Something is about to be queued.
+    pub(crate) fn begin(&mut self, stream: &Stream) -> farandole_device::Result<()> {
+        self.stopwatch.start(stream)
+    }
+
+    /// It was queued.
+    pub(crate) fn record(&mut self, stream: &Stream, step: DeviceStep) -> farandole_device::Result<()> {
+        (self.last, self.rings) = (Some(self.stopwatch.stop(stream, step)?), false);
         Ok(())
+    }
+
+    /// How long the device took for what is done.
+    pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
+        self.stopwatch.take()
     }
 
     /// Whether everything is done.
@@ -36,6 +54,7 @@ impl InFlight {
         let happened = event.has_happened().map_err(|error| local("waiting for the device", error))?;
         if happened {
             (self.last, self.rings) = (None, false);
+            self.stopwatch.read();
         }
         Ok(happened)
     }

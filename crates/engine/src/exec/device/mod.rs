@@ -4,7 +4,8 @@
 //! what the others tell. When all have their data, the ranks that work for a device (`plan::device`, `work`) read the
 //! contributions where they lie and store the results where they belong. Nothing is copied on the way, except where
 //! other processes cannot map a tensor: then it is packed into a fusion buffer on the device, which they can. Memory
-//! for results whose size only the agreement tells comes from `results`. `run` has the steps.
+//! for results whose size only the agreement tells comes from `results`. `run` has the steps, which `stopwatch` times
+//! while a trace is kept.
 //!
 //! Ranks meet through the same flags as on the host: *exposed* means that the contribution is there, *settled* that
 //! this rank has done its share and uses no memory of others any more. The host looks at events and never waits for
@@ -21,6 +22,7 @@ mod run;
 mod same_device;
 pub(crate) mod shards;
 mod sharing;
+pub(crate) mod stopwatch;
 pub(crate) mod tensors;
 mod work;
 
@@ -29,12 +31,18 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-use farandole_device::{Allocation, Device, Error as DeviceError, Event, Exports, Mappings, Pinned, Result, Stream};
-use farandole_transport::Bell;
+use farandole_device::{
+    Allocation, Device, Error as DeviceError, Event, Exports, Hits, Mappings, Pinned, Result, Stream,
+};
+use farandole_trace::event::DeviceCache;
+use farandole_transport::{Bell, Mesh};
 
+use crate::bucket::GroupRank;
+use crate::pending::PendingTable;
 use results::ResultPool;
 pub(crate) use run::DeviceRun;
 use same_device::SharingWatch;
+use stopwatch::Stopwatch;
 
 /// Opens a device by its number in this process.
 pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
@@ -64,6 +72,17 @@ pub(crate) struct Opened {
     pinned: Option<Pinned>,
 }
 
+/// What a run in device memory follows from, besides its bucket.
+pub(crate) struct Begin<'a> {
+    pub(crate) plane: &'a mut DevicePlane,
+    pub(crate) table: &'a PendingTable,
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) here: GroupRank,
+    /// Stands for what this rank takes the operation to be.
+    pub(crate) descriptor: u64,
+    pub(crate) stopwatch: Stopwatch,
+}
+
 impl DevicePlane {
     pub(crate) fn new(open: OpenDevice, bell: Bell) -> DevicePlane {
         DevicePlane { open, bell, opened: BTreeMap::new(), sharing_watch: SharingWatch::default() }
@@ -85,6 +104,20 @@ impl DevicePlane {
     /// A device that is open, or the first one of this process.
     fn any_ordinal(&self) -> u32 {
         self.opened.keys().next().copied().unwrap_or(0)
+    }
+
+    /// How often what was asked of the caches was there, on all devices.
+    pub(crate) fn hits(&self) -> [(DeviceCache, Hits); 2] {
+        let sum = |of: fn(&Opened) -> Hits| {
+            self.opened
+                .values()
+                .map(of)
+                .fold(Hits::default(), |sum, one| Hits { hits: sum.hits + one.hits, misses: sum.misses + one.misses })
+        };
+        [
+            (DeviceCache::Mappings, sum(|opened| opened.mappings.hits())),
+            (DeviceCache::Exports, sum(|opened| opened.exports.hits())),
+        ]
     }
 
     /// Wakes the driver when an event has happened on a device.

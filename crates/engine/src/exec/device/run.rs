@@ -18,6 +18,7 @@ use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Collective, Rank};
 use farandole_tensor::Region;
+use farandole_trace::event::DeviceStep;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Progress, Result};
 
@@ -25,7 +26,7 @@ use super::in_flight::InFlight;
 use super::posting::{EndBytes, Told};
 use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
-use super::{DevicePlane, local, work};
+use super::{Begin, DevicePlane, local, work};
 use crate::bucket::GroupRank;
 use crate::pending::PendingTable;
 
@@ -55,14 +56,10 @@ enum Stage {
 impl DeviceRun {
     /// Begins a bucket: looks where its tensors lie and queues what has to be copied. A failure is kept until the run
     /// is first advanced.
-    pub(crate) fn begin(
-        plane: &mut DevicePlane,
-        bucket: &Bucket,
-        movement: &Arc<Movement>,
-        table: &PendingTable,
-        here: GroupRank,
-        slot_bytes: usize,
-    ) -> DeviceRun {
+    pub(crate) fn begin(bucket: &Bucket, movement: &Arc<Movement>, begin: Begin<'_>) -> DeviceRun {
+        let Begin { plane, table, mesh, here, stopwatch, .. } = begin;
+        let windows = mesh.windows.as_ref().expect("invariant: ranks that share memory have windows");
+        let slot_bytes = windows.layout().small_bytes;
         let mut run = DeviceRun {
             plan: Arc::clone(&bucket.plan),
             movement: Arc::clone(movement),
@@ -71,7 +68,7 @@ impl DeviceRun {
             stage: Stage::Load,
             failure: None,
             shared: Shared::default(),
-            in_flight: InFlight::default(),
+            in_flight: InFlight::timed_by(stopwatch),
         };
         if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
             run.shared = Shared::default();
@@ -122,6 +119,11 @@ impl DeviceRun {
                 None => return Ok(progress),
             }
         }
+    }
+
+    /// What the device took for this bucket, as far as it was timed.
+    pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
+        self.in_flight.take_times()
     }
 
     /// Memory that was made for results, in the order of the requests of this rank.
@@ -187,9 +189,11 @@ impl DeviceRun {
                 local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error)
             })?);
         }
-        let queued = work::queue(&opened.stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
+        let stream = &opened.stream;
+        self.in_flight.begin(stream).map_err(|error| local("recording an event", error))?;
+        let queued = work::queue(stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
         if queued.map_err(|error| local("working on the device", error))? {
-            self.in_flight.record(&opened.stream).map_err(|error| local("recording an event", error))?;
+            self.in_flight.record(stream, DeviceStep::Fold).map_err(|error| local("recording an event", error))?;
         }
         Ok(())
     }
@@ -197,8 +201,9 @@ impl DeviceRun {
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
         if let (false, Some(ordinal)) = (self.shared.copies_back.is_empty(), self.tensors.ordinal) {
             let opened = plane.opened(ordinal)?;
+            self.in_flight.begin(&opened.stream)?;
             opened.stream.copy(&self.shared.copies_back)?;
-            self.in_flight.record(&opened.stream)?;
+            self.in_flight.record(&opened.stream, DeviceStep::Unpack)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! How a rank lets the others of its host reach its tensors: where they lie, or packed into a fusion buffer.
 
 use farandole_device::{DeviceCopy, Error as DeviceError, Result};
+use farandole_trace::event::DeviceStep;
 
 use super::Opened;
 use super::in_flight::InFlight;
@@ -64,8 +65,9 @@ impl Sharing<'_> {
             let Stretch { address, bytes } = tensor.output;
             copies_back.push(DeviceCopy { source: start + output, target: address, bytes });
         }
+        in_flight.begin(&opened.stream)?;
         opened.stream.copy(&copies)?;
-        in_flight.record(&opened.stream)?;
+        in_flight.record(&opened.stream, DeviceStep::Pack)?;
         Ok(Shared { posting, copies_back })
     }
 }

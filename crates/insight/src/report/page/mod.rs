@@ -16,8 +16,8 @@ mod style;
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::history::History;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
-use crate::report::text::{alarm, capitalised, gaps, notes, subject};
-use crate::verdict::Verdict;
+use crate::report::text::{alarm, capitalised, device_notes, gaps, notes, subject};
+use crate::verdict::{DeviceUse, Verdict};
 
 pub use markup::escaped;
 
@@ -31,6 +31,7 @@ pub fn page(verdict: &Verdict, history: &History) -> String {
         section("What to change", "advice", &advice::list(verdict)),
         section("Every rank", "strips", &strips::ranks(history, &verdict.split)),
         section("Over time, all ranks together", "timeline", &strips::overview(history, &verdict.split)),
+        devices(verdict),
         section("Messages by size", "messages", &bars::messages(&profile)),
         section("Efficiencies", "efficiencies", &efficiencies(verdict)),
     ];
@@ -71,6 +72,29 @@ fn incomplete(verdict: &Verdict) -> String {
 /// A part of a page with its title.
 pub fn section(title: &str, id: &str, content: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{}</h2>\n{content}</section>\n", escaped(title))
+}
+
+/// What the devices did, where ranks have some.
+fn devices(verdict: &Verdict) -> String {
+    let devices = &verdict.devices;
+    if devices.is_empty() {
+        return String::new();
+    }
+    let cell = |of: &DeviceUse, ns: u64| format!("<td>{:.1} %</td>", of.percent(ns));
+    let row = |of: &DeviceUse| {
+        let [busy, communication, idle] = [of.busy_ns, of.communication_ns, of.idle_ns].map(|ns| cell(of, ns));
+        format!("<tr><th scope=\"row\">rank {}</th>{busy}{communication}{idle}</tr>\n", of.rank)
+    };
+    let rows: String = devices.ranks.iter().map(row).collect();
+    let head = ["", "busy", "communication", "idle"].map(|name| format!("<th scope=\"col\">{name}</th>")).concat();
+    let table = if rows.is_empty() {
+        String::new()
+    } else {
+        format!("<div class=\"scroll\"><table>\n<tr>{head}</tr>\n{rows}</table></div>\n")
+    };
+    let notes: String =
+        device_notes(devices).iter().map(|note| format!("<p class=\"note\">{}</p>\n", escaped(note))).collect();
+    section("GPUs", "devices", &(table + &notes))
 }
 
 fn efficiencies(verdict: &Verdict) -> String {
