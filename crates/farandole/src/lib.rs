@@ -59,6 +59,7 @@ pub use farandole_cluster::rendezvous::Address;
 pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
 /// Memory of accelerators ([`Setup::devices`]).
 pub use farandole_device as device;
+pub use farandole_engine::config::DevicePlaneChoice;
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
     AbortHandle, Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError,

@@ -1,13 +1,15 @@
 //! Everything that `Setup`, `World` and `Error` show has a name in this crate: nothing else is imported here.
 
 use std::error::Error as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farandole::connect::{Checksum, FrameOptions, Layout, Local, Options, Seal};
+use farandole::device::pretend::PretendNccl;
 use farandole::{
-    ClusterError, Communicator, Config, Cycles, DirectSettings, Engine, EngineError, Error, Failure, FailureKind,
-    FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup, Table,
-    Topology, TransportError, World,
+    ClusterError, Communicator, Config, Cycles, DevicePlaneChoice, DirectSettings, Engine, EngineError, Error, Failure,
+    FailureKind, FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup,
+    Table, Topology, TransportError, World,
 };
 
 /// A setup with every field named, and every part of its options.
@@ -33,7 +35,7 @@ fn setup() -> Setup {
         on_stall: None::<farandole::stall::OnStall>,
         process_sets: vec![vec![0]],
         devices: None,
-        nccl: None,
+        nccl: None::<farandole::device::nccl::SharedLibrary>,
         nccl_files: Vec::new(),
         planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
     }
@@ -91,4 +93,24 @@ fn errors_name_their_layer_and_give_the_cause_behind_it() {
     let error = Error::Cluster(ClusterError::local("binding", refused()));
     let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
     assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::PermissionDenied));
+}
+
+/// The plane that the user asks for must be there on every rank, or `init` says on which it is not, and why.
+#[test]
+fn a_plane_that_a_rank_does_not_have_ends_init_with_its_name() {
+    let config = Config { plane: DevicePlaneChoice::Nccl, ..Config::default() };
+    let asking = || Setup { config: Some(config.clone()), ..setup() };
+    let is_there = farandole::device::cuda::is_likely() && farandole::nccl_version(&[]).is_some();
+    match asking().init() {
+        Ok(_) => assert!(is_there, "there is no NCCL here"),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(
+                !is_there && text.contains("FARANDOLE_PLANE=nccl needs NCCL on all ranks, but rank 0 on "),
+                "{text}"
+            );
+        }
+    }
+    let pretended = Setup { nccl: Some(Arc::new(PretendNccl::default())), ..asking() };
+    assert_eq!(pretended.init().expect("a world of one with NCCL").size(), 1);
 }

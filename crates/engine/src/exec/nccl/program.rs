@@ -242,3 +242,93 @@ impl Building<'_> {
         self.here.me.index()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use farandole_plan::fuse::{BatchFusion, FusionLimits, fuse};
+    use farandole_plan::item::{Item, Placement};
+
+    use super::super::super::device::tensors::Stretch;
+    use super::*;
+
+    /// A bucket of tensors of seven rows of so many elements, on three ranks.
+    fn plan(collective: Collective, dtype: Dtype, row_elems: &[u64], joined: &[Rank]) -> Arc<BucketPlan> {
+        let item = |(number, &row_elems): (usize, &u64)| {
+            Arc::new(Item {
+                name: format!("{number}").into(),
+                collective: collective.clone(),
+                dtype,
+                shape: vec![7, row_elems],
+                device: Placement::Gpu,
+                rows: if collective == Collective::Allgather { vec![2, 0, 5] } else { vec![] },
+                joined: joined.to_vec(),
+                batch: None,
+                priority: 0,
+            })
+        };
+        let items: Vec<Arc<Item>> = row_elems.iter().enumerate().map(item).collect();
+        let limits = FusionLimits {
+            size: 3,
+            threshold_bytes: 1 << 20,
+            stage_below_bytes: 0,
+            alone_from_bytes: u64::MAX,
+            batches: BatchFusion::WithOthers,
+        };
+        Arc::clone(&fuse(&items, |_| 0, &limits)[0].plan)
+    }
+
+    fn program(plan: &BucketPlan, me: u32) -> Program {
+        let movement = Movement::new(plan, 3);
+        let here = GroupRank { me: Rank(me), size: 3 };
+        let tensor = |part: usize| Tensor {
+            input: Stretch { address: 1000 * (part as u64 + 1), bytes: 4 },
+            output: Stretch { address: 1000 * (part as u64 + 1), bytes: 4 },
+        };
+        let has_joined = plan.parts[0].item.joined.contains(&here.me);
+        let tensors: Vec<Tensor> = (0..plan.parts.len()).filter(|_| !has_joined).map(tensor).collect();
+        Program::new(plan, &movement, here, &tensors, 1 << 20)
+    }
+
+    fn allreduce(prescale: f64) -> Collective {
+        Collective::Allreduce { op: ReduceOp::Average, prescale, postscale: 1.0 }
+    }
+
+    #[test]
+    fn one_tensor_is_reduced_where_it_lies() {
+        let alone = program(&plan(allreduce(1.0), Dtype::F32, &[5], &[]), 0);
+        let reduction = reduction(Dtype::F32, ReduceOp::Sum);
+        assert_eq!(alone.calls, [Call::AllReduce { source: 1000, target: 1000, elems: 35, reduction }]);
+        assert_eq!((alone.packed_bytes, alone.packing.len()), (0, 0));
+        for (packed, tensors) in [
+            (plan(allreduce(0.5), Dtype::F32, &[5], &[]), 1),
+            (plan(allreduce(1.0), Dtype::Bool, &[5], &[]), 1),
+            (plan(allreduce(1.0), Dtype::F32, &[5, 2], &[]), 2),
+        ] {
+            let packed = program(&packed, 0);
+            assert_eq!((packed.calls.len(), packed.packing.len(), packed.unpacking.len()), (1, tensors, tensors));
+            assert!(packed.packed_bytes > 0);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_has_joined_makes_the_same_calls_in_packed_memory() {
+        let joined = plan(allreduce(1.0), Dtype::F32, &[5], &[Rank(2)]);
+        let (here, there) = (program(&joined, 0), program(&joined, 2));
+        assert_eq!((here.calls.len(), there.calls.len()), (1, 1));
+        assert_eq!(there.neutral, [(1 << 20, 35)]);
+        assert!(there.packing.is_empty() && there.unpacking.is_empty());
+    }
+
+    #[test]
+    fn uneven_rows_are_one_broadcast_for_each_rank_that_has_any() {
+        let gathered = program(&plan(Collective::Allgather, Dtype::F32, &[3], &[]), 2);
+        let call = |source, target, bytes, root| Call::Broadcast { source, target, bytes, root };
+        assert_eq!(gathered.calls, [call(1000, 1000, 24, 0), call(1000, 1024, 60, 2)]);
+        let scatter = Collective::ReduceScatter { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+        let scattered = program(&plan(scatter, Dtype::F32, &[1], &[]), 0);
+        let roots: Vec<_> = scattered.calls.iter().map(|call| matches!(call, Call::Reduce { .. })).collect();
+        assert_eq!(roots, [true; 3], "seven rows on three ranks");
+    }
+}
