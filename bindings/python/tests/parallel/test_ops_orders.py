@@ -9,6 +9,7 @@ from reference import contributions, mine, reduced, same
 import farandole.torch as hvd
 from farandole import _native
 from farandole.torch import handles
+from farandole.torch.device_work import DeviceWork
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -78,7 +79,8 @@ def test_names_are_those_of_horovod():
 
 
 def name_in_engine(handle):
-    return [native.name for native in handles._pending[handle].work.handles]
+    work = handles._pending[handle].work
+    return work.handle.names if isinstance(work, DeviceWork) else [native.name for native in work.handles]
 
 
 def test_the_engine_knows_requests_by_horovods_names():
