@@ -138,10 +138,30 @@ def submit(
     batch: Optional[str] = None,
     repeated: Optional[Repeated] = None,
     check: Optional[Callable[[_native.DeviceHandle], None]] = None,
+    priority: int = 0,
 ) -> DeviceWork:
     """Asks for a collective whose results go to the outputs, or replace the contributions. `batch` names a group that
     runs together, `repeated` is what the script may ask for again, `check` looks at what came of it."""
-    return DeviceWork(_ask(lent, collective, group, batch, repeated), lent[0].tensor.device, repeated, check)
+    return DeviceWork(_ask(lent, collective, group, batch, repeated, priority), lent[0].tensor.device, repeated, check)
+
+
+def submit_as_they_are(
+    names: list[str],
+    tensors: list[torch.Tensor],
+    collective: Collective,
+    group: int,
+    batch: Optional[str],
+    repeated: Optional[Repeated],
+    priority: int = 0,
+) -> Optional[DeviceWork]:
+    """Asks for a collective of many tensors whose results replace them, in one call that asks the tensors what they
+    are. `None` if one of them is not contiguous or is not worked on where it lies; nothing has been asked for then."""
+    if any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    device = tensors[0].device
+    place = _prepare(device, repeated)
+    handle = _native.submit_tensors_on_device(collective, names, tensors, group, batch, place, priority=priority)
+    return None if handle is None else DeviceWork(handle, device, repeated)
 
 
 def collect(
@@ -156,10 +176,21 @@ def collect(
 
 
 def _ask(
-    lent: Sequence[Lent], collective: Collective, group: int, batch: Optional[str], repeated: Optional[Repeated]
+    lent: Sequence[Lent],
+    collective: Collective,
+    group: int,
+    batch: Optional[str],
+    repeated: Optional[Repeated],
+    priority: int = 0,
 ) -> _native.DeviceHandle:
+    place = _prepare(lent[0].tensor.device, repeated)
+    tensors = [each.native_arguments() for each in lent]
+    return _native.submit_on_device(collective, tensors, group, batch, place, priority=priority)
+
+
+def _prepare(device: torch.device, repeated: Optional[Repeated]) -> tuple[int, int]:
+    """What comes before every request. Returns where the engine records when its data are there."""
     run_ahead.sweep()
     if repeated is not None:
         repeated.let_last_end()
-    place = place_to_record(lent[0].tensor.device)
-    return _native.submit_on_device(collective, [each.native_arguments() for each in lent], group, batch, place)
+    return place_to_record(device)

@@ -11,6 +11,7 @@ Not here: compression, which the caller chooses (`compression.py`), and sparse t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -111,10 +112,14 @@ def _start_group(
     group = group_for(reduction.process_set, "Allreduce")
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
-    names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
-    if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, reduction.collective(), group):
+    names = _member_names(base_name, len(tensors))
+    if tensors and device_memory.lies_there(tensors[0]):
         repeated = None if name is None else run_ahead.repeated(base_name)
-        return _start_on_device(tensors, names, base_name, reduction, group, repeated, in_place=in_place)
+        handle = _start_as_they_are(tensors, names, base_name, reduction, group, repeated) if in_place else None
+        if handle is not None:
+            return handle
+        if device_memory.takes(tensors, reduction.collective(), group):
+            return _start_on_device(tensors, names, base_name, reduction, group, repeated, in_place=in_place)
     if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
     lent = [_lend(tensor, in_place=in_place) for tensor in tensors]
@@ -146,6 +151,37 @@ def _start_plain_group(
     return handles.put(staging.BatchWork(handle), finish)
 
 
+@functools.lru_cache(maxsize=256)
+def _member_names(base_name: str, count: int) -> list[str]:
+    """The names of a group's members. Kept, because a script asks for the same groups again and again."""
+    return [handles.member_name(base_name, count, index) for index in range(count)]
+
+
+def _start_as_they_are(
+    tensors: list[torch.Tensor],
+    names: list[str],
+    batch: str,
+    reduction: _Reduction,
+    group: int,
+    repeated: Optional[run_ahead.Repeated],
+) -> Optional[int]:
+    """A group of tensors that the engine can work on without a copy, in the memory of their GPU; else `None`."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    work = device_memory.submit_as_they_are(
+        names, tensors, reduction.collective(), group, batch, repeated, reduction.priority
+    )
+    if work is None:
+        return None
+
+    def finish(_results: Any) -> list[torch.Tensor]:
+        for name, tensor, address in zip(names, tensors, addresses):
+            if tensor.data_ptr() != address:
+                lent_memory.raise_moved(name)
+        return tensors
+
+    return handles.put(work, finish)
+
+
 def _start_on_device(
     tensors: list[torch.Tensor],
     names: list[str],
@@ -162,7 +198,9 @@ def _start_on_device(
             lent_memory.check_writable(tensor)
     outputs = None if in_place else [device_memory.new_like(tensor) for tensor in tensors]
     lent = device_memory.lend(names, tensors, outputs)
-    work = device_memory.submit(lent, reduction.collective(), group, batch, repeated)
+    work = device_memory.submit(
+        lent, reduction.collective(), group, batch, repeated, priority=reduction.priority
+    )
 
     def finish(_results: Any) -> Any:
         results = [each.take_back() for each in lent] if outputs is None else outputs

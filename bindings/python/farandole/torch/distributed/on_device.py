@@ -4,8 +4,8 @@ As in the rest of the backend, ranks see tensors as one dimension. How large res
 the engine puts them there; outputs that are not one contiguous piece are filled from one that is. If the ranks bring
 something else, the engine makes memory of its own, and the operation is an error.
 
-Nobody waits on the host for an operation like one that has gone well before (`Like`, `run_ahead`); the first one of its
-kind is waited for, so that what ranks refuse is raised where it was asked for.
+Once calls repeat themselves (`call_names`), nobody waits on the host for an operation like one that has gone well
+(`Like`, `run_ahead`). Before that they are waited for, so that what ranks refuse is raised where it was asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.torch.device_work import DeviceWork
 from farandole.torch.distributed.membership import Membership
 from farandole.torch.distributed.tensors import Tensor, as_travelling, check_size, fill, form, member
 from farandole.torch.distributed.work import Finish, Work
-from farandole.torch.run_ahead import LateWork, Repeated
+from farandole.torch.run_ahead import WAITED_FOR, LateWork, Repeated
 
 __all__ = ["DeviceOperations"]
 
@@ -74,11 +74,14 @@ class DeviceOperations:
         self,
         membership: Membership,
         name: Callable[..., str],
+        comes_again: Callable[[str], bool],
         begin: Callable[[str, Callable[[], DeviceWork], Finish, Any], Work],
     ) -> None:
         self._membership = membership
         self._name = name
         """Names the next call by its signature."""
+        self._comes_again = comes_again
+        """Whether calls repeat themselves, so that a later one will have this name."""
         self._begin = begin
         """Makes a `Work` of a name, what asks the engine, what is done at the end, and the options."""
         self._alike: dict[tuple[Any, ...], Like] = {}
@@ -107,7 +110,7 @@ class DeviceOperations:
         lent = _lend(name, batch, views)
 
         def ask() -> DeviceWork:
-            return self._submit(lent, collective, batch, self._like(signature))
+            return self._submit(lent, collective, batch, self._like(name, signature))
 
         def finish(_results: Sequence[Any]) -> Sequence[Tensor]:
             if writes:
@@ -134,7 +137,7 @@ class DeviceOperations:
         outputs = [Outputs(of_view, view) for of_view, view in zip(targets, views)]
         lent = _lend(name, batch, views, outputs, rows)
         # Numbers of elements are no part of some signatures, because ranks need not agree on them.
-        like = self._like((*signature, *map(form, views), *(output.elements for output in outputs)))
+        like = self._like(name, (*signature, *map(form, views), *(output.elements for output in outputs)))
 
         def check_results(handle: _native.DeviceHandle) -> None:
             if check is not None:
@@ -154,13 +157,15 @@ class DeviceOperations:
         lent: Sequence[device_memory.Lent],
         collective: device_memory.Collective,
         batch: Optional[tuple[str, int]],
-        like: Like,
+        like: Repeated,
         check: Optional[Callable[[_native.DeviceHandle], None]] = None,
     ) -> DeviceWork:
         named = None if batch is None else batch[0]
         return device_memory.submit(lent, collective, self._membership.group, named, like, check)
 
-    def _like(self, signature: tuple[Any, ...]) -> Like:
+    def _like(self, name: str, signature: tuple[Any, ...]) -> Repeated:
+        if not self._comes_again(name):
+            return WAITED_FOR
         if len(self._alike) >= _MOST_SIGNATURES:
             self._alike.clear()
         return self._alike.setdefault(signature, Like())
