@@ -4,8 +4,9 @@
 //! device, which all of them share. What is allocated here lies in files in memory that other processes map, as they
 //! map allocations of a driver; all other memory cannot be mapped and is packed, as that of a framework's pool is.
 //!
-//! The invariant: everything is done when the call returns, as for a framework on the processor. A stream of such a
-//! framework is its thread, so that makes it wait by waiting.
+//! The invariant: everything is done when the call returns, as for a framework on the processor. The stream of such a
+//! framework is its thread, with the handle 0: that waits for a signal by waiting. Nothing comes into other streams that
+//! could notice whether they wait.
 //!
 //! Not here: work that runs late and calls that fail. Those belong to tests of the engine ([`crate::pretend`]).
 
@@ -22,6 +23,9 @@ use farandole_plan::Dtype;
 use farandole_tensor::{Finish, Fold, copy_finished};
 
 use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
+
+/// The stream that is the thread which calls.
+const CALLING_THREAD: u64 = 0;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -180,7 +184,10 @@ impl Backend for StandIn {
         self.set.notify_all();
     }
 
-    fn wait_signal(&self, _stream: u64, signal: SignalWord) -> Result<()> {
+    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+        if stream != CALLING_THREAD {
+            return Ok(());
+        }
         let is_unset = |unset: &mut HashSet<u64>| unset.contains(&signal.word);
         drop(self.set.wait_while(self.unset(), is_unset).unwrap_or_else(PoisonError::into_inner));
         Ok(())
@@ -288,5 +295,61 @@ fn refused(call: &'static str, error: &std::io::Error) -> Error {
         code: -error.raw_os_error().unwrap_or(0),
         name: "the operating system refuses".to_owned(),
         text: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use farandole_plan::ReduceOp;
+
+    use super::*;
+
+    #[test]
+    fn memory_of_the_process_is_folded_and_allocations_are_mapped() {
+        let device = open(0).unwrap();
+        let (mut mine, memory) = ([1_f32, 2.0], device.allocate(8).unwrap());
+        device.write_and_wait(memory.address(), &[0; 8]).unwrap();
+        assert!(matches!(device.export(mine.as_ptr() as u64), Err(Error::NotShareable(_))));
+        // As another process would.
+        let export = device.export(memory.address() + 4).unwrap();
+        let mapped = device.backend().import(&export).unwrap();
+        assert_ne!(mapped, memory.address());
+        let addresses = [mine.as_mut_ptr() as u64, mapped];
+        let folding = DeviceFold {
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            prescale: 1.0,
+            finish: Finish::Multiply(3.0),
+            ranks: 2,
+            targets: 0,
+            elems: &[2],
+            addresses: &addresses,
+        };
+        device.stream().unwrap().fold(&folding).unwrap();
+        let mut bytes = [0; 8];
+        device.read_and_wait(memory.address(), &mut bytes).unwrap();
+        assert_eq!((mine, bytes[..4].to_vec()), ([3.0, 6.0], 3_f32.to_ne_bytes().to_vec()));
+        device.backend().close(mapped);
+    }
+
+    #[test]
+    fn the_calling_thread_waits_for_a_signal() {
+        let signal = open(0).unwrap().signal().unwrap();
+        signal.make_wait(7).unwrap();
+        let setter = signal.clone();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            setter.set();
+        });
+        signal.make_wait(CALLING_THREAD).unwrap();
+        assert!(signal.is_set());
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn there_is_one_device() {
+        assert!(open(1).is_err());
     }
 }

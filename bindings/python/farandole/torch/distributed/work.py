@@ -50,6 +50,7 @@ __all__ = [
     "Work",
     "as_backend_error",
     "keep_forward_pass_works",
+    "side_stream",
     "timeout_of",
     "wait_at_end_of_backward",
 ]
@@ -160,7 +161,7 @@ class Work(_TorchWork):
             requests = self._requests
             future = self._future = torch.futures.Future(devices=_devices_of(requests or self._queued))
         if isinstance(requests, DeviceWork) and requests.runs_ahead():
-            with _side_stream(requests.device):
+            with side_stream(requests.device):
                 self.complete_future()
         elif requests is None or self._futures.is_this_thread():
             # Called by what was to be done after another future (PowerSGD): nobody else would complete this one.
@@ -222,7 +223,7 @@ _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 """For what completes futures, on each device. Filled under the interpreter's lock."""
 
 
-def _side_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def side_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Within it, the current stream is one that holds nobody up who does not wait for the future."""
     if device.type != "cuda":
         return contextlib.nullcontext()
