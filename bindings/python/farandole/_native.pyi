@@ -186,7 +186,7 @@ class DeviceHandle:
 
 def submit_on_device(
     collective: tuple[object, ...],
-    tensors: list[tuple[str, int, Sequence[int], int, object, tuple[int, int, object] | None]],
+    tensors: Sequence[tuple[str, int, Sequence[int], int, object, tuple[int, int, object] | None]],
     group: int,
     batch: str | None,
     device: tuple[int, int],
@@ -354,6 +354,12 @@ def mark_epoch(number: int) -> None: ...
 
 def jax_handler() -> object:
     """The function that compiled programs of JAX call, in a capsule for `jax.ffi.register_ffi_target`."""
+
+def jax_device_handler() -> object:
+    """The same for programs that are compiled for a GPU."""
+
+def jax_raise_late() -> None:
+    """Waits for the collectives of programs on GPUs, and raises what went wrong."""
 
 def register_tensorflow_ops(library: str, version: str) -> bool:
     """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are

@@ -138,7 +138,8 @@ impl Asked<'_> {
 
     fn submit(&self, job: &Arc<Job>, tensors: Vec<Read>) -> PyResult<DeviceHandle> {
         let place = OnStream::record(self.device.0, self.device.1)?;
-        let members = u32::try_from(tensors.len()).map_err(|_| PyValueError::new_err("too many tensors in one call"))?;
+        let members =
+            u32::try_from(tensors.len()).map_err(|_| PyValueError::new_err("too many tensors in one call"))?;
         let batch = self.batch.map(|name| Batch { name: name.into(), members });
         let submissions = tensors.into_iter().map(|tensor| self.submission(tensor, &place, batch.clone()));
         let submissions = submissions.collect::<PyResult<Vec<Submission>>>()?;
@@ -150,9 +151,8 @@ impl Asked<'_> {
         let piece = Piece { address, len_bytes: len_bytes(&shape, dtype)?, name: Arc::clone(&name) };
         let output = output.map(|output| lend_output(&name, &piece, dtype, output, place)).transpose()?;
         let memory = LentMemory::register(owner, Pieces::One(piece));
-        let request = Request::new(name, self.collective.clone(), dtype, shape)
-            .in_batch(batch)
-            .with_priority(self.priority);
+        let request =
+            Request::new(name, self.collective.clone(), dtype, shape).in_batch(batch).with_priority(self.priority);
         let submission = place.submission(request, &memory, &memory.pieces()[0], dtype).in_group(self.group);
         Ok(Submission { output, ..submission })
     }

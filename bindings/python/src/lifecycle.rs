@@ -15,15 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farandole::stall::Stacks;
-use farandole::{
-    Address, EngineError, Environment, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World,
-};
+use farandole::{Address, EngineError, Environment, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World};
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::calls;
 use crate::errors;
+use crate::jax;
 use crate::mxnet;
 use crate::on_device;
 use crate::request::read_group;
@@ -71,7 +70,10 @@ impl Interpreter for Callbacks {
 
     fn ending(&self) -> Box<dyn FnOnce()> {
         let let_ops_end = calls::end();
-        Box::new(move || let_ops_end(RETURN_TIMEOUT))
+        Box::new(move || {
+            let_ops_end(RETURN_TIMEOUT);
+            jax::on_device::forget();
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::lent_memory::{LentMemory, Piece};
 use crate::waiting::SIGNAL_CHECK_INTERVAL;
 
 /// How long a thread that waits for a device sleeps between two looks: what it waits for are copies within a device.
-const LOOK_EVERY: Duration = Duration::from_micros(20);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// Set by tests: host memory stands in for a device's.
 const STAND_IN: &str = "FARANDOLE_TEST_STAND_IN_DEVICE";

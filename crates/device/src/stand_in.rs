@@ -5,8 +5,8 @@
 //! map allocations of a driver; all other memory cannot be mapped and is packed, as that of a framework's pool is.
 //!
 //! The invariant: everything is done when the call returns, as for a framework on the processor. The stream of such a
-//! framework is its thread, with the handle 0: that waits for a signal by waiting. Nothing comes into other streams that
-//! could notice whether they wait.
+//! framework is its thread, with the handle 0: that waits for a signal by waiting. Nothing comes into other streams
+//! that could notice whether they wait.
 //!
 //! Not here: work that runs late and calls that fail. Those belong to tests of the engine ([`crate::pretend`]).
 
@@ -54,7 +54,9 @@ struct Mapped {
 pub fn open(ordinal: u32) -> Result<Device> {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     if ordinal != 0 {
-        return Err(Error::Unavailable(format!("there is one device that stands in for others, and no device {ordinal}")));
+        return Err(Error::Unavailable(format!(
+            "there is one device that stands in for others, and no device {ordinal}"
+        )));
     }
     Ok(DEVICE.get_or_init(|| Device::new(Arc::new(StandIn::new()))).clone())
 }
@@ -89,9 +91,8 @@ impl StandIn {
     fn map(&self, file: &impl AsRawFd, bytes: usize, kept: Option<OwnedFd>) -> Result<u64> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping of a file that has so many bytes; nothing that exists is touched.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(Error::OutOfMemory { bytes, free_and_total: None });
         }
@@ -279,7 +280,7 @@ fn read(address: u64, bytes: usize) -> Vec<u8> {
     if bytes == 0 {
         return Vec::new();
     }
-    // SAFETY: addresses come from whoever promised memory there (the crate's text); here that is memory of this process.
+    // SAFETY: addresses come from whoever promised memory there (the crate's text), and are of this process here.
     unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
 }
 

@@ -1,8 +1,9 @@
 """Requests of tensors on one GPU, from submission to their results: `DeviceWork`.
 
-When a request is over, its results are there. `DeviceWork.wait` waits for that on the host; or, where nobody has to know
-more (`run_ahead`), it makes the current stream wait and returns at once. `CollectingWork` is for results whose size the ranks have to agree on: it
-waits for the agreement on the host, and its results are tensors that the current stream fills.
+When a request is over, its results are there. `DeviceWork.wait` waits for that on the host; or, where nobody has to
+know more (`run_ahead`), it makes the current stream wait and returns at once. `CollectingWork` is for results whose
+size the ranks have to agree on: it waits for the agreement on the host, and its results are tensors that the current
+stream fills.
 
 Where the host waits for the device to compute, reports call it "device work" (`staging`).
 """

@@ -43,8 +43,8 @@ def allgather_async(
     group = group_for(process_set, "Allgather")
     full_name = handles.name_of("allgather", name, group)
     if device_memory.lies_there(tensor) and device_memory.takes([tensor], _ALLGATHER, group):
-        work = device_memory.collect(device_memory.lend([full_name], [tensor]), _ALLGATHER, group)
-        return handles.put(work, lambda results: results[0].tensor(tensor.dtype))
+        gathering = device_memory.collect(device_memory.lend([full_name], [tensor]), _ALLGATHER, group)
+        return handles.put(gathering, lambda results: results[0].tensor(tensor.dtype))
     loan = lent_memory.lend(tensor)
     work = staging.submit([loan], lambda: [_native.allgather(full_name, *loan.native_arguments(), group, None)])
     return handles.put(work, lambda results: lent_memory.from_result(results[0], loan.tensor.device))
@@ -178,7 +178,7 @@ class _SplitsRefused:
         self.poll = work.poll
         self._wait = work.wait
 
-    def wait(self) -> list[_native.Result]:
+    def wait(self) -> Sequence[Any]:
         try:
             return self._wait()
         except HorovodInternalError as error:

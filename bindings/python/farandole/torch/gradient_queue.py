@@ -107,8 +107,9 @@ class GradientBatch:
             self.process_set_id = options.group()
             self.narrow = narrow
             # Gradients that are reduced in place have an element type that the engine knows.
+            code = None if narrow is None else DTYPE_CODES[narrow]
             members = [
-                (gradient.name, gradient.shape, cast(int, gradient.dtype_code if narrow is None else DTYPE_CODES[narrow]))
+                (gradient.name, gradient.shape, cast(int, gradient.dtype_code) if code is None else code)
                 for gradient in self.members
             ]
             self.native = _native.GradientBatch(members, *options.reduction(), self.process_set_id, self.key)

@@ -94,7 +94,8 @@ def grouped_reducescatter_async(
     base_name = handles.name_of("grouped_reducescatter", name, group)
     how = (int(op), float(prescale_factor), float(postscale_factor))
     batch = (base_name, len(tensors))
-    if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, ("reducescatter", *how), group):
+    collective = ("reducescatter", *how)
+    if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, collective, group):
         names = [handles.member_name(*batch, index) for index in range(len(tensors))]
         repeated = None if name is None else run_ahead.repeated(base_name)
         return _start_on_device(tensors, names, base_name, how, process_set, repeated)

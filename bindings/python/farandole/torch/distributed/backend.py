@@ -203,7 +203,8 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         signature = ("reduce_scatter", op, *map(form, views))
         collective = ("reducescatter", op, prescale, 1.0)
         if self._devices.takes(views, collective):
-            return self._devices.into(signature, collective, views, [[output] for output in outputs], opts, rows=self.size())
+            into = [[output] for output in outputs]
+            return self._devices.into(signature, collective, views, into, opts, rows=self.size())
         loans = [lent_memory.lend(view) for view in views]
         targets = [Target([output], loan) for output, loan in zip(outputs, loans)]
         name = self._name(*signature)
@@ -416,9 +417,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
         if self._devices.takes([view], ("alltoall", None)):
             collective, signature = ("alltoall", splits), ("alltoall", source.dtype)
-            return self._devices.into(
-                signature, collective, [view], [targets], opts, check=lambda handle: check_splits(handle.results()[0][1])
-            )
+
+            def check(handle: _native.DeviceHandle) -> None:
+                [(_, received_splits)] = handle.results()
+                check_splits(received_splits)
+
+            return self._devices.into(signature, collective, [view], [targets], opts, check=check)
         name = self._name("alltoall", source.dtype)
         loan = lent_memory.lend(view)
         target = Target(targets, loan)

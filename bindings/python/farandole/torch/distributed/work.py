@@ -88,8 +88,8 @@ class Work(_TorchWork):
         """Of a message that was received: who sent it."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the operation is complete; raises what went wrong. On a GPU, when the current stream waits for it.
-        timeout: zero for the operation's own; another one has the host wait."""
+        """Returns when the operation is complete, or on a GPU when the current stream waits for it; raises what went
+        wrong. timeout: zero for the operation's own; another one has the host wait."""
         requests = self._requests
         if isinstance(requests, DeviceWork) and timeout <= timedelta(0) and requests.runs_ahead():
             self._queue(requests)
