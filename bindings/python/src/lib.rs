@@ -16,6 +16,8 @@
 
 mod accelerators;
 mod calls;
+mod device_handle;
+mod device_request;
 mod dlpack;
 mod errors;
 mod gradient_batch;
@@ -35,6 +37,7 @@ mod sampling;
 mod settings;
 mod stacks;
 mod tensorflow;
+mod torch_tensor;
 mod waiting;
 mod world;
 mod xla_ffi;
@@ -54,13 +57,19 @@ mod _native {
     #[pymodule_export]
     use crate::accelerators::{has_cuda, nccl_version};
     #[pymodule_export]
+    use crate::device_handle::DeviceHandle;
+    #[pymodule_export]
+    use crate::device_request::{submit_on_device, submit_tensors_on_device, works_on_devices};
+    #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]
     use crate::gradient_batch::{BatchHandle, GradientBatch};
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
     #[pymodule_export]
-    use crate::jax::jax_handler;
+    use crate::jax::on_device::jax_raise_late;
+    #[pymodule_export]
+    use crate::jax::{jax_device_handler, jax_handler};
     #[pymodule_export]
     use crate::lent_memory::lent;
     #[pymodule_export]
@@ -72,7 +81,7 @@ mod _native {
         MxnetCall, load_mxnet, mxnet_allgather, mxnet_allreduce, mxnet_alltoall, mxnet_broadcast, mxnet_reducescatter,
     };
     #[pymodule_export]
-    use crate::on_device::reduces_on_devices;
+    use crate::on_device::device_stands_in;
     #[pymodule_export]
     use crate::records::{
         device_idle, device_waited, mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end,
@@ -88,7 +97,7 @@ mod _native {
     #[pymodule_export]
     use crate::sampling::watch_own_code;
     #[pymodule_export]
-    use crate::settings::{switch_setting, text_setting};
+    use crate::settings::{switch_or_auto_setting, switch_setting, text_setting};
     #[pymodule_export]
     use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]

@@ -16,14 +16,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farandole::stall::Stacks;
-use farandole::{Address, EngineError, Environment, Launcher, Protection, Rank, Setup, StoreRank, World};
+use farandole::{Address, EngineError, Environment, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World};
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::calls;
 use crate::errors;
+use crate::jax;
 use crate::mxnet;
+use crate::on_device;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
@@ -69,7 +71,10 @@ impl Interpreter for Callbacks {
 
     fn ending(&self) -> Box<dyn FnOnce()> {
         let let_ops_end = calls::end();
-        Box::new(move || let_ops_end(RETURN_TIMEOUT))
+        Box::new(move || {
+            let_ops_end(RETURN_TIMEOUT);
+            jax::on_device::forget();
+        })
     }
 }
 
@@ -120,7 +125,8 @@ pub(crate) fn init(
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
     let stacks = Some(prepare(py)?);
-    let setup = Setup { environment, stacks, wire_protection, nccl_files, ..Setup::default() };
+    let devices = on_device::device_stands_in().then(|| Arc::new(on_device::open) as OpenDevice);
+    let setup = Setup { environment, stacks, wire_protection, nccl_files, devices, ..Setup::default() };
     py.detach(|| job::begin(setup, &process_sets, dynamic)).map_err(|error| match error {
         BeginError::Forked => errors::forked(),
         BeginError::Library(error) => errors::raised(error),

@@ -17,8 +17,6 @@ const STREAMS_WHY: &str =
     "a process set runs one bucket at a time, so one stream is all that it can use; process sets have one each";
 const PACKING_WHY: &str =
     "tensors on GPUs are packed and unpacked by one kernel for all of them, where they are at all";
-const COMPLETION_WHY: &str =
-    "nothing waits for a GPU on the host (FARANDOLE_PLANE=staged does): streams wait for what they use";
 const ONE_PLANE_WHY: &str =
     "one plane is chosen for all collectives on GPU tensors: FARANDOLE_PLANE, or HOROVOD_GPU_OPERATIONS";
 const MPI_WHY: &str = "data never travels through MPI";
@@ -37,7 +35,6 @@ pub(crate) const UNUSED: &[Setting] = &[
     none("HOROVOD_AUTOTUNE_*", AUTOTUNE_WHY),
     none("HOROVOD_BATCH_D2D_MEMCOPIES", PACKING_WHY),
     none("HOROVOD_NUM_NCCL_STREAMS", STREAMS_WHY),
-    none("HOROVOD_ENABLE_ASYNC_COMPLETION", COMPLETION_WHY),
     none("HOROVOD_ADASUM_MPI_CHUNK_SIZE", MPI_WHY),
     none("HOROVOD_MPI_THREADS_DISABLE", MPI_WHY),
     none("HOROVOD_CCL_CACHE", "oneCCL is not used"),

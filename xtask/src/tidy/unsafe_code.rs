@@ -8,7 +8,7 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 35] = [
+const MODULES: [&str; 37] = [
     "bindings/c/src/direct.rs",
     "bindings/c/src/export.rs",
     "bindings/c/src/fork_handler.rs",
@@ -26,12 +26,14 @@ const MODULES: [&str; 35] = [
     "bindings/python/src/library.rs",
     "bindings/python/src/mxnet/",
     "bindings/python/src/tensorflow/",
+    "bindings/python/src/torch_tensor.rs",
     "bindings/python/src/xla_ffi/",
     "crates/device/src/allocation.rs",
     "crates/device/src/cuda/",
     "crates/device/src/nccl/",
     "crates/device/src/pinned.rs",
     "crates/device/src/pretend/memory.rs",
+    "crates/device/src/stand_in.rs",
     "crates/tensor/src/element.rs",
     "crates/tensor/src/owned.rs",
     "crates/tensor/src/region.rs",

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use farandole_plan::{Dtype, ReduceOp};
-use farandole_tensor::{Finish, Fold, copy_finished};
+use farandole_tensor::Finish;
 
 use super::memory;
 use super::nccl::Meeting;
-use crate::{DeviceCopy, DeviceFold};
+use crate::{DeviceCopy, DeviceFold, host_fold};
 
 /// One piece of work.
 #[derive(Debug)]
@@ -86,35 +86,24 @@ fn copy(copy: &DeviceCopy) {
 }
 
 impl OwnedFolding {
+    fn lent(&self) -> DeviceFold<'_> {
+        let OwnedFolding { dtype, stored, op, prescale, finish, ranks, targets, ref elems, ref addresses } = *self;
+        DeviceFold { dtype, stored, op, prescale, finish, ranks, targets, elems, addresses }
+    }
+
     fn run(&self) {
         for (elems, addresses) in self.elems.iter().zip(self.addresses.chunks(self.ranks + self.targets)) {
             let (contributions, targets) = addresses.split_at(self.ranks);
-            let result = self.result(*elems as usize, contributions);
+            let len_bytes = *elems as usize * self.dtype.size_bytes();
+            let input = |&address: &u64| {
+                let mut bytes = vec![0; len_bytes];
+                memory::read(address, &mut bytes);
+                bytes
+            };
+            let inputs: Vec<Vec<u8>> = contributions.iter().map(input).collect();
+            let result = host_fold::result(&self.lent(), &inputs);
             let targets = if targets.is_empty() { contributions } else { targets };
             targets.iter().for_each(|address| memory::write(*address, &result));
         }
-    }
-
-    /// Folds one segment, with the arithmetic of host memory.
-    fn result(&self, elems: usize, addresses: &[u64]) -> Vec<u8> {
-        // Scaled halves are not rounded before they are folded.
-        let is_half = matches!(self.dtype, Dtype::F16 | Dtype::BF16);
-        let carrier = if is_half { Dtype::F32 } else { self.dtype };
-        let contributions: Vec<Vec<u8>> = addresses
-            .iter()
-            .map(|address| {
-                let mut bytes = vec![0; elems * self.dtype.size_bytes()];
-                memory::read(*address, &mut bytes);
-                let mut carried = vec![0; elems * carrier.size_bytes()];
-                copy_finished(&mut carried, carrier, &bytes, self.dtype, Finish::factor(self.prescale));
-                carried
-            })
-            .collect();
-        let sources: Vec<&[u8]> = contributions.iter().map(Vec::as_slice).collect();
-        let mut folded = vec![0; elems * carrier.size_bytes()];
-        Fold::new(carrier, self.op).fold_many(&mut folded, &sources, Finish::Nothing);
-        let mut result = vec![0; elems * self.stored.size_bytes()];
-        copy_finished(&mut result, self.stored, &folded, carrier, self.finish);
-        result
     }
 }
