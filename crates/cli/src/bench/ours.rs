@@ -15,6 +15,8 @@ use clap::Args;
 use farandole_cluster::Environment;
 use farandole_cluster::launch::exec_shim;
 use farandole_device::cuda;
+use farandole_device::nccl::{self, NcclPlaces};
+use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::tables::{self, Notice, Shelf};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, OpenDevice};
@@ -30,11 +32,15 @@ use super::direct::Direct;
 use super::named::Named;
 use super::on_device::OnDevice;
 use super::placement::BenchPlacement;
-use super::task::{Memory, Recording, Task, Through};
+use super::task::{DevicePlane, Memory, Recording, Task, Through};
 use crate::peer::start::{Pin, this_program};
 
 /// How long ranks may take to find each other. They are started at the same moment on one machine.
 const MEET_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a shell does before ranks that share a GPU use NCCL, which refuses that unless it takes them for ranks of
+/// different hosts.
+pub(crate) const NCCL_SHARES_GPUS: &str = "export NCCL_HOSTID=${NCCL_HOSTID:-farandole-$FARANDOLE_RANK}";
 
 /// What a rank is told on its command line; who it is, it learns from its environment.
 #[derive(Args, Debug)]
@@ -71,6 +77,9 @@ pub(crate) fn launcher(args: &BenchArgs, socket: &Path, directory: &Path) -> Res
     command.args(["rank", "--"]).arg(&program).env(exec_shim::AGENT, std::process::id().to_string());
     command.args(["run", "--no-prefix", "--np"]).arg(args.ranks.to_string());
     command.arg("--rendezvous-socket").arg(directory.join("rendezvous"));
+    if args.plane == Some(DevicePlane::Nccl) && cuda::list().is_ok_and(|devices| devices.len() < args.ranks) {
+        command.args(["sh", "-c", &format!("{NCCL_SHARES_GPUS}; exec \"$0\" \"$@\"")]);
+    }
     command.arg(&program).arg("bench-rank").arg("--socket").arg(socket);
     command.args(["--transport", transport_word(args.transport), "--hosts"]).arg(args.hosts.to_string());
     if let Some(plane) = args.plane {
@@ -170,7 +179,10 @@ impl Ours {
         }
         // Opened only if tensors lie there. All ranks are on this machine.
         let devices = cuda::is_likely().then(|| Arc::new(cuda::open) as OpenDevice);
-        let hooks = Hooks { table, recorder: Some(Arc::clone(&recorder)), devices, ..Hooks::default() };
+        let wants_nccl = config.plane == DevicePlaneChoice::Nccl;
+        let nccl =
+            if wants_nccl { Some(nccl::open(&NcclPlaces { chosen: nccl_file(), others: Vec::new() })?) } else { None };
+        let hooks = Hooks { table, recorder: Some(Arc::clone(&recorder)), devices, nccl, ..Hooks::default() };
         let engine = Engine::start_with(contacts, config, hooks)?;
         let (direct, named) = (Direct::new(communicator), Named::new(engine));
         Ok(Ours { direct, named, on_device: OnDevice::default(), way: Way::Direct, recorder })
@@ -236,6 +248,11 @@ impl Contestant for Ours {
     fn barrier(&mut self) -> Result<()> {
         self.direct.barrier()
     }
+}
+
+/// The NCCL that the user has named.
+fn nccl_file() -> Option<PathBuf> {
+    farandole_settings::NCCL_LIBRARY.in_environment().map(PathBuf::from)
 }
 
 /// Tells the others where this rank can be reached, and learns where they can.

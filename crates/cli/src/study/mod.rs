@@ -65,6 +65,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         timeout: args.timeout(),
         scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
         stop: Stop::on_signals()?,
+        here: (args.kind == Kind::Planes).then(Here::look),
     };
     let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
     if let Some(signal) = runner.stop.asked() {
@@ -88,10 +89,9 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
 fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
     let (mut runs, mut refusals) = (Vec::new(), Vec::new());
     let mut left: Vec<(usize, &Point)> = Vec::new();
-    let here = (axes.kind == Kind::Planes).then(Here::look);
     for repeat in 0..repeats {
         for point in points {
-            let refused = here.as_ref().and_then(|here| here.refuses(point));
+            let refused = runner.here.as_ref().and_then(|here| here.refuses(point));
             match (ledger.measured(point, repeat)?, refused) {
                 (Some(run), _) => runs.push(run),
                 (None, None) => left.push((repeat, point)),

@@ -12,6 +12,7 @@ use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileR
 use serde::{Deserialize, Serialize};
 
 use super::point::Point;
+use crate::bench::ours::NCCL_SHARES_GPUS;
 
 /// All ways, in the order in which they are shown. What goes through host memory is what the others are compared with.
 pub(crate) const PLANES: [&str; 6] = ["staged", "own", "nccl", "staged+mps", "own+mps", "nccl+mps"];
@@ -67,6 +68,12 @@ impl Here {
             }
             Ok(_) => (!self.has_mps).then(|| format!("MPS needs {MPS}, which is not on the path")),
         }
+    }
+
+    /// What a shell does before the command of a point.
+    pub(crate) fn prepares(&self, point: &Point) -> Option<String> {
+        let shares = self.gpus.as_ref().is_ok_and(|gpus| point.ranks > *gpus);
+        (parts(&point.plane).0 == "nccl" && shares).then(|| format!("{NCCL_SHARES_GPUS}; "))
     }
 }
 
@@ -196,6 +203,8 @@ mod tests {
         let two = Here { gpus: Ok(2), has_mps: true };
         assert!(two.refuses(&point("own+mps", 2)).unwrap().contains("one of its own"));
         assert_eq!(two.refuses(&point("own+mps", 4)), None);
+        assert!(two.prepares(&point("nccl+mps", 4)).unwrap().starts_with("export NCCL_HOSTID="));
+        assert!(two.prepares(&point("nccl", 2)).is_none() && two.prepares(&point("own", 4)).is_none());
     }
 
     #[test]

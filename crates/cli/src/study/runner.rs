@@ -17,7 +17,7 @@ use farandole_insight::history::History;
 use farandole_insight::loss::TimeSplit;
 
 use super::ledger::{Measured, Workload};
-use super::planes::{self, Messages};
+use super::planes::{self, Here, Messages};
 use super::point::Point;
 use super::stop::Stop;
 use super::throughput::{self, Throughput};
@@ -42,6 +42,8 @@ pub(crate) struct Runner {
     pub(crate) scratch: PathBuf,
     /// Whether anybody still wants to know.
     pub(crate) stop: Stop,
+    /// What the machine has for planes, in a study of these.
+    pub(crate) here: Option<Here>,
 }
 
 /// How a job has ended.
@@ -152,7 +154,9 @@ impl Runner {
             Some(command) => {
                 flags.push((text("--output-filename"), file("output")));
                 flags.extend(point.variables().into_iter().map(|variable| (text("--env"), variable.into())));
-                (text("run"), vec![text("sh"), text("-c"), point.fill(command).into()])
+                let prepared = self.here.as_ref().and_then(|here| here.prepares(point));
+                let filled = format!("{}{}", prepared.unwrap_or_default(), point.fill(command));
+                (text("run"), vec![text("sh"), text("-c"), filled.into()])
             }
         };
         let (plane, with_mps) = planes::parts(&point.plane);
