@@ -11,6 +11,7 @@
 
 use farandole_device::nccl::Version;
 use farandole_engine::Config;
+use farandole_plan::topology::host_names;
 use farandole_settings::{self as settings, SettingValue as _};
 use farandole_transport::contact::Contact;
 
@@ -132,11 +133,11 @@ pub(crate) fn summary(ranks: Vec<Introduction>) -> Introduced {
 
 /// Fails if a rank has no NCCL, or another one than rank 0: communicators are for one version.
 fn same_nccl(ranks: &[Introduction]) -> std::result::Result<(), String> {
-    for (number, rank) in ranks.iter().enumerate() {
+    let hosts: Vec<String> = ranks.iter().map(|rank| rank.contact.host.clone()).collect();
+    for ((number, rank), host) in ranks.iter().enumerate().zip(host_names(&hosts)) {
         match (&rank.nccl, &ranks[0].nccl) {
-            (Err(why), _) => return Err(format!("rank {number} on {} has none: {why}", rank.contact.host)),
+            (Err(why), _) => return Err(format!("rank {number} on {host} has none: {why}")),
             (Ok(theirs), Ok(ours)) if theirs != ours => {
-                let host = &rank.contact.host;
                 return Err(format!("rank 0 has NCCL {ours}, rank {number} on {host} has {theirs}"));
             }
             _ => {}

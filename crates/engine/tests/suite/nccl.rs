@@ -215,6 +215,26 @@ fn a_rank_that_dies_in_the_middle_is_named_soon() {
     }
 }
 
+/// NCCL notices the end of a rank before the engine does; the rank is named all the same.
+#[test]
+fn what_nccl_notices_first_is_named_by_the_engine() {
+    let faults = DeviceFaults::default().at(Fault::NcclLook, 0, DeviceFaults::remote_error());
+    let libraries = [PretendNccl::with(faults), PretendNccl::default()];
+    let lent = libraries.clone();
+    let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+    let ended = run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+        let ticket = engine.submit(moved(&engine, sum("gradient", vec![1f32; 1000]))).unwrap();
+        if engine.rank() == Rank(1) {
+            // NCCL has noticed by then, and nobody was told yet.
+            std::thread::sleep(Duration::from_millis(100));
+            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+        }
+        ticket.wait().unwrap_err().to_string()
+    });
+    assert!(ended.iter().all(|error| error.contains("rank 1 was killed")), "{ended:?}");
+    check_ends(&libraries, "a death that NCCL notices");
+}
+
 /// A peer that never joins: the others wait for NCCL without blocking, and end when it is found to be gone.
 #[test]
 fn a_rank_that_dies_while_ranks_join_is_named() {

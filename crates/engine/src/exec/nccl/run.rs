@@ -36,6 +36,9 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// How often NCCL is asked whether anything has gone wrong while its work runs. The work's end rings.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 
+/// How long the control lines have to name the rank whose end NCCL may have noticed first.
+const SUSPECT_FOR: Duration = Duration::from_millis(800);
+
 /// How long a run that is given up waits for the stream after its communicator was aborted.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(500);
 
@@ -54,6 +57,8 @@ pub(crate) struct NcclRun {
     stage: Stage,
     /// Why it could not begin, until somebody is told.
     failure: Option<Error>,
+    /// An error of NCCL's that a peer's end may have caused, and since when it is known.
+    suspected: Option<(Error, Instant)>,
     /// Until all ranks know the id.
     telling: Option<Box<Telling>>,
     communicator: Option<NcclCommunicator>,
@@ -101,6 +106,7 @@ impl NcclRun {
             ordinal: 0,
             stage: Stage::Join,
             failure: None,
+            suspected: None,
             telling: None,
             communicator: nccl.communicator.take(),
             program: Program::default(),
@@ -153,19 +159,15 @@ impl NcclRun {
                     self.unpack(device)?;
                     Some(Stage::Work)
                 }
-                Stage::Work if self.has_happened()? => {
+                // Kernels of NCCL's end early when something has gone wrong.
+                Stage::Work if self.has_happened()? & self.is_ready()? => {
                     if let Some(mut communicator) = self.communicator.take() {
                         communicator.note_idle();
                         nccl.communicator = Some(communicator);
                     }
                     return Ok(Progress::Done);
                 }
-                Stage::Work => {
-                    // A peer that is gone shows here, too; the control lines name it.
-                    self.is_ready()?;
-                    None
-                }
-                Stage::Join | Stage::Call => None,
+                Stage::Join | Stage::Call | Stage::Work => None,
             };
             match next {
                 Some(stage) => (self.stage, progress) = (stage, Progress::Moved),
@@ -192,6 +194,7 @@ impl NcclRun {
     /// After how long it wants to be advanced again, whatever happens.
     pub(crate) fn look_every(&self) -> Option<Duration> {
         match self.stage {
+            _ if self.suspected.is_some() => Some(WATCH_EVERY),
             Stage::Tell => None,
             Stage::Join | Stage::Call => Some(LOOK_EVERY),
             Stage::Work => Some(WATCH_EVERY),
@@ -301,14 +304,30 @@ impl NcclRun {
         unpacked.and(event.map(drop)).map_err(|error| local("unpacking on the device", error))
     }
 
+    /// Whether NCCL is through with what was begun last. Errors that a peer's end may have caused are held back for a
+    /// while: NCCL does not say whose it was, and the control lines do.
     fn is_ready(&mut self) -> Result<bool> {
-        let communicator = self.communicator.as_mut().expect("invariant: a run that has joined has a communicator");
+        if let Some((error, since)) = self.suspected.take() {
+            if since.elapsed() > SUSPECT_FOR {
+                return Err(error);
+            }
+            self.suspected = Some((error, since));
+            return Ok(false);
+        }
+        // An empty bucket needs none.
+        let Some(communicator) = self.communicator.as_mut() else { return Ok(true) };
         let doing = match self.stage {
             Stage::Tell | Stage::Join => "joining the others on NCCL",
             Stage::Call => "calling NCCL",
             Stage::Work => "working by NCCL",
         };
-        communicator.is_ready().map_err(|error| local(doing, error))
+        match communicator.is_ready() {
+            Err(error) if may_be_a_peers(&error) => {
+                self.suspected = Some((local(doing, error), Instant::now()));
+                Ok(false)
+            }
+            ready => ready.map_err(|error| local(doing, error)),
+        }
     }
 
     fn has_happened(&mut self) -> Result<bool> {
@@ -360,6 +379,12 @@ impl Program {
         }
         Ok(())
     }
+}
+
+/// Whether an error of NCCL's may come from the end of another rank: `ncclSystemError`, `ncclInternalError`, of which
+/// some versions make one when a connection breaks, and `ncclRemoteError`.
+fn may_be_a_peers(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Nccl { code: 2 | 3 | 6, .. })
 }
 
 /// Queues copies of elements that are scaled and finished on the way. Where there is nothing to do to them, elements
