@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Allocation, Backend, Event, Export, Result, Signal, Stream};
+use crate::{Allocation, Backend, DeviceCopy, Event, Export, Result, Signal, Stream};
 
 /// The number of a physical device, which does not depend on what a process may see of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,7 +81,15 @@ impl Device {
     /// # Errors
     /// [`crate::Error::Unavailable`] if its streams cannot wait for signals; if the driver refuses.
     pub fn signal(&self) -> Result<Signal> {
-        Signal::new(Arc::clone(&self.backend))
+        self.signal_of(1)
+    }
+
+    /// A signal for several that set it: it is set when the last of so many has done so.
+    ///
+    /// # Errors
+    /// As [`Device::signal`].
+    pub fn signal_of(&self, setters: usize) -> Result<Signal> {
+        Signal::new(Arc::clone(&self.backend), setters)
     }
 
     /// An event in a stream that somebody else owns, behind everything that is there. `stream` is the driver's handle;
@@ -93,6 +101,14 @@ impl Device {
         let event = Event::new(Arc::clone(&self.backend))?;
         self.backend.record(event.handle(), stream)?;
         Ok(event)
+    }
+
+    /// Queues copies within the device in a stream that somebody else owns.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device has failed.
+    pub fn copy_in(&self, stream: u64, copies: &[DeviceCopy]) -> Result<()> {
+        if copies.iter().all(|copy| copy.bytes == 0) { Ok(()) } else { self.backend.copy(stream, copies) }
     }
 
     /// What other processes need to map the allocation in which an address lies.

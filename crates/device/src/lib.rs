@@ -5,9 +5,10 @@
 //! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with some of them,
 //! [`Stream::copy`] packs and unpacks. A [`Signal`] lets streams wait for the host.
 //!
-//! There are two backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so and
-//! nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
-//! event has not been waited for has not happened there, so a missing wait gives wrong results.
+//! There are three backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so
+//! and nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
+//! event has not been waited for has not happened there, so a missing wait gives wrong results. [`stand_in`] is host
+//! memory between processes, for tests of front ends.
 //!
 //! The invariant: no call here waits for a device, except those whose name says so. Addresses come from whoever
 //! promised that there is memory ([`farandole_tensor::Region::on_device`]), from allocations and from mappings.
@@ -27,6 +28,7 @@ mod exports;
 mod mappings;
 pub mod pretend;
 mod signal;
+pub mod stand_in;
 mod stream;
 mod table;
 

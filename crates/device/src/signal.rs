@@ -4,8 +4,8 @@
 //! them have come; so whoever wants a stream to wait for that, without waiting on the host, lets it wait for a signal,
 //! which the host sets when it knows.
 //!
-//! A signal is a word in host memory that the device reads. It is set once, and it is set at the latest when its last
-//! clone is dropped: a stream never waits for something that nobody can set any more.
+//! A signal is a word in host memory that the device reads. It is set once, by the last of those that have to set it,
+//! and at the latest when its last clone is dropped: a stream never waits for something that nobody can set any more.
 //!
 //! **What a waiting stream may hold up.** The driver maps streams to a limited number of hardware queues
 //! (`CUDA_DEVICE_MAX_CONNECTIONS`), and a wait holds up whatever is behind it in its queue. Streams of the highest
@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Backend, Result};
 
@@ -33,19 +33,25 @@ pub struct Signal(Arc<Owned>);
 struct Owned {
     backend: Arc<dyn Backend>,
     word: SignalWord,
-    /// Written by whoever sets it; read by whoever drops it last, and by askers.
+    /// How many have yet to set it. Counted down by them, on any thread.
+    setters: AtomicUsize,
+    /// Written by the last of them; read by whoever drops it last, and by askers.
     is_set: AtomicBool,
 }
 
 impl Signal {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Result<Signal> {
+    pub(crate) fn new(backend: Arc<dyn Backend>, setters: usize) -> Result<Signal> {
         let word = backend.create_signal()?;
-        Ok(Signal(Arc::new(Owned { backend, word, is_set: AtomicBool::new(false) })))
+        let (setters, is_set) = (AtomicUsize::new(setters), AtomicBool::new(false));
+        Ok(Signal(Arc::new(Owned { backend, word, setters, is_set })))
     }
 
-    /// Lets everything go on that waits for it.
+    /// Lets everything go on that waits for it, if nobody else has yet to set it.
     pub fn set(&self) {
-        self.0.set();
+        let counted = self.0.setters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
+        if counted.unwrap_or(0) <= 1 {
+            self.0.set();
+        }
     }
 
     /// Whether it is set.
@@ -128,6 +134,17 @@ mod tests {
         assert!(!done.has_happened().unwrap());
         drop(clone);
         assert!(done.has_happened().unwrap() && second(&device, &memory) == 7);
+    }
+
+    #[test]
+    fn the_last_of_several_sets_a_signal() {
+        let device = Pretend::new().device();
+        let signal = device.signal_of(3).unwrap();
+        signal.set();
+        signal.set();
+        assert!(!signal.is_set());
+        signal.set();
+        assert!(signal.is_set());
     }
 
     #[test]

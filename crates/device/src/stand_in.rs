@@ -1,0 +1,356 @@
+//! Host memory in the place of a device's, for tests of front ends without a device: [`StandIn`].
+//!
+//! Ranks are processes here, whose frameworks know of no device. Any memory of the process counts as memory of the one
+//! device, which all of them share. What is allocated here lies in files in memory that other processes map, as they
+//! map allocations of a driver; all other memory cannot be mapped and is packed, as that of a framework's pool is.
+//!
+//! The invariant: everything is done when the call returns, as for a framework on the processor. The stream of such a
+//! framework is its thread, with the handle 0: that waits for a signal by waiting. Nothing comes into other streams
+//! that could notice whether they wait.
+//!
+//! Not here: work that runs late and calls that fail. Those belong to tests of the engine ([`crate::pretend`]).
+
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use farandole_plan::Dtype;
+use farandole_tensor::{Finish, Fold, copy_finished};
+
+use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
+
+/// The stream that is the thread which calls.
+const CALLING_THREAD: u64 = 0;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct StandIn {
+    info: Info,
+    numbers: AtomicU64,
+    /// Allocations and mappings, by where they begin. Locked for a moment by any thread.
+    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    /// Signals that are not set. Locked for a moment by any thread; those that wait for one sleep on `set`.
+    unset: Mutex<HashSet<u64>>,
+    set: Condvar,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    bytes: usize,
+    number: u64,
+    /// Of an allocation: its file.
+    file: Option<OwnedFd>,
+}
+
+/// The device. There is one, with the number 0.
+///
+/// # Errors
+/// [`Error::Unavailable`] for any other number.
+pub fn open(ordinal: u32) -> Result<Device> {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    if ordinal != 0 {
+        return Err(Error::Unavailable(format!(
+            "there is one device that stands in for others, and no device {ordinal}"
+        )));
+    }
+    Ok(DEVICE.get_or_init(|| Device::new(Arc::new(StandIn::new()))).clone())
+}
+
+impl StandIn {
+    fn new() -> StandIn {
+        let info = Info {
+            ordinal: 0,
+            uuid: Uuid(*b"host memory only"),
+            name: "host memory in the place of a device".to_owned(),
+            memory_bytes: u64::MAX,
+            driver: "none".to_owned(),
+        };
+        let (mapped, unset, set) = (Mutex::default(), Mutex::default(), Condvar::new());
+        StandIn { info, numbers: AtomicU64::new(1), mapped, unset, set }
+    }
+
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Mapped>> {
+        // Valid between any two statements, also if a holder panicked.
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unset(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.unset.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps a file and enters it.
+    fn map(&self, file: &impl AsRawFd, bytes: usize, kept: Option<OwnedFd>) -> Result<u64> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of a file that has so many bytes; nothing that exists is touched.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(Error::OutOfMemory { bytes, free_and_total: None });
+        }
+        let base = base as u64;
+        self.lock().insert(base, Mapped { bytes, number: self.number(), file: kept });
+        Ok(base)
+    }
+
+    fn unmap(&self, base: u64) {
+        let Some(mapped) = self.lock().remove(&base) else { return };
+        // SAFETY: a mapping of ours, which nothing uses any more: the caller promises that.
+        unsafe { libc::munmap(base as *mut libc::c_void, mapped.bytes) };
+    }
+
+    /// The allocation in which an address lies.
+    fn find<T>(&self, address: u64, then: impl FnOnce(u64, &Mapped, &OwnedFd) -> T) -> Result<T> {
+        let table = self.lock();
+        let found = table.range(..=address).next_back();
+        match found {
+            Some((&base, mapped)) if address < base + mapped.bytes as u64 && mapped.file.is_some() => {
+                let file = mapped.file.as_ref().expect("invariant: just seen");
+                Ok(then(base, mapped, file))
+            }
+            _ => Err(Error::NotShareable(format!("{address:#x} is memory of this process alone"))),
+        }
+    }
+}
+
+impl Backend for StandIn {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        // SAFETY: makes a file of no name; the text ends with a zero.
+        let file = unsafe { libc::memfd_create(c"farandole-stand-in".as_ptr(), libc::MFD_CLOEXEC) };
+        if file < 0 {
+            return Err(Error::OutOfMemory { bytes, free_and_total: None });
+        }
+        // SAFETY: just made, and nobody else has it.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        File::from(file.try_clone().map_err(|error| refused("dup", &error))?)
+            .set_len(bytes as u64)
+            .map_err(|error| refused("ftruncate", &error))?;
+        let number = file.as_raw_fd();
+        self.map(&number, bytes, Some(file))
+    }
+
+    fn free(&self, address: u64) {
+        self.unmap(address);
+    }
+
+    fn create_stream(&self) -> Result<u64> {
+        Ok(self.number())
+    }
+
+    fn destroy_stream(&self, _stream: u64) {}
+
+    fn create_event(&self) -> Result<u64> {
+        Ok(self.number())
+    }
+
+    fn destroy_event(&self, _event: u64) {}
+
+    fn record(&self, _event: u64, _stream: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait_event(&self, _stream: u64, _event: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn has_happened(&self, _event: u64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn call_when_reached(&self, _stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        call();
+        Ok(())
+    }
+
+    fn create_signal(&self) -> Result<SignalWord> {
+        let word = self.number();
+        self.unset().insert(word);
+        Ok(SignalWord { word, value: 1 })
+    }
+
+    fn set_signal(&self, signal: SignalWord) {
+        self.unset().remove(&signal.word);
+        self.set.notify_all();
+    }
+
+    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+        if stream != CALLING_THREAD {
+            return Ok(());
+        }
+        let is_unset = |unset: &mut HashSet<u64>| unset.contains(&signal.word);
+        drop(self.set.wait_while(self.unset(), is_unset).unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+
+    fn destroy_signal(&self, _signal: SignalWord) {}
+
+    fn wait_until_empty(&self, _stream: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn fold(&self, _stream: u64, folding: &DeviceFold<'_>) -> Result<()> {
+        for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.width())) {
+            let (contributions, targets) = addresses.split_at(folding.ranks);
+            let result = fold_segment(folding, *elems as usize, contributions);
+            let targets = if targets.is_empty() { contributions } else { targets };
+            targets.iter().for_each(|address| write(*address, &result));
+        }
+        Ok(())
+    }
+
+    fn copy(&self, _stream: u64, copies: &[DeviceCopy]) -> Result<()> {
+        copies.iter().for_each(|copy| write(copy.target, &read(copy.source, copy.bytes as usize)));
+        Ok(())
+    }
+
+    fn read_and_wait(&self, address: u64, target: &mut [u8]) -> Result<()> {
+        target.copy_from_slice(&read(address, target.len()));
+        Ok(())
+    }
+
+    fn write_and_wait(&self, address: u64, source: &[u8]) -> Result<()> {
+        write(address, source);
+        Ok(())
+    }
+
+    fn export(&self, address: u64) -> Result<Export> {
+        self.find(address, |base, mapped, file| {
+            let mut handle = [0; 64];
+            handle[..4].copy_from_slice(&file.as_raw_fd().to_le_bytes());
+            Export {
+                process: std::process::id(),
+                device: self.info.uuid,
+                allocation: mapped.number,
+                base,
+                bytes: mapped.bytes as u64,
+                handle,
+            }
+        })
+    }
+
+    fn allocation_id(&self, address: u64) -> Result<u64> {
+        self.find(address, |_, mapped, _| mapped.number)
+    }
+
+    fn import(&self, export: &Export) -> Result<u64> {
+        let file = i32::from_le_bytes(std::array::from_fn(|index| export.handle[index]));
+        let path = format!("/proc/{}/fd/{file}", export.process);
+        let opened = File::options().read(true).write(true).open(Path::new(&path));
+        self.map(&opened.map_err(|error| refused("open", &error))?, export.bytes as usize, None)
+    }
+
+    fn close(&self, base: u64) {
+        self.unmap(base);
+    }
+}
+
+/// Folds one segment, with the arithmetic of host memory.
+fn fold_segment(folding: &DeviceFold<'_>, elems: usize, addresses: &[u64]) -> Vec<u8> {
+    let DeviceFold { dtype, op, prescale, finish, .. } = *folding;
+    // Scaled halves are not rounded before they are folded.
+    let carrier = if matches!(dtype, Dtype::F16 | Dtype::BF16) { Dtype::F32 } else { dtype };
+    let contribution = |address: &u64| {
+        let mut carried = vec![0; elems * carrier.size_bytes()];
+        let bytes = read(*address, elems * dtype.size_bytes());
+        copy_finished(&mut carried, carrier, &bytes, dtype, Finish::factor(prescale));
+        carried
+    };
+    let contributions: Vec<Vec<u8>> = addresses.iter().map(contribution).collect();
+    let sources: Vec<&[u8]> = contributions.iter().map(Vec::as_slice).collect();
+    let mut folded = vec![0; elems * carrier.size_bytes()];
+    Fold::new(carrier, op).fold_many(&mut folded, &sources, Finish::Nothing);
+    let mut result = vec![0; elems * dtype.size_bytes()];
+    copy_finished(&mut result, dtype, &folded, carrier, finish);
+    result
+}
+
+fn read(address: u64, bytes: usize) -> Vec<u8> {
+    if bytes == 0 {
+        return Vec::new();
+    }
+    // SAFETY: addresses come from whoever promised memory there (the crate's text), and are of this process here.
+    unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
+}
+
+fn write(address: u64, source: &[u8]) {
+    // SAFETY: as in `read`; the source is memory of its own.
+    unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), address as *mut u8, source.len()) };
+}
+
+fn refused(call: &'static str, error: &std::io::Error) -> Error {
+    Error::Driver {
+        call,
+        // Below zero: numbers of the driver are above.
+        code: -error.raw_os_error().unwrap_or(0),
+        name: "the operating system refuses".to_owned(),
+        text: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use farandole_plan::ReduceOp;
+
+    use super::*;
+
+    #[test]
+    fn memory_of_the_process_is_folded_and_allocations_are_mapped() {
+        let device = open(0).unwrap();
+        let (mut mine, memory) = ([1_f32, 2.0], device.allocate(8).unwrap());
+        device.write_and_wait(memory.address(), &[0; 8]).unwrap();
+        assert!(matches!(device.export(mine.as_ptr() as u64), Err(Error::NotShareable(_))));
+        // As another process would.
+        let export = device.export(memory.address() + 4).unwrap();
+        let mapped = device.backend().import(&export).unwrap();
+        assert_ne!(mapped, memory.address());
+        let addresses = [mine.as_mut_ptr() as u64, mapped];
+        let folding = DeviceFold {
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            prescale: 1.0,
+            finish: Finish::Multiply(3.0),
+            ranks: 2,
+            targets: 0,
+            elems: &[2],
+            addresses: &addresses,
+        };
+        device.stream().unwrap().fold(&folding).unwrap();
+        let mut bytes = [0; 8];
+        device.read_and_wait(memory.address(), &mut bytes).unwrap();
+        assert_eq!((mine, bytes[..4].to_vec()), ([3.0, 6.0], 3_f32.to_ne_bytes().to_vec()));
+        device.backend().close(mapped);
+    }
+
+    #[test]
+    fn the_calling_thread_waits_for_a_signal() {
+        let signal = open(0).unwrap().signal().unwrap();
+        signal.make_wait(7).unwrap();
+        let setter = signal.clone();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            setter.set();
+        });
+        signal.make_wait(CALLING_THREAD).unwrap();
+        assert!(signal.is_set());
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn there_is_one_device() {
+        assert!(open(1).is_err());
+    }
+}
